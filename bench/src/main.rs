@@ -1,0 +1,2 @@
+//! `kvbench`.
+fn main() {}

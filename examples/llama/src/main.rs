@@ -1,0 +1,2 @@
+//! `kvrun`.
+fn main() {}

@@ -1,0 +1,2 @@
+//! `kvfsck`.
+fn main() {}
