@@ -1,0 +1,202 @@
+//! Descriptors: what an extent of a frame's payload holds.
+
+use crate::dtype::DType;
+use crate::error::{FormatError, FormatErrorCode};
+use crate::layout::{LayerGeometry, Layout};
+use crate::page::PAGE_BYTES;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Whole groups of one layer.
+pub const KIND_GROUPS: u16 = 1;
+/// Summaries of groups of one layer.
+pub const KIND_SUMMARY: u16 = 2;
+/// Tokens of one layer that do not fill a group.
+pub const KIND_TAIL: u16 = 3;
+/// Token ids, 4 bytes each.
+pub const KIND_TOKEN_IDS: u16 = 4;
+/// The caller's state, opaque bytes.
+pub const KIND_CALLER_STATE: u16 = 5;
+/// Room kept: low-rank basis.
+pub const KIND_LOW_RANK_BASIS: u16 = 6;
+/// Room kept: changes of clusters.
+pub const KIND_CLUSTER_DELTA: u16 = 7;
+/// Room kept: directory of clusters.
+pub const KIND_CLUSTER_DIRECTORY: u16 = 8;
+/// Room kept: copy of an extent of another frame.
+pub const KIND_REPLICA: u16 = 9;
+/// Room kept: keyed object.
+pub const KIND_KEYED_OBJECT: u16 = 10;
+
+/// Codec: the bytes as they are.
+pub const CODEC_RAW: u16 = 0;
+/// Summary kind: element-wise minimum and maximum of the keys of a group.
+pub const SUMMARY_MIN_MAX: u16 = 1;
+
+/// A descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Descriptor {
+    /// Kind.
+    pub kind: U16,
+    /// Layer, 0 where there is none.
+    pub layer: U16,
+    /// Codec of the extent.
+    pub codec: U16,
+    /// Kind of summary, else 0.
+    pub summary: U16,
+    /// First token (token ids: index of the first id; caller state: committed tokens).
+    pub first_token: U64,
+    /// Valid tokens (token ids: ids; caller state: bytes).
+    pub tokens: U32,
+    /// Pieces: groups, summary records, else 1.
+    pub pieces: U32,
+    /// Byte offset from the start of the frame.
+    pub offset: U64,
+    /// Bytes, padding included.
+    pub bytes: U64,
+    /// First of its checksums in the table of the frame.
+    pub checksum_first: U32,
+    /// Its checksums: one per piece and plane for groups, one per plane of a tail, else one.
+    pub checksum_count: U32,
+    /// Element type of a summary ([`DType`]), else 0.
+    pub element: u8,
+    /// Room kept for encryption: cipher, zero.
+    pub cipher: u8,
+    /// Room kept for encryption: key id, zero.
+    pub key: U16,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<Descriptor>() == 56);
+
+/// Sizes of the pieces of an extent, derived from its descriptor and the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceGeometry {
+    /// Bytes the extent must have.
+    pub bytes: u64,
+    /// Checksums the extent must have.
+    pub checksums: u64,
+}
+
+/// Bytes of one min/max record: minima `[kv_heads, key_dim]`, then maxima.
+#[must_use]
+pub const fn summary_record_bytes(layer: &LayerGeometry, element: DType) -> usize {
+    2 * layer.key_elements() * element.bytes()
+}
+
+/// Bytes of the K and V planes of `tokens` tail tokens: `[kv_heads, tokens, dim]` each.
+#[must_use]
+pub const fn tail_plane_bytes(layer: &LayerGeometry, dtype: DType, tokens: usize) -> (usize, usize) {
+    (layer.key_elements() * tokens * dtype.bytes(), layer.value_elements() * tokens * dtype.bytes())
+}
+
+impl Descriptor {
+    /// First group of a groups or summary extent.
+    #[must_use]
+    pub fn first_group(&self, layout: &Layout) -> u64 {
+        self.first_token.get() / u64::from(layout.group_tokens)
+    }
+
+    /// One past the last token.
+    #[must_use]
+    pub fn end_token(&self) -> u64 {
+        self.first_token.get().saturating_add(u64::from(self.tokens.get()))
+    }
+
+    /// Checks everything that can be checked without the payload, against the layout and the frame's length.
+    ///
+    /// # Errors
+    /// The first field that is out of range; `base` is the offset of the descriptor in the header.
+    pub(crate) fn check(
+        &self,
+        layout: &Layout,
+        frame_bytes: u64,
+        checksums: u64,
+        base: usize,
+    ) -> Result<(), FormatError> {
+        let unsupported = |field, offset, found: u64| {
+            Err(FormatError::new(FormatErrorCode::Unsupported, field, base + offset, 0, found))
+        };
+        if self.codec.get() != CODEC_RAW {
+            return unsupported("codec", 4, u64::from(self.codec.get()));
+        }
+        if self.cipher != 0 || self.key.get() != 0 {
+            return unsupported("cipher", 49, u64::from(self.cipher));
+        }
+        crate::verify::check_zeros(self.reserved.as_bytes(), "descriptor", base + 52)?;
+        let geometry = self.geometry(layout, base)?;
+        if self.bytes.get() != geometry.bytes {
+            return Err(FormatError::range("extent bytes", base + 32, geometry.bytes, self.bytes.get()));
+        }
+        let end = self.offset.get().checked_add(self.bytes.get());
+        if end.is_none_or(|end| end > frame_bytes) {
+            return Err(FormatError::range("extent end", base + 24, frame_bytes, self.offset.get()));
+        }
+        let alignment = if self.kind.get() == KIND_GROUPS { PAGE_BYTES as u64 } else { 8 };
+        if !self.offset.get().is_multiple_of(alignment) {
+            return Err(FormatError::range("extent alignment", base + 24, alignment, self.offset.get()));
+        }
+        let count = u64::from(self.checksum_count.get());
+        if count != geometry.checksums || u64::from(self.checksum_first.get()) + count > checksums {
+            return Err(FormatError::range("extent checksums", base + 44, geometry.checksums, count));
+        }
+        Ok(())
+    }
+
+    fn geometry(&self, layout: &Layout, base: usize) -> Result<PieceGeometry, FormatError> {
+        let range = |field, offset, bound, found| Err(FormatError::range(field, base + offset, bound, found));
+        let kind = self.kind.get();
+        let (tokens, pieces) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
+        if kind != KIND_SUMMARY && (self.summary.get() != 0 || self.element != 0) {
+            return range("summary kind", 6, 0, u64::from(self.summary.get()));
+        }
+        if matches!(kind, KIND_TOKEN_IDS | KIND_CALLER_STATE) {
+            if pieces != 1 || self.layer.get() != 0 {
+                return range("pieces", 20, 1, pieces);
+            }
+            let bytes = if kind == KIND_TOKEN_IDS { tokens * 4 } else { tokens };
+            return Ok(PieceGeometry { bytes, checksums: 1 });
+        }
+        let Some(layer) = layout.layers.get(usize::from(self.layer.get())).filter(|l| l.has_kv()) else {
+            return range("layer", 2, layout.layers.len() as u64, u64::from(self.layer.get()));
+        };
+        let group = u64::from(layout.group_tokens);
+        let first = self.first_token.get();
+        if first.checked_add(tokens).is_none_or(|end| end > 1 << 48) || tokens == 0 {
+            return range("tokens", 16, 1 << 48, tokens);
+        }
+        match kind {
+            KIND_GROUPS | KIND_SUMMARY => {
+                if pieces.checked_mul(group) != Some(tokens) || !first.is_multiple_of(group) {
+                    return range("groups", 20, tokens / group, pieces);
+                }
+                if kind == KIND_SUMMARY {
+                    let element = DType::from_code(self.element);
+                    let (Some(element), SUMMARY_MIN_MAX) = (element, self.summary.get()) else {
+                        return Err(FormatError::new(
+                            FormatErrorCode::Unsupported,
+                            "summary",
+                            base + 6,
+                            1,
+                            u64::from(self.summary.get()),
+                        ));
+                    };
+                    let bytes = pieces * summary_record_bytes(layer, element) as u64;
+                    return Ok(PieceGeometry { bytes, checksums: 1 });
+                }
+                let bytes = layout.block(layer).extent_bytes(pieces as usize) as u64;
+                Ok(PieceGeometry { bytes, checksums: pieces * layer.planes() as u64 })
+            }
+            KIND_TAIL => {
+                if pieces != 1 || tokens > u64::from(crate::layout::GROUP_TOKENS_MAX) {
+                    return range("tail tokens", 16, u64::from(crate::layout::GROUP_TOKENS_MAX), tokens);
+                }
+                let (key, value) = tail_plane_bytes(layer, layout.dtype, tokens as usize);
+                Ok(PieceGeometry { bytes: (key + value) as u64, checksums: layer.planes() as u64 })
+            }
+            _ => Err(FormatError::new(FormatErrorCode::Unsupported, "descriptor kind", base, 5, u64::from(kind))),
+        }
+    }
+}

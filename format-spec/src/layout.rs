@@ -1,0 +1,327 @@
+//! The layout of a sequence: geometry per layer. It stands in the manifest and in every frame header.
+
+use crate::dtype::DType;
+use crate::error::{FormatError, FormatErrorCode};
+use crate::page::{PAGE_BYTES, round_up_to_page};
+use crate::verify::check_zeros;
+use alloc::vec::Vec;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The most layers.
+pub const LAYERS_MAX: usize = 1024;
+/// The most KV heads of a layer.
+pub const KV_HEADS_MAX: u16 = 128;
+/// The largest head dim of keys or values.
+pub const HEAD_DIM_MAX: u16 = 1024;
+/// The most tokens of a group.
+pub const GROUP_TOKENS_MAX: u16 = 128;
+/// The largest block in bytes.
+pub const BLOCK_BYTES_MAX: usize = 1 << 20;
+
+/// Layer kind: no keys and values at all.
+pub const LAYER_NONE: u8 = 0;
+/// Layer kind: attends to every earlier token.
+pub const LAYER_FULL: u8 = 1;
+/// Layer kind: attends to the newest `window` tokens.
+pub const LAYER_SLIDING: u8 = 2;
+
+/// Layout flag: each plane starts on a page of its own, so that V can be read alone.
+pub const FLAG_PADDED_PLANES: u8 = 1;
+
+/// Front of an encoded layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawLayoutHeader {
+    /// Bytes of the encoded layout, this header included.
+    pub bytes: U32,
+    /// Layers.
+    pub layers: U16,
+    /// Tokens of a group, G.
+    pub group_tokens: U16,
+    /// [`DType`].
+    pub dtype: u8,
+    /// [`FLAG_PADDED_PLANES`].
+    pub flags: u8,
+    /// Zero.
+    pub reserved: [u8; 6],
+    /// Fingerprint of model, weights and positional encoding, by the embedder.
+    pub fingerprint: [u8; 32],
+}
+
+/// One layer of an encoded layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawLayer {
+    /// KV heads.
+    pub kv_heads: U16,
+    /// Head dim of keys.
+    pub key_dim: U16,
+    /// Head dim of values; 0 where values are a prefix of the keys (MLA).
+    pub value_dim: U16,
+    /// [`LAYER_NONE`], [`LAYER_FULL`] or [`LAYER_SLIDING`].
+    pub kind: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// Window of a sliding layer in tokens, else 0.
+    pub window: U32,
+}
+
+const _: () = assert!(size_of::<RawLayoutHeader>() == 48);
+const _: () = assert!(size_of::<RawLayer>() == 12);
+
+/// Geometry of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerGeometry {
+    /// KV heads; 0 for a layer without KV.
+    pub kv_heads: u16,
+    /// Head dim of keys, elements.
+    pub key_dim: u16,
+    /// Head dim of values, elements; 0 where values are a prefix of the keys.
+    pub value_dim: u16,
+    /// Window of a sliding layer, tokens.
+    pub window: Option<u32>,
+}
+
+impl LayerGeometry {
+    /// Whether the layer has keys and values at all.
+    #[must_use]
+    pub const fn has_kv(&self) -> bool {
+        self.kv_heads > 0
+    }
+
+    /// Elements of one token's keys, all heads.
+    #[must_use]
+    pub const fn key_elements(&self) -> usize {
+        self.kv_heads as usize * self.key_dim as usize
+    }
+
+    /// Elements of one token's values, all heads.
+    #[must_use]
+    pub const fn value_elements(&self) -> usize {
+        self.kv_heads as usize * self.value_dim as usize
+    }
+
+    /// Planes of a block: K and V, or K alone.
+    #[must_use]
+    pub const fn planes(&self) -> usize {
+        if self.value_dim == 0 { 1 } else { 2 }
+    }
+}
+
+/// A layout: what the bytes of a sequence mean. Two sequences are compatible when their layouts are equal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Element type.
+    pub dtype: DType,
+    /// Tokens of a group, G.
+    pub group_tokens: u16,
+    /// Each plane on pages of its own.
+    pub padded_planes: bool,
+    /// Fingerprint of model, weights and positional encoding.
+    pub fingerprint: [u8; 32],
+    /// Geometry per layer.
+    pub layers: Vec<LayerGeometry>,
+}
+
+/// Where the blocks of one layer lie inside an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockGeometry {
+    /// Bytes of the K plane.
+    pub key_bytes: usize,
+    /// Bytes of the V plane.
+    pub value_bytes: usize,
+    /// Offset of the V plane in the block.
+    pub value_offset: usize,
+    /// Bytes a block takes, planes and the padding between them.
+    pub block_bytes: usize,
+    /// Blocks that share a page; 0 where a block takes a page or more.
+    pub blocks_per_page: usize,
+}
+
+impl BlockGeometry {
+    /// Byte offset of block `index` from the start of its extent.
+    #[must_use]
+    pub const fn block_offset(&self, index: usize) -> usize {
+        match index.checked_div(self.blocks_per_page) {
+            None => index * round_up_to_page(self.block_bytes),
+            Some(page) => page * PAGE_BYTES + index % self.blocks_per_page * self.block_bytes,
+        }
+    }
+
+    /// Bytes an extent of `blocks` takes, whole pages.
+    #[must_use]
+    pub const fn extent_bytes(&self, blocks: usize) -> usize {
+        if self.blocks_per_page == 0 {
+            blocks * round_up_to_page(self.block_bytes)
+        } else {
+            blocks.div_ceil(self.blocks_per_page) * PAGE_BYTES
+        }
+    }
+
+    /// Bytes and offset in the block of a plane: 0 = K, 1 = V.
+    #[must_use]
+    pub const fn plane(&self, plane: usize) -> (usize, usize) {
+        if plane == 0 { (0, self.key_bytes) } else { (self.value_offset, self.value_bytes) }
+    }
+}
+
+impl Layout {
+    /// Block geometry of a layer with KV.
+    #[must_use]
+    pub fn block(&self, layer: &LayerGeometry) -> BlockGeometry {
+        let tokens = self.group_tokens as usize;
+        let key_bytes = layer.key_elements() * tokens * self.dtype.bytes();
+        let value_bytes = layer.value_elements() * tokens * self.dtype.bytes();
+        let value_offset = if self.padded_planes && value_bytes > 0 { round_up_to_page(key_bytes) } else { key_bytes };
+        let block_bytes = value_offset + value_bytes;
+        let blocks_per_page = if block_bytes < PAGE_BYTES && block_bytes > 0 { PAGE_BYTES / block_bytes } else { 0 };
+        BlockGeometry { key_bytes, value_bytes, value_offset, block_bytes, blocks_per_page }
+    }
+
+    /// Checks every range of this layout.
+    ///
+    /// # Errors
+    /// The first field out of range, with its bound.
+    pub fn check(&self) -> Result<(), FormatError> {
+        let layers = self.layers.len();
+        if layers == 0 || layers > LAYERS_MAX {
+            return Err(FormatError::range("layers", 4, LAYERS_MAX as u64, layers as u64));
+        }
+        if self.group_tokens == 0 || self.group_tokens > GROUP_TOKENS_MAX {
+            return Err(FormatError::range(
+                "group tokens",
+                6,
+                u64::from(GROUP_TOKENS_MAX),
+                u64::from(self.group_tokens),
+            ));
+        }
+        if !self.layers.iter().any(LayerGeometry::has_kv) {
+            return Err(FormatError::range("layers with KV", 4, 1, 0));
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            let at = size_of::<RawLayoutHeader>() + index * size_of::<RawLayer>();
+            if layer.kv_heads > KV_HEADS_MAX {
+                return Err(FormatError::range("KV heads", at, u64::from(KV_HEADS_MAX), u64::from(layer.kv_heads)));
+            }
+            if !layer.has_kv() {
+                if layer.key_dim != 0 || layer.value_dim != 0 || layer.window.is_some() {
+                    return Err(FormatError::range("head dim of a layer without KV", at, 0, u64::from(layer.key_dim)));
+                }
+                continue;
+            }
+            if layer.key_dim == 0 || layer.key_dim > HEAD_DIM_MAX {
+                return Err(FormatError::range("key dim", at + 2, u64::from(HEAD_DIM_MAX), u64::from(layer.key_dim)));
+            }
+            if layer.value_dim > HEAD_DIM_MAX {
+                let dim = u64::from(layer.value_dim);
+                return Err(FormatError::range("value dim", at + 4, u64::from(HEAD_DIM_MAX), dim));
+            }
+            if layer.window == Some(0) {
+                return Err(FormatError::range("window", at + 8, 1, 0));
+            }
+            let bytes = self.block(layer).block_bytes;
+            if bytes > BLOCK_BYTES_MAX {
+                return Err(FormatError::range("block bytes", at, BLOCK_BYTES_MAX as u64, bytes as u64));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the encoded layout.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        size_of::<RawLayoutHeader>() + self.layers.len() * size_of::<RawLayer>()
+    }
+
+    /// Appends the encoded layout. The layout must pass [`Layout::check`]; fields beyond their type are cut.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let header = RawLayoutHeader {
+            bytes: U32::new(self.encoded_bytes() as u32),
+            layers: U16::new(self.layers.len() as u16),
+            group_tokens: U16::new(self.group_tokens),
+            dtype: self.dtype.code(),
+            flags: if self.padded_planes { FLAG_PADDED_PLANES } else { 0 },
+            reserved: [0; 6],
+            fingerprint: self.fingerprint,
+        };
+        out.extend_from_slice(header.as_bytes());
+        for layer in &self.layers {
+            let kind = match (layer.has_kv(), layer.window) {
+                (false, _) => LAYER_NONE,
+                (true, None) => LAYER_FULL,
+                (true, Some(_)) => LAYER_SLIDING,
+            };
+            let raw = RawLayer {
+                kv_heads: U16::new(layer.kv_heads),
+                key_dim: U16::new(layer.key_dim),
+                value_dim: U16::new(layer.value_dim),
+                kind,
+                reserved: 0,
+                window: U32::new(layer.window.unwrap_or(0)),
+            };
+            out.extend_from_slice(raw.as_bytes());
+        }
+    }
+
+    /// Reads the layout at the front of `bytes`.
+    ///
+    /// # Errors
+    /// Too few bytes, an unknown dtype, flag or layer kind, or a value out of range.
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let Ok((header, rest)) = RawLayoutHeader::ref_from_prefix(bytes) else {
+            return Err(FormatError::truncated("layout", size_of::<RawLayoutHeader>(), bytes.len()));
+        };
+        let count = usize::from(header.layers.get());
+        let expected = size_of::<RawLayoutHeader>() + count * size_of::<RawLayer>();
+        if header.bytes.get() as usize != expected {
+            return Err(FormatError::range("layout bytes", 0, expected as u64, u64::from(header.bytes.get())));
+        }
+        let Some(dtype) = DType::from_code(header.dtype) else {
+            return Err(FormatError::new(FormatErrorCode::Unsupported, "dtype", 8, 3, u64::from(header.dtype)));
+        };
+        if header.flags & !FLAG_PADDED_PLANES != 0 {
+            let flags = u64::from(header.flags);
+            return Err(FormatError::new(FormatErrorCode::Unsupported, "layout flags", 9, 1, flags));
+        }
+        check_zeros(&header.reserved, "layout", 10)?;
+        let Ok((raw, _)) = <[RawLayer]>::ref_from_prefix_with_elems(rest, count) else {
+            return Err(FormatError::truncated("layout", expected, bytes.len()));
+        };
+        let mut layers = Vec::with_capacity(count);
+        for (index, layer) in raw.iter().enumerate() {
+            let at = size_of::<RawLayoutHeader>() + index * size_of::<RawLayer>();
+            let window = layer.window.get();
+            let window = match layer.kind {
+                LAYER_NONE if layer.kv_heads.get() == 0 && window == 0 => None,
+                LAYER_FULL if layer.kv_heads.get() > 0 && window == 0 => None,
+                LAYER_SLIDING if layer.kv_heads.get() > 0 && window > 0 => Some(window),
+                kind => {
+                    return Err(FormatError::new(
+                        FormatErrorCode::Unsupported,
+                        "layer kind",
+                        at + 6,
+                        2,
+                        u64::from(kind),
+                    ));
+                }
+            };
+            check_zeros(&[layer.reserved], "layout", at + 7)?;
+            layers.push(LayerGeometry {
+                kv_heads: layer.kv_heads.get(),
+                key_dim: layer.key_dim.get(),
+                value_dim: layer.value_dim.get(),
+                window,
+            });
+        }
+        let layout = Self {
+            dtype,
+            group_tokens: header.group_tokens.get(),
+            padded_planes: header.flags & FLAG_PADDED_PLANES != 0,
+            fingerprint: header.fingerprint,
+            layers,
+        };
+        layout.check()?;
+        Ok(layout)
+    }
+}

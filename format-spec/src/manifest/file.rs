@@ -1,0 +1,92 @@
+//! The manifest file and its header page.
+
+use crate::error::FormatError;
+use crate::features::Features;
+use crate::page::PAGE_BYTES;
+use crate::verify::{Unverified, Verified, check_page, check_zeros, seal_page};
+use alloc::format;
+use alloc::string::String;
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Magic of the header page.
+pub const MAGIC: [u8; 8] = *b"SKVMANIF";
+/// Directory of the manifests, inside the device directory.
+pub const DIRECTORY: &str = "manifest";
+
+/// The first page of a manifest file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ManifestPage {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// Version and features.
+    pub features: Features,
+    /// The store.
+    pub store_id: [u8; 16],
+    /// Generation: grows with every checkpoint.
+    pub generation: U64,
+    /// Random number of this generation; seeds the checksums of its batches.
+    pub nonce: U64,
+    /// The generation this one replaces; 0 for the first.
+    pub previous_generation: U64,
+    /// Sequence number of the first batch in this file.
+    pub first_batch: U64,
+    /// When it was started, seconds since 1970.
+    pub created_unix_s: U64,
+    /// Device the file lies on.
+    pub device: U16,
+    /// Copy on that device, 0 or 1.
+    pub copy: u8,
+    /// Zero.
+    pub reserved: [u8; 5],
+}
+
+const _: () = assert!(size_of::<ManifestPage>() == 104);
+
+impl ManifestPage {
+    /// The page.
+    #[must_use]
+    pub fn encode(&self) -> [u8; PAGE_BYTES] {
+        seal_page(self)
+    }
+}
+
+impl Unverified<'_, ManifestPage> {
+    /// Checks the page by itself. Whether it is of this store, generation and nonce is for the caller to compare.
+    ///
+    /// # Errors
+    /// Damage, or a version or feature this code does not know.
+    pub fn verify(&self) -> Result<Verified<ManifestPage>, FormatError> {
+        check_page(self.bytes(), "manifest page", MAGIC, size_of::<ManifestPage>())?;
+        let page = self.peek();
+        page.features.check(8)?;
+        if page.copy > 1 {
+            return Err(FormatError::range("manifest copy", 98, 1, u64::from(page.copy)));
+        }
+        if page.generation.get() == 0 {
+            return Err(FormatError::range("manifest generation", 56, 1, 0));
+        }
+        check_zeros(&page.reserved, "manifest page", 99)?;
+        Ok(Verified::new(*page))
+    }
+}
+
+/// The file of a generation, inside the device directory.
+#[must_use]
+pub fn file_name(generation: u64, copy: u8) -> String {
+    format!("{DIRECTORY}/{generation:016x}-{copy}")
+}
+
+/// Generation and copy of a file of this name inside [`DIRECTORY`], if it is one.
+#[must_use]
+pub fn parse_file_name(name: &str) -> Option<(u64, u8)> {
+    let (generation, copy) = name.split_once('-')?;
+    let hex = generation.len() == 16 && generation.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let copy = match copy {
+        "0" => 0,
+        "1" => 1,
+        _ => return None,
+    };
+    if hex { Some((u64::from_str_radix(generation, 16).ok()?, copy)) } else { None }
+}
