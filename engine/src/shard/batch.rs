@@ -140,6 +140,13 @@ impl Waiter {
     }
 }
 
+impl Waiter {
+    /// Whether all requests ended.
+    pub(crate) fn is_done(&self) -> bool {
+        lock(&self.state).0 == 0
+    }
+}
+
 impl Sink for Waiter {
     fn complete(&self, _tag: u64, outcome: Result<()>) {
         let mut state = lock(&self.state);
