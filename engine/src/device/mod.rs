@@ -18,6 +18,6 @@ pub(crate) mod slab;
 pub(crate) mod uring;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use slab::PageBacking;

@@ -1,0 +1,5 @@
+//! Buffers and directories.
+
+mod arena;
+mod dir;
+pub(crate) mod sandbox;
