@@ -401,15 +401,6 @@ fn lock_is_free_after_close(kind: DriverKind) {
     }
 }
 
-/// CPU time of this process's threads of that name, in clock ticks.
-fn ticks(name: &str) -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
-    tasks
-        .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim().starts_with(name)))
-        .filter_map(|t| std::fs::read_to_string(t.path().join("schedstat")).ok()?.split(' ').next()?.parse::<u64>().ok())
-        .sum()
-}
-
 fn idle_costs_nothing(kind: DriverKind) {
     let tmp = tempfile::tempdir().expect("temporary directory");
     let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("d"), OPTIONS).expect("opened");
@@ -420,9 +411,9 @@ fn idle_costs_nothing(kind: DriverKind) {
     let file = dir.create_file("f", 4096).expect("made");
     shard.run(vec![sync_of(&file, 0)], Priority::Write).expect("synced");
     std::thread::sleep(Duration::from_millis(50));
-    let (cpu, calls) = (ticks(name), counters.snapshot().submissions);
+    let (cpu, calls) = (cpu_ns(name), counters.snapshot().submissions);
     std::thread::sleep(Duration::from_millis(300));
-    let (cpu_used, calls_made) = (ticks(name) - cpu, counters.snapshot().submissions - calls);
+    let (cpu_used, calls_made) = (cpu_ns(name) - cpu, counters.snapshot().submissions - calls);
     assert!(cpu_used < 1_000_000, "{cpu_used} ns of CPU in 300 ms of nothing");
     assert_eq!(calls_made, 0);
     let start = Instant::now();
