@@ -10,6 +10,7 @@ pub(crate) mod dir;
 pub(crate) mod directory;
 pub(crate) mod driver;
 pub(crate) mod file;
+mod pages;
 pub(crate) mod posix;
 mod probe;
 mod progress;

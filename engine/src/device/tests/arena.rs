@@ -2,6 +2,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::PageBacking;
 use crate::device::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
+use crate::device::pages;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::ErrorKind;
 use crate::metrics::{Category, MemoryBudget};
@@ -43,7 +44,7 @@ fn leases_are_aligned_and_disjoint() {
     for round in 0..3000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let r = (state >> 33) as usize;
-        if r % 3 == 0 && !leases.is_empty() {
+        if r.is_multiple_of(3) && !leases.is_empty() {
             drop(leases.swap_remove(r % leases.len()));
             continue;
         }
@@ -131,10 +132,19 @@ fn zeroed_leases_show_no_old_bytes() {
 #[test]
 fn backing_is_reported_as_the_kernel_sees_it() {
     let arena = arena(2);
-    let _lease = arena.lease(1).expect("fits");
+    let lease = arena.lease(SLAB_BYTES).expect("fits");
     let backing = arena.usage().backing.expect("a slab");
     let thp = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     println!("backing {backing:?}, transparent huge pages: {}", thp.trim());
+    let start = range(&lease).start;
+    let ways = [pages::scan(start, SLAB_BYTES), pages::read_smaps(start, SLAB_BYTES)];
+    println!("huge by PAGEMAP_SCAN and by smaps: {ways:?}");
+    if backing != PageBacking::Explicit {
+        assert!(ways.iter().flatten().all(|&huge| huge == (backing == PageBacking::Transparent)), "{ways:?}");
+    }
+    // Ordinary memory is not taken for huge pages.
+    let plain = crate::device::aligned::AlignedBuf::zeroed(64 << 10);
+    assert_ne!(pages::scan(plain.bytes().as_ptr().addr(), 64 << 10), Some(true));
     if thp.contains("[never]") {
         assert_ne!(backing, PageBacking::Transparent);
     }

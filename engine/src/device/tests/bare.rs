@@ -19,10 +19,8 @@ pub(crate) fn read_batches(file: &DeviceFile, block: usize, batches: &[Vec<u64>]
         .collect();
     let mut ring: IoUring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(256).expect("ring");
     ring.submitter().register_files(&[file.fd().as_raw_fd()]).expect("registered");
-    let ranges: Vec<libc::iovec> = slabs
-        .iter()
-        .map(|s| libc::iovec { iov_base: s.start().as_ptr().cast(), iov_len: SLAB_BYTES })
-        .collect();
+    let ranges: Vec<libc::iovec> =
+        slabs.iter().map(|s| libc::iovec { iov_base: s.start().as_ptr().cast(), iov_len: SLAB_BYTES }).collect();
     // SAFETY: the slabs outlive the ring's last request: every batch is waited for.
     unsafe { ring.submitter().register_buffers(&ranges) }.expect("registered");
     for batch in batches {

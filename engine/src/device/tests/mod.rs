@@ -3,4 +3,5 @@
 mod arena;
 pub(crate) mod bare;
 mod dir;
+mod progress;
 pub(crate) mod sandbox;

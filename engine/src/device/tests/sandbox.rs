@@ -23,3 +23,10 @@ pub(crate) fn become_user(uid: libc::uid_t) {
     let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
     assert_eq!(changed, 0, "{}", std::io::Error::last_os_error());
 }
+
+/// No transparent huge pages for this process from now on.
+pub(crate) fn deny_huge_pages() {
+    // SAFETY: plain arguments; affects later page faults only.
+    let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}

@@ -79,7 +79,8 @@ fn random_batches_come_back(kind: DriverKind) {
         let sink = Arc::new(Outcomes::default());
         rig.shard.submit_wait(batch(reads, Priority::Demand, &sink));
         let seen = sink.wait_for(100);
-        let mut tags: Vec<u64> = seen.iter().map(|(tag, outcome)| outcome.as_ref().map(|()| *tag).expect("read")).collect();
+        let mut tags: Vec<u64> =
+            seen.iter().map(|(tag, outcome)| outcome.as_ref().map(|()| *tag).expect("read")).collect();
         tags.sort_unstable();
         assert_eq!(tags, (0..100).collect::<Vec<u64>>(), "each exactly once");
         for (offset, lease) in &wanted {

@@ -96,6 +96,24 @@ fn low_memlock_goes_on_unregistered() {
 }
 
 #[test]
+fn plain_pages_are_called_plain() {
+    if std::env::var_os("STRATAKV_TEST_NO_THP").is_none() {
+        return child("plain_pages_are_called_plain", "STRATAKV_TEST_NO_THP");
+    }
+    sandbox::deny_huge_pages();
+    let rig = Rig::new(DriverKind::Uring);
+    let file = rig.dir.create_file("f", 8192).expect("made");
+    rig.write(&file, 0, &[8; 8192]).expect("written");
+    assert_eq!(rig.read(&file, 0, 8192).expect("read"), [8; 8192]);
+    let explicit = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").is_ok_and(|n| n.trim() != "0");
+    if explicit {
+        println!("skipped: this system has huge pages reserved");
+    } else {
+        assert_eq!(rig.arena.usage().backing, Some(crate::PageBacking::Plain));
+    }
+}
+
+#[test]
 fn full_device_is_no_space() {
     // A file system of 1 MiB, where one may be mounted.
     let Ok(tmp) = tempfile::tempdir() else { return };

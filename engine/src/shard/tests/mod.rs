@@ -2,6 +2,8 @@
 
 mod conformance;
 mod environment;
+mod faults;
+mod lock;
 mod speed;
 
 use std::sync::{Arc, Condvar, Mutex};
@@ -38,7 +40,8 @@ impl Rig {
         let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("device"), OPTIONS).expect("opened");
         let arena = Arena::new(MemoryBudget::new(slabs * SLAB_BYTES), usize::MAX);
         let counters = Arc::new(DeviceCounters::default());
-        let shard = ShardHandle::spawn("test", kind, Arc::clone(&dir), arena.clone(), Arc::clone(&counters)).expect("shard");
+        let shard =
+            ShardHandle::spawn("test", kind, Arc::clone(&dir), arena.clone(), Arc::clone(&counters)).expect("shard");
         Self { shard, dir, arena, counters, _tmp: tmp }
     }
 
@@ -117,7 +120,9 @@ fn cpu_ns(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
     tasks
         .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim().starts_with(name)))
-        .filter_map(|t| std::fs::read_to_string(t.path().join("schedstat")).ok()?.split(' ').next()?.parse::<u64>().ok())
+        .filter_map(|t| {
+            std::fs::read_to_string(t.path().join("schedstat")).ok()?.split(' ').next()?.parse::<u64>().ok()
+        })
         .sum()
 }
 

@@ -1,4 +1,5 @@
-//! The shard against a bare io_uring loop. Run alone, in release: `cargo test --release -p stratakv --lib speed -- --ignored --nocapture`.
+//! The shard against a bare io_uring loop. Run alone, in release: `cargo test --release -p stratakv --lib speed -- --ignored --nocapture`,
+//! with STRATAKV_TEST_NO_THP=1 on plain pages.
 
 use super::*;
 use crate::device::tests::bare;
@@ -23,6 +24,9 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[test]
 #[ignore = "a measurement: writes a file of 1 GiB"]
 fn batches_against_a_bare_loop() {
+    if std::env::var_os("STRATAKV_TEST_NO_THP").is_some() {
+        crate::device::tests::sandbox::deny_huge_pages();
+    }
     let rig = Rig::new(DriverKind::Uring);
     let posix = Rig::new(DriverKind::Posix);
     let file = rig.dir.create_file("f", FILE_BYTES).expect("made");
