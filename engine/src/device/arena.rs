@@ -228,6 +228,11 @@ impl Arena {
         })
     }
 
+    /// Bytes that the budget behind it has given out, for slabs and everything else.
+    pub(crate) fn budget_used(&self) -> usize {
+        self.0.budget.used()
+    }
+
     /// Told when a lease or budget returns: after [`Exhausted::Now`] wait for it to pass the epoch read before the attempt.
     pub(crate) fn returned(&self) -> &Arc<crate::metrics::EventCount> {
         self.0.budget.returned()

@@ -9,6 +9,8 @@ use rustix::io::{Errno, Result};
 pub(super) fn open(root: BorrowedFd<'_>, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     check(path)?;
+    // openat2 refuses a mode where nothing is created.
+    let mode = if flags.intersects(OFlags::CREATE | OFlags::TMPFILE) { mode } else { Mode::empty() };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     loop {
         match openat2(root, path, flags, mode, resolve) {

@@ -17,6 +17,7 @@ use super::aligned::AlignedBuf;
 use super::arena::PAGE_BYTES;
 use super::confine;
 use super::directory::{Access, Directory, Entry, Identity, SMALL_BYTES_MAX, Space};
+use super::driver::ignore_file_size_signal;
 use super::file::{DeviceFile, Poison};
 use super::probe::{self, DirectIo};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,6 +52,7 @@ impl DeviceDir {
     /// # Errors
     /// `Configuration`: missing, not a directory, a symbolic link, another owner's, writable by others. `InUse`: locked.
     pub(crate) fn open(path: &Path, options: DirOptions) -> Result<Arc<Self>> {
+        ignore_file_size_signal();
         // Also drops a trailing slash, which would follow a symbolic link.
         let path: PathBuf = path.components().collect();
         let root = match open_root(&path) {

@@ -60,7 +60,7 @@ pub(crate) struct Completion {
 pub(crate) enum Wait {
     /// Not at all.
     No,
-    /// Until about this many operations ended, or some and a fraction of a millisecond passed, or a wake-up came.
+    /// Until about this many operations ended, or some and about two milliseconds passed, or a wake-up came.
     Completions(usize),
     /// Until a wake-up or any completion.
     Wake,

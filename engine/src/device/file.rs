@@ -25,7 +25,7 @@ pub(crate) struct DeviceFile {
 }
 
 impl DeviceFile {
-    pub(super) fn new(fd: OwnedFd, path: &str, direct: bool, preallocated: bool) -> Self {
+    pub(crate) fn new(fd: OwnedFd, path: &str, direct: bool, preallocated: bool) -> Self {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Self { handle: Handle::Os(fd), path: path.to_owned(), direct, preallocated, id }
     }

@@ -10,6 +10,7 @@ pub(crate) mod dir;
 pub(crate) mod directory;
 pub(crate) mod driver;
 pub(crate) mod file;
+mod pages;
 pub(crate) mod posix;
 mod probe;
 mod progress;
@@ -18,6 +19,6 @@ pub(crate) mod slab;
 pub(crate) mod uring;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use slab::PageBacking;

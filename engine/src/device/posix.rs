@@ -97,7 +97,7 @@ impl Driver for Posix {
             Wait::No => (0, None),
             Wait::Wake => (1, None),
             Wait::Completions(n) => {
-                (n.clamp(1, self.in_flight.max(1)), Some(Instant::now() + Duration::from_micros(500)))
+                (n.clamp(1, self.in_flight.max(1)), Some(Instant::now() + Duration::from_millis(2)))
             }
         };
         while want > 0 && !state.woken && state.done.len() < want {

@@ -4,9 +4,11 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use serde::Serialize;
 
+use super::pages;
 use crate::error::{Error, Result};
 use crate::metrics::Reservation;
 
@@ -31,7 +33,7 @@ pub(crate) struct Slab {
     map: (NonNull<u8>, usize),
     backing: PageBacking,
     retired: AtomicBool,
-    _account: Reservation,
+    account: Option<Reservation>,
 }
 
 // SAFETY: a slab is a range of memory without thread affinity; who may touch which bytes is decided by the extents over it.
@@ -41,37 +43,38 @@ unsafe impl Sync for Slab {}
 
 impl Slab {
     pub(crate) fn map(account: Reservation) -> Result<Self> {
+        let unprepared = |start, map, backing, account| Self {
+            start,
+            map,
+            backing,
+            retired: AtomicBool::new(false),
+            account: Some(account),
+        };
+        let mut account = account;
         if let Some(start) = map_explicit() {
-            let slab = Self {
-                start,
-                map: (start, SLAB_BYTES),
-                backing: PageBacking::Explicit,
-                retired: AtomicBool::new(false),
-                _account: account,
-            };
-            slab.prepare();
-            return Ok(slab);
+            let mut slab = unprepared(start, (start, SLAB_BYTES), PageBacking::Explicit, account);
+            match (slab.prepare(), slab.account.take()) {
+                (Err(_), Some(returned)) => account = returned,
+                (_, account) => {
+                    slab.account = account;
+                    return Ok(slab);
+                }
+            }
         }
         // Twice the size, of which the aligned part is opened up. The closed rest costs no memory, keeps neighbouring slabs
         // from merging into one mapping (so that the kernel reports huge pages per slab) and catches overruns.
-        let failed = |e: rustix::io::Errno| Error::io("cannot map an I/O buffer slab", e.into());
+        let failed = |e: Errno| Error::io("cannot map an I/O buffer slab", e.into());
         let len = 2 * SLAB_BYTES;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let raw = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
         }
         .map_err(failed)?;
-        let raw = NonNull::new(raw.cast::<u8>()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
+        let raw = NonNull::new(raw.cast::<u8>()).ok_or_else(|| failed(Errno::NOMEM))?;
         let skip = raw.as_ptr().align_offset(SLAB_BYTES);
         // SAFETY: skip < SLAB_BYTES, so the result lies inside the mapping of twice that size.
         let start = unsafe { raw.add(skip) };
-        let mut slab = Self {
-            start,
-            map: (raw, len),
-            backing: PageBacking::Plain,
-            retired: AtomicBool::new(false),
-            _account: account,
-        };
+        let mut slab = unprepared(start, (raw, len), PageBacking::Plain, account);
         // SAFETY: the range lies inside the mapping just made, which nobody else knows.
         unsafe {
             mprotect(slab.address(), SLAB_BYTES, rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE)
@@ -79,23 +82,28 @@ impl Slab {
             // Refused where transparent huge pages are not built in or forbidden: plain pages do.
             let _ = madvise(slab.address(), SLAB_BYTES, Advice::LinuxHugepage);
         }
-        slab.prepare();
-        if is_huge(slab.start) {
+        slab.prepare().map_err(failed)?;
+        if pages::is_huge(slab.start.as_ptr().addr(), SLAB_BYTES) {
             slab.backing = PageBacking::Transparent;
         }
         Ok(slab)
     }
 
     /// Faults all pages in, so that the first read does not, and keeps the contents out of core dumps.
-    fn prepare(&self) {
+    fn prepare(&self) -> Result<(), Errno> {
         // SAFETY: the slab is mapped readable and writable, and not shared yet. DONTDUMP changes no bytes; populating
         // writes none that are there.
         unsafe {
             let _ = madvise(self.address(), SLAB_BYTES, Advice::LinuxDontDump);
-            if madvise(self.address(), SLAB_BYTES, Advice::LinuxPopulateWrite).is_err() {
-                for at in (0..SLAB_BYTES).step_by(4096) {
-                    self.start.add(at).write_volatile(0);
+            match madvise(self.address(), SLAB_BYTES, Advice::LinuxPopulateWrite) {
+                // Before Linux 5.14: by hand.
+                Err(Errno::INVAL) => {
+                    for at in (0..SLAB_BYTES).step_by(4096) {
+                        self.start.add(at).write_volatile(0);
+                    }
+                    Ok(())
                 }
+                other => other,
             }
         }
     }
@@ -141,16 +149,4 @@ fn map_explicit() -> Option<NonNull<u8>> {
         )
     };
     map.ok().and_then(|p| NonNull::new(p.cast()))
-}
-
-/// Whether the kernel reports the mapping that starts at this address as one huge page.
-fn is_huge(start: NonNull<u8>) -> bool {
-    let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return false };
-    let head = format!("{:x}-", start.as_ptr().addr());
-    // smaps pads short addresses with zeros.
-    let mut lines = maps.lines().skip_while(|line| !line.trim_start_matches('0').starts_with(&head)).skip(1);
-    lines
-        .find_map(|line| line.strip_prefix("AnonHugePages:"))
-        .and_then(|v| v.trim().strip_suffix("kB")?.trim().parse::<usize>().ok())
-        .is_some_and(|kib| kib * 1024 == SLAB_BYTES)
 }

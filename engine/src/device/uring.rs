@@ -25,7 +25,7 @@ const ENTRIES: u32 = 512;
 const DEPTH: usize = ENTRIES as usize - 1;
 const WAKE: u64 = u64::MAX;
 /// A wait for several completions ends after this long if there is one.
-const SLICE_WAIT: Duration = Duration::from_micros(500);
+const SLICE_WAIT: Duration = Duration::from_millis(2);
 
 /// An eventfd that the ring polls.
 struct EventWake(OwnedFd);
@@ -183,10 +183,10 @@ impl Uring {
         let mut args = SubmitArgs::new();
         if want > 1 {
             if self.ring.params().is_feature_min_timeout() {
-                args = args.min_wait_usec(SLICE_WAIT.subsec_micros());
+                args = args.min_wait_usec(SLICE_WAIT.as_micros() as u32);
             } else {
                 // Older kernels can only end the whole wait; a slow device costs a few more calls then.
-                limit = Some(limit.map_or(4 * SLICE_WAIT, |l| l.min(4 * SLICE_WAIT)));
+                limit = Some(limit.map_or(SLICE_WAIT, |l| l.min(SLICE_WAIT)));
             }
         }
         match limit {
