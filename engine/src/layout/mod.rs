@@ -4,4 +4,4 @@ mod geometry;
 mod tensor;
 
 pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
-pub use tensor::TensorView;
+pub use tensor::{Element, TensorView};
