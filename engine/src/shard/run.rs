@@ -16,6 +16,8 @@ const SLICE: usize = 16;
 /// Requests in flight per priority when no demand read is about, and while one is: it queues behind these at the device.
 const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
 const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
+/// Room in the driver that demand reads leave to the others, so that a backlog of reads does not stop commits.
+const ROOM_FOR_OTHERS: usize = 16 + 8 + 2;
 
 struct Flight {
     pending: Pending,
@@ -105,7 +107,7 @@ impl Shard {
 
     fn issue(&mut self) {
         for class in 0..CLASSES {
-            while self.driver.room() > 0 && self.in_flight[class] < self.limit(class) {
+            while self.in_flight[class] < self.limit(class) && self.driver.room() > self.room_kept(class) {
                 let Some(batch) = self.queues[class].front_mut() else { break };
                 let cancelled = batch.is_cancelled();
                 let Some((op, pending)) = batch.next() else {
@@ -124,6 +126,11 @@ impl Shard {
                 }
             }
         }
+    }
+
+    fn room_kept(&self, class: usize) -> usize {
+        let demand = class == Priority::Demand as usize;
+        if demand && self.in_flight[class] > 0 { ROOM_FOR_OTHERS } else { 0 }
     }
 
     fn limit(&self, class: usize) -> usize {
