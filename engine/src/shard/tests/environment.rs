@@ -30,7 +30,7 @@ fn forbidden_io_uring_falls_back_and_says_so() {
     if std::env::var_os("STRATAKV_TEST_NO_FILES").is_none() {
         return child("forbidden_io_uring_falls_back_and_says_so", "STRATAKV_TEST_NO_FILES");
     }
-    sandbox::deny_io_uring();
+    sandbox::deny(libc::SYS_io_uring_setup, libc::EPERM);
     let rig = Rig::new(DriverKind::Auto);
     let status = rig.shard.status();
     println!("{status:?}");
@@ -110,6 +110,35 @@ fn plain_pages_are_called_plain() {
         println!("skipped: this system has huge pages reserved");
     } else {
         assert_eq!(rig.arena.usage().backing, Some(crate::PageBacking::Plain));
+    }
+}
+
+#[test]
+fn modes_hold_under_any_umask_and_without_openat2() {
+    if std::env::var_os("STRATAKV_TEST_UMASK").is_none() {
+        return child("modes_hold_under_any_umask_and_without_openat2", "STRATAKV_TEST_UMASK");
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &std::path::Path| std::fs::metadata(path).expect("exists").permissions().mode() & 0o7777;
+    for (name, umask) in [("a", 0o777), ("b", 0)] {
+        let tmp = tempfile::tempdir().expect("temporary directory");
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(umask));
+        let root = tmp.path().join(name);
+        let dir = DeviceDir::open(&root, OPTIONS).expect("created");
+        dir.mkdir("sub").expect("made");
+        let file = dir.create_file("sub/f", 8192).expect("made");
+        dir.write_small(&file, 4096, &[6; 4096]).expect("written");
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        assert_eq!([mode(&root), mode(&root.join("sub")), mode(&root.join("sub/f"))], [0o700, 0o700, 0o600]);
+        if umask == 0 {
+            // The second round went without openat2.
+            assert!(std::os::unix::fs::symlink("/etc", root.join("link")).is_ok());
+            assert!(dir.open_file("link/passwd", Access::ReadOnly).is_err());
+            assert!(dir.open_file("sub/f", Access::ReadWrite).is_ok());
+            dir.rename("sub/f", "g").expect("renamed");
+            assert_eq!(dir.list("sub").expect("listed"), []);
+        }
+        sandbox::deny(libc::SYS_openat2, libc::ENOSYS);
     }
 }
 
