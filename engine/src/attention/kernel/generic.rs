@@ -5,7 +5,7 @@
 // Register blocks are indexed by constants; iterators over them obscure which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::{Plane, Scores};
+use super::{Ahead, Plane, Scores};
 use stratakv_format::DType;
 
 /// Vector operations of one instruction set.
@@ -96,34 +96,6 @@ impl Element for Bf16 {
     }
 }
 
-/// Cache lines of `Plane::next`, to be asked for a few at a time.
-struct Prefetch {
-    at: *const u8,
-    end: *const u8,
-}
-
-impl Prefetch {
-    const LINE: usize = 64;
-
-    #[inline(always)]
-    fn new(plane: &Plane<'_>) -> Self {
-        let range = plane.next.as_ptr_range();
-        Self { at: range.start, end: range.end }
-    }
-
-    /// Asks for the next `bytes`.
-    #[inline(always)]
-    unsafe fn step<S: Simd>(&mut self, bytes: usize) {
-        let mut left = bytes;
-        while left > 0 && self.at < self.end {
-            // SAFETY: a hint, allowed for any address.
-            unsafe { S::prefetch(self.at) };
-            self.at = self.at.wrapping_add(Self::LINE);
-            left = left.saturating_sub(Self::LINE);
-        }
-    }
-}
-
 // Pass 1: scores.
 
 /// # Safety
@@ -137,13 +109,14 @@ pub(super) unsafe fn scores<S: Simd>(
     scores: *mut f32,
     columns: usize,
     scratch: *mut f32,
+    ahead: &mut Ahead<'_>,
 ) {
     // SAFETY: handed on.
     unsafe {
         match plane.dtype {
-            DType::F32 => scores_of::<S, F32>(plane, query, query_stride, group, scores, columns, scratch),
-            DType::F16 => scores_of::<S, F16>(plane, query, query_stride, group, scores, columns, scratch),
-            DType::Bf16 => scores_of::<S, Bf16>(plane, query, query_stride, group, scores, columns, scratch),
+            DType::F32 => scores_of::<S, F32>(plane, query, query_stride, group, scores, columns, scratch, ahead),
+            DType::F16 => scores_of::<S, F16>(plane, query, query_stride, group, scores, columns, scratch, ahead),
+            DType::Bf16 => scores_of::<S, Bf16>(plane, query, query_stride, group, scores, columns, scratch, ahead),
         }
     }
 }
@@ -157,6 +130,7 @@ unsafe fn scores_of<S: Simd, E: Element>(
     scores: *mut f32,
     columns: usize,
     scratch: *mut f32,
+    ahead: &mut Ahead<'_>,
 ) {
     // Tokens per block: enough independent sums to hide the latency of fma, within the registers.
     let block = match (group, S::WIDE) {
@@ -165,12 +139,13 @@ unsafe fn scores_of<S: Simd, E: Element>(
         (_, false) => 2,
     };
     let row_bytes = plane.row * E::BYTES;
-    let mut prefetch = Prefetch::new(plane);
     for (j, &head) in plane.heads.iter().enumerate() {
         let head = usize::from(head);
         let mut done = 0;
         while done < plane.tokens.len() {
             let n = if plane.tokens.len() - done >= block { block } else { 1 };
+            // SAFETY: a hint, allowed for any address.
+            ahead.step(n * row_bytes, |at| unsafe { S::prefetch(at) });
             // SAFETY: head and tokens are within the plane, the query and the scores (asserted by the caller).
             unsafe {
                 let q = query.add(head * group * query_stride);
@@ -180,7 +155,6 @@ unsafe fn scores_of<S: Simd, E: Element>(
                 for (row, &token) in rows.iter_mut().zip(&plane.tokens[done..done + n]) {
                     *row = base.add(usize::from(token) * row_bytes);
                 }
-                prefetch.step::<S>(n * row_bytes);
                 if group > 4 && E::BYTES < 4 {
                     // Many query heads: widen the rows once.
                     for (t, row) in rows.iter_mut().enumerate().take(n) {
@@ -401,16 +375,20 @@ pub(super) unsafe fn values<S: Simd>(
     weights: *const f32,
     columns: usize,
     group: usize,
+    factor: *const f32,
     acc: *mut f32,
     acc_stride: usize,
     scratch: *mut f32,
+    ahead: Option<&mut Ahead<'_>>,
 ) {
     // SAFETY: handed on.
     unsafe {
         match plane.dtype {
-            DType::F32 => values_of::<S, F32>(plane, weights, columns, group, acc, acc_stride, scratch),
-            DType::F16 => values_of::<S, F16>(plane, weights, columns, group, acc, acc_stride, scratch),
-            DType::Bf16 => values_of::<S, Bf16>(plane, weights, columns, group, acc, acc_stride, scratch),
+            DType::F32 => values_of::<S, F32>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead),
+            DType::F16 => values_of::<S, F16>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead),
+            DType::Bf16 => {
+                values_of::<S, Bf16>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead)
+            }
         }
     }
 }
@@ -421,13 +399,14 @@ unsafe fn values_of<S: Simd, E: Element>(
     weights: *const f32,
     columns: usize,
     group: usize,
+    factor: *const f32,
     acc: *mut f32,
     acc_stride: usize,
     scratch: *mut f32,
+    mut ahead: Option<&mut Ahead<'_>>,
 ) {
     let row_bytes = plane.row * E::BYTES;
     let tile = if S::WIDE { 4 } else { 2 };
-    let mut prefetch = Prefetch::new(plane);
     for (j, &head) in plane.heads.iter().enumerate() {
         let head = usize::from(head);
         let mut d = 0;
@@ -435,10 +414,13 @@ unsafe fn values_of<S: Simd, E: Element>(
             let left = plane.take - d;
             let vectors = if left >= tile * S::LANES { tile } else { 1 };
             let used = left.min(vectors * S::LANES);
+            if let Some(ahead) = &mut ahead {
+                // SAFETY: a hint, allowed for any address.
+                ahead.step(used * E::BYTES * plane.tokens.len(), |at| unsafe { S::prefetch(at) });
+            }
             // SAFETY: head, tokens, and dims `d..d + used` are within plane, weights and accumulators (asserted by the caller).
             unsafe {
-                prefetch.step::<S>(used * E::BYTES * plane.tokens.len());
-                let w = weights.add(j * group);
+                let (w, f) = (weights.add(j * group), factor.add(j * group));
                 let out = acc.add(head * group * acc_stride + d);
                 let base = plane.bytes.as_ptr().add(head * plane.group_tokens * row_bytes + d * E::BYTES);
                 if (group > 4 && E::BYTES < 4) || used < S::LANES {
@@ -448,10 +430,10 @@ unsafe fn values_of<S: Simd, E: Element>(
                         widen::<S, E>(base.add(usize::from(token) * row_bytes), used, scratch.add(t * width));
                     }
                     let rows = Rows { base: scratch.cast::<u8>().cast_const(), stride: width * 4, tokens: None };
-                    sum_group::<S, F32>(&rows, plane.tokens.len(), w, columns, group, vectors, out, acc_stride);
+                    sum_group::<S, F32>(&rows, plane.tokens.len(), w, f, columns, group, vectors, out, acc_stride);
                 } else {
                     let rows = Rows { base, stride: row_bytes, tokens: Some(plane.tokens) };
-                    sum_group::<S, E>(&rows, plane.tokens.len(), w, columns, group, vectors, out, acc_stride);
+                    sum_group::<S, E>(&rows, plane.tokens.len(), w, f, columns, group, vectors, out, acc_stride);
                 }
             }
             d += used;
@@ -472,6 +454,7 @@ unsafe fn sum_group<S: Simd, E: Element>(
     rows: &Rows<'_>,
     n: usize,
     weights: *const f32,
+    factor: *const f32,
     columns: usize,
     group: usize,
     vectors: usize,
@@ -483,20 +466,20 @@ unsafe fn sum_group<S: Simd, E: Element>(
         let heads = (group - i).min(4);
         // SAFETY: query heads `i..i + heads` of this KV head; rows, weights and accumulators as the caller says.
         unsafe {
-            let (w, acc) = (weights.add(i), acc.add(i * stride));
+            let (w, f, acc) = (weights.add(i), factor.add(i), acc.add(i * stride));
             match (heads, vectors) {
-                (1, 4) => sums::<S, E, 1, 4>(rows, n, w, columns, acc, stride),
-                (2, 4) => sums::<S, E, 2, 4>(rows, n, w, columns, acc, stride),
-                (3, 4) => sums::<S, E, 3, 4>(rows, n, w, columns, acc, stride),
-                (4, 4) => sums::<S, E, 4, 4>(rows, n, w, columns, acc, stride),
-                (1, 2) => sums::<S, E, 1, 2>(rows, n, w, columns, acc, stride),
-                (2, 2) => sums::<S, E, 2, 2>(rows, n, w, columns, acc, stride),
-                (3, 2) => sums::<S, E, 3, 2>(rows, n, w, columns, acc, stride),
-                (4, 2) => sums::<S, E, 4, 2>(rows, n, w, columns, acc, stride),
-                (1, _) => sums::<S, E, 1, 1>(rows, n, w, columns, acc, stride),
-                (2, _) => sums::<S, E, 2, 1>(rows, n, w, columns, acc, stride),
-                (3, _) => sums::<S, E, 3, 1>(rows, n, w, columns, acc, stride),
-                (_, _) => sums::<S, E, 4, 1>(rows, n, w, columns, acc, stride),
+                (1, 4) => sums::<S, E, 1, 4>(rows, n, w, f, columns, acc, stride),
+                (2, 4) => sums::<S, E, 2, 4>(rows, n, w, f, columns, acc, stride),
+                (3, 4) => sums::<S, E, 3, 4>(rows, n, w, f, columns, acc, stride),
+                (4, 4) => sums::<S, E, 4, 4>(rows, n, w, f, columns, acc, stride),
+                (1, 2) => sums::<S, E, 1, 2>(rows, n, w, f, columns, acc, stride),
+                (2, 2) => sums::<S, E, 2, 2>(rows, n, w, f, columns, acc, stride),
+                (3, 2) => sums::<S, E, 3, 2>(rows, n, w, f, columns, acc, stride),
+                (4, 2) => sums::<S, E, 4, 2>(rows, n, w, f, columns, acc, stride),
+                (1, _) => sums::<S, E, 1, 1>(rows, n, w, f, columns, acc, stride),
+                (2, _) => sums::<S, E, 2, 1>(rows, n, w, f, columns, acc, stride),
+                (3, _) => sums::<S, E, 3, 1>(rows, n, w, f, columns, acc, stride),
+                (_, _) => sums::<S, E, 4, 1>(rows, n, w, f, columns, acc, stride),
             }
         }
         i += heads;
@@ -509,6 +492,7 @@ unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
     rows: &Rows<'_>,
     n: usize,
     weights: *const f32,
+    factor: *const f32,
     columns: usize,
     acc: *mut f32,
     stride: usize,
@@ -520,6 +504,13 @@ unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
         for i in 0..Q {
             for d in 0..D {
                 sum[i][d] = S::load(acc.add(i * stride + d * S::LANES));
+            }
+            // The maximum grows rarely; most blocks need no rescaling.
+            let factor = *factor.add(i);
+            if factor != 1.0 {
+                for d in 0..D {
+                    sum[i][d] = S::mul(sum[i][d], S::splat(factor));
+                }
             }
         }
         for t in 0..n {

@@ -13,6 +13,7 @@ mod generic;
 mod neon;
 mod portable;
 
+use super::ahead::Ahead;
 use std::sync::OnceLock;
 use stratakv_format::DType;
 
@@ -34,8 +35,6 @@ pub(super) struct Plane<'a> {
     pub(super) take: usize,
     pub(super) heads: &'a [u8],
     pub(super) tokens: &'a [u8],
-    /// Bytes that are wanted next; prefetched while this plane is worked on.
-    pub(super) next: &'a [u8],
 }
 
 impl Plane<'_> {
@@ -59,9 +58,10 @@ pub(super) enum Scores {
     NotFinite,
 }
 
-type ScoresFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32);
+type ScoresFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32, &mut Ahead<'_>);
 type SoftmaxFn = unsafe fn(*mut f32, usize, usize, *mut f32, *mut f32, *mut f32) -> Scores;
-type ValuesFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32);
+type ValuesFn =
+    unsafe fn(&Plane<'_>, *const f32, usize, usize, *const f32, *mut f32, usize, *mut f32, Option<&mut Ahead<'_>>);
 
 /// The inner loops for one instruction set.
 pub struct Kernel {
@@ -119,6 +119,7 @@ impl Kernel {
         scores: &mut [f32],
         columns: usize,
         scratch: &mut [f32; SCRATCH],
+        ahead: &mut Ahead<'_>,
     ) {
         assert!(plane.in_bounds());
         assert!(plane.take <= query_stride && query_stride.is_multiple_of(PAD) && query_stride <= SCRATCH / 8);
@@ -135,6 +136,7 @@ impl Kernel {
                 scores.as_mut_ptr(),
                 columns,
                 scratch.as_mut_ptr(),
+                ahead,
             );
         }
     }
@@ -167,8 +169,8 @@ impl Kernel {
         }
     }
 
-    /// Adds the weighted rows to the accumulators of the query heads of their KV head:
-    /// `acc[(heads[j] * group + i)] += sum_t weights[t * columns + j * group + i] * row(heads[j], tokens[t])`.
+    /// Rescales the accumulators of the query heads of the taking-part KV heads and adds the weighted rows:
+    /// `acc[(heads[j] * group + i)] = factor[j * group + i] * acc[(heads[j] * group + i)] + sum_t weights[t * columns + j * group + i] * row(heads[j], tokens[t])`.
     #[allow(unsafe_code, clippy::too_many_arguments)]
     pub(super) fn values(
         &self,
@@ -176,13 +178,21 @@ impl Kernel {
         weights: &[f32],
         columns: usize,
         group: usize,
+        factor: &[f32],
         acc: &mut [f32],
         acc_stride: usize,
         scratch: &mut [f32; SCRATCH],
+        ahead: Option<&mut Ahead<'_>>,
     ) {
         assert!(plane.in_bounds());
-        assert!(plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.tokens.len() <= SCRATCH / (4 * PAD));
-        assert!(plane.heads.len() * group <= columns && plane.tokens.len() * columns <= weights.len());
+        assert!(
+            plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.tokens.len() <= SCRATCH / (4 * PAD)
+        );
+        assert!(
+            plane.heads.len() * group <= columns
+                && plane.tokens.len() * columns <= weights.len()
+                && columns <= factor.len()
+        );
         assert!(plane.heads.last().is_none_or(|&head| (usize::from(head) + 1) * group * acc_stride <= acc.len()));
         // SAFETY: a kernel is only handed out where the CPU has its instructions; all reads of rows and weights and all writes of
         // accumulators (padded to whole vectors) lie within the slices by the assertions above; a tile of at most 128 tokens by 4
@@ -193,9 +203,11 @@ impl Kernel {
                 weights.as_ptr(),
                 columns,
                 group,
+                factor.as_ptr(),
                 acc.as_mut_ptr(),
                 acc_stride,
                 scratch.as_mut_ptr(),
+                ahead,
             );
         }
     }
@@ -213,8 +225,9 @@ macro_rules! entry_points {
             scores: *mut f32,
             columns: usize,
             scratch: *mut f32,
+            ahead: &mut super::Ahead<'_>,
         ) {
-            super::generic::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch);
+            super::generic::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch, ahead);
         }
 
         #[target_feature(enable = $features)]
@@ -235,11 +248,13 @@ macro_rules! entry_points {
             weights: *const f32,
             columns: usize,
             group: usize,
+            factor: *const f32,
             acc: *mut f32,
             acc_stride: usize,
             scratch: *mut f32,
+            ahead: Option<&mut super::Ahead<'_>>,
         ) {
-            super::generic::values::<$simd>(plane, weights, columns, group, acc, acc_stride, scratch);
+            super::generic::values::<$simd>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead);
         }
     };
 }
