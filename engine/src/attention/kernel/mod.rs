@@ -217,6 +217,7 @@ impl Kernel {
 macro_rules! entry_points {
     ($simd:ty, $features:literal) => {
         #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
         unsafe fn scores(
             plane: &super::Plane<'_>,
             query: *const f32,
@@ -243,6 +244,7 @@ macro_rules! entry_points {
         }
 
         #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
         unsafe fn values(
             plane: &super::Plane<'_>,
             weights: *const f32,
