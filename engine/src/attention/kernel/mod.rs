@@ -8,10 +8,13 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod scores;
+mod simd;
+mod softmax;
+mod values;
 
 use super::ahead::Ahead;
 use std::sync::OnceLock;
@@ -213,7 +216,7 @@ impl Kernel {
     }
 }
 
-/// The three passes of `generic` over one [`Simd`](generic::Simd) type, compiled with the named instruction sets.
+/// The three passes over one [`Simd`](simd::Simd) type, compiled with the named instruction sets.
 macro_rules! entry_points {
     ($simd:ty, $features:literal) => {
         #[target_feature(enable = $features)]
@@ -228,7 +231,7 @@ macro_rules! entry_points {
             scratch: *mut f32,
             ahead: &mut super::Ahead<'_>,
         ) {
-            super::generic::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch, ahead);
+            super::scores::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch, ahead);
         }
 
         #[target_feature(enable = $features)]
@@ -240,7 +243,7 @@ macro_rules! entry_points {
             sum: *mut f32,
             factor: *mut f32,
         ) -> super::Scores {
-            super::generic::softmax::<$simd>(scores, tokens, columns, max, sum, factor)
+            super::softmax::softmax::<$simd>(scores, tokens, columns, max, sum, factor)
         }
 
         #[target_feature(enable = $features)]
@@ -256,7 +259,7 @@ macro_rules! entry_points {
             scratch: *mut f32,
             ahead: Option<&mut super::Ahead<'_>>,
         ) {
-            super::generic::values::<$simd>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead);
+            super::values::values::<$simd>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead);
         }
     };
 }
