@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p stratakv --example attention_bandwidth -- [MiB of KV, default 1024] [rounds, default 7] [filter]`
 //!
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts the memory in transparent huge pages, as the read arena has them.
 //! Reads and attention take turns in every round; figures are medians over the rounds. 8 KV heads, 32 query heads,
 //! dk = dv = 128. A filter such as `avx2/f16/8/` keeps matching rows only. `scattered` visits the pieces in an order that no hardware prefetcher foresees, as after a sparse selection.
 
