@@ -26,11 +26,9 @@ mod summary;
 pub use device::PageBacking;
 pub use error::{Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
-pub use options::{
-    Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, SequenceOptions, StoreOptions, Summary,
-};
-pub use read::{ReadBatch, ReadTicket, ViewBlocks, attend};
+pub use options::{Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
 pub use sequence::Sequence;
-pub use store::{SequenceInfo, Store, StoreStatus};
+pub use store::{DeviceStatus, SequenceInfo, Store, StoreStatus};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};

@@ -328,7 +328,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in [("4096", 4096), ("64KiB", 65536), ("512M", 512 << 20), ("1.5 GiB", 3 << 29), ("1t", 1 << 40)]
+        for (text, bytes) in
+            [("4096", 4096), ("64KiB", 65536), ("512M", 512 << 20), ("1.5 GiB", 3 << 29), ("1t", 1 << 40)]
         {
             assert_eq!(text.parse::<ByteSize>().unwrap().bytes(), bytes, "{text}");
         }

@@ -122,7 +122,11 @@ impl Store {
     pub fn open(options: StoreOptions) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
         if memory < 2 * SLAB_BYTES {
-            let text = format!("memory_limit {} is below the {} bytes that buffers take", options.memory_limit, 2 * SLAB_BYTES);
+            let text = format!(
+                "memory_limit {} is below the {} bytes that buffers take",
+                options.memory_limit,
+                2 * SLAB_BYTES
+            );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
         match read_devices(open_directories(&options.devices)?)? {
@@ -392,12 +396,13 @@ impl StoreInner {
     fn shut(&self) -> Result<()> {
         // Counters go along, so that ids given out are not given out again.
         let mut request = CommitRequest::default();
+        let known = lock(&self.catalog).counters;
         let counters = Counters {
             frame: self.next_frame.load(Ordering::Relaxed),
             sequence: self.next_sequence.load(Ordering::Relaxed),
             lsn: self.next_lsn.load(Ordering::Relaxed),
-            layout: lock(&self.catalog).counters.layout,
-            lifetime_bytes: lock(&self.catalog).counters.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
+            layout: known.layout,
+            lifetime_bytes: known.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
         };
         request.records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
         self.committer.enqueue(request, None);
@@ -418,7 +423,13 @@ impl Drop for StoreInner {
     }
 }
 
-fn start_devices(options: &StoreOptions, memory: usize, identity: Identity, found: Vec<Found>, slots: Vec<Slot>) -> Result<Devices> {
+fn start_devices(
+    options: &StoreOptions,
+    memory: usize,
+    identity: Identity,
+    found: Vec<Found>,
+    slots: Vec<Slot>,
+) -> Result<Devices> {
     let budget = MemoryBudget::new(memory);
     let arena = Arena::new(Arc::clone(&budget), memory);
     let kind = match options.driver {
@@ -444,8 +455,7 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
         return Err(Error::new(ErrorKind::Configuration, text));
     };
-    let identity =
-        Identity { store_id: random_id()?, checksum: options.checksum.kind(), segment_pages: pages.get() };
+    let identity = Identity { store_id: random_id()?, checksum: options.checksum.kind(), segment_pages: pages.get() };
     let count = found.len();
     let mut slots = Vec::new();
     let mut catalog = Catalog::default();
@@ -537,7 +547,8 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     for slot in &slots {
         let member = replayed.catalog.members.get(&DeviceIndex(slot.device_index.get()));
         if member.is_none_or(|member| member.device_id != slot.device_id) {
-            let path = found.get(usize::from(slot.device_index.get())).map(|f| f.directory.path().display().to_string());
+            let path =
+                found.get(usize::from(slot.device_index.get())).map(|f| f.directory.path().display().to_string());
             let text = format!("device directory {}: is not the device the store knows", path.unwrap_or_default());
             return Err(Error::new(ErrorKind::Configuration, text));
         }

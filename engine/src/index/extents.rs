@@ -5,7 +5,7 @@ use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
-use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
+use stratakv_format::{PAGE_BYTES, SequenceId};
 
 use super::catalog::SegmentKey;
 
@@ -20,7 +20,6 @@ pub(crate) struct SegmentHandle {
 
 /// What reading and checking the groups of a frame takes.
 pub(crate) struct FrameBody {
-    pub(crate) id: FrameId,
     pub(crate) origin: SequenceId,
     pub(crate) nonce: u64,
     pub(crate) segment: Arc<SegmentHandle>,
@@ -166,10 +165,6 @@ impl ExtentTable {
         }
     }
 
-    pub(crate) fn extents(&self) -> &[Extent] {
-        &self.extents
-    }
-
     /// Every extent in memory that `run` backs goes over to its place on disk.
     pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameBody>, page: u32, checksum: usize) {
         for extent in &mut self.extents {
@@ -200,8 +195,7 @@ mod tests {
             file: Arc::clone(file),
         };
         Arc::new(FrameBody {
-            id: FrameId(id),
-            origin: SequenceId(1),
+            origin: SequenceId(id),
             nonce: 0,
             segment: Arc::new(segment),
             page: 1,
@@ -213,11 +207,7 @@ mod tests {
         use crate::device::dir::{DeviceDir, DirOptions};
         use crate::device::directory::{Access, Directory};
         let dir = tempfile::tempdir().unwrap();
-        let options = DirOptions {
-            access: Access::ReadWrite,
-            create: false,
-            lock_wait: std::time::Duration::ZERO,
-        };
+        let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
         DeviceDir::open(dir.path(), options).unwrap().create_file("x", 4096).unwrap()
     }
 
@@ -251,7 +241,7 @@ mod tests {
             for (group, (id, index)) in model.iter().enumerate() {
                 let extent = table.find(group as u64).unwrap();
                 let Source::Disk { frame, .. } = &extent.source else { panic!("memory") };
-                prop_assert_eq!(frame.id, FrameId(*id));
+                prop_assert_eq!(frame.origin, SequenceId(*id));
                 prop_assert_eq!((group as u64 - extent.first_group) as usize + extent.skip, *index);
             }
         }

@@ -136,9 +136,7 @@ impl<'a> TensorView<'a> {
                 let bad = match self.elements {
                     Elements::F32(e) => first_bad(self.row(e, token, head), |x| !stays_finite(x, dtype)),
                     Elements::F16(e) => first_bad(self.row(e, token, head), |x| !x.is_finite()),
-                    Elements::Bf16(e) => {
-                        first_bad(self.row(e, token, head), |x| !stays_finite(x.to_f32(), dtype))
-                    }
+                    Elements::Bf16(e) => first_bad(self.row(e, token, head), |x| !stays_finite(x.to_f32(), dtype)),
                 };
                 if let Some(index) = bad {
                     let value = self.value(token, head, index);

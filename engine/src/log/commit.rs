@@ -150,7 +150,8 @@ impl Committer {
         for segment in group.iter().flat_map(|queued| &queued.request.segments) {
             segments.insert(segment.key, segment);
         }
-        self.devices.sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
+        self.devices
+            .sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
         let mut records = lock(&self.space).take_pending();
         for queued in group {
             records.append(&queued.request.records);

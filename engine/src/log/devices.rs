@@ -76,7 +76,8 @@ impl Devices {
                 Ok(lease) => return Ok(lease),
                 Err(Exhausted::Now) => {
                     if !self.arena.returned().wait_past(seen, Some(deadline)) {
-                        let text = format!("no buffer of {bytes} bytes within memory_limit; reads or views hold it all");
+                        let text =
+                            format!("no buffer of {bytes} bytes within memory_limit; reads or views hold it all");
                         return Err(Error::new(ErrorKind::Busy, text));
                     }
                 }

@@ -76,17 +76,9 @@ impl Draft {
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
         if let Some((element, groups, bytes)) = summary.filter(|(_, groups, _)| *groups > 0) {
             self.front_bytes += bytes.len().next_multiple_of(8);
-            let part = SummaryPart {
-                layer: run.layer,
-                first_group: run.first_group,
-                groups,
-                element,
-                bytes,
-            };
+            let part = SummaryPart { layer: run.layer, first_group: run.first_group, groups, element, bytes };
             match self.summaries.last_mut() {
-                Some(last)
-                    if last.layer == part.layer && last.first_group + last.groups as u64 == part.first_group =>
-                {
+                Some(last) if last.layer == part.layer && last.first_group + last.groups as u64 == part.first_group => {
                     last.groups += part.groups;
                     last.bytes.extend_from_slice(&part.bytes);
                 }
@@ -237,8 +229,7 @@ pub(crate) fn write(
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
-    let mut tables =
-        Tables { devices, who, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Vec::new() };
+    let mut tables = Tables { devices, who, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Vec::new() };
     let group = u64::from(who.layout.raw().group_tokens);
     for part in &draft.summaries {
         let piece = Piece {
@@ -259,10 +250,7 @@ pub(crate) fn write(
         tables.front_piece(&small(frame::KIND_CALLER_STATE, 0, state.len() as u32), &[state]);
     }
     for tail in &draft.tails {
-        let piece = Piece {
-            layer: tail.layer,
-            ..small(frame::KIND_TAIL, tail.first_token, tail.tokens)
-        };
+        let piece = Piece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };
         let planes: [&[u8]; 2] = [&tail.keys, &tail.values];
         tables.front_piece(&piece, if tail.values.is_empty() { &planes[..1] } else { &planes });
     }
@@ -307,12 +295,8 @@ pub(crate) fn write(
     close_extent(&mut tables, open.take(), page);
 
     // Now the header's length is known, and with it every offset.
-    let header_bytes = frame::header_bytes(
-        who.layout.raw(),
-        who.key.len(),
-        tables.descriptors.len(),
-        tables.checksums.len(),
-    );
+    let header_bytes =
+        frame::header_bytes(who.layout.raw(), who.key.len(), tables.descriptors.len(), tables.checksums.len());
     let front_bytes = round_up_to_page(header_bytes + tables.front.len());
     for (index, descriptor) in tables.descriptors.iter_mut().enumerate() {
         let base = if index < front_pieces { header_bytes } else { front_bytes };
@@ -388,7 +372,6 @@ pub(crate) fn write(
         refs: 0,
     };
     let body = FrameBody {
-        id,
         origin: who.sequence,
         nonce,
         segment,

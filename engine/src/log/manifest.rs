@@ -164,9 +164,8 @@ impl ManifestLog {
                 nonce: self.place.nonce,
                 sequence: self.place.next_batch,
             };
-            let bytes =
-                m::encode_batch(&place, self.place.synced_through, self.epoch, flags | more, records, count)
-                    .map_err(|e| Error::new(ErrorKind::Corruption, e.to_string()))?;
+            let bytes = m::encode_batch(&place, self.place.synced_through, self.epoch, flags | more, records, count)
+                .map_err(|e| Error::new(ErrorKind::Corruption, e.to_string()))?;
             let pages = (bytes.len() / PAGE_BYTES) as u64;
             if self.place.next_page + pages > self.file_pages {
                 return Err(Error::new(ErrorKind::NoSpace, "the manifest is full"));

@@ -79,13 +79,8 @@ impl Space {
             return Ok(Arc::clone(handle));
         }
         let file = devices.get(key.0)?.directory.open_file(&segment::file_name(key.1), Access::ReadWrite)?;
-        let handle = Arc::new(SegmentHandle {
-            key,
-            generation: meta.generation,
-            nonce: meta.nonce,
-            pages: meta.pages,
-            file,
-        });
+        let handle =
+            Arc::new(SegmentHandle { key, generation: meta.generation, nonce: meta.nonce, pages: meta.pages, file });
         self.handles.insert(key, Arc::clone(&handle));
         Ok(handle)
     }

@@ -47,8 +47,13 @@ pub(crate) fn plan(views: &[Arc<ViewInner>]) -> Vec<Part> {
 }
 
 fn plan_part(index: usize, view: &ViewInner, units: Range<usize>, block_bytes: usize) -> Part {
-    let mut part =
-        Part { view: index, units: units.clone(), blocks: Vec::with_capacity(units.len()), reads: Vec::new(), buffer_bytes: 0 };
+    let mut part = Part {
+        view: index,
+        units: units.clone(),
+        blocks: Vec::with_capacity(units.len()),
+        reads: Vec::new(),
+        buffer_bytes: 0,
+    };
     for unit in &view.units[units] {
         let UnitSource::Disk { frame, offset, .. } = &unit.source else {
             part.blocks.push(None);

@@ -72,8 +72,7 @@ impl<'a> Attending<'a> {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (kv_heads, value_dim) = (usize::from(layer.kv_heads), usize::from(layer.value_dim));
-        let mut shape =
-            AttentionShape::new(query.len() / key_dim, kv_heads, key_dim, value_dim, view.layout.dtype())?;
+        let mut shape = AttentionShape::new(query.len() / key_dim, kv_heads, key_dim, value_dim, view.layout.dtype())?;
         if let Some(scale) = options.scale {
             shape = shape.with_scale(scale)?;
         }

@@ -74,7 +74,9 @@ impl ReadTicket {
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
         if needed > limit {
-            let text = format!("a read of {needed} bytes can never fit in the {limit} bytes of buffers that memory_limit allows");
+            let text = format!(
+                "a read of {needed} bytes can never fit in the {limit} bytes of buffers that memory_limit allows"
+            );
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         let progress = Progress {

@@ -101,7 +101,8 @@ fn check_one_store(found: &[Found]) -> Result<()> {
     for (path, slot) in &slots {
         let doubled = ids.insert(slot.device_id, path).or_else(|| seen.insert(slot.device_index.get(), path));
         if let Some(other) = doubled {
-            let text = format!("is a copy of the device in {}; give only the one that was written last", other.display());
+            let text =
+                format!("is a copy of the device in {}; give only the one that was written last", other.display());
             return Err(configuration(path, &text));
         }
     }

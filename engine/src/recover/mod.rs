@@ -4,4 +4,4 @@ mod devices;
 mod replay;
 
 pub(crate) use devices::{Found, Opened, open_directories, read_devices};
-pub(crate) use replay::{Replayed, replay};
+pub(crate) use replay::replay;

@@ -40,7 +40,11 @@ struct Copy {
 ///
 /// # Errors
 /// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
-pub(crate) fn replay(devices: &[(DeviceIndex, Arc<dyn Directory>)], slots: &[Slot], store_id: [u8; 16]) -> Result<Replayed> {
+pub(crate) fn replay(
+    devices: &[(DeviceIndex, Arc<dyn Directory>)],
+    slots: &[Slot],
+    store_id: [u8; 16],
+) -> Result<Replayed> {
     let newest = slots.iter().max_by_key(|slot| slot.manifest_generation.get());
     let Some(newest) = newest else {
         return Err(Error::new(ErrorKind::Corruption, "no superblock names a manifest"));
@@ -111,13 +115,8 @@ fn replay_generation(
         return Err(damaged(&copies, 1, "a checkpoint", "a manifest without one".into()));
     }
     dirty |= !pending.is_empty();
-    let place = ManifestPlace {
-        generation,
-        nonce,
-        next_batch: sequence,
-        synced_through: sequence - 1,
-        next_page: page as u64,
-    };
+    let place =
+        ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     Ok(Replayed { catalog, place, epoch, dirty })
 }
 

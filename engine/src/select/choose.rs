@@ -26,8 +26,12 @@ pub(crate) fn choose(range: Range<u64>, count: usize, forced: &[Range<u64>], sco
     }
     let left = count - chosen.len();
     if left > 0 {
-        let mut rest: Vec<(f32, u64)> =
-            scores.iter().zip(range.clone()).filter(|(_, g)| !is_chosen[(g - range.start) as usize]).map(|(s, g)| (*s, g)).collect();
+        let mut rest: Vec<(f32, u64)> = scores
+            .iter()
+            .zip(range.clone())
+            .filter(|(_, g)| !is_chosen[(g - range.start) as usize])
+            .map(|(s, g)| (*s, g))
+            .collect();
         if left < rest.len() {
             rest.select_nth_unstable_by(left - 1, |a, b| score_order(*a, *b));
             rest.truncate(left);

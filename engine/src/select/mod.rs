@@ -3,7 +3,7 @@
 mod choose;
 mod view;
 
-pub(crate) use choose::{choose, score_order};
+pub(crate) use choose::choose;
 pub use view::View;
 pub(crate) use view::{TailView, Unit, UnitSource, ViewInner};
 

@@ -57,7 +57,13 @@ impl Sequence {
         Ok(())
     }
 
-    fn append_checked(&mut self, layer: usize, keys: &TensorView<'_>, values: &TensorView<'_>, tokens: usize) -> Result<()> {
+    fn append_checked(
+        &mut self,
+        layer: usize,
+        keys: &TensorView<'_>,
+        values: &TensorView<'_>,
+        tokens: usize,
+    ) -> Result<()> {
         let group = self.who.layout.group_tokens();
         let mut at = 0;
         while at < tokens {

@@ -88,7 +88,7 @@ impl Sequence {
     fn commit_drafts(&mut self, length: u64) -> Result<Vec<Draft>> {
         let mut drafts = self.group_drafts()?;
         let limit = self.frame_limit;
-        let mut place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {
+        let place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {
             if drafts.last().is_none_or(|last| !last.is_empty() && last.bytes() + bytes > limit) {
                 drafts.push(Draft::default());
             }

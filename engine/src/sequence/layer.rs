@@ -166,7 +166,12 @@ impl Layer {
 
     /// Appends tokens `range` of views that were checked, up to the end of the next group at most, and only groups for
     /// which there is room; gives how many it took.
-    pub(crate) fn take(&mut self, keys: &TensorView<'_>, values: &TensorView<'_>, range: Range<usize>) -> Result<usize> {
+    pub(crate) fn take(
+        &mut self,
+        keys: &TensorView<'_>,
+        values: &TensorView<'_>,
+        range: Range<usize>,
+    ) -> Result<usize> {
         let start = self.tail_tokens();
         let count = range.len().min(self.group_tokens - start);
         let tokens = range.start..range.start + count;

@@ -64,7 +64,8 @@ pub(crate) fn load(store: Arc<StoreInner>, id: SequenceId, meta: &SequenceMeta) 
         let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
         let batch = &references[start..start + count];
         let devices = Arc::clone(&sequence.store.devices);
-        let fronts: Vec<_> = batch.iter().map(|r| (r.segment.as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
+        let fronts: Vec<_> =
+            batch.iter().map(|r| (r.segment.as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
         for (reference, front) in batch.iter().zip(read(&devices, &fronts)?) {
             sequence.lay_frame(reference, &front, &mut loose)?;
         }
@@ -151,7 +152,6 @@ impl Sequence {
         let groups = view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS);
         let checksums = groups.clone().flat_map(|d| view.checksums(d)).map(|c| c.get()).collect();
         let body = Arc::new(FrameBody {
-            id: reference.id,
             origin: reference.meta.origin,
             nonce: reference.meta.nonce,
             segment: Arc::clone(&reference.segment),
@@ -292,13 +292,11 @@ impl Sequence {
             return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
         }
         let layer = self.layer_mut(index)?;
-        match &mut layer.summary {
-            Some(summary) if !summary.lay(first, bytes) => {
-                let found = format!("summaries of layer {index} from group {first} on, with none before");
-                Err(corrupt(reference, "coverage", 0, 0, found))
-            }
-            _ => Ok(()),
+        if layer.summary.as_mut().is_none_or(|summary| summary.lay(first, bytes)) {
+            return Ok(());
         }
+        let found = format!("summaries of layer {index} from group {first} on, with none before");
+        Err(corrupt(reference, "coverage", 0, 0, found))
     }
 
     fn lay_tail(

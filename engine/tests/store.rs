@@ -1,0 +1,277 @@
+//! The store from outside: what is appended comes back, in memory, from disk, after reopening.
+
+use half::f16;
+use std::path::Path;
+use stratakv::{
+    Budget, ByteSize, DType, Durability, ErrorKind, KvLayout, LayerSpec, SelectOptions, Sequence, SequenceOptions,
+    Store, StoreOptions, Summary, TensorView, attend,
+};
+
+const KV_HEADS: usize = 2;
+const DIM: usize = 16;
+
+fn options(dirs: &[&Path]) -> StoreOptions {
+    let options = dirs.iter().fold(Store::options(), |o, dir| o.device(*dir));
+    options.memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
+}
+
+fn layout(layers: u16, group: u16) -> KvLayout {
+    KvLayout::builder()
+        .layers(layers)
+        .kv_heads(KV_HEADS as u16)
+        .head_dim(DIM as u16)
+        .group_tokens(group)
+        .build()
+        .unwrap()
+}
+
+/// Deterministic values that f16 holds exactly.
+fn values(layer: usize, token: usize, plane: usize) -> Vec<f32> {
+    let value = |i: usize| {
+        let x = (layer * 131 + token * 31 + plane * 17 + i * 7) as u64;
+        let x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        (x as f32 - 128.0) / 64.0
+    };
+    (0..KV_HEADS * DIM).map(value).collect()
+}
+
+fn append(sequence: &mut Sequence, layer: usize, tokens: std::ops::Range<usize>) {
+    let count = tokens.len();
+    let keys: Vec<f32> = tokens.clone().flat_map(|t| values(layer, t, 0)).collect();
+    let vals: Vec<f32> = tokens.flat_map(|t| values(layer, t, 1)).collect();
+    let view = |data| TensorView::token_major(data, count, KV_HEADS, DIM);
+    sequence.append(layer, view(&keys), view(&vals)).unwrap();
+}
+
+/// Naive attention in f64 over these positions.
+fn reference(layer: usize, query: &[f32], positions: impl Iterator<Item = u64> + Clone) -> Vec<f64> {
+    let q_heads = query.len() / DIM;
+    let mut out = Vec::new();
+    for head in 0..q_heads {
+        let kv = head / (q_heads / KV_HEADS);
+        let row = |t: u64, plane| values(layer, t as usize, plane)[kv * DIM..][..DIM].to_vec();
+        let score = |t: u64| {
+            let dot: f64 = query[head * DIM..][..DIM].iter().zip(row(t, 0)).map(|(q, k)| f64::from(q * k)).sum();
+            dot / (DIM as f64).sqrt()
+        };
+        let best = positions.clone().map(score).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = positions.clone().map(|t| (score(t) - best).exp()).sum();
+        for i in 0..DIM {
+            let sum: f64 = positions.clone().map(|t| (score(t) - best).exp() * f64::from(row(t, 1)[i])).sum();
+            out.push(sum / total);
+        }
+    }
+    out
+}
+
+fn query(q_heads: usize) -> Vec<f32> {
+    (0..q_heads * DIM).map(|i| ((i * 37 % 29) as f32 - 14.0) / 10.0).collect()
+}
+
+fn check(store: &Store, sequence: &Sequence, layer: usize, options: SelectOptions) {
+    let query = query(4);
+    let view = sequence.select(layer, &query, options).unwrap();
+    let positions: Vec<u64> = view.positions().collect();
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let mut out = vec![0.0; query.len()];
+    attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
+    for (got, want) in out.iter().zip(reference(layer, &query, positions.into_iter())) {
+        assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+    }
+}
+
+#[test]
+fn attention_through_the_store_is_attention() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let options = SequenceOptions::new().key("s").summary(Summary::MinMax);
+    let mut sequence = store.create_sequence(&layout(3, 4), options).unwrap();
+    for layer in 0..3 {
+        append(&mut sequence, layer, 0..1003);
+    }
+    for token in 1003..1020 {
+        for layer in 0..3 {
+            append(&mut sequence, layer, token..token + 1);
+            check(&store, &sequence, layer, SelectOptions::new(Budget::tokens(100)).sinks(4).recent(16));
+        }
+    }
+    let all = sequence.select(1, &query(4), Budget::All).unwrap();
+    assert_eq!(all.positions().collect::<Vec<_>>(), (0..1020).collect::<Vec<_>>());
+    check(&store, &sequence, 1, SelectOptions::new(Budget::All));
+    sequence.commit(Durability::Sync).unwrap();
+    check(&store, &sequence, 2, SelectOptions::new(Budget::tokens(64)));
+}
+
+#[test]
+fn a_committed_sequence_comes_back() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let open = || options(&[one.path(), two.path()]).open().unwrap();
+    let mut committed = 0;
+    let mut ids = Vec::new();
+    for round in 0..6_usize {
+        let store = open();
+        let mut sequence = match round {
+            0 => {
+                let options = SequenceOptions::new().key("s").summary(Summary::MinMax);
+                store.create_sequence(&layout(2, 8), options).unwrap()
+            }
+            _ => store.open_sequence("s").unwrap(),
+        };
+        assert_eq!(sequence.len(), committed as u64, "round {round}");
+        assert_eq!(sequence.token_ids(), ids);
+        assert_eq!(sequence.state().map(<[u8]>::to_vec), (round > 0).then(|| vec![round as u8 - 1; 100]));
+        if round > 0 {
+            for layer in 0..2 {
+                check(&store, &sequence, layer, SelectOptions::new(Budget::All));
+                check(&store, &sequence, layer, SelectOptions::new(Budget::tokens(40)));
+            }
+        }
+        for step in 0..20 {
+            let count = 1 + (round * 7 + step * 3) % 11;
+            for layer in 0..2 {
+                append(&mut sequence, layer, committed..committed + count);
+            }
+            let new: Vec<u32> = (committed..committed + count).map(|t| t as u32 * 3).collect();
+            sequence.push_token_ids(&new).unwrap();
+            ids.extend(new);
+            committed += count;
+            let durability = if step == 19 { Durability::Sync } else { Durability::Lazy };
+            sequence.commit_with(&vec![round as u8; 100], durability).unwrap();
+        }
+        // Layers of different length: what goes beyond the shortest is not committed.
+        append(&mut sequence, 0, committed..committed + 13);
+        sequence.commit(Durability::Sync).unwrap();
+        drop(sequence);
+        if round % 2 == 0 {
+            store.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn dtypes_layers_and_windows() {
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = options(&[dir.path()]).open().unwrap();
+        let heads = KV_HEADS as u16;
+        let specs = [LayerSpec::full(heads, DIM as u16), LayerSpec::none(), LayerSpec::sliding(heads, DIM as u16, 37)];
+        let layout = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(5).build().unwrap();
+        let mut sequence =
+            store.create_sequence(&layout, SequenceOptions::new().key("w").summary(Summary::MinMax)).unwrap();
+        for layer in [0, 2] {
+            append(&mut sequence, layer, 0..203);
+        }
+        sequence.commit(Durability::Sync).unwrap();
+        let window = sequence.select(2, &query(2), Budget::All).unwrap();
+        assert_eq!(window.positions().collect::<Vec<_>>(), (166..203).collect::<Vec<_>>());
+        for layer in [0, 2] {
+            // values() are exact in f16 and in bf16.
+            check(&store, &sequence, layer, SelectOptions::new(Budget::All));
+            check(&store, &sequence, layer, SelectOptions::new(Budget::share(0.5)));
+        }
+        assert_eq!(sequence.select(1, &query(2), Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+#[test]
+fn a_view_keeps_what_it_saw() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, 4), SequenceOptions::new()).unwrap();
+    append(&mut sequence, 0, 0..11);
+    let before = sequence.select(0, &query(2), Budget::All).unwrap();
+    append(&mut sequence, 0, 11..3000);
+    sequence.commit(Durability::Sync).unwrap();
+    let after = sequence.select(0, &query(2), Budget::All).unwrap();
+    let batch = store.read(&[&before, &after]).unwrap().wait().unwrap();
+    for (index, (view, tokens)) in [(&before, 11), (&after, 3000)].into_iter().enumerate() {
+        let mut out = vec![0.0; 2 * DIM];
+        attend(&query(2), view, batch.get(index).unwrap(), &mut out).unwrap();
+        for (got, want) in out.iter().zip(reference(0, &query(2), 0..tokens)) {
+            assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+        }
+    }
+}
+
+#[test]
+fn bad_arguments_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let mut sequence =
+        store.create_sequence(&layout(1, 4), SequenceOptions::new().key("a").summary(Summary::MinMax)).unwrap();
+    append(&mut sequence, 0, 0..10);
+    let good = vec![0.5_f32; KV_HEADS * DIM];
+    fn view(data: &[f32]) -> TensorView<'_> {
+        TensorView::token_major(data, 1, KV_HEADS, DIM)
+    }
+    for bad in [f32::NAN, f32::INFINITY, 1e6] {
+        let mut keys = good.clone();
+        keys[3] = bad;
+        assert_eq!(sequence.append(0, view(&keys), view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(sequence.append(0, view(&good), view(&keys)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    let wrong = TensorView::token_major(&good, 1, 1, DIM);
+    assert_eq!(sequence.append(0, wrong, view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(sequence.append(1, view(&good), view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(sequence.select(0, &[0.0; 5], Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(sequence.select(0, &query(2), Budget::tokens(0)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let options = SequenceOptions::new().key("a");
+    assert_eq!(store.create_sequence(&layout(1, 4), options).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(store.open_sequence("nobody").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(sequence.len(), 10);
+    check(&store, &sequence, 0, SelectOptions::new(Budget::All));
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    let other = layout(1, 4);
+    store.open_sequence_as("a", &other).unwrap();
+    let other =
+        KvLayout::builder().layers(1).kv_heads(2).head_dim(16).group_tokens(4).fingerprint([1; 32]).build().unwrap();
+    assert_eq!(store.open_sequence_as("a", &other).unwrap_err().kind(), ErrorKind::LayoutMismatch);
+}
+
+#[test]
+fn deleting_gives_segments_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let mut most = 0;
+    for round in 0..8 {
+        let mut sequence = store.create_sequence(&layout(2, 8), SequenceOptions::new().key("x")).unwrap();
+        for layer in 0..2 {
+            append(&mut sequence, layer, 0..20_000);
+        }
+        sequence.commit(Durability::Sync).unwrap();
+        check(&store, &sequence, 1, SelectOptions::new(Budget::All));
+        sequence.delete(Durability::Sync).unwrap();
+        let bytes = store.status().file_bytes;
+        if round == 1 {
+            most = bytes;
+        }
+        assert!(round < 2 || bytes <= most, "{bytes} {most}");
+        assert!(store.sequences().is_empty());
+    }
+}
+
+#[test]
+fn f16_input_is_kept_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, 4), SequenceOptions::new()).unwrap();
+    let data: Vec<f16> = (0..8 * KV_HEADS * DIM).map(|i| f16::from_bits((i * 13 % 0x7bff) as u16)).collect();
+    let keys = TensorView::head_major(&data, 8, KV_HEADS, DIM);
+    sequence.append(0, keys, keys).unwrap();
+    sequence.commit(Durability::Sync).unwrap();
+    let view = sequence.select_all(0).unwrap();
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    for group in 0..2 {
+        let (k, v) = batch.get(0).unwrap().group(group).unwrap();
+        for head in 0..KV_HEADS {
+            for token in 0..4 {
+                for i in 0..DIM {
+                    let at = ((head * 4 + token) * DIM + i) * 2;
+                    let want = data[(head * 8 + group * 4 + token) * DIM + i].to_le_bytes();
+                    assert_eq!((&k[at..at + 2], &v[at..at + 2]), (&want[..], &want[..]));
+                }
+            }
+        }
+    }
+}
