@@ -113,7 +113,7 @@ pub struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<u16>,
     /// Directory of the device, as it was given.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "lossy")]
     pub path: Option<PathBuf>,
     /// File inside that directory.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,6 +150,11 @@ pub struct Finding {
     pub found: Option<String>,
     /// The finding in words.
     pub message: String,
+}
+
+/// A path that is not UTF-8 is no reason to print nothing.
+fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
 /// A file of a device, to say where findings are.

@@ -43,15 +43,20 @@ pub(crate) fn names(directory: &File) -> io::Result<Vec<String>> {
 
 /// Opens `file` (a name, or a directory and a name) inside `directory`. A missing file, a link and what is no regular
 /// file are findings, and so is an error of the operating system; then `None`.
-pub(crate) fn open(directory: &File, device: Option<u16>, path: &Arc<Path>, file: &str, sink: &Sink) -> Option<StoreFile> {
+pub(crate) fn open(
+    directory: &File,
+    device: Option<u16>,
+    path: &Arc<Path>,
+    file: &str,
+    sink: &Sink,
+) -> Option<StoreFile> {
     let place = FilePlace { device, path: Arc::clone(path), file: Arc::from(file) };
     match try_open(directory, file) {
         Ok((file, bytes)) => Some(StoreFile { file, bytes, place }),
         Err(error) => {
-            let missing = matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::FilesystemLoop | io::ErrorKind::InvalidData
-            );
+            let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory, io::ErrorKind::InvalidData];
+            let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+            let missing = is_link || kinds.contains(&error.kind());
             let code = if missing { Code::MissingFile } else { Code::IoError };
             sink.push(Finding::damage(code, format!("cannot be opened: {error}")).in_file(&place));
             None
