@@ -1,5 +1,5 @@
 //! Builds small store images with the format crate's encoders alone.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
