@@ -214,6 +214,51 @@ fn records_must_fit_those_before_them() {
 }
 
 #[test]
+fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
+    let mut image = Image::standard(1, STATE_OPEN);
+    let old = image.batches.len() as u64;
+    // The next generation: the checkpoint of an empty store, of two batches that take effect together.
+    let (generation, nonce) = (2, 0x77);
+    for (copy, file) in MANIFEST.iter().enumerate() {
+        let mut bytes = fs::read(image.path(0, file)).unwrap()[..PAGE_BYTES].to_vec();
+        bytes[56..64].copy_from_slice(&u64::to_le_bytes(generation));
+        bytes[64..72].copy_from_slice(&u64::to_le_bytes(nonce));
+        bytes[72..80].copy_from_slice(&u64::to_le_bytes(1));
+        bytes[80..88].copy_from_slice(&u64::to_le_bytes(old + 2));
+        let crc = page_crc(&bytes);
+        bytes[508..512].copy_from_slice(&crc.to_le_bytes());
+        let first = &image.batches[0];
+        let mut end = Records::default();
+        end.push(Kind::CheckpointEnd, &m::CheckpointEnd { records: U64::new(u64::from(first.count) - 1) }, &[]);
+        let body = &first.bytes[..first.bytes.len() - end.bytes.len()];
+        let mut place = m::BatchPlace { generation, nonce, sequence: old + 2 };
+        let flags = m::FLAG_CHECKPOINT | m::FLAG_MORE;
+        bytes.extend(m::encode_batch(&place, old + 1, 1, flags, body, first.count - 1).unwrap());
+        place.sequence += 1;
+        bytes.extend(m::encode_batch(&place, old + 1, 1, m::FLAG_CHECKPOINT, &end.bytes, 1).unwrap());
+        fs::write(image.path(0, &m::file_name(generation, copy as u8)), bytes).unwrap();
+    }
+    // Not named yet: left over.
+    let report = image.check();
+    assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 2), "{}", report.to_text());
+    assert!(report.has(Code::Leftover));
+    let mut last = Records::default();
+    last.push(Kind::Superseded, &m::Superseded { generation: U64::new(generation), nonce: U64::new(nonce) }, &[]);
+    image.batches.push(last);
+    image.write(STATE_OPEN);
+    let report = image.check();
+    assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 0), "{}", report.to_text());
+    assert_eq!(report.findings.len(), 0, "{}", report.to_text());
+    // A checkpoint that is not complete never takes effect.
+    for copy in 0..2 {
+        let path = image.path(0, &m::file_name(generation, copy));
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - PAGE_BYTES]).unwrap();
+    }
+    assert_damage(&image.check(), Code::ManifestBatch);
+}
+
+#[test]
 fn sequences_must_be_covered() {
     let report = with(|r| r.push(Kind::SequenceCommit, &commit(1, 14, 13, 3), &[]));
     assert_damage(&report, Code::Coverage);
