@@ -1,2 +1,6 @@
 //! `kvfsck`.
-fn main() {}
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    kvfsck::cli::run()
+}

@@ -1,0 +1,143 @@
+//! Reading the files of a device: never through a link, never writing, going on behind a page that cannot be read.
+
+use crate::finding::{Code, FilePlace, Finding, Sink};
+use rustix::fs::{Advice, Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use stratakv_format::PAGE_BYTES;
+
+/// Bytes read at once.
+pub(crate) const WINDOW_BYTES: usize = 1 << 20;
+
+/// An open file of a device.
+#[derive(Debug)]
+pub(crate) struct StoreFile {
+    file: File,
+    pub(crate) bytes: u64,
+    pub(crate) place: FilePlace,
+}
+
+/// Opens a directory inside a directory, not through a link.
+pub(crate) fn open_directory(parent: &File, name: &str) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(parent, name, flags, Mode::empty())?))
+}
+
+/// The names inside a directory, without `.` and `..`.
+pub(crate) fn names(directory: &File) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy();
+        if name != "." && name != ".." {
+            names.push(name.into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Opens `file` (a name, or a directory and a name) inside `directory`. A missing file, a link and what is no regular
+/// file are findings, and so is an error of the operating system; then `None`.
+pub(crate) fn open(
+    directory: &File,
+    device: Option<u16>,
+    path: &Arc<Path>,
+    file: &str,
+    sink: &Sink,
+) -> Option<StoreFile> {
+    let place = FilePlace { device, path: Arc::clone(path), file: Arc::from(file) };
+    match try_open(directory, file) {
+        Ok((file, bytes)) => Some(StoreFile { file, bytes, place }),
+        Err(error) => {
+            let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory, io::ErrorKind::InvalidData];
+            let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+            let missing = is_link || kinds.contains(&error.kind());
+            let code = if missing { Code::MissingFile } else { Code::IoError };
+            sink.push(Finding::damage(code, format!("cannot be opened: {error}")).in_file(&place));
+            None
+        }
+    }
+}
+
+fn try_open(directory: &File, file: &str) -> io::Result<(File, u64)> {
+    let parent;
+    let (directory, name) = match file.split_once('/') {
+        None => (directory, file),
+        Some((inner, name)) => {
+            parent = open_directory(directory, inner)?;
+            (&parent, name)
+        }
+    };
+    // Without O_NONBLOCK a FIFO in place of a file would hold the check up forever.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file"));
+    }
+    Ok((file, metadata.len()))
+}
+
+impl StoreFile {
+    /// Tells the kernel that the file is read from front to back. Only a hint.
+    pub(crate) fn advise_sequential(&self) {
+        let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::Sequential);
+    }
+
+    /// Fills `buffer` from `offset` on; what lies behind the end of the file is zero. Gives the ranges that could not be
+    /// read: they are zero in the buffer and reported already.
+    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8], sink: &Sink) -> Vec<Range<u64>> {
+        if self.read_once(offset, buffer).is_ok() {
+            return Vec::new();
+        }
+        // Page by page, to lose as little as possible and to name the pages.
+        let mut bad: Vec<(Range<u64>, io::Error)> = Vec::new();
+        for (index, page) in buffer.chunks_mut(PAGE_BYTES).enumerate() {
+            let start = offset + (index * PAGE_BYTES) as u64;
+            let end = start + page.len() as u64;
+            if let Err(error) = self.read_once(start, page) {
+                page.fill(0);
+                match bad.last_mut() {
+                    Some((range, _)) if range.end == start => range.end = end,
+                    _ => bad.push((start..end, error)),
+                }
+            }
+        }
+        bad.into_iter()
+            .map(|(range, error)| {
+                let finding = Finding::damage(Code::IoError, format!("cannot be read: {error}"));
+                sink.push(finding.at(&self.place, range.start, range.end - range.start));
+                range
+            })
+            .collect()
+    }
+
+    fn read_once(&self, offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+        let mut at = offset;
+        while !buffer.is_empty() {
+            match self.file.read_at(buffer, at) {
+                Ok(0) => {
+                    buffer.fill(0);
+                    return Ok(());
+                }
+                Ok(n) => {
+                    buffer = &mut buffer[n..];
+                    at += n as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every byte is zero. Written so that it compiles to vector code: padding can be a large part of a frame.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |all, &byte| all | byte) == 0)
+}

@@ -1,0 +1,311 @@
+//! Damage and crashes of every kind, each with its finding and exit code.
+
+mod common;
+
+use common::{Image, Records, commit, flip, slot};
+use kvfsck::{CheckError, Code, EXIT_CLEAN, EXIT_DAMAGE, EXIT_UNSUPPORTED, Options, Report, Severity, check};
+use std::fs;
+use std::process::Command;
+use stratakv_format::PAGE_BYTES;
+use stratakv_format::checksum::page_crc;
+use stratakv_format::manifest::{self as m, Kind};
+use stratakv_format::superblock::{STATE_CLOSED, STATE_OPEN};
+use zerocopy::little_endian::{U32, U64};
+
+const SEGMENT: &str = "segments/00000000";
+const MANIFEST: [&str; 2] = ["manifest/0000000000000001-0", "manifest/0000000000000001-1"];
+
+fn assert_damage(report: &Report, code: Code) {
+    let found = report.findings.iter().any(|f| f.code == code && f.severity == Severity::Damage);
+    assert!(found && report.exit_code == EXIT_DAMAGE && !report.clean, "{code}: {}", report.to_text());
+}
+
+/// Changes bytes of a page and fixes its checksum.
+fn patch_page(image: &Image, device: usize, file: &str, page: usize, patch: impl FnOnce(&mut [u8])) {
+    let path = image.path(device, file);
+    let mut bytes = fs::read(&path).unwrap();
+    let page = &mut bytes[page * PAGE_BYTES..(page + 1) * PAGE_BYTES];
+    patch(page);
+    let crc = page_crc(page);
+    page[508..512].copy_from_slice(&crc.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+}
+
+fn zero(image: &Image, file: &str, from: usize, bytes: usize) {
+    let path = image.path(0, file);
+    let mut all = fs::read(&path).unwrap();
+    all[from..from + bytes].fill(0);
+    fs::write(&path, all).unwrap();
+}
+
+#[test]
+fn a_good_store_is_clean_and_counted() {
+    for (devices, state) in [(1, STATE_CLOSED), (1, STATE_OPEN), (2, STATE_CLOSED), (2, STATE_OPEN), (3, STATE_OPEN)] {
+        let image = Image::standard(devices, state);
+        let report = image.check();
+        assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 0), "{}", report.to_text());
+        let c = &report.checked;
+        assert_eq!((c.devices, c.segments), (u64::from(devices), u64::from(devices)));
+        assert_eq!((c.manifest_batches, c.frames, c.sequences), (4, 2, 2));
+        // Frame 1: two groups of 2 layers, 2 planes each; 2 summaries; 2 tails of 2 planes; ids; state. Frame 3: the
+        // same with one group and one token more.
+        assert_eq!(c.planes, (8 + 2 + 4 + 2) + (4 + 2 + 4 + 2));
+        assert!(c.complete && c.payload_bytes > 0);
+    }
+}
+
+#[test]
+fn a_torn_end_of_the_manifest_is_a_legal_crash() {
+    for copies in [&MANIFEST[..1], &MANIFEST[1..], &MANIFEST[..]] {
+        let image = Image::standard(1, STATE_OPEN);
+        let last = *image.batch_offsets.last().unwrap();
+        for file in copies {
+            zero(&image, file, last, 512);
+        }
+        let report = image.check();
+        assert_eq!(report.exit_code, EXIT_CLEAN, "{}", report.to_text());
+        // In both copies: cut, and the frame of the last batch is not live.
+        assert_eq!(report.checked.manifest_batches, if copies.len() == 2 { 3 } else { 4 });
+        if copies.len() == 1 {
+            assert!(report.has(Code::ManifestTail));
+        }
+        // The same in a closed store is damage: that batch was durable.
+        let image = Image::standard(1, STATE_CLOSED);
+        for file in copies {
+            zero(&image, file, last, 512);
+        }
+        assert_damage(&image.check(), Code::ManifestBatch);
+    }
+}
+
+#[test]
+fn a_hole_in_the_manifest_is_damage() {
+    let image = Image::standard(1, STATE_OPEN);
+    // Batch 2 is durable by the word of batch 4.
+    for file in MANIFEST {
+        zero(&image, file, image.batch_offsets[1], PAGE_BYTES);
+    }
+    let report = image.check();
+    assert_damage(&report, Code::ManifestBatch);
+    assert!(!report.checked.complete);
+}
+
+#[test]
+fn devices_that_do_not_belong_together() {
+    let image = Image::standard(2, STATE_CLOSED);
+    let run = |dirs: &[std::path::PathBuf]| check(dirs, &Options::default(), &()).unwrap();
+    let report = run(&image.dirs[..1]);
+    assert_damage(&report, Code::MissingDevice);
+    assert_eq!(report.findings[0].device, Some(1));
+    assert_damage(&run(&[image.dirs[0].clone(), image.dirs[1].clone(), image.dirs[0].clone()]), Code::DoubledDevice);
+    let other = Image::standard(2, STATE_CLOSED);
+    for page in 0..2 {
+        patch_page(&other, 1, "superblock", page, |bytes| bytes[48] ^= 1);
+    }
+    let report = run(&[image.dirs[0].clone(), image.dirs[1].clone(), other.dirs[1].clone()]);
+    assert_damage(&report, Code::ForeignDevice);
+    assert_eq!(report.findings.len(), 1, "{}", report.to_text());
+    for page in 0..2 {
+        patch_page(&image, 1, "superblock", page, |bytes| bytes[64] ^= 1);
+    }
+    assert_damage(&image.check(), Code::ForeignDevice);
+}
+
+#[test]
+fn files_missing_or_too_short_or_too_many() {
+    let image = Image::standard(1, STATE_CLOSED);
+    fs::write(image.path(0, "segments/0000002a"), b"x").unwrap();
+    fs::write(image.path(0, "manifest/0000000000000002-0"), b"x").unwrap();
+    fs::write(image.path(0, "notes.txt"), b"x").unwrap();
+    let report = image.check();
+    assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 3), "{}", report.to_text());
+    assert!(report.findings.iter().all(|f| f.code == Code::Leftover));
+    let segment = image.path(0, SEGMENT);
+    let bytes = fs::read(&segment).unwrap();
+    fs::write(&segment, &bytes[..bytes.len() - 1]).unwrap();
+    assert_damage(&image.check(), Code::SegmentLength);
+    fs::write(&segment, &bytes[..2 * PAGE_BYTES]).unwrap();
+    assert_damage(&image.check(), Code::FrameLocation);
+    fs::remove_file(&segment).unwrap();
+    assert_damage(&image.check(), Code::MissingFile);
+    std::os::unix::fs::symlink("/dev/zero", &segment).unwrap();
+    assert_damage(&image.check(), Code::MissingFile);
+    fs::remove_file(&segment).unwrap();
+    fs::write(&segment, &bytes).unwrap();
+    fs::remove_file(image.path(0, MANIFEST[1])).unwrap();
+    assert_damage(&image.check(), Code::MissingFile);
+}
+
+#[test]
+fn newer_versions_are_not_guessed_at() {
+    type Patch = fn(&mut [u8]);
+    let patches: [Patch; 3] = [|b| b[8] = 1, |b| b[10] = 2, |b| b[32] |= 2];
+    for patch in patches {
+        let image = Image::standard(1, STATE_CLOSED);
+        patch_page(&image, 0, "superblock", 1, patch);
+        let error = check(&image.dirs, &Options::default(), &()).unwrap_err();
+        assert!(matches!(error, CheckError::Unsupported { offset: 4096, .. }), "{error}");
+        assert_eq!(error.exit_code(), EXIT_UNSUPPORTED);
+        for (file, page) in [(SEGMENT, 0), (MANIFEST[0], 0)] {
+            let image = Image::standard(1, STATE_CLOSED);
+            patch_page(&image, 0, file, page, patch);
+            let report = image.check();
+            assert!(report.exit_code == EXIT_UNSUPPORTED && report.has(Code::Unsupported), "{}", report.to_text());
+        }
+    }
+}
+
+#[test]
+fn superblocks_that_contradict() {
+    let image = Image::standard(2, STATE_CLOSED);
+    let mut page = slot(1, 2, 2, STATE_CLOSED, 4);
+    page.manifest_nonce = U64::new(5);
+    fs::write(image.path(1, "superblock"), [page.encode(), slot(1, 2, 1, STATE_OPEN, 1).encode()].concat()).unwrap();
+    assert_damage(&image.check(), Code::SuperblockMismatch);
+    let image = Image::standard(1, STATE_CLOSED);
+    let skipped = [slot(0, 1, 4, STATE_CLOSED, 4).encode(), slot(0, 1, 1, STATE_OPEN, 1).encode()].concat();
+    fs::write(image.path(0, "superblock"), skipped).unwrap();
+    assert_damage(&image.check(), Code::SuperblockSlot);
+    fs::write(image.path(0, "superblock"), b"").unwrap();
+    let report = image.check();
+    assert_damage(&report, Code::SuperblockSlot);
+    assert!(!report.checked.complete);
+    fs::remove_file(image.path(0, "superblock")).unwrap();
+    assert_damage(&image.check(), Code::MissingFile);
+}
+
+/// A standard store with one more batch.
+fn with(records: impl FnOnce(&mut Records)) -> Report {
+    let mut image = Image::standard(1, STATE_OPEN);
+    let mut more = Records::default();
+    records(&mut more);
+    image.batches.push(more);
+    image.write(STATE_OPEN);
+    image.check()
+}
+
+#[test]
+fn records_must_fit_those_before_them() {
+    let reference =
+        |sequence, frame| m::FrameRef { sequence: U64::new(sequence), frame: U64::new(frame), token_end: U64::new(9) };
+    let bad = Code::ManifestRecord;
+    assert_damage(&with(|r| r.push(Kind::SequenceCommit, &commit(9, 1, 0, 0), &[])), bad);
+    assert_damage(&with(|r| r.push(Kind::FrameRef, &reference(1, 99), &[])), bad);
+    assert_damage(&with(|r| r.push(Kind::FrameRef, &reference(1, 1), &[])), bad);
+    assert_damage(&with(|r| r.push(Kind::SequenceCreate, &common::create(3, b""), b"")), bad);
+    assert_damage(&with(|r| r.push(Kind::SequenceCreate, &common::create(4, b"alpha"), b"alpha")), bad);
+    let free =
+        m::SegmentFree { generation: U64::new(3), segment: U32::new(0), device: 0.into(), removed: 0, reserved: 0 };
+    assert_damage(&with(|r| r.push(Kind::SegmentFree, &free, &[])), bad);
+    let counters = m::Counters {
+        next_frame: U64::new(3),
+        next_sequence: U64::new(4),
+        next_lsn: U64::new(4),
+        lifetime_bytes: U64::new(0),
+        next_layout: U32::new(2),
+        reserved: U32::new(0),
+    };
+    assert_damage(&with(|r| r.push(Kind::Counters, &counters, &[])), bad);
+    let end = m::CheckpointEnd { records: U64::new(0) };
+    assert_damage(&with(|r| r.push(Kind::CheckpointEnd, &end, &[])), bad);
+    // A successor that is not there.
+    let next = m::Superseded { generation: U64::new(2), nonce: U64::new(1) };
+    assert_damage(&with(|r| r.push(Kind::Superseded, &next, &[])), Code::MissingFile);
+}
+
+#[test]
+fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
+    let mut image = Image::standard(1, STATE_OPEN);
+    let old = image.batches.len() as u64;
+    // The next generation: the checkpoint of an empty store, of two batches that take effect together.
+    let (generation, nonce) = (2, 0x77);
+    for (copy, file) in MANIFEST.iter().enumerate() {
+        let mut bytes = fs::read(image.path(0, file)).unwrap()[..PAGE_BYTES].to_vec();
+        bytes[56..64].copy_from_slice(&u64::to_le_bytes(generation));
+        bytes[64..72].copy_from_slice(&u64::to_le_bytes(nonce));
+        bytes[72..80].copy_from_slice(&u64::to_le_bytes(1));
+        bytes[80..88].copy_from_slice(&u64::to_le_bytes(old + 2));
+        let crc = page_crc(&bytes);
+        bytes[508..512].copy_from_slice(&crc.to_le_bytes());
+        let first = &image.batches[0];
+        let mut end = Records::default();
+        end.push(Kind::CheckpointEnd, &m::CheckpointEnd { records: U64::new(u64::from(first.count) - 1) }, &[]);
+        let body = &first.bytes[..first.bytes.len() - end.bytes.len()];
+        let mut place = m::BatchPlace { generation, nonce, sequence: old + 2 };
+        let flags = m::FLAG_CHECKPOINT | m::FLAG_MORE;
+        bytes.extend(m::encode_batch(&place, old + 1, 1, flags, body, first.count - 1).unwrap());
+        place.sequence += 1;
+        bytes.extend(m::encode_batch(&place, old + 1, 1, m::FLAG_CHECKPOINT, &end.bytes, 1).unwrap());
+        fs::write(image.path(0, &m::file_name(generation, copy as u8)), bytes).unwrap();
+    }
+    // Not named yet: left over.
+    let report = image.check();
+    assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 2), "{}", report.to_text());
+    assert!(report.has(Code::Leftover));
+    let mut last = Records::default();
+    last.push(Kind::Superseded, &m::Superseded { generation: U64::new(generation), nonce: U64::new(nonce) }, &[]);
+    image.batches.push(last);
+    image.write(STATE_OPEN);
+    let report = image.check();
+    assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 0), "{}", report.to_text());
+    assert_eq!(report.findings.len(), 0, "{}", report.to_text());
+    // A checkpoint that is not complete never takes effect.
+    for copy in 0..2 {
+        let path = image.path(0, &m::file_name(generation, copy));
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - PAGE_BYTES]).unwrap();
+    }
+    assert_damage(&image.check(), Code::ManifestBatch);
+}
+
+#[test]
+fn sequences_must_be_covered() {
+    let report = with(|r| r.push(Kind::SequenceCommit, &commit(1, 14, 13, 3), &[]));
+    assert_damage(&report, Code::Coverage);
+    let finding = &report.findings[0];
+    assert_eq!((finding.sequence, finding.layer, finding.tokens), (Some(1), Some(0), Some([13, 14])));
+    assert_eq!(report.findings.len(), 2, "one per layer with KV: {}", report.to_text());
+    assert_damage(&with(|r| r.push(Kind::SequenceCommit, &commit(1, 13, 14, 3), &[])), Code::TokenIds);
+    assert_damage(&with(|r| r.push(Kind::SequenceCommit, &commit(1, 13, 13, 9), &[])), Code::CallerState);
+    // Truncated inside a group: what is left is covered.
+    let cut = m::SequenceTruncate { sequence: U64::new(1), tokens: U64::new(6) };
+    let report = with(|r| r.push(Kind::SequenceTruncate, &cut, &[]));
+    assert_eq!(report.exit_code, EXIT_CLEAN, "{}", report.to_text());
+    let report = with(|r| {
+        r.push(Kind::SequenceTruncate, &cut, &[]);
+        r.push(Kind::SequenceCommit, &commit(1, 7, 6, 0), &[]);
+    });
+    assert_damage(&report, Code::Coverage);
+}
+
+#[test]
+fn the_program_says_it_all() {
+    let image = Image::standard(1, STATE_CLOSED);
+    let run = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_kvfsck")).args(args).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let dir = image.dirs[0].to_str().unwrap().to_owned();
+    let (code, text) = run(&["check", &dir]);
+    assert!(code == 0 && text.ends_with("clean\n"), "{code} {text}");
+    let offset = image.frames[0].location.offset() as usize + 2 * PAGE_BYTES + 1;
+    flip(&image.path(0, SEGMENT), offset, 1);
+    let (code, text) = run(&["check", "--json", &dir]);
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &report["clean"], &report["exit_code"]), (1, &false.into(), &1.into()));
+    let finding = &report["findings"][0];
+    assert_eq!((&finding["code"], &finding["severity"]), (&"payload-checksum".into(), &"damage".into()), "{text}");
+    assert_eq!((&finding["file"], &finding["path"]), (&SEGMENT.into(), &dir.as_str().into()));
+    assert!(!text.contains("alpha"), "keys are private");
+    assert!(run(&["check", "--show-keys", &dir]).1.contains("key alpha"));
+    assert_eq!(run(&["check"]).0, 2);
+    assert_eq!(run(&["check", "/no/such/directory"]).0, 2);
+    assert_eq!(run(&["check", image.root.path().to_str().unwrap()]).0, 2);
+    assert_eq!(run(&["--help"]).0, 0);
+    let writer = fs::File::open(&dir).unwrap();
+    writer.lock().unwrap();
+    let (code, text) = run(&["check", "--json", &dir]);
+    assert_eq!(code, 6);
+    let object: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&object["clean"], &object["error"]["code"]), (&false.into(), &"in-use".into()));
+}
