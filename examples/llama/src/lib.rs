@@ -6,13 +6,13 @@
 
 pub mod budget;
 pub mod config;
-//G
+pub mod generate;
 pub mod kv;
 pub mod model;
 pub mod process;
-//R
-//S
-//T
+pub mod recall;
+pub mod sampler;
+pub mod text;
 pub mod weights;
 
 mod attention;
