@@ -5,6 +5,7 @@
 //! tokens. [`recall`] measures accuracy on recall tasks, [`generate`] continues a text.
 
 pub mod budget;
+pub mod cli;
 pub mod config;
 pub mod generate;
 pub mod kv;

@@ -1,7 +1,9 @@
 //! The KV cache as the runtime sees it: append per layer, attend per layer, commit per step.
 //!
 //! [`memory`] holds everything in memory: full attention, the reference of every accuracy figure, and the `window` policy.
+//! [`backend`] turns command-line options into caches.
 
+pub mod backend;
 pub mod memory;
 
 use anyhow::{Result, ensure};
@@ -152,6 +154,36 @@ pub trait KvCache {
 
     /// Figures since the cache was made.
     fn stats(&self) -> KvStats;
+}
+
+impl<C: KvCache + ?Sized> KvCache for Box<C> {
+    fn geometry(&self) -> &KvGeometry {
+        (**self).geometry()
+    }
+
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
+        (**self).append(layer, keys, values, tokens)
+    }
+
+    fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
+        (**self).attend(layer, queries, out)
+    }
+
+    fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {
+        (**self).commit(new_ids, state)
+    }
+
+    fn committed(&self) -> Result<Option<Committed>> {
+        (**self).committed()
+    }
+
+    fn stats(&self) -> KvStats {
+        (**self).stats()
+    }
 }
 
 /// Checks an append against the geometry; for implementations of [`KvCache`].
