@@ -84,7 +84,7 @@ impl Tile<'_> {
         let mut sums = vec![zero; panels * PANEL_VECTORS];
         let mut maxima = vec![simd.splat_f32s(LOWEST); panels * PANEL_VECTORS];
         let mut acc = vec![zero; panels * head_dim * PANEL_VECTORS];
-        let mut scores = vec![zero; KEY_TILE * PANEL_VECTORS];
+        let mut scores = [zero; KEY_TILE * PANEL_VECTORS];
         let mut tile_keys = vec![0.0f32; KEY_TILE * head_dim];
         let mut tile_values = vec![0.0f32; KEY_TILE * head_dim];
 

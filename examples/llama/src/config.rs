@@ -154,21 +154,21 @@ impl ModelConfig {
         let heads = raw.num_attention_heads;
         let kv_heads = raw.num_key_value_heads.unwrap_or(heads);
         ensure!(
-            heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
+            heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads),
             "{heads} query heads do not share {kv_heads} KV heads"
         );
         let head_dim = match raw.head_dim {
             Some(d) => d,
             None => {
                 ensure!(
-                    raw.hidden_size % heads == 0,
+                    raw.hidden_size.is_multiple_of(heads),
                     "hidden_size {} is no multiple of {heads} heads",
                     raw.hidden_size
                 );
                 raw.hidden_size / heads
             }
         };
-        ensure!(head_dim > 0 && head_dim % 2 == 0, "head_dim {head_dim} cannot be rotated: it must be even");
+        ensure!(head_dim > 0 && head_dim.is_multiple_of(2), "head_dim {head_dim} cannot be rotated: it must be even");
         for (name, size) in [
             ("vocab_size", raw.vocab_size),
             ("hidden_size", raw.hidden_size),

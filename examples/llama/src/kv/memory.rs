@@ -175,21 +175,21 @@ impl MemoryKv {
         Ok(())
     }
 
-    /// Tokens the policy lets the newest token of this layer see.
-    fn visible(&self, layer: usize) -> Vec<Range<usize>> {
+    /// Tokens the policy lets the newest token of this layer see: from the beginning (may be none), and the newest.
+    fn visible(&self, layer: usize) -> [Range<usize>; 2] {
         let tokens = self.layers[layer].tokens;
         let oldest = self.geometry.layers[layer].window.map_or(0, |w| tokens.saturating_sub(w));
         match self.policy {
-            MemoryPolicy::Full => vec![oldest..tokens],
+            MemoryPolicy::Full => [0..0, oldest..tokens],
             MemoryPolicy::Window { sinks, budget } => {
                 let budget = budget.tokens(tokens);
                 if budget >= tokens - oldest {
-                    return vec![oldest..tokens];
+                    return [0..0, oldest..tokens];
                 }
                 // The newest token itself always counts among the attended ones.
                 let sinks = if oldest == 0 { sinks.min(budget - 1) } else { 0 };
                 let newest = tokens - (budget - sinks);
-                if sinks == 0 { vec![newest..tokens] } else { vec![0..sinks, newest..tokens] }
+                [0..sinks, newest..tokens]
             }
         }
     }
@@ -280,16 +280,16 @@ mod tests {
     fn window_counts_every_attended_token() {
         let window = |budget: &str| MemoryPolicy::Window { sinks: 4, budget: budget.parse().unwrap() };
         for (tokens, budget, seen) in [
-            (100, "1/10", vec![0..4, 94..100]),
-            (100, "200t", vec![0..100]),
-            (100, "1t", vec![99..100]),
-            (100, "3t", vec![0..2, 99..100]),
-            (5, "1/13", vec![4..5]),
+            (100, "1/10", [0..4, 94..100]),
+            (100, "200t", [0..0, 0..100]),
+            (100, "1t", [0..0, 99..100]),
+            (100, "3t", [0..2, 99..100]),
+            (5, "1/13", [0..0, 4..5]),
         ] {
             let kv = filled(tokens, None, window(budget));
             assert_eq!(kv.visible(0), seen, "{tokens} tokens, budget {budget}");
         }
-        assert_eq!(filled(100, Some(20), window("10t")).visible(0), vec![90..100]);
+        assert_eq!(filled(100, Some(20), window("10t")).visible(0), [0..0, 90..100]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The prompt file: one JSON object per line, gzip or plain.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -68,6 +69,7 @@ impl Prompt {
 /// An unreadable file, a line that is no prompt, no prompt left.
 pub fn load(path: &Path, tasks: &[String], contexts: &[usize], limit: usize) -> Result<Vec<Prompt>> {
     let mut kept: Vec<Prompt> = Vec::new();
+    let mut counts: HashMap<(String, usize), usize> = HashMap::new();
     for (number, line) in open(path)?.lines().enumerate() {
         let place = || format!("{} line {}", path.display(), number + 1);
         let line = line.with_context(place)?;
@@ -78,8 +80,9 @@ pub fn load(path: &Path, tasks: &[String], contexts: &[usize], limit: usize) -> 
         prompt.check().with_context(place)?;
         let wanted = (tasks.is_empty() || tasks.contains(&prompt.task))
             && (contexts.is_empty() || contexts.contains(&prompt.context));
-        let cell = kept.iter().filter(|p| p.task == prompt.task && p.context == prompt.context).count();
-        if wanted && cell < limit {
+        let count = counts.entry((prompt.task.clone(), prompt.context)).or_default();
+        if wanted && *count < limit {
+            *count += 1;
             kept.push(prompt);
         }
     }
