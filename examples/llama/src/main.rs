@@ -1,2 +1,170 @@
-//! `kvrun`.
-fn main() {}
+//! `kvrun`: recall measurements and text generation on a stratakv store.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use stratakv_llama::cli::{Cli, Command, GenerateArgs, RecallArgs};
+use stratakv_llama::generate::{Request, generate};
+use stratakv_llama::kv::backend;
+use stratakv_llama::model::Model;
+use stratakv_llama::process;
+use stratakv_llama::recall;
+use stratakv_llama::sampler::SamplerState;
+use stratakv_llama::text::{Stream, Vocabulary, read_ids};
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Recall(args) => recall_command(&args),
+        Command::Generate(args) => generate_command(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvrun: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn recall_command(args: &RecallArgs) -> Result<()> {
+    let begin = Instant::now();
+    let model = Model::load(&args.model_dir())?;
+    let prompts = recall::load(&args.prompt_file(), &args.tasks, &args.contexts, args.limit as usize)?;
+    let dtype = args.cache.dtype;
+    let mut backend = backend::open(&args.cache.options(args.keep), model.kv_geometry(dtype))?;
+    let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
+    let bar = progress(tokens as u64, "tokens", args.json);
+    let budget = args.cache.budget_name();
+    let shared = std::cell::RefCell::new(&mut backend);
+    let report = recall::run(
+        &model,
+        &prompts,
+        dtype,
+        (args.cache.policy.name(), &budget),
+        &bar,
+        |prompt| shared.borrow_mut().open(&format!("recall/{}", prompt.id)),
+        |prompt, cache| shared.borrow_mut().close(&format!("recall/{}", prompt.id), cache, args.keep),
+    )?;
+    bar.finish_and_clear();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        return Ok(());
+    }
+    write!(out, "{report}")?;
+    let seconds = begin.elapsed().as_secs_f64();
+    writeln!(out, "{} prompts, {tokens} tokens prefilled, {seconds:.0} s in all", prompts.len())?;
+    for note in backend.notes() {
+        writeln!(out, "{note}")?;
+    }
+    if let Some(peak) = process::resident_peak_bytes() {
+        writeln!(out, "peak resident memory of the process: {:.1} MiB", peak as f64 / f64::from(1 << 20))?;
+    }
+    Ok(())
+}
+
+fn generate_command(args: &GenerateArgs) -> Result<()> {
+    let model = Model::load(&args.model)?;
+    let vocabulary = Vocabulary::load(&args.model);
+    let mut backend = backend::open(&args.cache.options(args.session.is_some()), model.kv_geometry(args.cache.dtype))?;
+    let name = args.session.as_deref().unwrap_or("generate");
+    let mut cache = backend.open(name)?;
+    let prompt = prompt(args, &vocabulary, cache.is_empty())?;
+    let request = Request { prompt, max_tokens: args.max_tokens as usize, sampler: sampler(args)? };
+
+    let bar = progress(0, "tokens x layers", args.json);
+    if let Some(prompt) = &request.prompt {
+        bar.set_length((prompt.len() * model.config().layers()) as u64);
+    }
+    let mut stream = Stream::new(&vocabulary);
+    let mut out = std::io::stdout().lock();
+    let begin = Instant::now();
+    let mut first = None;
+    let mut emit = |id: u32| -> Result<()> {
+        if first.is_none() {
+            bar.finish_and_clear();
+            first = Some(begin.elapsed());
+        }
+        let piece = stream.push(id)?;
+        if !args.json {
+            out.write_all(piece.as_bytes())?;
+            out.flush()?;
+        }
+        Ok(())
+    };
+    let outcome = generate(&model, cache.as_mut(), &request, &mut emit, &|n| bar.inc(n as u64))?;
+    bar.finish_and_clear();
+    let stats = cache.stats();
+    let tokens = cache.len();
+    backend.close(name, cache, args.session.is_some())?;
+    let first = first.unwrap_or_default().as_secs_f64();
+    let per_s = outcome.steps as f64 / (begin.elapsed().as_secs_f64() - first).max(1e-9);
+    if args.json {
+        let value = json!({
+            "text": stream.text()?,
+            "ids": outcome.ids,
+            "resumed": outcome.resumed,
+            "stop": outcome.stop.name(),
+            "prompt_tokens": outcome.prompt_tokens,
+            "tokens": tokens,
+            "kv_bytes_total": stats.kv_bytes_total,
+            "kv_bytes_read_per_step": stats.bytes_read_per_step(),
+            "resident_bytes_peak": stats.resident_bytes_peak,
+            "seconds_to_first_token": first,
+            "tokens_per_s": per_s,
+        });
+        writeln!(out, "{value}")?;
+        return Ok(());
+    }
+    writeln!(out, "{}", stream.finish()?)?;
+    eprintln!(
+        "{} tokens ({} resumed), {per_s:.1} tokens/s, first after {first:.2} s; {tokens} tokens and {} bytes of keys and values, {} bytes read per step",
+        outcome.ids.len(),
+        outcome.resumed,
+        stats.kv_bytes_total,
+        stats.bytes_read_per_step()
+    );
+    for note in backend.notes() {
+        eprintln!("{note}");
+    }
+    Ok(())
+}
+
+/// Ids of the prompt, whichever way it was given; `first`: it begins the sequence.
+fn prompt(args: &GenerateArgs, vocabulary: &Vocabulary, first: bool) -> Result<Option<Vec<u32>>> {
+    if let Some(text) = &args.prompt {
+        return vocabulary.encode(text, first).map(Some);
+    }
+    if let Some(path) = &args.prompt_file {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        return vocabulary.encode(&text, first).map(Some);
+    }
+    args.prompt_ids.as_deref().map(read_ids).transpose()
+}
+
+/// The sampler of the command line, `None` where it says nothing about it.
+fn sampler(args: &GenerateArgs) -> Result<Option<SamplerState>> {
+    if args.temperature.is_none() && args.top_p.is_none() && args.seed.is_none() {
+        return Ok(None);
+    }
+    // Asking for a nucleus or a seed asks for drawing.
+    let temperature = args.temperature.unwrap_or(1.0);
+    SamplerState::new(temperature, args.top_p.unwrap_or(1.0), args.seed.unwrap_or(0)).map(Some)
+}
+
+/// A bar on stderr, hidden where nobody watches.
+fn progress(length: u64, unit: &str, quiet: bool) -> ProgressBar {
+    let hidden = quiet || !std::io::stderr().is_terminal();
+    let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(length), target);
+    let template = format!("[{{elapsed_precise}}] {{wide_bar}} {{pos}}/{{len}} {unit} ({{eta}})");
+    match ProgressStyle::with_template(&template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

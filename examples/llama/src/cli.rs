@@ -1,0 +1,228 @@
+//! The command line of `kvrun`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Parser, Subcommand};
+
+use crate::budget::Budget;
+use crate::kv::KvDType;
+use crate::kv::backend::{KvOptions, Policy};
+
+const EXAMPLES: &str = "Examples:
+  kvrun recall
+  kvrun recall --policy window --contexts 1024 --tasks S,MK --limit 5 --json
+  kvrun generate --model ~/models/Qwen2.5-0.5B --prompt 'Once upon a time' --max-tokens 64
+  kvrun generate --model ~/models/Qwen2.5-0.5B --prompt-file book.txt --max-tokens 200 --session book --device /mnt/ssd/kv";
+
+/// A small Llama-family runtime whose KV cache is a stratakv store.
+#[derive(Debug, Parser)]
+#[command(name = "kvrun", version, about, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer recall prompts and compare with full attention in memory
+    Recall(RecallArgs),
+    /// Continue a text
+    Generate(GenerateArgs),
+}
+
+/// Options of the KV cache.
+#[derive(Clone, Debug, Args)]
+pub struct CacheArgs {
+    /// Which tokens a decode step attends
+    #[arg(long, value_enum, default_value_t = Policy::Minmax)]
+    pub policy: Policy,
+    /// Attended tokens per step: a share of the context (1/13) or a number (400t); `full` ignores it
+    #[arg(long, value_name = "SHARE|Nt", default_value = "1/13")]
+    pub budget: Budget,
+    /// Tokens per group, the unit of selection and reading
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub group_tokens: u32,
+    /// Element type of stored keys and values
+    #[arg(long, value_enum, default_value_t = KvDType::F16)]
+    pub dtype: KvDType,
+    /// Directory on an SSD that holds keys and values; repeat for several SSDs
+    #[arg(long = "device", value_name = "DIR")]
+    pub devices: Vec<PathBuf>,
+    /// Bound on resident keys, values and summaries, such as 64MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory_limit: Option<u64>,
+}
+
+impl CacheArgs {
+    /// The same for a backend.
+    #[must_use]
+    pub fn options(&self, keep: bool) -> KvOptions {
+        KvOptions {
+            policy: self.policy,
+            budget: self.budget,
+            group_tokens: self.group_tokens as usize,
+            devices: self.devices.clone(),
+            memory_limit: self.memory_limit,
+            keep,
+        }
+    }
+
+    /// The budget as reports show it.
+    #[must_use]
+    pub fn budget_name(&self) -> String {
+        if self.policy == Policy::Full { "1".to_owned() } else { self.budget.to_string() }
+    }
+}
+
+/// Options of `kvrun recall`.
+#[derive(Debug, Args)]
+pub struct RecallArgs {
+    /// Options of the KV cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// Context lengths; 0 or none matching is an error
+    #[arg(long, value_delimiter = ',', value_name = "N,N", default_values_t = [1024, 2048, 4096])]
+    pub contexts: Vec<usize>,
+    /// Tasks; all where none is given
+    #[arg(long, value_delimiter = ',', value_name = "T,T")]
+    pub tasks: Vec<String>,
+    /// Prompts per task and context
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_LIMIT, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+    /// Prompt file (JSON lines, plain or gzip); that of the model directory where none is given
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Leave the sequences in the store
+    #[arg(long, requires = "devices")]
+    pub keep: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Model directory; recall-tiny of this source tree where none is given
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+}
+
+/// Prompts per cell of a plain `kvrun recall`: 300 prompts in all.
+pub const DEFAULT_LIMIT: u32 = 20;
+
+impl RecallArgs {
+    /// The model directory.
+    #[must_use]
+    pub fn model_dir(&self) -> PathBuf {
+        self.model
+            .clone()
+            .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recall-tiny"))
+    }
+
+    /// The prompt file.
+    #[must_use]
+    pub fn prompt_file(&self) -> PathBuf {
+        self.prompts.clone().unwrap_or_else(|| self.model_dir().join("prompts.jsonl.gz"))
+    }
+}
+
+/// Options of `kvrun generate`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("input").required(false).multiple(false))]
+pub struct GenerateArgs {
+    /// Model directory
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Text to continue
+    #[arg(long, value_name = "TEXT", group = "input")]
+    pub prompt: Option<String>,
+    /// File with the text to continue
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub prompt_file: Option<PathBuf>,
+    /// File with token ids to continue (numbers separated by blanks, or a JSON array)
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub prompt_ids: Option<PathBuf>,
+    /// Tokens to generate for this prompt, those of an interrupted run included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+    /// 0 takes the most likely token
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Draw from the smallest set of tokens with this probability
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Seed of the random draws
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Name under which the sequence stays in the store; a later run with it continues without prefilling again
+    #[arg(long, value_name = "NAME", requires = "devices")]
+    pub session: Option<String>,
+    /// Options of the KV cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// Print JSON instead of the text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Bytes of `64MiB`, `64M`, `64MB`, `65536`, ...; units are powers of 1024, except `kB`, `MB`, `GB`.
+fn parse_size(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        other => anyhow::bail!("{other:?} is no unit of size; give bytes, or KiB, MiB, GiB"),
+    };
+    let number: u64 = digits.trim().parse().with_context(|| format!("{text:?} is no size such as 64MiB"))?;
+    ensure!(number > 0, "a size of 0");
+    number.checked_mul(unit).with_context(|| format!("{text:?} is beyond 64 bits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn error(args: &[&str]) -> String {
+        Cli::try_parse_from(std::iter::once("kvrun").chain(args.iter().copied())).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_definition_is_sound_and_defaults_are_documented_ones() {
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(["kvrun", "recall"]).unwrap();
+        let Command::Recall(args) = cli.command else { panic!("not recall") };
+        assert_eq!((args.cache.policy, args.cache.budget_name().as_str()), (Policy::Minmax, "1/13"));
+        assert_eq!((args.cache.group_tokens, args.contexts.as_slice()), (4, [1024, 2048, 4096].as_slice()));
+        assert!(args.prompt_file().is_file(), "{}", args.prompt_file().display());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_its_reason() {
+        assert!(error(&["recall", "--budget", "0"]).contains("attends no token"));
+        assert!(error(&["recall", "--budget", "0t"]).contains("attends no token"));
+        assert!(error(&["recall", "--dtype", "int3"]).contains("bf16"));
+        assert!(error(&["recall", "--keep"]).contains("--device"));
+        assert!(error(&["recall", "--memory-limit", "5 parsecs"]).contains("parsecs"));
+        assert!(error(&["generate", "--model", "x", "--prompt", "a", "--max-tokens", "0"]).contains("0"));
+        assert!(
+            error(&["generate", "--model", "x", "--prompt", "a", "--prompt-ids", "b", "--max-tokens", "1"])
+                .contains("cannot be used with")
+        );
+        assert!(error(&["generate", "--model", "x", "--max-tokens", "1", "--session", "s"]).contains("--device"));
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("64MiB").unwrap(), 64 << 20);
+        assert_eq!(parse_size("1 GB").unwrap(), 1_000_000_000);
+        assert_eq!(parse_size("4096").unwrap(), 4096);
+        for bad in ["", "MiB", "-1", "0", "1XB", "99999999999GiB"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The decoder: prefill of a whole prompt, layer by layer, and single decode steps through a [`KvCache`].
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use candle_core::{Device, Tensor};
+use rayon::prelude::*;
+
+use crate::attention::{self, Shape};
+use crate::config::ModelConfig;
+use crate::kv::{KvCache, KvDType, KvGeometry};
+use crate::linear::{Linear, RmsNorm};
+use crate::rope::{Rope, Rotation};
+use crate::simd::SiluMul;
+use crate::weights::Weights;
+
+/// Activations of one chunk of prefill, in f32 elements: 64 MiB.
+const CHUNK_ELEMENTS: usize = 16 << 20;
+
+/// Positions whose logits prefill computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// None: the next token is a decode step anyway. The last layer then ends at its keys and values.
+    Nothing,
+    /// The last position.
+    Last,
+    /// Every position, `[tokens, vocab]`.
+    All,
+}
+
+/// A loaded model.
+pub struct Model {
+    config: ModelConfig,
+    embedding: Tensor,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    head: Linear,
+    rope: Rope,
+}
+
+struct Layer {
+    attention_norm: RmsNorm,
+    /// Queries, keys and values as one projection.
+    qkv: Linear,
+    head_norms: Option<(RmsNorm, RmsNorm)>,
+    output: Linear,
+    mlp_norm: RmsNorm,
+    /// Gate and up as one projection.
+    gate_up: Linear,
+    down: Linear,
+}
+
+/// Queries, keys and values of some tokens, rotated.
+struct Qkv {
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Model {
+    /// Loads `config.json` and the weights of a Hugging Face model directory.
+    ///
+    /// # Errors
+    /// See [`ModelConfig::load`], [`Weights::load`] and [`Weights::take`].
+    pub fn load(dir: &Path) -> Result<Self> {
+        let config = ModelConfig::load(dir)?;
+        let mut weights = Weights::load(dir)?;
+        Self::build(config, &mut weights).with_context(|| format!("cannot load the model in {}", dir.display()))
+    }
+
+    fn build(config: ModelConfig, weights: &mut Weights) -> Result<Self> {
+        let (hidden, eps) = (config.hidden_size, config.norm_eps);
+        let embedding = weights.take("model.embed_tokens.weight", &[config.vocab_size, hidden])?;
+        let layers = (0..config.layers()).map(|i| Layer::load(&config, weights, i)).collect::<Result<_>>()?;
+        let norm = RmsNorm::load(weights, "model.norm", hidden, eps)?;
+        let head = if config.tied_head {
+            Linear::from_weight(embedding.clone())?
+        } else {
+            Linear::load(weights, &[("lm_head".to_owned(), config.vocab_size)], hidden, false)?
+        };
+        Ok(Self { rope: Rope::new(&config), config, embedding, layers, norm, head })
+    }
+
+    /// The model's shape and constants.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The geometry of a KV cache for this model.
+    #[must_use]
+    pub fn kv_geometry(&self, dtype: KvDType) -> KvGeometry {
+        self.config.kv_geometry(dtype)
+    }
+
+    /// Runs a prompt through the model with dense attention and appends every layer's keys and values to all `caches` as soon as the layer is
+    /// done: at any time one layer's keys and values are held here. Keys and values are rounded to the caches' dtype before they are
+    /// attended, so that prefill and decode see the same numbers. Returns the logits `wanted` asks for.
+    ///
+    /// `progress` is called with the number of tokens that passed one more layer.
+    ///
+    /// # Errors
+    /// An empty prompt or one longer than the model allows, unknown token ids, caches that are not empty or not of this model.
+    pub fn prefill(
+        &self,
+        ids: &[u32],
+        caches: &mut [&mut dyn KvCache],
+        wanted: Wanted,
+        progress: &dyn Fn(usize),
+    ) -> Result<Vec<f32>> {
+        self.check(ids, 0)?;
+        let dtype = caches.first().map_or(KvDType::F32, |c| c.geometry().dtype);
+        let geometry = self.kv_geometry(dtype);
+        for cache in caches.iter() {
+            ensure!(cache.is_empty(), "prefill needs an empty cache, this one holds {} tokens", cache.len());
+            ensure!(*cache.geometry() == geometry, "a cache of another geometry or dtype");
+        }
+        let mut hidden = self.embed(ids)?;
+        let chunk = self.chunk_tokens();
+        let width = self.config.kv_heads * self.config.head_dim;
+        let row = self.config.hidden_size;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mut keys = Vec::with_capacity(ids.len() * width);
+            let mut values = Vec::with_capacity(ids.len() * width);
+            // Behind the last layer only the wanted positions matter.
+            let needed = match wanted {
+                Wanted::Nothing if i + 1 == self.layers.len() => ids.len(),
+                Wanted::Last if i + 1 == self.layers.len() => ids.len() - 1,
+                _ => 0,
+            };
+            for start in (0..ids.len()).step_by(chunk) {
+                let end = ids.len().min(start + chunk);
+                let tail = needed.clamp(start, end);
+                let rotation = self.rope.rotation(start, end - start);
+                let x = layer.attention_norm.rows(&hidden[start * row..end * row]);
+                let qkv = self.project(layer, &x, &rotation, tail - start, dtype)?;
+                keys.extend_from_slice(&qkv.keys);
+                values.extend_from_slice(&qkv.values);
+                if tail < end {
+                    let shape = self.shape(i, &geometry);
+                    let mut attended = vec![0.0; qkv.queries.len()];
+                    attention::causal(shape, tail, &qkv.queries, &keys, &values, &mut attended);
+                    layer.finish(&mut hidden[tail * row..end * row], &attended)?;
+                }
+                progress(end - start);
+            }
+            for cache in caches.iter_mut() {
+                cache.append(i, &keys, &values, ids.len())?;
+            }
+        }
+        match wanted {
+            Wanted::Nothing => Ok(Vec::new()),
+            Wanted::Last => self.logits(&hidden[(ids.len() - 1) * row..]),
+            Wanted::All => self.logits(&hidden),
+        }
+    }
+
+    /// Feeds one token, attends through the cache and returns the logits `[vocab]` of the next one.
+    ///
+    /// # Errors
+    /// An unknown token id, a sequence longer than the model allows, a cache of another geometry, and what the cache reports.
+    pub fn decode(&self, id: u32, cache: &mut dyn KvCache) -> Result<Vec<f32>> {
+        let position = cache.len();
+        self.check(&[id], position)?;
+        let dtype = cache.geometry().dtype;
+        ensure!(*cache.geometry() == self.kv_geometry(dtype), "a cache of another geometry");
+        let rotation = self.rope.rotation(position, 1);
+        let mut hidden = self.embed(&[id])?;
+        let mut attended = vec![0.0; self.config.heads * self.config.head_dim];
+        for (i, layer) in self.layers.iter().enumerate() {
+            let x = layer.attention_norm.rows(&hidden);
+            let qkv = self.project(layer, &x, &rotation, 0, dtype)?;
+            cache.append(i, &qkv.keys, &qkv.values, 1)?;
+            cache.attend(i, &qkv.queries, &mut attended)?;
+            layer.finish(&mut hidden, &attended)?;
+        }
+        self.logits(&hidden)
+    }
+
+    /// Token ids that exist, at positions that exist.
+    fn check(&self, ids: &[u32], first: usize) -> Result<()> {
+        ensure!(!ids.is_empty(), "the prompt is empty");
+        let (length, limit) = (first + ids.len(), self.config.max_positions);
+        ensure!(length <= limit, "{length} tokens are more than the model's {limit} (max_position_embeddings)");
+        let vocab = self.config.vocab_size;
+        if let Some(i) = ids.iter().position(|&id| id as usize >= vocab) {
+            anyhow::bail!("token id {} at position {} is not below the vocabulary size {vocab}", ids[i], first + i);
+        }
+        Ok(())
+    }
+
+    fn embed(&self, ids: &[u32]) -> Result<Vec<f32>> {
+        let ids = Tensor::from_slice(ids, ids.len(), &Device::Cpu)?;
+        Ok(self.embedding.index_select(&ids, 0)?.flatten_all()?.to_vec1()?)
+    }
+
+    fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>> {
+        self.head.forward(&self.norm.rows(hidden))
+    }
+
+    fn shape(&self, layer: usize, geometry: &KvGeometry) -> Shape {
+        let kv = geometry.layers[layer];
+        Shape {
+            query_heads: geometry.query_heads,
+            kv_heads: kv.kv_heads,
+            head_dim: kv.head_dim,
+            scale: geometry.scale,
+            window: kv.window,
+        }
+    }
+
+    fn chunk_tokens(&self) -> usize {
+        let c = &self.config;
+        let per_token = 3 * c.intermediate_size + 4 * c.heads * c.head_dim + 4 * c.hidden_size;
+        (CHUNK_ELEMENTS / per_token).clamp(64, 1024)
+    }
+
+    /// Projects normalised rows; queries only of the tokens from `first_query` on.
+    fn project(
+        &self,
+        layer: &Layer,
+        x: &[f32],
+        rotation: &Rotation,
+        first_query: usize,
+        dtype: KvDType,
+    ) -> Result<Qkv> {
+        let c = &self.config;
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let tokens = x.len() / c.hidden_size;
+        let mut qkv = if first_query == tokens {
+            Vec::new()
+        } else {
+            layer.qkv.forward_part(&x[first_query * c.hidden_size..], 0..q)?
+        };
+        let both = layer.qkv.forward_part(x, q..q + 2 * kv)?;
+        let norms = layer.head_norms.as_ref();
+        qkv.par_chunks_exact_mut(q).with_min_len(16).enumerate().for_each(|(t, heads)| {
+            if let Some((norm, _)) = norms {
+                heads.chunks_exact_mut(c.head_dim).for_each(|head| norm.row(head));
+            }
+            rotation.apply(first_query + t, heads);
+        });
+        let (mut keys, mut values) = (Vec::with_capacity(tokens * kv), Vec::with_capacity(tokens * kv));
+        for row in both.chunks_exact(2 * kv) {
+            keys.extend_from_slice(&row[..kv]);
+            values.extend_from_slice(&row[kv..]);
+        }
+        keys.par_chunks_exact_mut(kv).with_min_len(16).enumerate().for_each(|(t, heads)| {
+            if let Some((_, norm)) = norms {
+                heads.chunks_exact_mut(c.head_dim).for_each(|head| norm.row(head));
+            }
+            rotation.apply(t, heads);
+            dtype.round(heads);
+        });
+        dtype.round(&mut values);
+        Ok(Qkv { queries: qkv, keys, values })
+    }
+}
+
+impl Layer {
+    fn load(config: &ModelConfig, weights: &mut Weights, index: usize) -> Result<Self> {
+        let c = config;
+        let (hidden, eps, wide) = (c.hidden_size, c.norm_eps, c.intermediate_size);
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let qkv = [(name("self_attn.q_proj"), q), (name("self_attn.k_proj"), kv), (name("self_attn.v_proj"), kv)];
+        let gate_up = [(name("mlp.gate_proj"), wide), (name("mlp.up_proj"), wide)];
+        let head_norms = if c.qk_norm {
+            Some((
+                RmsNorm::load(weights, &name("self_attn.q_norm"), c.head_dim, eps)?,
+                RmsNorm::load(weights, &name("self_attn.k_norm"), c.head_dim, eps)?,
+            ))
+        } else {
+            None
+        };
+        Ok(Self {
+            attention_norm: RmsNorm::load(weights, &name("input_layernorm"), hidden, eps)?,
+            qkv: Linear::load(weights, &qkv, hidden, c.qkv_bias)?,
+            head_norms,
+            output: Linear::load(weights, &[(name("self_attn.o_proj"), hidden)], q, c.output_bias)?,
+            mlp_norm: RmsNorm::load(weights, &name("post_attention_layernorm"), hidden, eps)?,
+            gate_up: Linear::load(weights, &gate_up, hidden, c.mlp_bias)?,
+            down: Linear::load(weights, &[(name("mlp.down_proj"), hidden)], wide, c.mlp_bias)?,
+        })
+    }
+
+    /// Output projection, MLP and both residual additions.
+    fn finish(&self, hidden: &mut [f32], attended: &[f32]) -> Result<()> {
+        add(hidden, &self.output.forward(attended)?);
+        let both = self.gate_up.forward(&self.mlp_norm.rows(hidden))?;
+        let wide = self.gate_up.outputs() / 2;
+        let arch = pulp::Arch::new();
+        let mut inner = vec![0.0f32; both.len() / 2];
+        inner.par_chunks_exact_mut(wide).with_min_len(16).zip(both.par_chunks_exact(2 * wide)).for_each(
+            |(gate, both)| {
+                gate.copy_from_slice(&both[..wide]);
+                arch.dispatch(SiluMul { gate, up: &both[wide..] });
+            },
+        );
+        add(hidden, &self.down.forward(&inner)?);
+        Ok(())
+    }
+}
+
+fn add(to: &mut [f32], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(a, b)| *a += b);
+}
+
+/// Index of the largest logit, the first of equal ones; `None` for no logits.
+#[must_use]
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let mut best: Option<(usize, f32)> = None;
+    for (i, &x) in logits.iter().enumerate() {
+        if best.is_none_or(|(_, b)| x > b) {
+            best = Some((i, x));
+        }
+    }
+    best.map(|(i, _)| i as u32)
+}

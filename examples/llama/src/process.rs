@@ -1,0 +1,34 @@
+//! Memory figures of this process.
+
+/// Peak resident set in bytes (`VmHWM`); `None` where `/proc` does not tell.
+#[must_use]
+pub fn resident_peak_bytes() -> Option<u64> {
+    status_field("VmHWM:")
+}
+
+/// Resident set in bytes (`VmRSS`); `None` where `/proc` does not tell.
+#[must_use]
+pub fn resident_bytes() -> Option<u64> {
+    status_field("VmRSS:")
+}
+
+fn status_field(name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_peak_is_at_least_what_is_resident() {
+        let block = std::hint::black_box(vec![1u8; 32 << 20]);
+        let (now, peak) = (resident_bytes().unwrap(), resident_peak_bytes().unwrap());
+        // The kernel batches its counters: allow them a little lag.
+        assert!(now > 32 << 20 && peak + (1 << 20) >= now, "now {now}, peak {peak}, {} bytes held", block.len());
+    }
+}

@@ -1,0 +1,222 @@
+//! Token ids as text: a Hugging Face `tokenizer.json`, or plain ids where a model has none.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use tokenizers::Tokenizer;
+
+/// What turns text into ids and back.
+pub enum Vocabulary {
+    /// A Hugging Face tokenizer.
+    Tokenizer(Box<Tokenizer>),
+    /// Ids in decimal, separated by blanks. The reason why there is no tokenizer.
+    Ids(String),
+}
+
+impl Vocabulary {
+    /// Loads `tokenizer.json` of a model directory; a directory without a usable one works with ids.
+    #[must_use]
+    pub fn load(dir: &Path) -> Self {
+        let path = dir.join("tokenizer.json");
+        if !path.is_file() {
+            return Self::Ids(format!("{} does not exist", path.display()));
+        }
+        match Tokenizer::from_file(&path) {
+            Ok(tokenizer) => Self::Tokenizer(Box::new(tokenizer)),
+            Err(error) => Self::Ids(format!("{} is no Hugging Face tokenizer: {error}", path.display())),
+        }
+    }
+
+    /// Ids of a text; `first` adds the special tokens of a text's beginning.
+    ///
+    /// # Errors
+    /// No tokenizer, or a text it refuses.
+    pub fn encode(&self, text: &str, first: bool) -> Result<Vec<u32>> {
+        match self {
+            Self::Tokenizer(tokenizer) => {
+                let encoding = tokenizer.encode(text, first).map_err(|e| anyhow!("cannot tokenise the prompt: {e}"))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+            Self::Ids(why) => bail!("text needs a tokenizer, and {why}; give token ids with --prompt-ids"),
+        }
+    }
+
+    /// Text of some ids, special tokens left out.
+    ///
+    /// # Errors
+    /// Ids the tokenizer refuses.
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        match self {
+            Self::Tokenizer(tokenizer) => {
+                tokenizer.decode(ids, true).map_err(|e| anyhow!("cannot turn token ids into text: {e}"))
+            }
+            Self::Ids(_) => Ok(ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
+        }
+    }
+}
+
+/// Ids of a file: decimal numbers separated by blanks or commas, or a JSON array.
+///
+/// # Errors
+/// An unreadable file, something that is no id.
+pub fn read_ids(path: &Path) -> Result<Vec<u32>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']')).filter(|w| !w.is_empty());
+    let ids: Vec<u32> = words
+        .map(|w| w.parse().with_context(|| format!("{}: {w:?} is no token id", path.display())))
+        .collect::<Result<_>>()?;
+    ensure!(!ids.is_empty(), "{} holds no token ids", path.display());
+    Ok(ids)
+}
+
+/// Text that grows token by token; gives out only whole characters.
+pub struct Stream<'a> {
+    vocabulary: &'a Vocabulary,
+    ids: Vec<u32>,
+    /// First id of the window that is decoded anew, and first id whose text is not out yet.
+    window: usize,
+    pending: usize,
+}
+
+impl<'a> Stream<'a> {
+    /// An empty text.
+    #[must_use]
+    pub fn new(vocabulary: &'a Vocabulary) -> Self {
+        Self { vocabulary, ids: Vec::new(), window: 0, pending: 0 }
+    }
+
+    /// Text that one more token completes; empty inside a character of several tokens.
+    ///
+    /// # Errors
+    /// Ids the tokenizer refuses.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        if matches!(self.vocabulary, Vocabulary::Ids(_)) {
+            return Ok(if self.ids.len() == 1 { id.to_string() } else { format!(" {id}") });
+        }
+        // Decoding depends on the neighbour to the left (blanks), so the window starts one completed piece earlier.
+        let before = self.vocabulary.decode(&self.ids[self.window..self.pending])?;
+        let after = self.vocabulary.decode(&self.ids[self.window..])?;
+        if after.ends_with('\u{FFFD}') {
+            return Ok(String::new());
+        }
+        let Some(new) = after.strip_prefix(&before) else { return Ok(String::new()) };
+        self.window = self.pending;
+        self.pending = self.ids.len();
+        Ok(new.to_owned())
+    }
+
+    /// What is left at the end: a character that was never completed, as a replacement character.
+    ///
+    /// # Errors
+    /// Ids the tokenizer refuses.
+    pub fn finish(self) -> Result<String> {
+        if matches!(self.vocabulary, Vocabulary::Ids(_)) {
+            return Ok(String::new());
+        }
+        let before = self.vocabulary.decode(&self.ids[self.window..self.pending])?;
+        let after = self.vocabulary.decode(&self.ids[self.window..])?;
+        Ok(after.strip_prefix(&before).unwrap_or_default().to_owned())
+    }
+
+    /// The whole text so far.
+    ///
+    /// # Errors
+    /// Ids the tokenizer refuses.
+    pub fn text(&self) -> Result<String> {
+        self.vocabulary.decode(&self.ids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes as tokens (byte-level BPE without merges).
+    fn byte_level() -> Vocabulary {
+        let vocab: String = {
+            // The byte-level alphabet: printable bytes stand for themselves, the others are shifted beyond 255.
+            let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
+            let mut next = 256;
+            let entries: Vec<String> = (0..256u32)
+                .map(|b| {
+                    let c = if printable(b) {
+                        b
+                    } else {
+                        next += 1;
+                        next - 1
+                    };
+                    let c = serde_json::to_string(&char::from_u32(c).unwrap().to_string()).unwrap();
+                    format!("{c}:{b}")
+                })
+                .collect();
+            entries.join(",")
+        };
+        let json = format!(
+            r#"{{"version":"1.0","added_tokens":[],"normalizer":null,
+                "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}},
+                "post_processor":null,"decoder":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}},
+                "model":{{"type":"BPE","vocab":{{{vocab}}},"merges":[]}}}}"#
+        );
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+        let vocabulary = Vocabulary::load(dir.path());
+        if let Vocabulary::Ids(why) = &vocabulary {
+            panic!("{why}");
+        }
+        vocabulary
+    }
+
+    #[test]
+    fn a_stream_gives_whole_characters_and_the_same_text() {
+        let vocabulary = byte_level();
+        let text = "Grüße, 世界 🦀 ok";
+        let ids = vocabulary.encode(text, true).unwrap();
+        assert_eq!(ids.len(), text.len(), "one token per byte");
+        let mut stream = Stream::new(&vocabulary);
+        let mut pieces = String::new();
+        for id in ids {
+            let piece = stream.push(id).unwrap();
+            assert!(!piece.contains('\u{FFFD}'));
+            pieces += &piece;
+        }
+        assert_eq!(pieces, text);
+        assert_eq!(stream.text().unwrap(), text);
+    }
+
+    #[test]
+    fn a_character_cut_off_at_the_end_is_not_lost() {
+        let vocabulary = byte_level();
+        let ids = vocabulary.encode("a世", true).unwrap();
+        let mut stream = Stream::new(&vocabulary);
+        let pieces: String = ids[..3].iter().map(|&id| stream.push(id).unwrap()).collect();
+        assert_eq!(pieces, "a");
+        assert_eq!(stream.finish().unwrap(), "\u{FFFD}");
+    }
+
+    #[test]
+    fn without_a_tokenizer_ids_are_the_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let vocabulary = Vocabulary::load(dir.path());
+        let mut stream = Stream::new(&vocabulary);
+        let pieces: String = [5, 17, 3].into_iter().map(|id| stream.push(id).unwrap()).collect();
+        assert_eq!(pieces, "5 17 3");
+        assert_eq!(stream.text().unwrap(), "5 17 3");
+        assert!(vocabulary.encode("x", true).unwrap_err().to_string().contains("--prompt-ids"));
+    }
+
+    #[test]
+    fn id_files() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for text in ["1 2\n3", "[1, 2, 3]\n", "1,2,3"] {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(read_ids(file.path()).unwrap(), [1, 2, 3]);
+        }
+        for (text, needle) in
+            [("1 x", "\"x\""), ("-1", "no token id"), ("", "no token ids"), ("99999999999", "no token id")]
+        {
+            std::fs::write(file.path(), text).unwrap();
+            assert!(format!("{:#}", read_ids(file.path()).unwrap_err()).contains(needle), "{text:?}");
+        }
+    }
+}
