@@ -72,9 +72,13 @@ body!(
 );
 body!(
     /// A new sequence; its key follows.
-    SequenceCreate, 40 {
+    SequenceCreate, 56 {
         /// Its id.
         sequence: U64,
+        /// The sequence it was forked from, 0 = none (in checkpoints; a fork itself is a [`Fork`] record).
+        parent: U64,
+        /// Tokens inherited from the parent.
+        parent_tokens: U64,
         /// When, milliseconds since 1970.
         created_unix_ms: U64,
         /// Time to live in milliseconds, 0 = forever.
@@ -388,7 +392,9 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    pub(crate) fn new(bytes: &'a [u8], count: u32) -> Self {
+    /// `count` records in `bytes`, as [`encode_record`] wrote them.
+    #[must_use]
+    pub fn new(bytes: &'a [u8], count: u32) -> Self {
         Self { bytes, at: 0, left: count }
     }
 

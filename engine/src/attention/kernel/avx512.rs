@@ -1,0 +1,108 @@
+//! AVX-512F: 32 registers of 16 lanes. Narrow elements are widened by AVX-512F itself.
+#![allow(unsafe_code)]
+// Each function is one line of intrinsics under the contract of `Simd`.
+#![allow(unsafe_op_in_unsafe_fn)]
+
+use super::generic::Simd;
+use super::{Kernel, entry_points};
+use std::arch::x86_64::*;
+
+static KERNEL: Kernel = Kernel { name: "avx512", scores, softmax, values };
+
+/// The kernel, where this CPU can run it.
+pub(super) fn kernel() -> Option<&'static Kernel> {
+    // F16C, FMA and AVX2 come with every AVX-512F; the functions below name all they may use.
+    let has = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    has.then_some(&KERNEL)
+}
+
+#[derive(Clone, Copy)]
+struct Avx512;
+
+// SAFETY: every operation touches exactly 16 elements, by unaligned loads and stores.
+unsafe impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        _mm512_set1_ps(x)
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        _mm512_loadu_ps(from)
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> __m512 {
+        _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u8) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: __m512) {
+        _mm512_storeu_ps(to, v);
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        _mm512_sub_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        _mm512_max_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        // Interleave until each 128-bit lane holds one partial sum of a, b, c, d; then add the lanes.
+        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        let lo = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+        let hi = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+        let lanes = _mm512_add_ps(lo, hi);
+        let half = _mm256_add_ps(
+            _mm512_castps512_ps256(lanes),
+            _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes))),
+        );
+        let sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+        let mut out = [0.0; 4];
+        _mm_storeu_ps(out.as_mut_ptr(), sums);
+        out
+    }
+    #[inline(always)]
+    unsafe fn any_nan(v: __m512) -> bool {
+        _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v) != 0
+    }
+    #[inline(always)]
+    unsafe fn add_exponent(v: __m512, n: __m512) -> __m512 {
+        let shifted = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
+        _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), shifted))
+    }
+    #[inline(always)]
+    unsafe fn zero_below(v: __m512, x: __m512, limit: __m512) -> __m512 {
+        _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, limit), v)
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+}
+
+entry_points!(Avx512, "avx512f,avx2,fma,f16c");

@@ -1,0 +1,253 @@
+//! The inner loops, one instance per instruction set, chosen once at run time.
+//!
+//! A piece is worked on in three passes over all its heads, so that the independent work of many heads hides the latencies:
+//! scores (K plane), softmax, values (V plane). Scores lie as `[tokens, columns]` with one column per taking-part query head,
+//! so that maxima, exponentials and sums run down columns without any reduction across a vector.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod generic;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+
+use std::sync::OnceLock;
+use stratakv_format::DType;
+
+/// Rows of f32 (query, accumulator, scores) are padded to a multiple of this: the widest vector.
+pub(super) const PAD: usize = 16;
+
+/// Elements of the scratch buffer in which narrow elements are widened once for many query heads.
+pub(super) const SCRATCH: usize = 8192;
+
+/// One plane of a piece and what of it takes part. `heads` and `tokens` ascend.
+pub(super) struct Plane<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) dtype: DType,
+    /// Token slots from one head to the next.
+    pub(super) group_tokens: usize,
+    /// Elements from one token to the next.
+    pub(super) row: usize,
+    /// Elements used of each row.
+    pub(super) take: usize,
+    pub(super) heads: &'a [u8],
+    pub(super) tokens: &'a [u8],
+    /// Bytes that are wanted next; prefetched while this plane is worked on.
+    pub(super) next: &'a [u8],
+}
+
+impl Plane<'_> {
+    /// Whether every element that a kernel will touch lies within `bytes`. The lists ascend, so their last entries decide.
+    fn in_bounds(&self) -> bool {
+        debug_assert!(self.heads.is_sorted() && self.tokens.is_sorted());
+        let (Some(&head), Some(&token)) = (self.heads.last(), self.tokens.last()) else { return true };
+        let last_row = usize::from(head) * self.group_tokens + usize::from(token);
+        usize::from(token) < self.group_tokens
+            && self.take <= self.row
+            && (last_row * self.row + self.take) * self.dtype.bytes() <= self.bytes.len()
+    }
+}
+
+/// What [`Kernel::softmax`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scores {
+    /// All scores were finite and are now weights.
+    Finite,
+    /// Some score is NaN or infinite. Nothing changed.
+    NotFinite,
+}
+
+type ScoresFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32);
+type SoftmaxFn = unsafe fn(*mut f32, usize, usize, *mut f32, *mut f32, *mut f32) -> Scores;
+type ValuesFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32);
+
+/// The inner loops for one instruction set.
+pub struct Kernel {
+    name: &'static str,
+    scores: ScoresFn,
+    softmax: SoftmaxFn,
+    values: ValuesFn,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Kernel {
+    /// `avx512`, `avx2`, `neon` or `portable`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The fastest kernel that this CPU can run.
+    #[must_use]
+    pub fn best() -> &'static Self {
+        static BEST: OnceLock<&'static Kernel> = OnceLock::new();
+        BEST.get_or_init(|| Self::available()[0])
+    }
+
+    /// All kernels that this CPU can run, fastest first; the last one is `portable`.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn available() -> Vec<&'static Self> {
+        let mut kernels: Vec<&'static Self> = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            kernels.extend(avx512::kernel());
+            kernels.extend(avx2::kernel());
+        }
+        #[cfg(target_arch = "aarch64")]
+        kernels.extend(neon::kernel());
+        kernels.push(&portable::KERNEL);
+        kernels
+    }
+
+    /// Dot products of the taking-part rows with the query heads of their KV head:
+    /// `scores[t * columns + j * group + i] = query[(heads[j] * group + i)] . row(heads[j], tokens[t])`.
+    #[allow(unsafe_code, clippy::too_many_arguments)]
+    pub(super) fn scores(
+        &self,
+        plane: &Plane<'_>,
+        query: &[f32],
+        query_stride: usize,
+        group: usize,
+        scores: &mut [f32],
+        columns: usize,
+        scratch: &mut [f32; SCRATCH],
+    ) {
+        assert!(plane.in_bounds());
+        assert!(plane.take <= query_stride && query_stride.is_multiple_of(PAD) && query_stride <= SCRATCH / 8);
+        assert!(plane.heads.len() * group <= columns && plane.tokens.len() * columns <= scores.len());
+        assert!(plane.heads.last().is_none_or(|&head| (usize::from(head) + 1) * group * query_stride <= query.len()));
+        // SAFETY: a kernel is only handed out where the CPU has its instructions; all reads of rows, queries and all writes of
+        // scores lie within the slices by the assertions above; a block of at most 8 widened rows fits the scratch buffer.
+        unsafe {
+            (self.scores)(
+                plane,
+                query.as_ptr(),
+                query_stride,
+                group,
+                scores.as_mut_ptr(),
+                columns,
+                scratch.as_mut_ptr(),
+            );
+        }
+    }
+
+    /// Turns `scores` (`[tokens, columns]`) into weights `exp(score - max)`, updates the running maxima and sums (`[columns]`) and
+    /// sets `factor` (`[columns]`) to what the accumulators must be multiplied by (exactly 1 where the maximum did not grow).
+    #[allow(unsafe_code)]
+    pub(super) fn softmax(
+        &self,
+        scores: &mut [f32],
+        tokens: usize,
+        max: &mut [f32],
+        sum: &mut [f32],
+        factor: &mut [f32],
+    ) -> Scores {
+        let columns = max.len();
+        assert!(columns.is_multiple_of(PAD) && sum.len() == columns && factor.len() == columns);
+        assert!(tokens * columns <= scores.len());
+        // SAFETY: a kernel is only handed out where the CPU has its instructions; columns are whole vectors and all rows lie
+        // within the slices by the assertions above.
+        unsafe {
+            (self.softmax)(
+                scores.as_mut_ptr(),
+                tokens,
+                columns,
+                max.as_mut_ptr(),
+                sum.as_mut_ptr(),
+                factor.as_mut_ptr(),
+            )
+        }
+    }
+
+    /// Adds the weighted rows to the accumulators of the query heads of their KV head:
+    /// `acc[(heads[j] * group + i)] += sum_t weights[t * columns + j * group + i] * row(heads[j], tokens[t])`.
+    #[allow(unsafe_code, clippy::too_many_arguments)]
+    pub(super) fn values(
+        &self,
+        plane: &Plane<'_>,
+        weights: &[f32],
+        columns: usize,
+        group: usize,
+        acc: &mut [f32],
+        acc_stride: usize,
+        scratch: &mut [f32; SCRATCH],
+    ) {
+        assert!(plane.in_bounds());
+        assert!(plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.tokens.len() <= SCRATCH / (4 * PAD));
+        assert!(plane.heads.len() * group <= columns && plane.tokens.len() * columns <= weights.len());
+        assert!(plane.heads.last().is_none_or(|&head| (usize::from(head) + 1) * group * acc_stride <= acc.len()));
+        // SAFETY: a kernel is only handed out where the CPU has its instructions; all reads of rows and weights and all writes of
+        // accumulators (padded to whole vectors) lie within the slices by the assertions above; a tile of at most 128 tokens by 4
+        // vectors fits the scratch buffer.
+        unsafe {
+            (self.values)(
+                plane,
+                weights.as_ptr(),
+                columns,
+                group,
+                acc.as_mut_ptr(),
+                acc_stride,
+                scratch.as_mut_ptr(),
+            );
+        }
+    }
+}
+
+/// The three passes of `generic` over one [`Simd`](generic::Simd) type, compiled with the named instruction sets.
+macro_rules! entry_points {
+    ($simd:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn scores(
+            plane: &super::Plane<'_>,
+            query: *const f32,
+            query_stride: usize,
+            group: usize,
+            scores: *mut f32,
+            columns: usize,
+            scratch: *mut f32,
+        ) {
+            super::generic::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn softmax(
+            scores: *mut f32,
+            tokens: usize,
+            columns: usize,
+            max: *mut f32,
+            sum: *mut f32,
+            factor: *mut f32,
+        ) -> super::Scores {
+            super::generic::softmax::<$simd>(scores, tokens, columns, max, sum, factor)
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn values(
+            plane: &super::Plane<'_>,
+            weights: *const f32,
+            columns: usize,
+            group: usize,
+            acc: *mut f32,
+            acc_stride: usize,
+            scratch: *mut f32,
+        ) {
+            super::generic::values::<$simd>(plane, weights, columns, group, acc, acc_stride, scratch);
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use entry_points;
+
+/// Name of the kernel in use: `avx512`, `avx2`, `neon` or `portable`.
+#[must_use]
+pub fn kernel_name() -> &'static str {
+    Kernel::best().name()
+}

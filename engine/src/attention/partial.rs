@@ -1,0 +1,312 @@
+//! The state of one streaming softmax, and the buffers that adding to it needs.
+
+use super::kernel::{Kernel, PAD, Plane, SCRATCH, Scores};
+use super::piece::Piece;
+use super::query::Query;
+use super::shape::{AttentionShape, MAX_GROUP_TOKENS, MAX_KV_HEADS};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How far into the next piece the first prefetch reaches, in bytes.
+const PREFETCH_BYTES: usize = 8192;
+
+/// Buffers for [`Partial::add`]; one per thread. Grows to what the largest piece needs and then allocates no more.
+pub struct Workspace {
+    kernel: &'static Kernel,
+    scores: Vec<f32>,
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    factor: Vec<f32>,
+    scratch: Box<[f32; SCRATCH]>,
+}
+
+impl Workspace {
+    /// Empty buffers, and the fastest kernel of this CPU.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_kernel(Kernel::best())
+    }
+
+    /// With a kernel of choice, for comparisons.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_kernel(kernel: &'static Kernel) -> Self {
+        let scratch = Box::new([0.0; SCRATCH]);
+        Self { kernel, scores: Vec::new(), max: Vec::new(), sum: Vec::new(), factor: Vec::new(), scratch }
+    }
+
+    /// The kernel that `add` runs with this workspace.
+    #[must_use]
+    pub fn kernel(&self) -> &'static Kernel {
+        self.kernel
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let floats = self.scores.capacity() + self.max.capacity() + self.sum.capacity() + self.factor.capacity();
+        (floats + SCRATCH) * size_of::<f32>()
+    }
+
+    fn reserve(&mut self, tokens: usize, columns: usize) {
+        if self.scores.len() < tokens * columns {
+            self.scores.resize(tokens * columns, 0.0);
+        }
+        for buffer in [&mut self.max, &mut self.sum, &mut self.factor] {
+            if buffer.len() < columns {
+                buffer.resize(columns, 0.0);
+            }
+        }
+    }
+}
+
+impl Default for Workspace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The state of one streaming softmax: per query head the running maximum, the sum of weights, and the weighted sum of values
+/// (not yet divided), all f32.
+#[derive(Clone, Debug)]
+pub struct Partial {
+    shape: AttentionShape,
+    stride: usize,
+    /// `[q_heads]`; -inf where no token was added.
+    max: Vec<f32>,
+    /// `[q_heads]`; at least 1 where a token was added, else 0.
+    sum: Vec<f32>,
+    /// `[q_heads, stride]`, `value_dims` of each row used.
+    acc: Vec<f32>,
+}
+
+impl Partial {
+    /// The state before any token.
+    #[must_use]
+    pub fn new(shape: &AttentionShape) -> Self {
+        let stride = shape.value_dims().next_multiple_of(PAD);
+        let heads = shape.q_heads();
+        Self {
+            shape: *shape,
+            stride,
+            max: vec![f32::NEG_INFINITY; heads],
+            sum: vec![0.0; heads],
+            acc: vec![0.0; heads * stride],
+        }
+    }
+
+    /// Back to the state before any token, keeping the memory.
+    pub fn reset(&mut self) {
+        self.max.fill(f32::NEG_INFINITY);
+        self.sum.fill(0.0);
+        self.acc.fill(0.0);
+    }
+
+    /// Bytes that the state of a shape takes.
+    #[must_use]
+    pub fn bytes(shape: &AttentionShape) -> usize {
+        shape.q_heads() * (shape.value_dims().next_multiple_of(PAD) + 2) * size_of::<f32>()
+    }
+
+    /// Whether query head `head` has met a token. False for heads beyond the shape's.
+    #[must_use]
+    pub fn has_tokens(&self, head: usize) -> bool {
+        self.sum.get(head).is_some_and(|&sum| sum > 0.0)
+    }
+
+    /// Adds the tokens of one piece: those of `piece.positions`, for the query heads of `piece.heads`. An empty selection adds
+    /// nothing.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the query is of another shape; the piece does not fit the shape; a score is NaN or infinite (the stored
+    /// keys are not finite, or the dot product overflows f32): the error names query head and token. The partial is unchanged.
+    pub fn add(&mut self, query: &Query, piece: &Piece<'_>, workspace: &mut Workspace) -> Result<()> {
+        self.add_then(query, piece, None, workspace)
+    }
+
+    /// Adds pieces in order; the same result as [`add`](Self::add) for each, faster where they are not in the CPU's caches: the
+    /// next piece is prefetched while one is worked on.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add), naming the piece; the pieces before it have been added.
+    pub fn add_all(&mut self, query: &Query, pieces: &[Piece<'_>], workspace: &mut Workspace) -> Result<()> {
+        for (i, piece) in pieces.iter().enumerate() {
+            self.add_then(query, piece, pieces.get(i + 1), workspace).map_err(|e| e.during(format_args!("piece {i}")))?;
+        }
+        Ok(())
+    }
+
+    fn add_then(
+        &mut self,
+        query: &Query,
+        piece: &Piece<'_>,
+        next: Option<&Piece<'_>>,
+        workspace: &mut Workspace,
+    ) -> Result<()> {
+        let shape = self.shape;
+        if *query.shape() != shape {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("query of shape {:?} on a partial of shape {shape:?}", query.shape()),
+            ));
+        }
+        piece.check(&shape)?;
+        let mut heads = [0u8; MAX_KV_HEADS];
+        let heads = list(piece.heads.iter(), &mut heads);
+        let mut tokens = [0u8; MAX_GROUP_TOKENS];
+        let tokens = list(piece.selected_tokens().iter(), &mut tokens);
+        if heads.is_empty() || tokens.is_empty() {
+            return Ok(());
+        }
+
+        let group = shape.group_heads();
+        let used = heads.len() * group;
+        let columns = used.next_multiple_of(PAD);
+        workspace.reserve(tokens.len(), columns);
+        let Workspace { kernel, scores, max, sum, factor, scratch } = workspace;
+        let scores = &mut scores[..tokens.len() * columns];
+        let (max, sum, factor) = (&mut max[..columns], &mut sum[..columns], &mut factor[..columns]);
+
+        let group_tokens = piece.group_tokens;
+        let plane = |bytes, row, take, next| Plane {
+            bytes,
+            dtype: shape.dtype(),
+            group_tokens,
+            row,
+            take,
+            heads,
+            tokens,
+            next,
+        };
+        let values = if shape.dv() == 0 { piece.k } else { piece.v };
+        let next = next.map_or(&[][..], |next| head_of(next.k, PREFETCH_BYTES));
+
+        let keys = plane(piece.k, shape.dk(), shape.dk(), head_of(values, PREFETCH_BYTES));
+        kernel.scores(&keys, query.scaled(), query.stride(), group, scores, columns, scratch);
+        if used < columns {
+            scores.chunks_exact_mut(columns).for_each(|row| row[used..].fill(0.0));
+            max[used..].fill(0.0);
+            sum[used..].fill(0.0);
+        }
+        for (j, &head) in heads.iter().enumerate() {
+            let (column, head) = (j * group, usize::from(head) * group);
+            max[column..column + group].copy_from_slice(&self.max[head..head + group]);
+            sum[column..column + group].copy_from_slice(&self.sum[head..head + group]);
+        }
+        if kernel.softmax(scores, tokens.len(), max, sum, factor) == Scores::NotFinite {
+            return Err(not_finite(scores, columns, group, heads, tokens));
+        }
+        for (j, &head) in heads.iter().enumerate() {
+            let (column, head) = (j * group, usize::from(head) * group);
+            self.max[head..head + group].copy_from_slice(&max[column..column + group]);
+            self.sum[head..head + group].copy_from_slice(&sum[column..column + group]);
+            for (i, &factor) in factor[column..column + group].iter().enumerate() {
+                if factor != 1.0 {
+                    let at = (head + i) * self.stride;
+                    self.acc[at..at + self.stride].iter_mut().for_each(|x| *x *= factor);
+                }
+            }
+        }
+        let row = if shape.dv() == 0 { shape.dk() } else { shape.dv() };
+        let values = plane(values, row, shape.value_dims(), next);
+        kernel.values(&values, scores, columns, group, &mut self.acc, self.stride, scratch);
+        Ok(())
+    }
+
+    /// Adds what `other` has seen. Merging the partials of fixed chunks in a fixed order gives bit-identical results.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the shapes differ; nothing changed.
+    pub fn merge(&mut self, other: &Self) -> Result<()> {
+        if self.shape != other.shape {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("merge of a partial of shape {:?} into one of {:?}", other.shape, self.shape),
+            ));
+        }
+        let rows = self.acc.chunks_exact_mut(self.stride).zip(other.acc.chunks_exact(self.stride));
+        for (head, (acc, other_acc)) in rows.enumerate() {
+            if other.sum[head] == 0.0 {
+                continue;
+            }
+            let max = self.max[head].max(other.max[head]);
+            // exp(-inf) = 0 where nothing was added to self; exp(0) = 1 for the larger one.
+            let (a, b) = ((self.max[head] - max).exp(), (other.max[head] - max).exp());
+            self.max[head] = max;
+            self.sum[head] = self.sum[head] * a + other.sum[head] * b;
+            for (x, y) in acc.iter_mut().zip(other_acc) {
+                *x = *x * a + *y * b;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the attention output `[q_heads, value_dims]`. Heads that met no token are zero (ask
+    /// [`has_tokens`](Self::has_tokens)).
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `out` has another length; or an output is NaN or infinite because stored values are, or their weighted
+    /// sum overflows f32 (the error names query head and index; `out` is then unspecified).
+    pub fn finish(&self, out: &mut [f32]) -> Result<()> {
+        let dims = self.shape.value_dims();
+        if out.len() != self.shape.output_len() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("output of {} elements: {} heads of {dims} are needed", out.len(), self.shape.q_heads()),
+            ));
+        }
+        let rows = out.chunks_exact_mut(dims).zip(self.acc.chunks_exact(self.stride));
+        for (head, (out, acc)) in rows.enumerate() {
+            if self.sum[head] == 0.0 {
+                out.fill(0.0);
+                continue;
+            }
+            let sum = self.sum[head];
+            let mut finite = 0.0;
+            for (out, acc) in out.iter_mut().zip(acc) {
+                *out = acc / sum;
+                finite += *out * 0.0;
+            }
+            if finite != 0.0 {
+                let index = out.iter().position(|x| !x.is_finite()).unwrap_or(0);
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!(
+                        "attention output of query head {head}, index {index} is {}: the stored values are not finite or too large",
+                        out[index]
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first bytes, at most `n`.
+fn head_of(bytes: &[u8], n: usize) -> &[u8] {
+    &bytes[..bytes.len().min(n)]
+}
+
+/// The members of a mask as a list.
+fn list<const N: usize>(members: impl Iterator<Item = usize>, buffer: &mut [u8; N]) -> &[u8] {
+    let mut n = 0;
+    for (slot, index) in buffer.iter_mut().zip(members) {
+        *slot = index as u8; // masks have 128 bits
+        n += 1;
+    }
+    &buffer[..n]
+}
+
+/// The error for the first score that is not finite.
+fn not_finite(scores: &[f32], columns: usize, group: usize, heads: &[u8], tokens: &[u8]) -> Error {
+    let at = scores.iter().position(|s| !s.is_finite()).unwrap_or(0);
+    let (t, column) = (at / columns, at % columns);
+    let head = heads.get(column / group).map_or(0, |&head| usize::from(head) * group + column % group);
+    let token = tokens.get(t).copied().unwrap_or(0);
+    let what = if scores[at].is_nan() { "NaN" } else { "infinite" };
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!(
+            "score of query head {head} and token {token} of the piece is {what}: the stored keys are not finite, or their product with the query overflows"
+        ),
+    )
+}

@@ -1,0 +1,420 @@
+//! I/O buffers: leases of whole pages out of slabs that are mapped on demand.
+//!
+//! Soundness: an extent is a range of pages that one [`Lease`] hands out. Slices over it exist only through the lease:
+//! `&[u8]` while no read into it is in flight, `&mut [u8]` while nothing is. A [`ReadTarget`] can only be made from
+//! `&mut Lease`, so no slice is alive when the kernel starts to write. The tokens own the extent, so its pages return to the
+//! arena only when the lease is gone and the driver has let go of the last token.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::slab::{PageBacking, SLAB_BYTES, Slab};
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{Category, MemoryBudget, lock};
+
+/// Unit of alignment on disk and in memory.
+pub(crate) const PAGE_BYTES: usize = 4096;
+const PAGES: usize = SLAB_BYTES / PAGE_BYTES;
+const WORDS: usize = PAGES / 64;
+
+/// Why no lease could be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exhausted {
+    /// The budget is used up at the moment: wait for [`Arena::returned`] and try again.
+    Now,
+    /// Longer than a slab, or the limit is below one slab: this can never succeed.
+    Never,
+    /// The system gave no memory although the budget allows it.
+    System,
+}
+
+impl From<Exhausted> for Error {
+    fn from(why: Exhausted) -> Self {
+        match why {
+            Exhausted::Now => Self::new(ErrorKind::Busy, "all I/O buffers are in use"),
+            Exhausted::Never => Self::new(ErrorKind::MemoryLimit, "the buffer can never fit in the memory limit"),
+            Exhausted::System => Self::new(ErrorKind::Busy, "the system refuses memory for I/O buffers"),
+        }
+    }
+}
+
+/// Pages in use of one slab, and where to look next.
+struct Region {
+    slab: Arc<Slab>,
+    taken: [u64; WORDS],
+    next: usize,
+    used: usize,
+}
+
+impl Region {
+    fn new(slab: Arc<Slab>) -> Self {
+        Self { slab, taken: [0; WORDS], next: 0, used: 0 }
+    }
+
+    fn is_taken(&self, page: usize) -> bool {
+        self.taken[page / 64] >> (page % 64) & 1 == 1
+    }
+
+    /// Next fit: from behind the last allocation to the end, then from the start.
+    fn take(&mut self, pages: usize) -> Option<usize> {
+        if PAGES - self.used < pages {
+            return None;
+        }
+        let first = self.find(self.next, pages).or_else(|| self.find(0, pages))?;
+        self.mark(first, pages, true);
+        self.next = (first + pages) % PAGES;
+        Some(first)
+    }
+
+    fn find(&self, from: usize, pages: usize) -> Option<usize> {
+        let mut run = 0;
+        let mut page = from;
+        while page < PAGES {
+            let word = self.taken[page / 64];
+            if page.is_multiple_of(64) && word == u64::MAX {
+                run = 0;
+                page += 64;
+                continue;
+            }
+            run = if self.is_taken(page) { 0 } else { run + 1 };
+            page += 1;
+            if run == pages {
+                return Some(page - pages);
+            }
+        }
+        None
+    }
+
+    fn mark(&mut self, first: usize, pages: usize, taken: bool) {
+        for page in first..first + pages {
+            debug_assert_ne!(self.is_taken(page), taken);
+            self.taken[page / 64] ^= 1 << (page % 64);
+        }
+        self.used = if taken { self.used + pages } else { self.used - pages };
+    }
+}
+
+#[derive(Default)]
+struct Regions {
+    /// A slab keeps its slot while it lives, so extents find it again in constant time.
+    slots: Vec<Option<Region>>,
+    /// Slot that served last.
+    current: usize,
+}
+
+struct Shared {
+    budget: Arc<MemoryBudget>,
+    limit: usize,
+    regions: Mutex<Regions>,
+}
+
+/// Buffers for I/O, in slabs that are mapped when first needed and accounted to the budget.
+#[derive(Clone)]
+pub(crate) struct Arena(Arc<Shared>);
+
+/// What an arena holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ArenaUsage {
+    pub(crate) slabs: usize,
+    pub(crate) leased_bytes: usize,
+    /// The worst backing among the slabs; none before the first lease.
+    pub(crate) backing: Option<PageBacking>,
+}
+
+impl Arena {
+    /// An empty arena that grows to at most `limit_bytes` of the budget.
+    pub(crate) fn new(budget: Arc<MemoryBudget>, limit_bytes: usize) -> Self {
+        let limit = limit_bytes.min(budget.limit());
+        Self(Arc::new(Shared { budget, limit, regions: Mutex::default() }))
+    }
+
+    /// The most slabs it can ever have.
+    pub(crate) fn slabs_max(&self) -> usize {
+        self.0.limit / SLAB_BYTES
+    }
+
+    /// `len` bytes in whole pages, page-aligned, contiguous; at most [`SLAB_BYTES`]. They hold old bytes: see
+    /// [`Arena::lease_zeroed`].
+    pub(crate) fn lease(&self, len: usize) -> Result<Lease, Exhausted> {
+        if len > SLAB_BYTES || self.slabs_max() == 0 {
+            return Err(Exhausted::Never);
+        }
+        let pages = len.div_ceil(PAGE_BYTES).max(1);
+        let mut regions = lock(&self.0.regions);
+        let count = regions.slots.len();
+        for i in 0..count {
+            let slot = (regions.current + i) % count;
+            let Some(region) = &mut regions.slots[slot] else { continue };
+            if let Some(first) = region.take(pages) {
+                let slab = Arc::clone(&region.slab);
+                regions.current = slot;
+                return Ok(self.extent(slab, slot, first, pages, len));
+            }
+        }
+        // Mapped under the lock: it takes tens of microseconds, and two threads must not both grow for one need.
+        if regions.slots.iter().flatten().count() >= self.slabs_max() {
+            return Err(Exhausted::Now);
+        }
+        let account = self.0.budget.try_reserve(SLAB_BYTES, Category::Arena).ok_or(Exhausted::Now)?;
+        let slab = Arc::new(Slab::map(account).map_err(|_| Exhausted::System)?);
+        let mut region = Region::new(Arc::clone(&slab));
+        let first = region.take(pages).ok_or(Exhausted::Never)?;
+        let slot = match regions.slots.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                regions.slots.push(None);
+                count
+            }
+        };
+        regions.slots[slot] = Some(region);
+        regions.current = slot;
+        Ok(self.extent(slab, slot, first, pages, len))
+    }
+
+    /// A lease whose bytes are all zero: for writers, whose padding must never show an old buffer's bytes.
+    pub(crate) fn lease_zeroed(&self, len: usize) -> Result<Lease, Exhausted> {
+        let mut lease = self.lease(len)?;
+        if let Some(bytes) = lease.bytes_mut() {
+            bytes.fill(0);
+        }
+        Ok(lease)
+    }
+
+    fn extent(&self, slab: Arc<Slab>, slot: usize, first: usize, pages: usize, len: usize) -> Lease {
+        // SAFETY: the page lies inside the slab.
+        let start = unsafe { slab.start().add(first * PAGE_BYTES) };
+        let extent = Extent {
+            slab,
+            slot,
+            first,
+            pages,
+            start,
+            reads: AtomicU32::new(0),
+            writes: AtomicU32::new(0),
+            arena: Arc::downgrade(&self.0),
+        };
+        Lease { extent: Arc::new(extent), len }
+    }
+
+    /// Gives fully idle slabs back to the system and the budget; returns how many. A ring that has one registered gives it
+    /// up when it next wakes.
+    pub(crate) fn trim(&self) -> usize {
+        let mut regions = lock(&self.0.regions);
+        let mut freed = Vec::new();
+        for slot in &mut regions.slots {
+            if slot.as_ref().is_some_and(|region| region.used == 0) {
+                freed.extend(slot.take());
+            }
+        }
+        while matches!(regions.slots.last(), Some(None)) {
+            regions.slots.pop();
+        }
+        regions.current = 0;
+        drop(regions);
+        for region in &freed {
+            region.slab.retire();
+        }
+        freed.len()
+    }
+
+    pub(crate) fn usage(&self) -> ArenaUsage {
+        let regions = lock(&self.0.regions);
+        regions.slots.iter().flatten().fold(ArenaUsage::default(), |sum, region| ArenaUsage {
+            slabs: sum.slabs + 1,
+            leased_bytes: sum.leased_bytes + region.used * PAGE_BYTES,
+            backing: Some(sum.backing.map_or(region.slab.backing(), |b| b.min(region.slab.backing()))),
+        })
+    }
+
+    /// Bytes that the budget behind it has given out, for slabs and everything else.
+    pub(crate) fn budget_used(&self) -> usize {
+        self.0.budget.used()
+    }
+
+    /// Told when a lease or budget returns: after [`Exhausted::Now`] wait for it to pass the epoch read before the attempt.
+    pub(crate) fn returned(&self) -> &Arc<crate::metrics::EventCount> {
+        self.0.budget.returned()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for region in lock(&self.regions).slots.iter().flatten() {
+            region.slab.retire();
+        }
+    }
+}
+
+/// A range of pages that is not in the arena's free map, and the I/O in flight on it.
+struct Extent {
+    slab: Arc<Slab>,
+    slot: usize,
+    first: usize,
+    pages: usize,
+    start: NonNull<u8>,
+    /// Read targets alive: the kernel may write here.
+    reads: AtomicU32,
+    /// Write sources alive: the kernel may read here.
+    writes: AtomicU32,
+    arena: Weak<Shared>,
+}
+
+// SAFETY: the pointer leads into the slab, which the extent keeps mapped; access follows the rules at the top of the file.
+unsafe impl Send for Extent {}
+// SAFETY: as above; the counters are atomic.
+unsafe impl Sync for Extent {}
+
+impl Extent {
+    fn reading(&self) -> bool {
+        // Acquire pairs with the Release of the target's drop: what the kernel wrote before is visible after.
+        self.reads.load(Ordering::Acquire) > 0
+    }
+
+    fn writing(&self) -> bool {
+        self.writes.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        // An extent outlives its arena without harm: the slab then goes with its last extent.
+        let Some(arena) = self.arena.upgrade() else { return };
+        if let Some(Some(region)) = lock(&arena.regions).slots.get_mut(self.slot) {
+            region.mark(self.first, self.pages, false);
+        }
+        arena.budget.returned().notify();
+    }
+}
+
+/// Pages leased from an [`Arena`]. They return when the lease and all I/O on it are gone.
+pub(crate) struct Lease {
+    extent: Arc<Extent>,
+    len: usize,
+}
+
+impl Lease {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes of the pages leased: `len` rounded up.
+    pub(crate) fn capacity(&self) -> usize {
+        self.extent.pages * PAGE_BYTES
+    }
+
+    /// The bytes; none while a read into them is in flight.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        if self.extent.reading() {
+            return None;
+        }
+        // SAFETY: the extent keeps `capacity >= len` initialised bytes mapped. No read is in flight, none can start while
+        // the slice lives (that takes `&mut self`), and nobody else has this extent.
+        Some(unsafe { std::slice::from_raw_parts(self.extent.start.as_ptr(), self.len) })
+    }
+
+    /// The bytes, to be changed; none while any I/O on them is in flight.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if self.extent.reading() || self.extent.writing() {
+            return None;
+        }
+        // SAFETY: as in `bytes`; the exclusive borrow keeps I/O in either direction from starting while the slice lives.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.extent.start.as_ptr(), self.len) })
+    }
+
+    /// A token to read into these bytes of the lease. Several may be in flight; ranges should not overlap.
+    ///
+    /// # Errors
+    /// `InvalidArgument` outside of the pages, `Busy` while a write from the lease is in flight.
+    pub(crate) fn read_target(&mut self, range: Range<usize>) -> Result<ReadTarget> {
+        self.check(&range)?;
+        if self.extent.writing() {
+            return Err(Error::new(ErrorKind::Busy, "read into a buffer that is being written"));
+        }
+        self.extent.reads.fetch_add(1, Ordering::AcqRel);
+        Ok(ReadTarget { extent: Arc::clone(&self.extent), range })
+    }
+
+    /// A token to write these bytes of the lease.
+    ///
+    /// # Errors
+    /// `InvalidArgument` outside of the pages, `Busy` while a read into the lease is in flight.
+    pub(crate) fn write_source(&self, range: Range<usize>) -> Result<WriteSource> {
+        self.check(&range)?;
+        if self.extent.reading() {
+            return Err(Error::new(ErrorKind::Busy, "write from a buffer that is being read into"));
+        }
+        self.extent.writes.fetch_add(1, Ordering::AcqRel);
+        Ok(WriteSource { extent: Arc::clone(&self.extent), range })
+    }
+
+    fn check(&self, range: &Range<usize>) -> Result<()> {
+        if range.start > range.end || range.end > self.capacity() {
+            let (start, end, capacity) = (range.start, range.end, self.capacity());
+            let text = format!("bytes {start}..{end} of a buffer of {capacity}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(())
+    }
+}
+
+/// Memory of one token, as drivers see it.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory<'a> {
+    pub(crate) address: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) slab: &'a Arc<Slab>,
+}
+
+impl Extent {
+    fn memory(&self, range: &Range<usize>) -> Memory<'_> {
+        // SAFETY: `Lease::check` held the range inside the extent.
+        let address = unsafe { self.start.add(range.start) };
+        Memory { address, len: range.len(), slab: &self.slab }
+    }
+}
+
+/// Permission for a driver to write into a part of a lease; in flight until dropped.
+pub(crate) struct ReadTarget {
+    extent: Arc<Extent>,
+    range: Range<usize>,
+}
+
+impl ReadTarget {
+    pub(crate) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub(super) fn memory(&self) -> Memory<'_> {
+        self.extent.memory(&self.range)
+    }
+}
+
+impl Drop for ReadTarget {
+    fn drop(&mut self) {
+        self.extent.reads.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Permission for a driver to read from a part of a lease; in flight until dropped.
+pub(crate) struct WriteSource {
+    extent: Arc<Extent>,
+    range: Range<usize>,
+}
+
+impl WriteSource {
+    pub(crate) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub(super) fn memory(&self) -> Memory<'_> {
+        self.extent.memory(&self.range)
+    }
+}
+
+impl Drop for WriteSource {
+    fn drop(&mut self) {
+        self.extent.writes.fetch_sub(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,127 @@
+//! What a driver is: it takes operations and gives each back with its outcome. Priorities, queues and callers are the
+//! shard's business; a driver neither blocks on nor calls anything but the operating system.
+//!
+//! Invariant: the memory and file of an operation belong to the driver from `queue` until its completion, whatever happens.
+
+use std::sync::Arc;
+
+use super::arena::{ReadTarget, WriteSource};
+use super::file::DeviceFile;
+use crate::error::Result;
+
+/// One operation. Direct files want offset, length and buffer position in multiples of the device's block, at most a page.
+pub(crate) enum Op {
+    /// Fills `into` from `offset`. A file that ends earlier is an error.
+    Read { file: Arc<DeviceFile>, offset: u64, into: ReadTarget },
+    /// Writes all of `from` at `offset`.
+    Write { file: Arc<DeviceFile>, offset: u64, from: WriteSource },
+    /// Makes durable what was *completed* on this file before the sync was submitted. Never retried.
+    Sync { file: Arc<DeviceFile> },
+}
+
+impl Op {
+    pub(crate) fn file(&self) -> &Arc<DeviceFile> {
+        match self {
+            Self::Read { file, .. } | Self::Write { file, .. } | Self::Sync { file } => file,
+        }
+    }
+
+    /// Bytes to move.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Read { into, .. } => into.len(),
+            Self::Write { from, .. } => from.len(),
+            Self::Sync { .. } => 0,
+        }
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. })
+    }
+
+    /// The operation in words, for errors.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Read { file, offset, into } => format!("read {} bytes at {offset} of {}", into.len(), file.path()),
+            Self::Write { file, offset, from } => format!("write {} bytes at {offset} of {}", from.len(), file.path()),
+            Self::Sync { file } => format!("sync {}", file.path()),
+        }
+    }
+}
+
+/// An operation that ended.
+pub(crate) struct Completion {
+    pub(crate) id: u64,
+    pub(crate) outcome: Result<()>,
+}
+
+/// How long [`Driver::drive`] may block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Not at all.
+    No,
+    /// Until about this many operations ended, or some and about two milliseconds passed, or a wake-up came.
+    Completions(usize),
+    /// Until a wake-up or any completion.
+    Wake,
+}
+
+/// Ends a driver's wait from another thread.
+pub(crate) trait Wake: Send + Sync {
+    fn wake(&self);
+}
+
+/// Moves bytes between files and memory. Lives on one thread.
+pub(crate) trait Driver {
+    /// How many operations can be queued now.
+    fn room(&self) -> usize;
+
+    /// Takes an operation under an id of the caller's choice, unique among those in flight. Call only with room.
+    fn queue(&mut self, id: u64, op: Op);
+
+    /// Submits what is queued, waits as told, and appends what ended. Each id queued comes back exactly once.
+    ///
+    /// # Errors
+    /// The driver itself is broken; nothing more will complete.
+    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()>;
+
+    fn waker(&self) -> Arc<dyn Wake>;
+
+    fn name(&self) -> &'static str;
+
+    /// What it has to do without, so far; only grows.
+    fn notes(&self) -> &[String];
+}
+
+/// Which driver to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum DriverKind {
+    /// io_uring, or where that is absent or forbidden threads, with a note that says why.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// Threads that call pread and pwrite.
+    Posix,
+}
+
+/// Which driver runs, and what it has to do without.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DriverStatus {
+    pub(crate) name: &'static str,
+    /// What is missing, why, and what would help; one sentence each.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Keeps RLIMIT_FSIZE from killing the process: where SIGXFSZ has its default action (kill), it is ignored from now on, and
+/// the write fails with EFBIG, which becomes `NoSpace`. A handler that the host installed stays.
+pub(crate) fn ignore_file_size_signal() {
+    // SAFETY: sigaction with a null pointer for the new action only reads into `old`, which is large enough and for which
+    // zeros are a valid value; SIG_IGN is a valid action.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut old) == 0 && old.sa_sigaction == libc::SIG_DFL {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
+    }
+}

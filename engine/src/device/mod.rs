@@ -1,0 +1,24 @@
+//! Memory, files and drivers: everything that touches the operating system. Knows nothing of the engine.
+//!
+//! [`arena`] lends page-aligned buffers; [`dir`] opens a device directory and its files; a [`driver::Driver`] moves bytes
+//! between the two. [`uring`] is the default, [`posix`] stands in where io_uring is absent or forbidden.
+
+pub(crate) mod aligned;
+pub(crate) mod arena;
+mod confine;
+pub(crate) mod dir;
+pub(crate) mod directory;
+pub(crate) mod driver;
+pub(crate) mod file;
+mod pages;
+pub(crate) mod posix;
+mod probe;
+mod progress;
+mod registered;
+pub(crate) mod slab;
+pub(crate) mod uring;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use slab::PageBacking;

@@ -1,0 +1,215 @@
+//! Driver `posix`: a small pool of threads that call pread, pwrite and fdatasync. For systems without io_uring.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::driver::{Completion, Driver, Op, Wait, Wake, ignore_file_size_signal};
+use super::progress::{InFlight, Step};
+use crate::error::{Error, Result};
+use crate::metrics::{DeviceCounters, lock};
+
+/// Requests in flight at most, waiting for a thread or in one.
+const DEPTH: usize = 256;
+/// Threads, each with one system call in flight.
+pub(crate) const THREADS: usize = 12;
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<(u64, Op)>,
+    done: Vec<Completion>,
+    woken: bool,
+    /// How many completions the driver's thread waits for.
+    want: usize,
+    stopping: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Workers wait here for jobs.
+    work: Condvar,
+    /// The driver's thread waits here for completions and wake-ups.
+    news: Condvar,
+    counters: Arc<DeviceCounters>,
+}
+
+impl Wake for Shared {
+    fn wake(&self) {
+        lock(&self.state).woken = true;
+        self.news.notify_one();
+    }
+}
+
+/// See the top of the file.
+pub(crate) struct Posix {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    in_flight: usize,
+    queued: Vec<(u64, Op)>,
+    notes: Vec<String>,
+}
+
+impl Posix {
+    /// Starts the threads. `notes` say why this driver was chosen, where that was not asked for.
+    pub(crate) fn start(name: &str, counters: Arc<DeviceCounters>, notes: Vec<String>) -> Result<Self> {
+        ignore_file_size_signal();
+        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), news: Condvar::new(), counters });
+        let mut driver = Self { shared, workers: Vec::new(), in_flight: 0, queued: Vec::new(), notes };
+        for i in 0..THREADS {
+            let shared = Arc::clone(&driver.shared);
+            let spawned = std::thread::Builder::new().name(format!("{name}-io{i}")).spawn(move || work(&shared));
+            match spawned {
+                Ok(worker) => driver.workers.push(worker),
+                Err(e) if i == 0 => return Err(Error::io("start an I/O thread", e)),
+                Err(e) => {
+                    driver.notes.push(format!("only {i} of {THREADS} I/O threads could be started ({e})"));
+                    break;
+                }
+            }
+        }
+        Ok(driver)
+    }
+}
+
+impl Driver for Posix {
+    fn room(&self) -> usize {
+        DEPTH - self.in_flight
+    }
+
+    fn queue(&mut self, id: u64, op: Op) {
+        self.in_flight += 1;
+        self.queued.push((id, op));
+    }
+
+    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
+        let before = done.len();
+        let mut state = lock(&self.shared.state);
+        if !self.queued.is_empty() {
+            if self.queued.len() == 1 {
+                self.shared.work.notify_one()
+            } else {
+                self.shared.work.notify_all()
+            }
+            state.jobs.extend(self.queued.drain(..));
+        }
+        let (want, limit) = match wait {
+            Wait::No => (0, None),
+            Wait::Wake => (1, None),
+            Wait::Completions(n) => {
+                (n.clamp(1, self.in_flight.max(1)), Some(Instant::now() + Duration::from_millis(2)))
+            }
+        };
+        while want > 0 && !state.woken && state.done.len() < want {
+            // Past the limit, whatever has ended will do.
+            let rest = limit.map(|l| l.saturating_duration_since(Instant::now()));
+            let news = &self.shared.news;
+            state.want = if rest == Some(Duration::ZERO) { 1 } else { want };
+            state = match rest {
+                Some(Duration::ZERO) if !state.done.is_empty() => break,
+                Some(rest) if !rest.is_zero() => {
+                    news.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0
+                }
+                _ => news.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        state.woken = false;
+        state.want = 0;
+        done.append(&mut state.done);
+        self.in_flight -= done.len() - before;
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::clone(&self.shared) as Arc<dyn Wake>
+    }
+
+    fn name(&self) -> &'static str {
+        "posix"
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl Drop for Posix {
+    fn drop(&mut self) {
+        // What a worker has begun it ends; its memory stays alive that long. What waits is dropped.
+        {
+            let mut state = lock(&self.shared.state);
+            state.stopping = true;
+            state.jobs.clear();
+        }
+        self.shared.work.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(shared: &Shared) {
+    loop {
+        let (id, op) = {
+            let mut state = lock(&shared.state);
+            loop {
+                if let Some(job) = state.jobs.pop_front() {
+                    break job;
+                }
+                if state.stopping {
+                    return;
+                }
+                state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        let outcome = run(InFlight::new(op), &shared.counters);
+        let mut state = lock(&shared.state);
+        state.done.push(Completion { id, outcome });
+        if state.want > 0 && state.done.len() >= state.want {
+            drop(state);
+            shared.news.notify_one();
+        }
+    }
+}
+
+fn run(mut flight: InFlight, counters: &DeviceCounters) -> Result<()> {
+    if flight.op().len() == 0 && !matches!(flight.op(), Op::Sync { .. }) {
+        return Ok(());
+    }
+    loop {
+        let result = call(&flight, counters);
+        match flight.on_result(result, counters) {
+            Step::Done(outcome) => return outcome,
+            Step::Again => {}
+            Step::Later(at) => std::thread::sleep(at.saturating_duration_since(Instant::now())),
+        }
+    }
+}
+
+/// One system call: bytes moved, or a negative error number.
+fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
+    use std::os::fd::AsRawFd;
+    counters.submissions.add(1);
+    let fd = flight.op().file().fd().as_raw_fd();
+    let result = match flight.rest() {
+        None => {
+            // SAFETY: the descriptor is open: the operation holds the file.
+            unsafe { libc::fdatasync(fd) as isize }
+        }
+        Some((offset, memory)) => {
+            let Ok(offset) = libc::off64_t::try_from(offset) else { return -libc::EINVAL };
+            let address = memory.address.as_ptr().cast::<libc::c_void>();
+            if flight.op().is_read() {
+                // SAFETY: the read target allows the kernel to write these bytes while the operation lives.
+                unsafe { libc::pread64(fd, address, memory.len, offset) }
+            } else {
+                // SAFETY: the write source keeps these bytes mapped and unchanged while the operation lives.
+                unsafe { libc::pwrite64(fd, address, memory.len, offset) }
+            }
+        }
+    };
+    match i32::try_from(result) {
+        Ok(moved) if moved >= 0 => moved,
+        _ => -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+    }
+}

@@ -1,0 +1,153 @@
+//! What a ring keeps registered: files, with the lock of the device first, and slabs as fixed buffers.
+//!
+//! Both tables are sparse and fill on first use. What does not fit or is refused is used unregistered.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Weak};
+
+use io_uring::IoUring;
+
+use super::file::DeviceFile;
+use super::slab::{SLAB_BYTES, Slab};
+
+const FILES_MAX: u32 = 1024;
+const BUFFERS_MAX: usize = 16_384;
+
+/// Slot of the lock's descriptor.
+const LOCK_SLOT: u32 = 0;
+
+#[derive(Default)]
+pub(super) struct FileTable {
+    slots: Vec<Option<(u64, Weak<DeviceFile>)>>,
+    by_id: HashMap<u64, u32>,
+    free: Vec<u32>,
+    closed_seen: u64,
+}
+
+impl FileTable {
+    /// Registers an empty table with the lock in it. Notes what could not be had.
+    pub(super) fn new(ring: &IoUring, lock: Option<BorrowedFd<'_>>, notes: &mut Vec<String>) -> Self {
+        let mut table = Self::default();
+        // A table larger than the limit of open files is refused.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let size = FILES_MAX.min(u32::try_from(limit).unwrap_or(FILES_MAX));
+        let empty = vec![-1; size as usize];
+        let submitter = ring.submitter();
+        let registered = submitter.register_files_sparse(size).or_else(|_| submitter.register_files(&empty));
+        if let Err(e) = registered {
+            notes.push(format!("files could not be registered with io_uring ({e}); each request looks its file up"));
+            return table;
+        }
+        if let Some(lock) = lock
+            && let Err(e) = submitter.register_files_update(LOCK_SLOT, &[lock.as_raw_fd()])
+        {
+            notes.push(format!("the lock could not be registered with io_uring ({e})"));
+        }
+        table.slots.resize_with(size as usize, || None);
+        table.free = (LOCK_SLOT + 1..size).rev().collect();
+        table
+    }
+
+    /// The slot of a file, registering it if there is room.
+    pub(super) fn slot(&mut self, ring: &IoUring, file: &Arc<DeviceFile>) -> Option<u32> {
+        if let Some(&slot) = self.by_id.get(&file.id()) {
+            return Some(slot);
+        }
+        let slot = self.free.pop()?;
+        if ring.submitter().register_files_update(slot, &[file.fd().as_raw_fd()]).is_err() {
+            self.free.push(slot);
+            return None;
+        }
+        self.slots[slot as usize] = Some((file.id(), Arc::downgrade(file)));
+        self.by_id.insert(file.id(), slot);
+        Some(slot)
+    }
+
+    /// Lets go of files that nobody has open any more, so that their space can return.
+    pub(super) fn sweep(&mut self, ring: &IoUring) {
+        let closed = DeviceFile::closed_count();
+        if closed == self.closed_seen {
+            return;
+        }
+        self.closed_seen = closed;
+        for (slot, entry) in (0..).zip(&mut self.slots) {
+            // A file in flight is held by its operation, so a dead one has nothing in flight.
+            if entry.as_ref().is_some_and(|(_, file)| file.strong_count() == 0)
+                && ring.submitter().register_files_update(slot, &[-1]).is_ok()
+                && let Some((id, _)) = entry.take()
+            {
+                self.by_id.remove(&id);
+                self.free.push(slot);
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct BufferTable {
+    /// Holds each registered slab until it is unregistered: the kernel has its pages pinned.
+    slots: Vec<Option<Arc<Slab>>>,
+    by_address: HashMap<usize, u16>,
+    free: Vec<u16>,
+}
+
+impl BufferTable {
+    pub(super) fn new(ring: &IoUring, slabs_max: usize, notes: &mut Vec<String>) -> Self {
+        let mut table = Self::default();
+        let size = u16::try_from(slabs_max.clamp(1, BUFFERS_MAX)).unwrap_or(u16::MAX);
+        match ring.submitter().register_buffers_sparse(u32::from(size)) {
+            Ok(()) => {
+                table.slots.resize_with(usize::from(size), || None);
+                table.free = (0..size).rev().collect();
+            }
+            Err(e) => {
+                notes.push(format!("buffers could not be registered with io_uring ({e}): a little more CPU per read"))
+            }
+        }
+        table
+    }
+
+    /// The slot of a slab, registering it if there is room.
+    pub(super) fn slot(&mut self, ring: &IoUring, slab: &Arc<Slab>, notes: &mut Vec<String>) -> Option<u16> {
+        let address = slab.start().as_ptr().addr();
+        if let Some(&slot) = self.by_address.get(&address) {
+            return Some(slot);
+        }
+        let slot = self.free.pop()?;
+        let range = libc::iovec { iov_base: slab.start().as_ptr().cast(), iov_len: SLAB_BYTES };
+        // SAFETY: the range is mapped as long as the slab lives, and the table holds the slab until it has unregistered it.
+        let registered = unsafe { ring.submitter().register_buffers_update(u32::from(slot), &[range], None) };
+        if let Err(e) = registered {
+            // Not again for every request: what the limit refuses now it refuses later.
+            self.free.clear();
+            notes.push(format!(
+                "only {} of the I/O buffer slabs could be registered with io_uring ({e}): a little more CPU per read; raise the limit \
+                 of locked memory (ulimit -l)",
+                self.by_address.len()
+            ));
+            return None;
+        }
+        self.slots[usize::from(slot)] = Some(Arc::clone(slab));
+        self.by_address.insert(address, slot);
+        Some(slot)
+    }
+
+    /// Unregisters slabs that the arena has given up.
+    pub(super) fn sweep(&mut self, ring: &IoUring) {
+        for (slot, entry) in (0..).zip(&mut self.slots) {
+            if !entry.as_ref().is_some_and(|slab| slab.is_retired()) {
+                continue;
+            }
+            let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            // SAFETY: an empty range needs no memory; it replaces the slab's, which is alive until after the call.
+            let gone = unsafe { ring.submitter().register_buffers_update(u32::from(slot), &[none], None) };
+            if gone.is_ok()
+                && let Some(slab) = entry.take()
+            {
+                self.by_address.remove(&slab.start().as_ptr().addr());
+                self.free.push(slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Buffers and directories.
+
+mod arena;
+pub(crate) mod bare;
+mod dir;
+mod progress;
+pub(crate) mod sandbox;

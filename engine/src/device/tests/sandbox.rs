@@ -1,0 +1,32 @@
+//! Restrictions of this process, for tests that run in a child of their own.
+
+/// A seccomp filter that answers io_uring_setup with EPERM, as container runtimes do.
+pub(crate) fn deny_io_uring() {
+    let filter = [
+        libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 },
+        libc::sock_filter { code: 0x15, jt: 0, jf: 1, k: libc::SYS_io_uring_setup as u32 },
+        libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x0005_0000 | libc::EPERM as u32 },
+        libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x7fff_0000 },
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: both calls take plain arguments; the program and its filter outlive the call that copies them.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    assert!(set, "{}", std::io::Error::last_os_error());
+}
+
+/// Makes the calling thread, and threads it starts, another user without privileges.
+pub(crate) fn become_user(uid: libc::uid_t) {
+    // SAFETY: a plain system call that changes credentials of the calling thread only.
+    let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+    assert_eq!(changed, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// No transparent huge pages for this process from now on.
+pub(crate) fn deny_huge_pages() {
+    // SAFETY: plain arguments; affects later page faults only.
+    let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}

@@ -1,0 +1,523 @@
+//! The state that the manifest describes. Recovery builds it from the records on disk; a commit applies the very records it
+//! made durable; a checkpoint writes it out as records again.
+
+use super::records::RecordBuffer;
+use crate::layout::KvLayout;
+use std::collections::{BTreeMap, HashMap};
+use stratakv_format::manifest::{self as m, Kind, Record};
+use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// A segment of a device.
+pub(crate) type SegmentKey = (DeviceIndex, SegmentId);
+
+/// A sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct SequenceMeta {
+    pub(crate) key: String,
+    pub(crate) layout: LayoutId,
+    pub(crate) summaries: u32,
+    pub(crate) created_unix_ms: u64,
+    pub(crate) ttl_ms: u64,
+    pub(crate) replicas: u8,
+    pub(crate) evictable: u8,
+    pub(crate) parent: Option<(SequenceId, u64)>,
+    pub(crate) tokens: u64,
+    pub(crate) token_ids: u64,
+    pub(crate) state_frame: Option<FrameId>,
+    pub(crate) committed_unix_ms: u64,
+    /// Frames with the token below which they belong to this sequence, in the order of their LSN.
+    pub(crate) refs: Vec<(FrameId, u64)>,
+}
+
+/// A frame.
+#[derive(Clone, Debug)]
+pub(crate) struct FrameMeta {
+    pub(crate) origin: SequenceId,
+    pub(crate) lsn: u64,
+    pub(crate) nonce: u64,
+    pub(crate) location: Location,
+    pub(crate) header_crc: u32,
+    pub(crate) header_pages: u32,
+    pub(crate) front_pages: u32,
+    /// Sequences that refer to it.
+    pub(crate) refs: u32,
+}
+
+/// What a segment is used for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SegmentState {
+    /// Takes frames.
+    Open,
+    /// Takes no more.
+    Sealed,
+    /// Nothing in it is live.
+    Free,
+}
+
+/// A segment.
+#[derive(Clone, Debug)]
+pub(crate) struct SegmentMeta {
+    pub(crate) generation: u64,
+    pub(crate) nonce: u64,
+    pub(crate) pages: u32,
+    pub(crate) kind: u8,
+    pub(crate) state: SegmentState,
+    /// One past the last page of any frame that was committed in it.
+    pub(crate) used_pages: u32,
+    /// Pages of frames that sequences refer to.
+    pub(crate) live_pages: u64,
+}
+
+/// Numbers that never go back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counters {
+    pub(crate) frame: u64,
+    pub(crate) sequence: u64,
+    pub(crate) lsn: u64,
+    pub(crate) layout: u32,
+    pub(crate) lifetime_bytes: u64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { frame: 1, sequence: 1, lsn: 1, layout: 1, lifetime_bytes: 0 }
+    }
+}
+
+/// Everything that exists.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Catalog {
+    pub(crate) members: BTreeMap<DeviceIndex, m::Member>,
+    pub(crate) layouts: BTreeMap<LayoutId, KvLayout>,
+    pub(crate) sequences: BTreeMap<SequenceId, SequenceMeta>,
+    pub(crate) keys: HashMap<String, SequenceId>,
+    pub(crate) frames: HashMap<FrameId, FrameMeta>,
+    pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
+    pub(crate) counters: Counters,
+    /// The generation that replaces this manifest, once its last record said so.
+    pub(crate) superseded: Option<(u64, u64)>,
+}
+
+type Applied = std::result::Result<(), String>;
+
+impl Catalog {
+    /// Applies one record.
+    ///
+    /// # Errors
+    /// What does not fit: the record contradicts those before it.
+    pub(crate) fn apply(&mut self, record: &Record<'_>) -> Applied {
+        match record {
+            Record::Member(member) => {
+                self.members.insert(DeviceIndex(member.device.get()), **member);
+            }
+            Record::Layout(defined, bytes) => {
+                let layout = stratakv_format::layout::Layout::decode(bytes).map_err(|e| e.to_string())?;
+                let layout = KvLayout::new(layout).map_err(|e| e.to_string())?;
+                let id = defined.layout.get();
+                self.counters.layout = self.counters.layout.max(id.saturating_add(1));
+                self.layouts.insert(LayoutId(id), layout);
+            }
+            Record::SequenceCreate(create, key) => self.create(create, key)?,
+            Record::Fork(fork, key) => self.fork(fork, key)?,
+            Record::SequenceTruncate(cut) => self.truncate(SequenceId(cut.sequence.get()), cut.tokens.get())?,
+            Record::SequenceDelete(delete) => self.delete(SequenceId(delete.sequence.get()))?,
+            Record::Frame(frame) => self.frame(frame)?,
+            Record::FrameRef(r) => {
+                self.reference(SequenceId(r.sequence.get()), FrameId(r.frame.get()), r.token_end.get())?;
+            }
+            Record::FrameRelease(r) => {
+                let frame = FrameId(r.frame.get());
+                let sequence = self.sequence_mut(SequenceId(r.sequence.get()))?;
+                let before = sequence.refs.len();
+                sequence.refs.retain(|(id, _)| *id != frame);
+                if sequence.refs.len() == before {
+                    return Err(format!("release of frame {frame}, which the sequence does not refer to"));
+                }
+                self.release(frame);
+            }
+            Record::FrameMoved(moved) => self.moved(moved)?,
+            Record::SegmentOpen(open) => self.segment_open(open)?,
+            Record::SegmentSeal(seal) => {
+                self.segment_mut((DeviceIndex(seal.device.get()), SegmentId(seal.segment.get())))?.state =
+                    SegmentState::Sealed;
+            }
+            Record::SegmentFree(free) => self.segment_free(free)?,
+            Record::SequenceCommit(commit) => {
+                let state = commit.state_frame.get();
+                let sequence = self.sequence_mut(SequenceId(commit.sequence.get()))?;
+                sequence.tokens = commit.tokens.get();
+                sequence.token_ids = commit.token_ids.get();
+                sequence.state_frame = (state != 0).then_some(FrameId(state));
+                sequence.committed_unix_ms = commit.committed_unix_ms.get();
+            }
+            Record::Counters(c) => {
+                let own = &mut self.counters;
+                own.frame = own.frame.max(c.next_frame.get());
+                own.sequence = own.sequence.max(c.next_sequence.get());
+                own.lsn = own.lsn.max(c.next_lsn.get());
+                own.layout = own.layout.max(c.next_layout.get());
+                own.lifetime_bytes = own.lifetime_bytes.max(c.lifetime_bytes.get());
+            }
+            Record::Superseded(next) => self.superseded = Some((next.generation.get(), next.nonce.get())),
+            Record::CheckpointEnd(_) | Record::Unknown(_) => {}
+            Record::Replica(_) | Record::PoolAllocation(_) => {
+                return Err("a record of a feature that this store does not have".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn sequence_mut(&mut self, id: SequenceId) -> std::result::Result<&mut SequenceMeta, String> {
+        self.sequences.get_mut(&id).ok_or_else(|| format!("sequence {id} does not exist"))
+    }
+
+    fn segment_mut(&mut self, key: SegmentKey) -> std::result::Result<&mut SegmentMeta, String> {
+        let (device, segment) = key;
+        self.segments.get_mut(&key).ok_or_else(|| format!("segment {segment} of device {device} does not exist"))
+    }
+
+    fn insert_sequence(&mut self, id: SequenceId, key: &[u8], meta: SequenceMeta) -> Applied {
+        if self.sequences.contains_key(&id) {
+            return Err(format!("sequence {id} exists already"));
+        }
+        if !key.is_empty() && self.keys.insert(meta.key.clone(), id).is_some() {
+            return Err("two sequences have one key".into());
+        }
+        self.counters.sequence = self.counters.sequence.max(id.0.saturating_add(1));
+        self.sequences.insert(id, meta);
+        Ok(())
+    }
+
+    fn create(&mut self, create: &m::SequenceCreate, key: &[u8]) -> Applied {
+        let layout = LayoutId(create.layout.get());
+        if !self.layouts.contains_key(&layout) {
+            return Err(format!("layout {layout} does not exist"));
+        }
+        let parent = create.parent.get();
+        let meta = SequenceMeta {
+            key: key_text(key, create.key_bytes.get())?,
+            layout,
+            summaries: create.summaries.get(),
+            created_unix_ms: create.created_unix_ms.get(),
+            ttl_ms: create.ttl_ms.get(),
+            replicas: create.replicas,
+            evictable: create.evictable,
+            parent: (parent != 0).then_some((SequenceId(parent), create.parent_tokens.get())),
+            tokens: 0,
+            token_ids: 0,
+            state_frame: None,
+            committed_unix_ms: create.created_unix_ms.get(),
+            refs: Vec::new(),
+        };
+        self.insert_sequence(SequenceId(create.sequence.get()), key, meta)
+    }
+
+    fn fork(&mut self, fork: &m::Fork, key: &[u8]) -> Applied {
+        let (parent_id, tokens) = (SequenceId(fork.parent.get()), fork.tokens.get());
+        let parent = self.sequence_mut(parent_id)?.clone();
+        let refs: Vec<_> = parent.refs.iter().map(|&(frame, end)| (frame, end.min(tokens))).collect();
+        for (frame, _) in &refs {
+            if let Some(frame) = self.frames.get_mut(frame) {
+                frame.refs += 1;
+            }
+        }
+        let meta = SequenceMeta {
+            key: key_text(key, fork.key_bytes.get())?,
+            created_unix_ms: fork.created_unix_ms.get(),
+            committed_unix_ms: fork.created_unix_ms.get(),
+            parent: Some((parent_id, tokens)),
+            tokens: parent.tokens.min(tokens),
+            token_ids: parent.token_ids.min(tokens),
+            state_frame: None,
+            refs,
+            ..parent
+        };
+        self.insert_sequence(SequenceId(fork.sequence.get()), key, meta)
+    }
+
+    fn truncate(&mut self, id: SequenceId, tokens: u64) -> Applied {
+        let sequence = self.sequence_mut(id)?;
+        sequence.tokens = sequence.tokens.min(tokens);
+        sequence.token_ids = sequence.token_ids.min(tokens);
+        for (_, end) in &mut sequence.refs {
+            *end = (*end).min(tokens);
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, id: SequenceId) -> Applied {
+        let Some(sequence) = self.sequences.remove(&id) else {
+            return Err(format!("sequence {id} does not exist"));
+        };
+        if !sequence.key.is_empty() {
+            self.keys.remove(&sequence.key);
+        }
+        for (frame, _) in sequence.refs {
+            self.release(frame);
+        }
+        Ok(())
+    }
+
+    /// One reference less; the last one takes the frame away.
+    fn release(&mut self, id: FrameId) {
+        let Some(frame) = self.frames.get_mut(&id) else { return };
+        frame.refs = frame.refs.saturating_sub(1);
+        if frame.refs == 0 {
+            let key = (frame.location.device, frame.location.segment);
+            let pages = u64::from(frame.location.pages);
+            if let Some(segment) = self.segments.get_mut(&key) {
+                segment.live_pages = segment.live_pages.saturating_sub(pages);
+            }
+            self.frames.remove(&id);
+        }
+    }
+
+    fn frame(&mut self, frame: &m::Frame) -> Applied {
+        let id = FrameId(frame.frame.get());
+        let location = Location::from_raw(&frame.location);
+        let segment = self.segment_mut((location.device, location.segment))?;
+        let end = u64::from(location.page) + u64::from(location.pages);
+        let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
+        if !fits || segment.state == SegmentState::Free {
+            return Err(format!("frame {id} lies at {location}, outside the pages of that segment"));
+        }
+        segment.used_pages = segment.used_pages.max(end as u32);
+        segment.live_pages += u64::from(location.pages);
+        self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
+        self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
+        let meta = FrameMeta {
+            origin: SequenceId(frame.origin.get()),
+            lsn: frame.lsn.get(),
+            nonce: frame.nonce.get(),
+            location,
+            header_crc: frame.header_crc.get(),
+            header_pages: frame.header_pages.get(),
+            front_pages: frame.front_pages.get(),
+            refs: 0,
+        };
+        if self.frames.insert(id, meta).is_some() {
+            return Err(format!("frame {id} exists already"));
+        }
+        Ok(())
+    }
+
+    fn reference(&mut self, sequence: SequenceId, id: FrameId, token_end: u64) -> Applied {
+        let Some(frame) = self.frames.get_mut(&id) else {
+            return Err(format!("frame {id} does not exist"));
+        };
+        frame.refs += 1;
+        let lsn = frame.lsn;
+        let frames = &self.frames;
+        let Some(sequence) = self.sequences.get_mut(&sequence) else {
+            return Err(format!("sequence {sequence} does not exist"));
+        };
+        if sequence.refs.iter().any(|(other, _)| *other == id) {
+            return Err(format!("frame {id} is referred to twice by one sequence"));
+        }
+        let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
+        sequence.refs.insert(at, (id, token_end));
+        Ok(())
+    }
+
+    fn moved(&mut self, moved: &m::FrameMoved) -> Applied {
+        let id = FrameId(moved.frame.get());
+        let to = Location::from_raw(&moved.location);
+        let Some(frame) = self.frames.get_mut(&id) else {
+            return Err(format!("frame {id} does not exist"));
+        };
+        let from = std::mem::replace(&mut frame.location, to);
+        frame.header_crc = moved.header_crc.get();
+        let old = self.segment_mut((from.device, from.segment))?;
+        old.live_pages = old.live_pages.saturating_sub(u64::from(from.pages));
+        let new = self.segment_mut((to.device, to.segment))?;
+        new.live_pages += u64::from(to.pages);
+        new.used_pages = new.used_pages.max(to.page.saturating_add(to.pages));
+        Ok(())
+    }
+
+    fn segment_open(&mut self, open: &m::SegmentOpen) -> Applied {
+        let key = (DeviceIndex(open.device.get()), SegmentId(open.segment.get()));
+        let old = self.segments.get(&key);
+        if old.is_some_and(|s| s.state != SegmentState::Free || s.generation >= open.generation.get()) {
+            return Err(format!("segment {} of device {} is opened twice", key.1, key.0));
+        }
+        let meta = SegmentMeta {
+            generation: open.generation.get(),
+            nonce: open.nonce.get(),
+            pages: open.pages.get(),
+            kind: open.kind,
+            state: SegmentState::Open,
+            used_pages: 1,
+            live_pages: 0,
+        };
+        self.segments.insert(key, meta);
+        Ok(())
+    }
+
+    fn segment_free(&mut self, free: &m::SegmentFree) -> Applied {
+        let key = (DeviceIndex(free.device.get()), SegmentId(free.segment.get()));
+        let segment = self.segment_mut(key)?;
+        if segment.live_pages != 0 {
+            return Err(format!("segment {} of device {} is freed with live frames", key.1, key.0));
+        }
+        segment.state = SegmentState::Free;
+        if free.removed != 0 {
+            self.segments.remove(&key);
+        }
+        Ok(())
+    }
+
+    /// The id of an equal layout.
+    pub(crate) fn find_layout(&self, layout: &KvLayout) -> Option<LayoutId> {
+        self.layouts.iter().find(|(_, known)| *known == layout).map(|(id, _)| *id)
+    }
+
+    /// The counters as a record.
+    pub(crate) fn counters_record(counters: &Counters) -> m::Counters {
+        m::Counters {
+            next_frame: U64::new(counters.frame),
+            next_sequence: U64::new(counters.sequence),
+            next_lsn: U64::new(counters.lsn),
+            lifetime_bytes: U64::new(counters.lifetime_bytes),
+            next_layout: U32::new(counters.layout),
+            reserved: U32::new(0),
+        }
+    }
+
+    /// Everything as records, a checkpoint.
+    pub(crate) fn checkpoint(&self) -> RecordBuffer {
+        let mut out = RecordBuffer::default();
+        for member in self.members.values() {
+            out.push(Kind::Member, member, &[]);
+        }
+        out.push(Kind::Counters, &Self::counters_record(&self.counters), &[]);
+        let mut encoded = Vec::new();
+        for (id, layout) in &self.layouts {
+            encoded.clear();
+            layout.raw().encode(&mut encoded);
+            let defined = m::LayoutDefined { layout: U32::new(id.0), reserved: U32::new(0) };
+            out.push(Kind::Layout, &defined, &encoded);
+        }
+        for (key, segment) in &self.segments {
+            out.push(Kind::SegmentOpen, &open_record(*key, segment), &[]);
+            match segment.state {
+                SegmentState::Open => {}
+                SegmentState::Sealed => out.push(Kind::SegmentSeal, &seal_record(*key, segment.used_pages), &[]),
+                SegmentState::Free => {
+                    out.push(Kind::SegmentFree, &free_record(*key, segment.generation, false), &[]);
+                }
+            }
+        }
+        let mut frames: Vec<_> = self.frames.iter().collect();
+        frames.sort_unstable_by_key(|(_, frame)| frame.lsn);
+        for (id, frame) in frames {
+            out.push(Kind::Frame, &frame.record(*id), &[]);
+        }
+        for (id, sequence) in &self.sequences {
+            out.push(Kind::SequenceCreate, &sequence.create_record(*id), sequence.key.as_bytes());
+            for (frame, token_end) in &sequence.refs {
+                out.push(Kind::FrameRef, &ref_record(*id, *frame, *token_end), &[]);
+            }
+            out.push(Kind::SequenceCommit, &sequence.commit_record(*id), &[]);
+        }
+        let end = m::CheckpointEnd { records: U64::new(out.count() as u64) };
+        out.push(Kind::CheckpointEnd, &end, &[]);
+        out
+    }
+
+    /// About how much memory the tables take.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let refs: usize = self.sequences.values().map(|s| s.refs.capacity() * 16 + s.key.len() * 2).sum();
+        self.sequences.len() * (size_of::<SequenceMeta>() + 64)
+            + refs
+            + self.frames.len() * (size_of::<FrameMeta>() + 32)
+            + self.segments.len() * (size_of::<SegmentMeta>() + 32)
+    }
+}
+
+fn key_text(key: &[u8], bytes: u16) -> std::result::Result<String, String> {
+    if key.len() != usize::from(bytes) || key.len() > m::KEY_BYTES_MAX {
+        return Err(format!("key of {} bytes where {bytes} are announced", key.len()));
+    }
+    String::from_utf8(key.to_vec()).map_err(|_| "key is not UTF-8".into())
+}
+
+impl FrameMeta {
+    pub(crate) fn record(&self, id: FrameId) -> m::Frame {
+        m::Frame {
+            frame: U64::new(id.0),
+            origin: U64::new(self.origin.0),
+            lsn: U64::new(self.lsn),
+            nonce: U64::new(self.nonce),
+            location: self.location.to_raw(),
+            header_crc: U32::new(self.header_crc),
+            header_pages: U32::new(self.header_pages),
+            front_pages: U32::new(self.front_pages),
+            reserved: U32::new(0),
+        }
+    }
+}
+
+impl SequenceMeta {
+    pub(crate) fn create_record(&self, id: SequenceId) -> m::SequenceCreate {
+        m::SequenceCreate {
+            sequence: U64::new(id.0),
+            parent: U64::new(self.parent.map_or(0, |(id, _)| id.0)),
+            parent_tokens: U64::new(self.parent.map_or(0, |(_, tokens)| tokens)),
+            created_unix_ms: U64::new(self.created_unix_ms),
+            ttl_ms: U64::new(self.ttl_ms),
+            layout: U32::new(self.layout.0),
+            summaries: U32::new(self.summaries),
+            replicas: self.replicas,
+            evictable: self.evictable,
+            key_bytes: U16::new(self.key.len() as u16),
+            reserved: U32::new(0),
+        }
+    }
+
+    pub(crate) fn commit_record(&self, id: SequenceId) -> m::SequenceCommit {
+        m::SequenceCommit {
+            sequence: U64::new(id.0),
+            tokens: U64::new(self.tokens),
+            state_frame: U64::new(self.state_frame.map_or(0, |frame| frame.0)),
+            token_ids: U64::new(self.token_ids),
+            committed_unix_ms: U64::new(self.committed_unix_ms),
+        }
+    }
+}
+
+pub(crate) fn ref_record(sequence: SequenceId, frame: FrameId, token_end: u64) -> m::FrameRef {
+    m::FrameRef { sequence: U64::new(sequence.0), frame: U64::new(frame.0), token_end: U64::new(token_end) }
+}
+
+pub(crate) fn open_record(key: SegmentKey, segment: &SegmentMeta) -> m::SegmentOpen {
+    m::SegmentOpen {
+        generation: U64::new(segment.generation),
+        nonce: U64::new(segment.nonce),
+        segment: U32::new(key.1.0),
+        pages: U32::new(segment.pages),
+        device: U16::new(key.0.0),
+        kind: segment.kind,
+        reserved: [0; 5],
+    }
+}
+
+pub(crate) fn seal_record(key: SegmentKey, used_pages: u32) -> m::SegmentSeal {
+    m::SegmentSeal {
+        segment: U32::new(key.1.0),
+        used_pages: U32::new(used_pages),
+        device: U16::new(key.0.0),
+        reserved: [0; 6],
+    }
+}
+
+pub(crate) fn free_record(key: SegmentKey, generation: u64, removed: bool) -> m::SegmentFree {
+    m::SegmentFree {
+        generation: U64::new(generation),
+        segment: U32::new(key.1.0),
+        device: U16::new(key.0.0),
+        removed: u8::from(removed),
+        reserved: 0,
+    }
+}

@@ -1,0 +1,259 @@
+//! Where the groups of one layer of an open sequence are: few extents, each a run of groups in a frame on disk or in memory.
+
+use crate::device::arena::Lease;
+use crate::device::file::DeviceFile;
+use crate::error::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use stratakv_format::layout::BlockGeometry;
+use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
+
+use super::catalog::SegmentKey;
+
+/// A segment whose file is open. Everything that may still read from it holds one; its space is reused only when nobody does.
+pub(crate) struct SegmentHandle {
+    pub(crate) key: SegmentKey,
+    pub(crate) generation: u64,
+    pub(crate) nonce: u64,
+    pub(crate) pages: u32,
+    pub(crate) file: Arc<DeviceFile>,
+}
+
+/// What reading and checking the groups of a frame takes.
+pub(crate) struct FrameBody {
+    pub(crate) id: FrameId,
+    pub(crate) origin: SequenceId,
+    pub(crate) nonce: u64,
+    pub(crate) segment: Arc<SegmentHandle>,
+    /// First page of the frame in its segment.
+    pub(crate) page: u32,
+    /// Checksums of its groups: per block and plane, extent after extent.
+    pub(crate) checksums: Box<[u64]>,
+}
+
+impl FrameBody {
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.checksums.len() * 8
+    }
+}
+
+/// Consecutive groups of one layer in one buffer, as they will stand on disk.
+pub(crate) struct Run {
+    pub(crate) layer: usize,
+    pub(crate) first_group: u64,
+    pub(crate) groups: usize,
+    pub(crate) geometry: BlockGeometry,
+    pub(crate) buffer: Lease,
+}
+
+impl Run {
+    /// Bytes of block `index` of the run.
+    ///
+    /// # Errors
+    /// The buffer is being read into, which does not happen to runs.
+    pub(crate) fn block(&self, index: usize) -> Result<&[u8]> {
+        let start = self.geometry.block_offset(index);
+        self.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.geometry.block_bytes)).ok_or_else(|| {
+            Error::new(ErrorKind::Busy, format!("group {} of layer {}", self.first_group + index as u64, self.layer))
+        })
+    }
+
+    /// Bytes of the run on disk.
+    pub(crate) fn disk_bytes(&self) -> usize {
+        self.geometry.extent_bytes(self.groups)
+    }
+
+    /// Whether groups written right behind this run continue its pages without a gap.
+    pub(crate) fn ends_on_page(&self) -> bool {
+        self.geometry.blocks_per_page == 0 || self.groups.is_multiple_of(self.geometry.blocks_per_page)
+    }
+}
+
+/// Where an extent's bytes are.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// In memory, not known to be on disk.
+    Memory(Arc<Run>),
+    /// In a frame, `page` pages from its start; `checksum` is the first of the extent's checksums in the frame's table.
+    Disk { frame: Arc<FrameBody>, page: u32, checksum: usize },
+}
+
+/// Consecutive groups of a layer.
+#[derive(Clone)]
+pub(crate) struct Extent {
+    pub(crate) first_group: u64,
+    pub(crate) groups: usize,
+    /// Index of `first_group` among the groups of the source.
+    pub(crate) skip: usize,
+    pub(crate) source: Source,
+}
+
+/// Place of one block on a device.
+pub(crate) struct BlockPlace<'a> {
+    pub(crate) frame: &'a Arc<FrameBody>,
+    /// Byte offset in the segment file.
+    pub(crate) offset: u64,
+    /// First of its checksums in the frame's table.
+    pub(crate) checksum: usize,
+}
+
+impl Extent {
+    /// Where block of `group` lies on disk, if it does.
+    pub(crate) fn place(&self, group: u64, geometry: &BlockGeometry, planes: usize) -> Option<BlockPlace<'_>> {
+        let Source::Disk { frame, page, checksum } = &self.source else { return None };
+        let index = (group - self.first_group) as usize + self.skip;
+        let start = (u64::from(frame.page) + u64::from(*page)) * PAGE_BYTES as u64;
+        Some(BlockPlace {
+            frame,
+            offset: start + geometry.block_offset(index) as u64,
+            checksum: checksum + index * planes,
+        })
+    }
+}
+
+/// The groups of one layer, from the first on without gaps.
+#[derive(Clone, Default)]
+pub(crate) struct ExtentTable {
+    extents: Vec<Extent>,
+}
+
+impl ExtentTable {
+    /// Groups covered.
+    pub(crate) fn groups(&self) -> u64 {
+        self.extents.last().map_or(0, |last| last.first_group + last.groups as u64)
+    }
+
+    /// The extent that holds `group`.
+    pub(crate) fn find(&self, group: u64) -> Option<&Extent> {
+        let at = self.extents.partition_point(|e| e.first_group + e.groups as u64 <= group);
+        self.extents.get(at).filter(|e| e.first_group <= group)
+    }
+
+    /// Lays `extent` over what is there: from its first group on it alone counts up to its end. Groups it would leave
+    /// uncovered before it are an error.
+    pub(crate) fn lay(&mut self, extent: Extent) -> Result<()> {
+        if extent.first_group > self.groups() {
+            let text = format!("groups {} to {} are in no frame", self.groups(), extent.first_group);
+            return Err(Error::new(ErrorKind::Corruption, text));
+        }
+        let end = extent.first_group + extent.groups as u64;
+        let from = self.extents.partition_point(|e| e.first_group + (e.groups as u64) <= extent.first_group);
+        let to = self.extents.partition_point(|e| e.first_group < end);
+        let mut pieces = Vec::with_capacity(3);
+        if let Some(first) = self.extents.get(from..to).and_then(|covered| covered.first())
+            && first.first_group < extent.first_group
+        {
+            let kept = (extent.first_group - first.first_group) as usize;
+            pieces.push(Extent { groups: kept, ..first.clone() });
+        }
+        let behind = self.extents.get(from..to).and_then(|covered| covered.last()).and_then(|last| {
+            let last_end = last.first_group + last.groups as u64;
+            (last_end > end).then(|| {
+                let cut = (end - last.first_group) as usize;
+                Extent { first_group: end, groups: last.groups - cut, skip: last.skip + cut, ..last.clone() }
+            })
+        });
+        pieces.push(extent);
+        pieces.extend(behind);
+        self.extents.splice(from..to, pieces);
+        Ok(())
+    }
+
+    /// Keeps the first `groups`.
+    pub(crate) fn truncate(&mut self, groups: u64) {
+        self.extents.retain(|e| e.first_group < groups);
+        if let Some(last) = self.extents.last_mut() {
+            last.groups = last.groups.min((groups - last.first_group) as usize);
+        }
+    }
+
+    pub(crate) fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// Every extent in memory that `run` backs goes over to its place on disk.
+    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameBody>, page: u32, checksum: usize) {
+        for extent in &mut self.extents {
+            if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, run)) {
+                extent.source = Source::Disk { frame: Arc::clone(frame), page, checksum };
+            }
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.extents.capacity() * size_of::<Extent>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use stratakv_format::DeviceIndex;
+    use stratakv_format::SegmentId;
+
+    fn body(id: u64, file: &Arc<DeviceFile>) -> Arc<FrameBody> {
+        let segment = SegmentHandle {
+            key: (DeviceIndex(0), SegmentId(0)),
+            generation: 1,
+            nonce: 0,
+            pages: 8,
+            file: Arc::clone(file),
+        };
+        Arc::new(FrameBody {
+            id: FrameId(id),
+            origin: SequenceId(1),
+            nonce: 0,
+            segment: Arc::new(segment),
+            page: 1,
+            checksums: Box::default(),
+        })
+    }
+
+    fn any_file() -> Arc<DeviceFile> {
+        use crate::device::dir::{DeviceDir, DirOptions};
+        use crate::device::directory::{Access, Directory};
+        let dir = tempfile::tempdir().unwrap();
+        let options = DirOptions {
+            access: Access::ReadWrite,
+            create: false,
+            lock_wait: std::time::Duration::ZERO,
+        };
+        DeviceDir::open(dir.path(), options).unwrap().create_file("x", 4096).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn the_last_extent_laid_over_a_group_counts(
+            steps in prop::collection::vec((0_u64..40, 1_usize..12, any::<bool>()), 1..40),
+        ) {
+            let file = any_file();
+            let mut table = ExtentTable::default();
+            // Per group: the frame and the index in it.
+            let mut model: Vec<(u64, usize)> = Vec::new();
+            for (id, (first, groups, cut)) in steps.into_iter().enumerate() {
+                if cut {
+                    table.truncate(first);
+                    model.truncate(first as usize);
+                    continue;
+                }
+                let source = Source::Disk { frame: body(id as u64, &file), page: 0, checksum: 0 };
+                let outcome = table.lay(Extent { first_group: first, groups, skip: 0, source });
+                prop_assert_eq!(outcome.is_ok(), first as usize <= model.len());
+                if outcome.is_ok() {
+                    model.resize(model.len().max(first as usize + groups), (0, 0));
+                    for index in 0..groups {
+                        model[first as usize + index] = (id as u64, index);
+                    }
+                }
+            }
+            prop_assert_eq!(table.groups(), model.len() as u64);
+            prop_assert!(table.find(model.len() as u64).is_none());
+            for (group, (id, index)) in model.iter().enumerate() {
+                let extent = table.find(group as u64).unwrap();
+                let Source::Disk { frame, .. } = &extent.source else { panic!("memory") };
+                prop_assert_eq!(frame.id, FrameId(*id));
+                prop_assert_eq!((group as u64 - extent.first_group) as usize + extent.skip, *index);
+            }
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What exists: sequences, their frames, the segments that hold them, what is live. And, per open sequence, where each
+//! group of a layer is.
+
+mod catalog;
+mod extents;
+mod records;
+
+pub(crate) use catalog::{
+    Catalog, Counters, FrameMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record, ref_record,
+    seal_record,
+};
+pub(crate) use extents::{Extent, ExtentTable, FrameBody, Run, SegmentHandle, Source};
+pub(crate) use records::RecordBuffer;

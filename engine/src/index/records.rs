@@ -1,0 +1,96 @@
+//! Encoded manifest records on their way to the log and to the catalog.
+
+use super::catalog::Catalog;
+use crate::error::{Error, ErrorKind, Result};
+use stratakv_format::manifest::{Kind, RECORDS_BYTES_MAX, Records, encode_record};
+use zerocopy::{Immutable, IntoBytes};
+
+/// Encoded records that take effect together.
+#[derive(Debug, Default)]
+pub(crate) struct RecordBuffer {
+    bytes: Vec<u8>,
+    /// End of each record.
+    ends: Vec<usize>,
+}
+
+impl RecordBuffer {
+    pub(crate) fn push(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
+        encode_record(&mut self.bytes, kind, body, tail);
+        self.ends.push(self.bytes.len());
+    }
+
+    pub(crate) fn append(&mut self, other: &Self) {
+        let base = self.bytes.len();
+        self.bytes.extend_from_slice(&other.bytes);
+        self.ends.extend(other.ends.iter().map(|end| base + end));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Applies them to a catalog, in order.
+    ///
+    /// # Errors
+    /// One contradicts what the catalog holds.
+    pub(crate) fn apply(&self, catalog: &mut Catalog) -> Result<()> {
+        for record in Records::new(&self.bytes, self.ends.len() as u32) {
+            let applied = record.map_err(|e| e.to_string()).and_then(|record| catalog.apply(&record));
+            applied.map_err(|e| Error::new(ErrorKind::Corruption, format!("manifest record: {e}")))?;
+        }
+        Ok(())
+    }
+
+    /// The records cut into runs that fit in one batch each: bytes and number of records.
+    pub(crate) fn batches(&self) -> Vec<(&[u8], u32)> {
+        let mut batches = Vec::new();
+        let (mut start, mut first, mut last) = (0, 0, 0);
+        for (index, &end) in self.ends.iter().enumerate() {
+            if end - start > RECORDS_BYTES_MAX {
+                batches.push((&self.bytes[start..last], (index - first) as u32));
+                (start, first) = (last, index);
+            }
+            last = end;
+        }
+        batches.push((&self.bytes[start..last], (self.ends.len() - first) as u32));
+        batches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stratakv_format::manifest::{SequenceDelete, SequenceTruncate};
+    use zerocopy::little_endian::U64;
+
+    #[test]
+    fn batches_hold_every_record_once_and_fit() {
+        let mut records = RecordBuffer::default();
+        for sequence in 0..100_000_u64 {
+            let sequence = U64::new(sequence);
+            if sequence.get() % 3 == 0 {
+                records.push(Kind::SequenceDelete, &SequenceDelete { sequence }, &[]);
+            } else {
+                records.push(Kind::SequenceTruncate, &SequenceTruncate { sequence, tokens: U64::new(1) }, &[]);
+            }
+        }
+        let batches = records.batches();
+        assert!(batches.len() > 1 && batches.iter().all(|(bytes, _)| bytes.len() <= RECORDS_BYTES_MAX));
+        assert_eq!(batches.iter().map(|(_, count)| *count as usize).sum::<usize>(), records.count());
+        assert_eq!(batches.concat_bytes(), records.bytes);
+    }
+
+    trait Concat {
+        fn concat_bytes(&self) -> Vec<u8>;
+    }
+
+    impl Concat for Vec<(&[u8], u32)> {
+        fn concat_bytes(&self) -> Vec<u8> {
+            self.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect()
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! What the keys and values of a model look like, per layer.
+
+use crate::error::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use stratakv_format::DType;
+use stratakv_format::layout::{BlockGeometry, GROUP_TOKENS_MAX, LayerGeometry, Layout};
+use stratakv_format::page::round_up_to_page;
+
+/// Geometry of one layer, for models whose layers differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerSpec {
+    geometry: LayerGeometry,
+}
+
+impl LayerSpec {
+    /// A layer that attends to every earlier token: `kv_heads` KV heads of `head_dim` for keys and values.
+    #[must_use]
+    pub const fn full(kv_heads: u16, head_dim: u16) -> Self {
+        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None };
+        Self { geometry }
+    }
+
+    /// A layer that attends to the newest `window` tokens.
+    #[must_use]
+    pub const fn sliding(kv_heads: u16, head_dim: u16, window: u32) -> Self {
+        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window) };
+        Self { geometry }
+    }
+
+    /// A layer without keys and values.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { geometry: LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None } }
+    }
+
+    /// The same layer with another head dim for values; 0 where values are a prefix of the keys (MLA).
+    #[must_use]
+    pub const fn value_dim(mut self, value_dim: u16) -> Self {
+        self.geometry.value_dim = value_dim;
+        self
+    }
+}
+
+/// Builds a [`KvLayout`].
+#[derive(Clone, Debug)]
+pub struct KvLayoutBuilder {
+    layers: u16,
+    kv_heads: u16,
+    head_dim: u16,
+    value_dim: Option<u16>,
+    specs: Option<Vec<LayerSpec>>,
+    dtype: DType,
+    group_tokens: u16,
+    fingerprint: [u8; 32],
+}
+
+impl KvLayoutBuilder {
+    /// Layers, all alike.
+    #[must_use]
+    pub fn layers(mut self, layers: u16) -> Self {
+        self.layers = layers;
+        self
+    }
+
+    /// KV heads of every layer.
+    #[must_use]
+    pub fn kv_heads(mut self, kv_heads: u16) -> Self {
+        self.kv_heads = kv_heads;
+        self
+    }
+
+    /// Head dim of keys, and of values unless [`Self::value_dim`] says otherwise.
+    #[must_use]
+    pub fn head_dim(mut self, head_dim: u16) -> Self {
+        self.head_dim = head_dim;
+        self
+    }
+
+    /// Head dim of values; 0 where values are a prefix of the keys (MLA).
+    #[must_use]
+    pub fn value_dim(mut self, value_dim: u16) -> Self {
+        self.value_dim = Some(value_dim);
+        self
+    }
+
+    /// Every layer by itself, instead of `layers`, `kv_heads` and `head_dim`.
+    #[must_use]
+    pub fn layer_specs(mut self, specs: impl IntoIterator<Item = LayerSpec>) -> Self {
+        self.specs = Some(specs.into_iter().collect());
+        self
+    }
+
+    /// Element type on disk. Default f16.
+    #[must_use]
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Tokens of a group: what is read at once. Default 8.
+    #[must_use]
+    pub fn group_tokens(mut self, tokens: u16) -> Self {
+        self.group_tokens = tokens;
+        self
+    }
+
+    /// Fingerprint of model, weights and positional encoding: a sequence is never read by a model of another one.
+    #[must_use]
+    pub fn fingerprint(mut self, fingerprint: [u8; 32]) -> Self {
+        self.fingerprint = fingerprint;
+        self
+    }
+
+    /// The layout.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] naming the value out of range.
+    pub fn build(self) -> Result<KvLayout> {
+        let layers = match self.specs {
+            Some(specs) => specs.iter().map(|s| s.geometry).collect(),
+            None => {
+                let geometry = LayerGeometry {
+                    kv_heads: self.kv_heads,
+                    key_dim: self.head_dim,
+                    value_dim: self.value_dim.unwrap_or(self.head_dim),
+                    window: None,
+                };
+                vec![geometry; usize::from(self.layers)]
+            }
+        };
+        let layout = Layout {
+            dtype: self.dtype,
+            group_tokens: self.group_tokens,
+            padded_planes: false,
+            fingerprint: self.fingerprint,
+            layers,
+        };
+        KvLayout::new(layout).map_err(|e| e.during("layout"))
+    }
+}
+
+/// What the bytes of a sequence mean. Sequences are compatible when their layouts are equal. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Inner {
+    layout: Layout,
+    blocks: Vec<BlockGeometry>,
+}
+
+impl KvLayout {
+    /// Starts with f16 and groups of 8.
+    #[must_use]
+    pub fn builder() -> KvLayoutBuilder {
+        KvLayoutBuilder {
+            layers: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            value_dim: None,
+            specs: None,
+            dtype: DType::F16,
+            group_tokens: 8,
+            fingerprint: [0; 32],
+        }
+    }
+
+    pub(crate) fn new(layout: Layout) -> Result<Self> {
+        layout.check().map_err(|e| Error::new(ErrorKind::InvalidArgument, e.to_string()))?;
+        let blocks = layout.layers.iter().map(|layer| layout.block(layer)).collect();
+        Ok(Self { inner: Arc::new(Inner { layout, blocks }) })
+    }
+
+    pub(crate) fn raw(&self) -> &Layout {
+        &self.inner.layout
+    }
+
+    /// Block geometry of `layer`, which must exist.
+    pub(crate) fn block(&self, layer: usize) -> &BlockGeometry {
+        &self.inner.blocks[layer]
+    }
+
+    /// Geometry of `layer`, which must have KV.
+    ///
+    /// # Errors
+    /// No such layer, or one without KV.
+    pub(crate) fn kv_layer(&self, layer: usize) -> Result<&LayerGeometry> {
+        match self.inner.layout.layers.get(layer) {
+            Some(geometry) if geometry.has_kv() => Ok(geometry),
+            Some(_) => Err(Error::new(ErrorKind::InvalidArgument, format!("layer {layer} has no keys and values"))),
+            None => {
+                let layers = self.layers();
+                Err(Error::new(ErrorKind::InvalidArgument, format!("layer {layer} of a layout of {layers}")))
+            }
+        }
+    }
+
+    /// Layers, those without KV included.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.inner.layout.layers.len()
+    }
+
+    /// Tokens of a group.
+    #[must_use]
+    pub fn group_tokens(&self) -> usize {
+        usize::from(self.inner.layout.group_tokens)
+    }
+
+    /// Element type on disk.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.inner.layout.dtype
+    }
+
+    /// Bytes of keys and values of one token over all layers.
+    #[must_use]
+    pub fn token_bytes(&self) -> usize {
+        let layers = self.inner.layout.layers.iter();
+        layers.map(|l| (l.key_elements() + l.value_elements()) * self.dtype().bytes()).sum()
+    }
+
+    /// Bytes read from the device for one group of `layer` that is selected alone, over the bytes of its keys and values:
+    /// 1.0 when blocks are whole pages.
+    ///
+    /// # Errors
+    /// No such layer, or one without KV.
+    pub fn read_amplification(&self, layer: usize) -> Result<f64> {
+        let geometry = self.kv_layer(layer)?;
+        let useful = (geometry.key_elements() + geometry.value_elements()) * self.dtype().bytes() * self.group_tokens();
+        Ok(round_up_to_page(self.block(layer).block_bytes) as f64 / useful as f64)
+    }
+}
+
+const _: () = assert!(GROUP_TOKENS_MAX <= 128, "token masks have 128 bits");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_3_8b_blocks_are_whole_pages() {
+        let layout = KvLayout::builder().layers(32).kv_heads(8).head_dim(128).build().unwrap();
+        assert_eq!(layout.token_bytes(), 32 * 4096);
+        assert_eq!(layout.block(0).block_bytes, 32 << 10);
+        assert!((layout.read_amplification(0).unwrap() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn amplification_of_small_blocks_is_visible() {
+        let layout = KvLayout::builder().layers(4).kv_heads(2).head_dim(64).group_tokens(4).build().unwrap();
+        assert!((layout.read_amplification(3).unwrap() - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn layers_may_differ() {
+        let specs = [LayerSpec::full(8, 128), LayerSpec::sliding(4, 64, 1024), LayerSpec::none()];
+        let layout = KvLayout::builder().layer_specs(specs).build().unwrap();
+        assert_eq!(layout.layers(), 3);
+        assert_eq!(layout.kv_layer(2).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(layout.kv_layer(3).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(layout.kv_layer(1).unwrap().window, Some(1024));
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let error = |b: KvLayoutBuilder| b.build().unwrap_err().to_string();
+        let base = KvLayout::builder().layers(2).kv_heads(2).head_dim(64);
+        assert!(error(base.clone().layers(0)).contains("layers"));
+        assert!(error(base.clone().group_tokens(0)).contains("group tokens"));
+        assert!(error(base.clone().group_tokens(129)).contains("group tokens"));
+        assert!(error(base.clone().kv_heads(129)).contains("KV heads"));
+        assert!(error(base.clone().head_dim(2000)).contains("key dim"));
+        assert!(error(base.kv_heads(128).head_dim(1024).group_tokens(128)).contains("block bytes"));
+    }
+}

@@ -1,0 +1,7 @@
+//! The layout of a sequence: tensor geometry, dtype and group size to block geometry. Pure.
+
+mod geometry;
+mod tensor;
+
+pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
+pub use tensor::{Element, TensorView};

@@ -1,0 +1,236 @@
+//! Group commit: all commits that wait at a moment share two syncs, first the data, then the manifest.
+
+use super::devices::Devices;
+use super::manifest::ManifestLog;
+use super::space::Space;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
+use crate::metrics::lock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use stratakv_format::manifest::Kind;
+use stratakv_format::superblock::STATE_CLOSED;
+
+/// What one commit makes durable.
+#[derive(Default)]
+pub(crate) struct CommitRequest {
+    /// Its records, which take effect together.
+    pub(crate) records: RecordBuffer,
+    /// Segments that its frames were written to.
+    pub(crate) segments: Vec<Arc<SegmentHandle>>,
+}
+
+struct Queued {
+    request: CommitRequest,
+    ticket: Arc<Outcome>,
+}
+
+#[derive(Default)]
+struct Outcome(Mutex<Option<Result<()>>>);
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Queued>,
+    /// Somebody is committing.
+    busy: bool,
+    /// When the oldest lazy commit is due.
+    due: Option<Instant>,
+    closed: bool,
+}
+
+/// Takes commits and makes them durable together.
+pub(crate) struct Committer {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    manifest: Mutex<ManifestLog>,
+    /// Set by the first commit that failed midway.
+    broken: Mutex<Option<Error>>,
+}
+
+impl Committer {
+    pub(crate) fn new(manifest: ManifestLog) -> Self {
+        Self { queue: Mutex::default(), changed: Condvar::new(), manifest: Mutex::new(manifest), broken: Mutex::default() }
+    }
+
+    /// # Errors
+    /// An earlier commit failed midway.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &*lock(&self.broken) {
+            None => Ok(()),
+            Some(cause) => {
+                let text = format!("the store is read-only until it is opened again: {cause}");
+                Err(Error::new(ErrorKind::Poisoned, text))
+            }
+        }
+    }
+
+    /// Queues a commit that need not be durable yet; it is with the next sync, or when `due` (never for `None`).
+    pub(crate) fn enqueue(&self, request: CommitRequest, due: Option<Instant>) {
+        let mut queue = lock(&self.queue);
+        queue.waiting.push(Queued { request, ticket: Arc::default() });
+        if let Some(due) = due {
+            queue.due = Some(queue.due.map_or(due, |old| old.min(due)));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Commits durably, together with all that is queued.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Indeterminate`]: a sync or write failed; whether the commit is durable is known after reopening.
+    pub(crate) fn commit(
+        &self,
+        devices: &Devices,
+        space: &Mutex<Space>,
+        catalog: &Mutex<Catalog>,
+        request: CommitRequest,
+    ) -> Result<()> {
+        self.check()?;
+        let ticket = Arc::<Outcome>::default();
+        let mut queue = lock(&self.queue);
+        queue.waiting.push(Queued { request, ticket: Arc::clone(&ticket) });
+        loop {
+            if let Some(outcome) = lock(&ticket.0).take() {
+                return outcome;
+            }
+            if queue.busy {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            queue.busy = true;
+            queue.due = None;
+            let group = std::mem::take(&mut queue.waiting);
+            drop(queue);
+            self.lead(devices, space, catalog, group);
+            queue = lock(&self.queue);
+            queue.busy = false;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Commits what is queued, if anything.
+    pub(crate) fn flush(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>) -> Result<()> {
+        if lock(&self.queue).waiting.is_empty() {
+            return Ok(());
+        }
+        self.commit(devices, space, catalog, CommitRequest::default())
+    }
+
+    fn lead(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>, group: Vec<Queued>) {
+        let outcome = self.check().and_then(|()| {
+            self.perform(devices, space, catalog, &group).inspect_err(|e| {
+                lock(&self.broken).get_or_insert_with(|| e.duplicate());
+            })
+        });
+        for queued in group {
+            let copy = outcome.as_ref().map(|()| ()).map_err(|e| {
+                let text = format!("commit: {e}; whether it is durable is known after the store is opened again");
+                match e.kind() {
+                    ErrorKind::Poisoned => e.duplicate(),
+                    _ => Error::new(ErrorKind::Indeterminate, text),
+                }
+            });
+            *lock(&queued.ticket.0) = Some(copy);
+        }
+    }
+
+    fn perform(
+        &self,
+        devices: &Devices,
+        space: &Mutex<Space>,
+        catalog: &Mutex<Catalog>,
+        group: &[Queued],
+    ) -> Result<()> {
+        let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
+        for segment in group.iter().flat_map(|queued| &queued.request.segments) {
+            segments.insert(segment.key, segment);
+        }
+        devices.sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
+        let mut records = lock(space).take_pending();
+        for queued in group {
+            records.append(&queued.request.records);
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.record(devices, catalog, &records)?;
+        self.free_dead_segments(devices, space, catalog)
+    }
+
+    /// Appends to the manifest, in a new generation when this one is full, and applies to the catalog.
+    fn record(&self, devices: &Devices, catalog: &Mutex<Catalog>, records: &RecordBuffer) -> Result<()> {
+        let mut manifest = lock(&self.manifest);
+        if !manifest.has_room(records) {
+            let state = lock(catalog).checkpoint();
+            manifest.checkpoint(devices, &state)?;
+        }
+        manifest.append(devices, records)?;
+        let mut catalog = lock(catalog);
+        records.apply(&mut catalog)
+    }
+
+    /// Frees sealed segments in which nothing is live: the record first, durably, then the file may be used again.
+    fn free_dead_segments(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>) -> Result<()> {
+        let dead: Vec<(SegmentKey, u64)> = {
+            let catalog = lock(catalog);
+            let sealed = catalog.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed && s.live_pages == 0);
+            let space = lock(space);
+            sealed.filter(|(key, _)| space.reclaimable(**key)).map(|(key, s)| (*key, s.generation)).collect()
+        };
+        if dead.is_empty() {
+            return Ok(());
+        }
+        let mut records = RecordBuffer::default();
+        for (key, generation) in &dead {
+            records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
+        }
+        self.record(devices, catalog, &records)?;
+        let mut space = lock(space);
+        for (key, generation) in dead {
+            space.freed(key, generation);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the manifest's files.
+    pub(crate) fn manifest_bytes(&self) -> u64 {
+        lock(&self.manifest).file_bytes()
+    }
+
+    /// Commits what is queued and marks the store closed. Later commits fail.
+    pub(crate) fn close(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>) -> Result<()> {
+        self.flush(devices, space, catalog)?;
+        self.check()?;
+        {
+            let mut queue = lock(&self.queue);
+            queue.closed = true;
+            self.changed.notify_all();
+        }
+        lock(&self.manifest).mark(devices, STATE_CLOSED)
+    }
+
+    /// Waits until a lazy commit is due. `false` once the store is closed.
+    pub(crate) fn wait_due(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        loop {
+            if queue.closed {
+                return false;
+            }
+            let rest = match queue.due {
+                Some(due) => due.saturating_duration_since(Instant::now()),
+                None => Duration::from_secs(3600),
+            };
+            if rest.is_zero() {
+                return true;
+            }
+            queue = self.changed.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends [`Self::wait_due`] for good.
+    pub(crate) fn stop(&self) {
+        lock(&self.queue).closed = true;
+        self.changed.notify_all();
+    }
+}

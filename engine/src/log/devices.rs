@@ -1,0 +1,143 @@
+//! The devices of an open store: directory, shard, counters, superblock.
+
+use crate::device::arena::{Arena, Exhausted, Lease};
+use crate::device::directory::{Access, Directory};
+use crate::device::driver::Op;
+use crate::device::file::DeviceFile;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{DeviceCounters, MemoryBudget, lock};
+use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
+use std::sync::{Arc, Mutex};
+use stratakv_format::superblock::{self, SLOTS, Slot};
+use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};
+use zerocopy::little_endian::U64;
+
+/// What never changes over the life of a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) store_id: [u8; 16],
+    pub(crate) checksum: PayloadChecksum,
+    pub(crate) segment_pages: u32,
+}
+
+/// One device.
+pub(crate) struct Device {
+    pub(crate) index: DeviceIndex,
+    pub(crate) directory: Arc<dyn Directory>,
+    pub(crate) shard: ShardHandle,
+    pub(crate) counters: Arc<DeviceCounters>,
+    /// The slot written last.
+    pub(crate) slot: Mutex<Slot>,
+}
+
+impl Device {
+    /// Writes the next superblock slot with what `change` makes of the last one, durably.
+    pub(crate) fn write_superblock(&self, change: impl Fn(&mut Slot)) -> Result<()> {
+        let mut slot = lock(&self.slot);
+        let mut next = *slot;
+        change(&mut next);
+        next.sequence = U64::new(slot.sequence.get() + 1);
+        let file = self.directory.open_file(superblock::FILE, Access::ReadWrite)?;
+        let at = next.sequence.get() % SLOTS as u64 * PAGE_BYTES as u64;
+        self.directory.write_small(&file, at, &next.encode())?;
+        self.directory.sync_small(&file)?;
+        *slot = next;
+        Ok(())
+    }
+}
+
+/// All devices of an open store, by index, and the buffers they share.
+pub(crate) struct Devices {
+    pub(crate) list: Vec<Device>,
+    pub(crate) arena: Arena,
+    pub(crate) budget: Arc<MemoryBudget>,
+    pub(crate) identity: Identity,
+}
+
+impl Devices {
+    /// The device of this index.
+    ///
+    /// # Errors
+    /// None such.
+    pub(crate) fn get(&self, index: DeviceIndex) -> Result<&Device> {
+        let found = self.list.get(usize::from(index.0));
+        found.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {index} is not part of the store")))
+    }
+
+    /// A zeroed buffer; waits until what is in flight gives memory back.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`] when it can never fit, [`ErrorKind::Busy`] when nothing came back for a while.
+    pub(crate) fn buffer(&self, bytes: usize) -> Result<Lease> {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let seen = self.arena.returned().epoch();
+            match self.arena.lease_zeroed(bytes) {
+                Ok(lease) => return Ok(lease),
+                Err(Exhausted::Now) => {
+                    if !self.arena.returned().wait_past(seen, Some(deadline)) {
+                        let text = format!("no buffer of {bytes} bytes within memory_limit; reads or views hold it all");
+                        return Err(Error::new(ErrorKind::Busy, text));
+                    }
+                }
+                Err(other) => return Err(exhausted(other, bytes)),
+            }
+        }
+    }
+
+    /// Writes `bytes` at `offset` of files, one per device index given, and waits.
+    pub(crate) fn write_all(&self, writes: &[(DeviceIndex, Arc<DeviceFile>)], offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut buffer = self.buffer(bytes.len())?;
+        if let Some(out) = buffer.bytes_mut() {
+            out.copy_from_slice(bytes);
+        }
+        let waiter = Waiter::new(writes.len());
+        for (device, file) in writes {
+            let from = buffer.write_source(0..bytes.len())?;
+            self.submit_one(*device, Op::Write { file: Arc::clone(file), offset, from }, &waiter)?;
+        }
+        waiter.wait()
+    }
+
+    /// Syncs files, all at once, and waits. A failure poisons the device; it is never repeated.
+    pub(crate) fn sync_all<'a>(
+        &self,
+        files: impl ExactSizeIterator<Item = (DeviceIndex, &'a Arc<DeviceFile>)>,
+    ) -> Result<()> {
+        let waiter = Waiter::new(files.len());
+        for (device, file) in files {
+            self.submit_one(device, Op::Sync { file: Arc::clone(file) }, &waiter)?;
+        }
+        waiter.wait()
+    }
+
+    fn submit_one(&self, device: DeviceIndex, op: Op, waiter: &Arc<Waiter>) -> Result<()> {
+        let batch = Batch {
+            requests: vec![Request { op, tag: 0 }],
+            priority: Priority::Write,
+            sink: Arc::clone(waiter) as Arc<dyn Sink>,
+            cancel: None,
+        };
+        match self.get(device) {
+            Ok(device) => {
+                device.shard.submit_wait(batch);
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// The error for a buffer that cannot be had.
+pub(crate) fn exhausted(why: Exhausted, bytes: usize) -> Error {
+    match why {
+        Exhausted::Now => Error::new(ErrorKind::Busy, format!("no buffer of {bytes} bytes is free at the moment")),
+        Exhausted::Never => Error::new(
+            ErrorKind::MemoryLimit,
+            format!("a buffer of {bytes} bytes can never fit within memory_limit; raise it"),
+        ),
+        Exhausted::System => {
+            Error::new(ErrorKind::MemoryLimit, format!("the system has no memory for a buffer of {bytes} bytes"))
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Writing frames: what a sequence has collected becomes one atomic append.
+
+use super::devices::Devices;
+use super::space::Space;
+use super::{random_u64, unix_ms};
+use crate::device::arena::Lease;
+use crate::device::driver::Op;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{FrameBody, FrameMeta, Run, SegmentHandle};
+use crate::layout::KvLayout;
+use crate::metrics::lock;
+use crate::shard::{Batch, Priority, Request, Sink, Waiter};
+use std::sync::{Arc, Mutex};
+use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
+use stratakv_format::page::round_up_to_page;
+use stratakv_format::{DType, DeviceIndex, FrameId, LayoutId, PAGE_BYTES, PlaneIdentity, SequenceId};
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Bytes of one write: large enough for the device, small enough to come from one slab.
+const WRITE_BYTES: usize = 1 << 20;
+
+/// Who writes a frame.
+#[derive(Clone)]
+pub(crate) struct SequenceIdentity {
+    pub(crate) sequence: SequenceId,
+    pub(crate) parent: Option<(SequenceId, u64)>,
+    pub(crate) key: String,
+    pub(crate) summaries: u32,
+    pub(crate) layout_id: LayoutId,
+    pub(crate) layout: KvLayout,
+}
+
+/// Tokens of a layer that do not fill a group: planes `[kv_heads, tokens, dim]`.
+pub(crate) struct Tail {
+    pub(crate) layer: usize,
+    pub(crate) first_token: u64,
+    pub(crate) tokens: u32,
+    pub(crate) keys: Vec<u8>,
+    pub(crate) values: Vec<u8>,
+}
+
+/// Summary records of consecutive groups of a layer.
+pub(crate) struct SummaryPart {
+    layer: usize,
+    first_group: u64,
+    groups: usize,
+    element: DType,
+    bytes: Vec<u8>,
+}
+
+/// What one frame will hold.
+#[derive(Default)]
+pub(crate) struct Draft {
+    runs: Vec<Arc<Run>>,
+    summaries: Vec<SummaryPart>,
+    tails: Vec<Tail>,
+    token_ids: Option<(u64, Vec<u8>, u32)>,
+    state: Option<Vec<u8>>,
+    front_bytes: usize,
+    run_bytes: usize,
+}
+
+impl Draft {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none() && self.state.is_none()
+    }
+
+    /// Bytes it takes on disk, at most, but for the fixed part of the header.
+    pub(crate) fn bytes(&self) -> usize {
+        self.front_bytes + self.run_bytes
+    }
+
+    /// Adds a run with the records of its groups, as `(element, bytes)`.
+    pub(crate) fn run(&mut self, run: Arc<Run>, planes: usize, summary: Option<(DType, Vec<u8>)>) {
+        self.run_bytes += run.disk_bytes();
+        self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
+        if let Some((element, bytes)) = summary {
+            self.front_bytes += bytes.len().next_multiple_of(8);
+            let part = SummaryPart {
+                layer: run.layer,
+                first_group: run.first_group,
+                groups: run.groups,
+                element,
+                bytes,
+            };
+            match self.summaries.last_mut() {
+                Some(last)
+                    if last.layer == part.layer && last.first_group + last.groups as u64 == part.first_group =>
+                {
+                    last.groups += part.groups;
+                    last.bytes.extend_from_slice(&part.bytes);
+                }
+                _ => self.summaries.push(part),
+            }
+        }
+        self.runs.push(run);
+    }
+
+    pub(crate) fn tail(&mut self, tail: Tail) {
+        self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
+        self.tails.push(tail);
+    }
+
+    /// Token ids from index `first` on.
+    pub(crate) fn token_ids(&mut self, first: u64, ids: &[u32]) {
+        self.front_bytes += ids.len() * 4 + 16 + size_of::<Descriptor>();
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.token_ids = Some((first, bytes, ids.len() as u32));
+    }
+
+    pub(crate) fn state(&mut self, state: Vec<u8>) {
+        self.front_bytes += state.len() + 16 + size_of::<Descriptor>();
+        self.state = Some(state);
+    }
+}
+
+/// The most bytes of everything of a draft on segments of this size.
+pub(crate) fn front_limit(devices: &Devices, identity: &SequenceIdentity) -> Result<usize> {
+    let usable = (devices.identity.segment_pages as usize - 2).min(frame::TOTAL_PAGES_MAX as usize) * PAGE_BYTES;
+    let fixed = frame::header_bytes(identity.layout.raw(), identity.key.len(), 0, 0) + 2 * PAGE_BYTES;
+    usable.checked_sub(fixed).filter(|left| *left >= PAGE_BYTES).ok_or_else(|| {
+        Error::new(ErrorKind::Configuration, "segments are too small for the header of this layout".to_owned())
+    })
+}
+
+/// A run with its place in the frame: page from the frame's start and first checksum.
+pub(crate) struct LandedRun {
+    pub(crate) run: Arc<Run>,
+    pub(crate) page: u32,
+    pub(crate) checksum: usize,
+}
+
+/// A frame whose writes are under way.
+pub(crate) struct WrittenFrame {
+    pub(crate) id: FrameId,
+    pub(crate) meta: FrameMeta,
+    pub(crate) body: Arc<FrameBody>,
+    pub(crate) runs: Vec<LandedRun>,
+    pub(crate) holds_state: bool,
+    waiter: Arc<Waiter>,
+    front: Vec<Lease>,
+}
+
+impl WrittenFrame {
+    /// Waits until every byte is written (not synced).
+    ///
+    /// # Errors
+    /// The first failed write.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        let outcome = self.waiter.wait();
+        self.front.clear();
+        outcome
+    }
+
+    /// Whether every byte is written, without waiting.
+    pub(crate) fn is_written(&self) -> bool {
+        self.waiter.is_done()
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
+        &self.body.segment
+    }
+}
+
+/// Descriptors and checksums in the making, with the front's bytes behind the header.
+struct Tables<'a> {
+    devices: &'a Devices,
+    who: &'a SequenceIdentity,
+    nonce: u64,
+    descriptors: Vec<Descriptor>,
+    checksums: Vec<u64>,
+    front: Vec<u8>,
+}
+
+struct Piece {
+    kind: u16,
+    layer: usize,
+    first_token: u64,
+    tokens: u32,
+    pieces: u32,
+    element: Option<DType>,
+}
+
+impl Tables<'_> {
+    fn checksum(&self, piece: &Piece, first_token: u64, tokens: u32, plane: u16, data: &[u8]) -> u64 {
+        let layer = piece.layer as u16;
+        let sequence = self.who.sequence;
+        let identity = PlaneIdentity::new(self.nonce, sequence, piece.kind, layer, first_token, tokens, plane);
+        self.devices.identity.checksum.compute(&identity, data)
+    }
+
+    fn describe(&mut self, piece: &Piece, offset: u64, bytes: u64, checksum_first: usize) {
+        self.descriptors.push(Descriptor {
+            kind: U16::new(piece.kind),
+            layer: U16::new(piece.layer as u16),
+            codec: U16::new(frame::CODEC_RAW),
+            summary: U16::new(if piece.element.is_some() { frame::SUMMARY_MIN_MAX } else { 0 }),
+            first_token: U64::new(piece.first_token),
+            tokens: U32::new(piece.tokens),
+            pieces: U32::new(piece.pieces),
+            offset: U64::new(offset),
+            bytes: U64::new(bytes),
+            checksum_first: U32::new(checksum_first as u32),
+            checksum_count: U32::new((self.checksums.len() - checksum_first) as u32),
+            element: piece.element.map_or(0, DType::code),
+            cipher: 0,
+            key: U16::new(0),
+            reserved: U32::new(0),
+        });
+    }
+
+    /// Puts planes into the front, one checksum each.
+    fn front_piece(&mut self, piece: &Piece, planes: &[&[u8]]) {
+        let (offset, first) = (self.front.len(), self.checksums.len());
+        for (index, plane) in planes.iter().enumerate() {
+            let checksum = self.checksum(piece, piece.first_token, piece.tokens, index as u16, plane);
+            self.checksums.push(checksum);
+            self.front.extend_from_slice(plane);
+        }
+        let bytes = self.front.len() - offset;
+        self.describe(piece, offset as u64, bytes as u64, first);
+        self.front.resize(self.front.len().next_multiple_of(8), 0);
+    }
+}
+
+/// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard. Wait on the result.
+///
+/// # Errors
+/// No space or memory for it. Nothing was written; the draft's runs are as they were.
+pub(crate) fn write(
+    devices: &Devices,
+    space: &Mutex<Space>,
+    ids: (FrameId, u64),
+    who: &SequenceIdentity,
+    device: DeviceIndex,
+    draft: Draft,
+) -> Result<WrittenFrame> {
+    let (id, lsn) = ids;
+    let nonce = random_u64()?;
+    let mut tables =
+        Tables { devices, who, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Vec::new() };
+    let group = u64::from(who.layout.raw().group_tokens);
+    for part in &draft.summaries {
+        let piece = Piece {
+            kind: frame::KIND_SUMMARY,
+            layer: part.layer,
+            first_token: part.first_group * group,
+            tokens: (part.groups as u64 * group) as u32,
+            pieces: part.groups as u32,
+            element: Some(part.element),
+        };
+        tables.front_piece(&piece, &[&part.bytes]);
+    }
+    let summary_bytes = tables.front.len();
+    let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, element: None };
+    if let Some((first, bytes, count)) = &draft.token_ids {
+        tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[bytes]);
+    }
+    if let Some(state) = &draft.state {
+        tables.front_piece(&small(frame::KIND_CALLER_STATE, 0, state.len() as u32), &[state]);
+    }
+    for tail in &draft.tails {
+        let piece = Piece {
+            layer: tail.layer,
+            ..small(frame::KIND_TAIL, tail.first_token, tail.tokens)
+        };
+        let planes: [&[u8]; 2] = [&tail.keys, &tail.values];
+        tables.front_piece(&piece, if tail.values.is_empty() { &planes[..1] } else { &planes });
+    }
+    let front_pieces = tables.descriptors.len();
+    let group_checksums = tables.checksums.len();
+
+    // Runs of one layer that continue each other become one extent. Pages count from the first run for now.
+    let mut page = 0_u32;
+    let mut landed = Vec::with_capacity(draft.runs.len());
+    let mut open: Option<(Piece, u32, usize)> = None;
+    for (index, run) in draft.runs.iter().enumerate() {
+        let block = run.geometry;
+        let planes = who.layout.kv_layer(run.layer)?.planes();
+        let (layer, first_token) = (run.layer, run.first_group * group);
+        let continues = open.as_ref().is_some_and(|(piece, ..)| {
+            piece.layer == layer
+                && piece.first_token + u64::from(piece.tokens) == first_token
+                && draft.runs[index - 1].ends_on_page()
+        });
+        if !continues {
+            close_extent(&mut tables, open.take(), page);
+            let piece = Piece { pieces: 0, layer, ..small(frame::KIND_GROUPS, first_token, 0) };
+            open = Some((piece, page, tables.checksums.len()));
+        }
+        landed.push(LandedRun { run: Arc::clone(run), page, checksum: tables.checksums.len() - group_checksums });
+        if let Some((piece, ..)) = &mut open {
+            for at in 0..run.groups {
+                let bytes = run.block(at)?;
+                for plane in 0..planes {
+                    let (start, len) = block.plane(plane);
+                    let token = first_token + at as u64 * group;
+                    let data = &bytes[start..start + len];
+                    let checksum = tables.checksum(piece, token, group as u32, plane as u16, data);
+                    tables.checksums.push(checksum);
+                }
+            }
+            piece.pieces += run.groups as u32;
+            piece.tokens += (run.groups as u64 * group) as u32;
+        }
+        page += (run.disk_bytes() / PAGE_BYTES) as u32;
+    }
+    close_extent(&mut tables, open.take(), page);
+
+    // Now the header's length is known, and with it every offset.
+    let header_bytes = frame::header_bytes(
+        who.layout.raw(),
+        who.key.len(),
+        tables.descriptors.len(),
+        tables.checksums.len(),
+    );
+    let front_bytes = round_up_to_page(header_bytes + tables.front.len());
+    for (index, descriptor) in tables.descriptors.iter_mut().enumerate() {
+        let base = if index < front_pieces { header_bytes } else { front_bytes };
+        descriptor.offset = U64::new(descriptor.offset.get() + base as u64);
+    }
+    let front_page = (front_bytes / PAGE_BYTES) as u32;
+    for run in &mut landed {
+        run.page += front_page;
+    }
+    let front_pages = round_up_to_page(header_bytes + summary_bytes) / PAGE_BYTES;
+
+    let mut front_buffers = Vec::new();
+    let mut left = front_bytes;
+    while left > 0 {
+        front_buffers.push(devices.buffer(left.min(WRITE_BYTES))?);
+        left -= left.min(WRITE_BYTES);
+    }
+    let (location, segment) = lock(space).allocate(devices, device, front_page + page)?;
+    let place = FramePlace {
+        store_id: devices.identity.store_id,
+        location,
+        segment_generation: segment.generation,
+        segment_nonce: segment.nonce,
+    };
+    let header = HeaderBuilder {
+        frame: id,
+        lsn,
+        nonce,
+        sequence: who.sequence,
+        parent: who.parent,
+        created_unix_ms: unix_ms(),
+        layout_id: who.layout_id,
+        layout: who.layout.raw(),
+        key: who.key.as_bytes(),
+        summaries: who.summaries,
+        descriptors: &tables.descriptors,
+        checksums: &tables.checksums,
+        front_pages: front_pages as u32,
+    };
+    let mut front = vec![0; front_bytes];
+    let header_crc = header
+        .write(&place, &mut front)
+        .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
+    front[header_bytes..header_bytes + tables.front.len()].copy_from_slice(&tables.front);
+    let mut requests = Vec::with_capacity(front_buffers.len() + landed.len());
+    let mut offset = location.offset();
+    let mut push = |buffer: &Lease, bytes: usize| -> Result<()> {
+        let from = buffer.write_source(0..bytes)?;
+        requests.push(Request { op: Op::Write { file: Arc::clone(&segment.file), offset, from }, tag: 0 });
+        offset += bytes as u64;
+        Ok(())
+    };
+    for (buffer, bytes) in front_buffers.iter_mut().zip(front.chunks(WRITE_BYTES)) {
+        if let Some(out) = buffer.bytes_mut() {
+            out.copy_from_slice(bytes);
+        }
+        push(buffer, bytes.len())?;
+    }
+    for landed in &landed {
+        push(&landed.run.buffer, landed.run.disk_bytes())?;
+    }
+    let waiter = Waiter::new(requests.len());
+    let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
+    devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
+
+    let meta = FrameMeta {
+        origin: who.sequence,
+        lsn,
+        nonce,
+        location,
+        header_crc,
+        header_pages: (header_bytes / PAGE_BYTES) as u32,
+        front_pages: front_pages as u32,
+        refs: 0,
+    };
+    let body = FrameBody {
+        id,
+        origin: who.sequence,
+        nonce,
+        segment,
+        page: location.page,
+        checksums: tables.checksums[group_checksums..].into(),
+    };
+    let holds_state = draft.state.is_some();
+    Ok(WrittenFrame { id, meta, body: Arc::new(body), runs: landed, holds_state, waiter, front: front_buffers })
+}
+
+/// Describes an extent of groups that began at `page` with its first checksum, and ends before page `end`. Offsets count
+/// from the first run.
+fn close_extent(tables: &mut Tables<'_>, extent: Option<(Piece, u32, usize)>, end: u32) {
+    if let Some((piece, page, checksum)) = extent {
+        let bytes = u64::from(end - page) * PAGE_BYTES as u64;
+        let first = checksum;
+        tables.describe(&piece, u64::from(page) * PAGE_BYTES as u64, bytes, first);
+    }
+}

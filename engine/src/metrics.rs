@@ -1,0 +1,357 @@
+//! Accounts that every floor writes to: memory held against `memory_limit`, and what the devices did.
+//!
+//! Invariant: `MemoryBudget::used` is the sum of all live reservations and never exceeds the limit.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// Locks a mutex whose data stays valid when a holder panics.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What memory is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum Category {
+    /// Slabs of I/O buffers.
+    Arena,
+    /// Rolling tails of sequences: tokens that do not fill a group yet.
+    Tails,
+    /// Key summaries kept in memory.
+    Summaries,
+    /// Sequence, frame and segment tables.
+    Index,
+    /// Everything else.
+    Other,
+}
+
+impl Category {
+    /// Every category, in the order of [`MemoryUsage::categories`].
+    pub const ALL: [Self; 5] = [Self::Arena, Self::Tails, Self::Summaries, Self::Index, Self::Other];
+}
+
+/// A level with its high-water mark.
+#[derive(Default)]
+struct Gauge {
+    used: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Gauge {
+    fn add(&self, bytes: usize) {
+        let now = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn sub(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn usage(&self, category: Category) -> CategoryUsage {
+        CategoryUsage {
+            category,
+            used_bytes: self.used.load(Ordering::Relaxed),
+            peak_bytes: self.peak.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The account of memory: nothing large is allocated without a [`Reservation`] from here.
+pub(crate) struct MemoryBudget {
+    limit: usize,
+    total: Gauge,
+    categories: [Gauge; Category::ALL.len()],
+    returned: Arc<EventCount>,
+}
+
+impl MemoryBudget {
+    pub(crate) fn new(limit_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit: limit_bytes,
+            total: Gauge::default(),
+            categories: Default::default(),
+            returned: Arc::default(),
+        })
+    }
+
+    /// Takes `bytes` off the free budget, or nothing when they do not fit now.
+    pub(crate) fn try_reserve(self: &Arc<Self>, bytes: usize, category: Category) -> Option<Reservation> {
+        self.take(bytes, category).then(|| Reservation { budget: Arc::clone(self), bytes, category })
+    }
+
+    fn take(&self, bytes: usize, category: Category) -> bool {
+        let within = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        let Ok(before) = self.total.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) else {
+            return false;
+        };
+        self.total.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        self.categories[category as usize].add(bytes);
+        true
+    }
+
+    fn give(&self, bytes: usize, category: Category) {
+        if bytes > 0 {
+            self.categories[category as usize].sub(bytes);
+            self.total.sub(bytes);
+            self.returned.notify();
+        }
+    }
+
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.total.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn peak(&self) -> usize {
+        self.total.peak.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn usage(&self) -> MemoryUsage {
+        MemoryUsage {
+            limit_bytes: self.limit,
+            used_bytes: self.used(),
+            peak_bytes: self.peak(),
+            categories: Category::ALL.map(|c| self.categories[c as usize].usage(c)),
+        }
+    }
+
+    /// Told whenever memory comes back: a reservation shrinks or ends, or an arena lease returns.
+    pub(crate) fn returned(&self) -> &Arc<EventCount> {
+        &self.returned
+    }
+}
+
+/// A part of the budget that is held until this is dropped.
+pub(crate) struct Reservation {
+    budget: Arc<MemoryBudget>,
+    bytes: usize,
+    category: Category,
+}
+
+impl Reservation {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Grows or shrinks to `bytes`. `false` when the growth does not fit; nothing has changed then.
+    pub(crate) fn resize(&mut self, bytes: usize) -> bool {
+        if bytes > self.bytes {
+            if !self.budget.take(bytes - self.bytes, self.category) {
+                return false;
+            }
+        } else {
+            self.budget.give(self.bytes - bytes, self.category);
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.give(self.bytes, self.category);
+    }
+}
+
+/// Lets threads and tasks wait until "something happened since I looked".
+///
+/// Protocol of a waiter: read [`EventCount::epoch`], try, and on failure wait for the epoch to pass. A notification between
+/// the two ends the wait at once. Ordering: the waiter raises `waiters`, then reads the epoch; the notifier raises the
+/// epoch, then reads `waiters`; both pairs are separated by a sequentially consistent fence, so one of the two sees the other.
+#[derive(Default)]
+pub(crate) struct EventCount {
+    epoch: AtomicU64,
+    waiters: AtomicUsize,
+    wakers: Mutex<Vec<Waker>>,
+    condvar: Condvar,
+}
+
+impl EventCount {
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn notify(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        if self.waiters.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let wakers = {
+            let mut wakers = lock(&self.wakers);
+            self.waiters.fetch_sub(wakers.len(), Ordering::Relaxed);
+            std::mem::take(&mut *wakers)
+        };
+        self.condvar.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Blocks until the epoch is past `seen` or the deadline came; `true` for the former.
+    pub(crate) fn wait_past(&self, seen: u64, deadline: Option<Instant>) -> bool {
+        let mut guard = lock(&self.wakers);
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut passed = self.epoch() != seen;
+        while !passed {
+            let rest = deadline.map_or(Duration::from_secs(3600), |d| d.saturating_duration_since(Instant::now()));
+            if rest.is_zero() {
+                break;
+            }
+            guard = self.condvar.wait_timeout(guard, rest).unwrap_or_else(PoisonError::into_inner).0;
+            passed = self.epoch() != seen;
+        }
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        passed
+    }
+
+    /// Registers a task to be woken once by the next notification. `false` when the epoch is past `seen` already: try again.
+    pub(crate) fn wake_past(&self, seen: u64, waker: &Waker) -> bool {
+        let mut wakers = lock(&self.wakers);
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.epoch() != seen {
+            self.waiters.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        wakers.push(waker.clone());
+        true
+    }
+}
+
+/// Memory held at one moment and the most that was ever held, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryUsage {
+    /// The limit that was set.
+    pub limit_bytes: usize,
+    /// Held now.
+    pub used_bytes: usize,
+    /// Held at most.
+    pub peak_bytes: usize,
+    /// The same by category; their peaks need not coincide.
+    pub categories: [CategoryUsage; Category::ALL.len()],
+}
+
+/// One category's part of [`MemoryUsage`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CategoryUsage {
+    /// What the memory is held for.
+    pub category: Category,
+    /// Held now, in bytes.
+    pub used_bytes: usize,
+    /// Held at most, in bytes.
+    pub peak_bytes: usize,
+}
+
+macro_rules! device_counters {
+    ($($(#[$doc:meta])+ $name:ident),+ $(,)?) => {
+        /// What one device did, counted at completions.
+        #[derive(Default)]
+        pub(crate) struct DeviceCounters {
+            $(pub(crate) $name: Counter,)+
+        }
+
+        impl DeviceCounters {
+            pub(crate) fn snapshot(&self) -> DeviceSnapshot {
+                DeviceSnapshot { $($name: self.$name.get(),)+ }
+            }
+        }
+
+        /// What one device did since the store was opened, counted at completions.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        #[non_exhaustive]
+        pub struct DeviceSnapshot {
+            $($(#[$doc])+ pub $name: u64,)+
+        }
+    };
+}
+
+device_counters! {
+    /// Read requests completed.
+    reads,
+    /// Bytes that reads brought in.
+    read_bytes,
+    /// Write requests completed.
+    writes,
+    /// Bytes that writes took.
+    write_bytes,
+    /// Syncs completed.
+    syncs,
+    /// Requests that failed.
+    errors,
+    /// Completions with fewer bytes than asked for.
+    short_completions,
+    /// System calls made to submit or to wait.
+    submissions,
+    /// Attempts repeated after EINTR or EAGAIN.
+    retries,
+}
+
+/// A count that any thread may raise.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budget_never_exceeds_its_limit() {
+        let budget = MemoryBudget::new(100);
+        let mut a = budget.try_reserve(60, Category::Tails).expect("fits");
+        assert!(budget.try_reserve(41, Category::Index).is_none());
+        let b = budget.try_reserve(40, Category::Index).expect("fits exactly");
+        assert!(!a.resize(61));
+        assert_eq!((a.bytes(), budget.used(), budget.peak()), (60, 100, 100));
+        drop(b);
+        assert!(a.resize(100) && a.resize(1));
+        assert!(budget.try_reserve(usize::MAX, Category::Other).is_none());
+        drop(a);
+        let usage = budget.usage();
+        assert_eq!((usage.used_bytes, usage.peak_bytes), (0, 100));
+        let peak = |c| usage.categories.iter().find(|u| u.category == c).map(|u| u.peak_bytes);
+        assert_eq!(
+            (peak(Category::Tails), peak(Category::Index), peak(Category::Arena)),
+            (Some(100), Some(40), Some(0))
+        );
+    }
+
+    #[test]
+    fn waiters_learn_of_returned_memory() {
+        let budget = MemoryBudget::new(10);
+        let held = budget.try_reserve(10, Category::Other).expect("fits");
+        let seen = budget.returned().epoch();
+        assert!(budget.try_reserve(1, Category::Other).is_none());
+        assert!(!budget.returned().wait_past(seen, Some(Instant::now() + Duration::from_millis(5))));
+        let waiter = {
+            let budget = Arc::clone(&budget);
+            std::thread::spawn(move || {
+                budget.returned().wait_past(seen, Some(Instant::now() + Duration::from_secs(20)))
+            })
+        };
+        std::thread::sleep(Duration::from_millis(20));
+        drop(held);
+        assert!(waiter.join().expect("no panic"));
+        assert!(!budget.returned().wake_past(seen, Waker::noop()));
+        assert!(budget.returned().wake_past(budget.returned().epoch(), Waker::noop()));
+        budget.returned().notify();
+        assert_eq!(budget.returned().waiters.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,349 @@
+//! Settings, apart from the components that use them. The defaults stand in [`StoreOptions::default`].
+
+use crate::error::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+use stratakv_format::PayloadChecksum;
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ByteSize(pub u64);
+
+impl ByteSize {
+    /// `n` KiB.
+    #[must_use]
+    pub const fn kib(n: u64) -> Self {
+        Self(n.saturating_mul(1 << 10))
+    }
+
+    /// `n` MiB.
+    #[must_use]
+    pub const fn mib(n: u64) -> Self {
+        Self(n.saturating_mul(1 << 20))
+    }
+
+    /// `n` GiB.
+    #[must_use]
+    pub const fn gib(n: u64) -> Self {
+        Self(n.saturating_mul(1 << 30))
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        for (unit, name) in units {
+            if self.0 >= unit {
+                return write!(f, "{:.1} {name}", self.0 as f64 / unit as f64);
+            }
+        }
+        write!(f, "{} B", self.0)
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = Error;
+
+    /// Reads `4096`, `64KiB`, `512M`, `1.5 GiB`: binary multiples, the letters after K, M, G, T are optional.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || Error::new(ErrorKind::InvalidArgument, format!("{text:?} is no size (try 64KiB, 512MiB, 2GiB)"));
+        let trimmed = text.trim();
+        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let number: f64 = trimmed[..digits].parse().map_err(|_| wrong())?;
+        let shift = match trimmed[digits..].trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            "t" | "tb" | "tib" => 40,
+            _ => return Err(wrong()),
+        };
+        let bytes = number * (1_u64 << shift) as f64;
+        if !bytes.is_finite() || bytes >= u64::MAX as f64 { Err(wrong()) } else { Ok(Self(bytes as u64)) }
+    }
+}
+
+/// Which driver moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DriverChoice {
+    /// io_uring where the kernel allows it, else `posix`, with a note that names the cause.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// `pread` and `pwrite` from a pool of threads.
+    Posix,
+}
+
+/// What protects the payload: recorded when a store is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChecksumChoice {
+    /// CRC-64/NVME.
+    #[default]
+    Crc64Nvme,
+    /// CRC-32.
+    Crc32,
+}
+
+impl ChecksumChoice {
+    pub(crate) fn kind(self) -> PayloadChecksum {
+        match self {
+            Self::Crc64Nvme => PayloadChecksum::Crc64Nvme,
+            Self::Crc32 => PayloadChecksum::Crc32,
+        }
+    }
+}
+
+/// How a store is opened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreOptions {
+    /// Device directories, one per disk. The order does not matter for a store that exists.
+    pub devices: Vec<PathBuf>,
+    /// Create the store when its directories are empty or missing. Default true.
+    pub create: bool,
+    /// The most bytes of all files of the store together. Default: no limit but the devices.
+    pub capacity: Option<ByteSize>,
+    /// The most memory: buffers, tails, summaries, indexes. Default 512 MiB.
+    pub memory_limit: ByteSize,
+    /// Bytes of a segment file; only used on creation. Default 64 MiB.
+    pub segment_bytes: ByteSize,
+    /// Bytes of group data collected in memory before they are written. Default 4 MiB.
+    pub frame_bytes: ByteSize,
+    /// Payload checksum; only used on creation.
+    pub checksum: ChecksumChoice,
+    /// Driver.
+    pub driver: DriverChoice,
+    /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
+    pub lazy_delay_ms: u64,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            devices: Vec::new(),
+            create: true,
+            capacity: None,
+            memory_limit: ByteSize::mib(512),
+            segment_bytes: ByteSize::mib(64),
+            frame_bytes: ByteSize::mib(4),
+            checksum: ChecksumChoice::default(),
+            driver: DriverChoice::default(),
+            lazy_delay_ms: 1000,
+        }
+    }
+}
+
+impl StoreOptions {
+    /// Adds a device directory.
+    #[must_use]
+    pub fn device(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.devices.push(directory.into());
+        self
+    }
+
+    /// Whether to create the store when its directories are empty or missing.
+    #[must_use]
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// The most bytes of all files of the store together.
+    #[must_use]
+    pub fn capacity(mut self, capacity: ByteSize) -> Self {
+        self.capacity = Some(capacity);
+        self
+    }
+
+    /// The most memory the store takes.
+    #[must_use]
+    pub fn memory_limit(mut self, limit: ByteSize) -> Self {
+        self.memory_limit = limit;
+        self
+    }
+
+    /// Bytes of a segment file, on creation.
+    #[must_use]
+    pub fn segment_bytes(mut self, bytes: ByteSize) -> Self {
+        self.segment_bytes = bytes;
+        self
+    }
+
+    /// Bytes of group data collected in memory before they are written.
+    #[must_use]
+    pub fn frame_bytes(mut self, bytes: ByteSize) -> Self {
+        self.frame_bytes = bytes;
+        self
+    }
+
+    /// Payload checksum, on creation.
+    #[must_use]
+    pub fn checksum(mut self, checksum: ChecksumChoice) -> Self {
+        self.checksum = checksum;
+        self
+    }
+
+    /// Driver.
+    #[must_use]
+    pub fn driver(mut self, driver: DriverChoice) -> Self {
+        self.driver = driver;
+        self
+    }
+
+    /// The longest time until a lazy commit is synced.
+    #[must_use]
+    pub fn lazy_delay(mut self, delay: Duration) -> Self {
+        self.lazy_delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// Opens the store, or creates it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Configuration`]: no device given, one missing, foreign, doubled or of another store, or with
+    /// permissions that let others in. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
+    /// by another version. [`ErrorKind::Corruption`]: its metadata is damaged beyond the copies.
+    pub fn open(self) -> Result<crate::Store> {
+        crate::Store::open(self)
+    }
+}
+
+/// What a commit promises when it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// It survives power loss: data, then the manifest record, are on stable storage.
+    Sync,
+    /// It is written, and synced within [`StoreOptions::lazy_delay_ms`] or at close. A crash before may lose it.
+    Lazy,
+    /// It may vanish; it never costs a sync. It becomes durable with the sequence's next commit of another kind or at
+    /// close.
+    None,
+}
+
+/// Summaries a sequence carries for selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Summary {
+    /// Element-wise minimum and maximum of the keys of each group (LeoAM section 4.1; Quest).
+    MinMax,
+}
+
+/// How a sequence is created.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SequenceOptions {
+    pub(crate) key: String,
+    pub(crate) summaries: Vec<Summary>,
+}
+
+impl SequenceOptions {
+    /// No key, no summary.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The name to open it by, up to 512 bytes. Without one the sequence is found only by its id.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = key.into();
+        self
+    }
+
+    /// Adds a summary.
+    #[must_use]
+    pub fn summary(mut self, summary: Summary) -> Self {
+        if !self.summaries.contains(&summary) {
+            self.summaries.push(summary);
+        }
+        self
+    }
+}
+
+/// How many tokens of a layer a step attends to, the tail and the newest groups included.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// Every token.
+    All,
+    /// This many tokens.
+    Tokens(usize),
+    /// This share of the tokens there are, above 0 and at most 1.
+    Share(f64),
+}
+
+impl Budget {
+    /// This many tokens.
+    #[must_use]
+    pub const fn tokens(tokens: usize) -> Self {
+        Self::Tokens(tokens)
+    }
+
+    /// This share of the tokens there are.
+    #[must_use]
+    pub const fn share(share: f64) -> Self {
+        Self::Share(share)
+    }
+
+    /// Tokens of `length`.
+    ///
+    /// # Errors
+    /// Zero tokens, or a share outside (0, 1].
+    pub fn of(self, length: usize) -> Result<usize> {
+        let wrong = |what: &str| Err(Error::new(ErrorKind::InvalidArgument, format!("budget: {what}")));
+        match self {
+            Self::All => Ok(length),
+            Self::Tokens(0) => wrong("0 tokens attend to nothing; give at least 1"),
+            Self::Tokens(tokens) => Ok(tokens.min(length)),
+            Self::Share(share) if share > 0.0 && share <= 1.0 => Ok((length as f64 * share) as usize),
+            Self::Share(share) => wrong(&format!("share {share} is not in (0, 1]")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documented_defaults_hold() {
+        let options = StoreOptions::default();
+        assert_eq!(options.memory_limit, ByteSize::mib(512));
+        assert_eq!(options.segment_bytes, ByteSize::mib(64));
+        assert_eq!(options.frame_bytes, ByteSize::mib(4));
+        assert_eq!(options.lazy_delay_ms, 1000);
+        assert!(options.create && options.capacity.is_none() && options.devices.is_empty());
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [("4096", 4096), ("64KiB", 65536), ("512M", 512 << 20), ("1.5 GiB", 3 << 29), ("1t", 1 << 40)]
+        {
+            assert_eq!(text.parse::<ByteSize>().unwrap().bytes(), bytes, "{text}");
+        }
+        for text in ["", "x", "1Q", "-4", "1e3", "999999999999T"] {
+            assert_eq!(text.parse::<ByteSize>().unwrap_err().kind(), ErrorKind::InvalidArgument, "{text}");
+        }
+    }
+
+    #[test]
+    fn budgets_count_tokens() {
+        assert_eq!(Budget::tokens(400).of(4096).unwrap(), 400);
+        assert_eq!(Budget::tokens(400).of(100).unwrap(), 100);
+        assert_eq!(Budget::share(1.0 / 13.0).of(4096).unwrap(), 315);
+        for bad in [Budget::tokens(0), Budget::share(0.0), Budget::share(1.5), Budget::share(f64::NAN)] {
+            assert!(bad.of(10).is_err());
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Which directories belong to which store.
+
+use crate::device::dir::{DeviceDir, DirOptions};
+use crate::device::directory::{Access, Directory};
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use stratakv_format::error::FormatErrorCode;
+use stratakv_format::superblock::{self, SLOTS, Slot};
+use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
+
+/// How long to wait for the lock: the last writes of a killed process hold it until they land.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// A directory with its superblock slots.
+pub(crate) struct Found {
+    pub(crate) directory: Arc<dyn Directory>,
+    /// The newest valid slot; none in a directory that holds no store.
+    pub(crate) slot: Option<Slot>,
+    /// Every valid slot.
+    pub(crate) slots: Vec<Slot>,
+}
+
+/// What the directories hold.
+pub(crate) enum Opened {
+    /// Nothing: a store can be created.
+    Empty(Vec<Found>),
+    /// A store, its devices by index.
+    Store(Vec<Found>),
+}
+
+fn configuration(path: &Path, text: &str) -> Error {
+    Error::new(ErrorKind::Configuration, format!("device directory {}: {text}", path.display()))
+}
+
+/// Opens and locks the directories.
+pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Directory>>> {
+    if paths.is_empty() {
+        return Err(Error::new(ErrorKind::Configuration, "no device directory was given"));
+    }
+    if paths.len() > usize::from(superblock::DEVICES_MAX) {
+        let text = format!("{} device directories; a store has at most {}", paths.len(), superblock::DEVICES_MAX);
+        return Err(Error::new(ErrorKind::Configuration, text));
+    }
+    // The same directory twice would wait for its own lock: look before locking.
+    let mut canonical: HashMap<PathBuf, &Path> = HashMap::new();
+    for path in paths {
+        if let Ok(real) = path.canonicalize()
+            && let Some(other) = canonical.insert(real, path)
+        {
+            let text = format!("is the same directory as {}; every device is given once", other.display());
+            return Err(configuration(path, &text));
+        }
+    }
+    let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: LOCK_WAIT };
+    let mut opened: Vec<Arc<dyn Directory>> = Vec::new();
+    for path in paths {
+        opened.push(DeviceDir::open(path, options)?);
+    }
+    Ok(opened)
+}
+
+/// Reads the superblocks and sees that they make one whole store, or none at all.
+pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opened> {
+    let mut found = Vec::new();
+    for directory in directories {
+        let (slot, slots) = read_superblock(&*directory)?;
+        found.push(Found { directory, slot, slots });
+    }
+    let empty = found.iter().filter(|f| f.slot.is_none()).count();
+    if empty == found.len() {
+        return Ok(Opened::Empty(found));
+    }
+    if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
+        let text = "holds no store, but another directory given does; is the right disk mounted there?";
+        return Err(configuration(missing.directory.path(), text));
+    }
+    check_one_store(&found)?;
+    found.sort_by_key(|f| f.slot.map(|s| s.device_index.get()));
+    Ok(Opened::Store(found))
+}
+
+fn check_one_store(found: &[Found]) -> Result<()> {
+    let slots: Vec<(&Path, &Slot)> =
+        found.iter().filter_map(|f| f.slot.as_ref().map(|slot| (f.directory.path(), slot))).collect();
+    let Some((first_path, first)) = slots.first() else { return Ok(()) };
+    for (path, slot) in &slots {
+        if slot.store_id != first.store_id {
+            let text = format!("belongs to another store than {}", first_path.display());
+            return Err(configuration(path, &text));
+        }
+        if !slot.features.writable() {
+            let text = format!("device directory {}: has features this build can read but not write", path.display());
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+    }
+    let mut seen: HashMap<u16, &Path> = HashMap::new();
+    let mut ids: HashMap<[u8; 16], &Path> = HashMap::new();
+    for (path, slot) in &slots {
+        let doubled = ids.insert(slot.device_id, path).or_else(|| seen.insert(slot.device_index.get(), path));
+        if let Some(other) = doubled {
+            let text = format!("is a copy of the device in {}; give only the one that was written last", other.display());
+            return Err(configuration(path, &text));
+        }
+    }
+    let newest = slots.iter().map(|(_, slot)| slot).max_by_key(|slot| slot.epoch.get()).unwrap_or(first);
+    let count = newest.device_count.get();
+    for index in 0..count {
+        if !seen.contains_key(&index) {
+            let text = format!(
+                "device {index} of {count} is missing; given are {}",
+                slots.iter().map(|(path, _)| path.display().to_string()).collect::<Vec<_>>().join(", ")
+            );
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
+    }
+    if let Some((index, path)) = seen.iter().find(|(index, _)| **index >= count) {
+        return Err(configuration(path, &format!("is device {index}, but the store has {count}")));
+    }
+    Ok(())
+}
+
+fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>)> {
+    let file = match directory.open_file(superblock::FILE, Access::ReadOnly) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            check_empty(directory)?;
+            return Ok((None, Vec::new()));
+        }
+        Err(e) => return Err(e),
+    };
+    let bytes = directory.read_small(&file, 0, SLOTS * PAGE_BYTES)?;
+    let newest = superblock::newest(&bytes).map_err(|e| superblock_error(directory, &e))?;
+    let slots = bytes.chunks(PAGE_BYTES).enumerate().filter_map(|(index, page)| {
+        let slot = Unverified::<Slot>::at_front(page, "superblock").and_then(|slot| slot.verify(index));
+        slot.ok().map(stratakv_format::Verified::into_inner)
+    });
+    Ok((Some(newest.into_inner()), slots.collect()))
+}
+
+fn superblock_error(directory: &dyn Directory, e: &FormatError) -> Error {
+    if e.code == FormatErrorCode::Unsupported {
+        let text = format!("device directory {}: written by another version: {e}", directory.path().display());
+        return Error::new(ErrorKind::Unsupported, text);
+    }
+    let place = Corruption {
+        code: "superblock-slot",
+        device: 0,
+        file: superblock::FILE.into(),
+        offset: 0,
+        len: (SLOTS * PAGE_BYTES) as u64,
+        expected: "a valid slot".into(),
+        found: e.to_string(),
+    };
+    let path = directory.path().display();
+    Error::corrupt(place).during(format!("device directory {path}: no superblock slot is valid; see kvfsck check"))
+}
+
+/// A directory without superblock may be used when it holds nothing but what a creation that was cut short left.
+fn check_empty(directory: &dyn Directory) -> Result<()> {
+    for entry in directory.list(".")? {
+        let ours = matches!(entry.name.as_str(), manifest::DIRECTORY | segment::DIRECTORY | "lost+found");
+        if !ours || !entry.is_dir {
+            let text = format!("holds no store and is not empty (there is {:?})", entry.name);
+            return Err(configuration(directory.path(), &text));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! Reading the manifest: the first copy with a valid batch counts; what no copy has is the end or damage.
+//!
+//! | batch here in some copy | durable by a later word | meaning |
+//! |---|---|---|
+//! | valid | - | it counts |
+//! | in none | yes (`synced_through` of a superblock or of a batch behind) | damage: refuse |
+//! | in none | no | the end: what stands behind is cut |
+
+use crate::device::directory::{Access, Directory};
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::index::Catalog;
+use crate::log::{ManifestPlace, copies_for};
+use std::sync::Arc;
+use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
+use stratakv_format::superblock::Slot;
+use stratakv_format::{DeviceIndex, PAGE_BYTES, Unverified};
+use zerocopy::FromBytes;
+
+/// Bytes read at once.
+const CHUNK_BYTES: u64 = 32 << 20;
+/// The largest manifest file that is believed.
+const FILE_BYTES_MAX: u64 = 4 << 30;
+
+/// The state of a store as its manifest has it.
+pub(crate) struct Replayed {
+    pub(crate) catalog: Catalog,
+    pub(crate) place: ManifestPlace,
+    pub(crate) epoch: u64,
+    /// Something was cut, a copy is damaged, or a checkpoint was not finished: a new generation must start.
+    pub(crate) dirty: bool,
+}
+
+struct Copy {
+    device: DeviceIndex,
+    file: String,
+    bytes: Vec<u8>,
+}
+
+/// Replays the manifest that the slots name. `devices` are in the order of their index.
+///
+/// # Errors
+/// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
+pub(crate) fn replay(devices: &[(DeviceIndex, Arc<dyn Directory>)], slots: &[Slot], store_id: [u8; 16]) -> Result<Replayed> {
+    let newest = slots.iter().max_by_key(|slot| slot.manifest_generation.get());
+    let Some(newest) = newest else {
+        return Err(Error::new(ErrorKind::Corruption, "no superblock names a manifest"));
+    };
+    let (mut generation, mut nonce) = (newest.manifest_generation.get(), newest.manifest_nonce.get());
+    let mut followed = false;
+    loop {
+        let mut replayed = replay_generation(devices, slots, store_id, generation, nonce)?;
+        match replayed.catalog.superseded {
+            None => {
+                replayed.dirty |= followed;
+                return Ok(replayed);
+            }
+            Some((next, _)) if next <= generation => {
+                let text = format!("manifest generation {generation} names {next} as its successor");
+                return Err(Error::new(ErrorKind::Corruption, text));
+            }
+            // The superblocks were not flipped any more.
+            Some(next) => {
+                (generation, nonce) = next;
+                followed = true;
+            }
+        }
+    }
+}
+
+fn replay_generation(
+    devices: &[(DeviceIndex, Arc<dyn Directory>)],
+    slots: &[Slot],
+    store_id: [u8; 16],
+    generation: u64,
+    nonce: u64,
+) -> Result<Replayed> {
+    let (copies, first_batch, mut dirty) = read_copies(devices, store_id, generation, nonce)?;
+    let named = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
+    let synced = named.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
+    let mut catalog = Catalog::default();
+    let (mut page, mut sequence, mut epoch) = (1_usize, first_batch, 0);
+    // Start of a run of batches that take effect together and whose last one was not seen yet.
+    let mut pending: Vec<Batch<'_>> = Vec::new();
+    let mut checkpoint_done = false;
+    loop {
+        let place = BatchPlace { generation, nonce, sequence };
+        let verified: Vec<_> = copies
+            .iter()
+            .map(|copy| Batch::verify(copy.bytes.get(page * PAGE_BYTES..).unwrap_or_default(), &place))
+            .collect();
+        let Some(batch) = verified.iter().find_map(|batch| batch.as_ref().ok()).copied() else {
+            if let Some(word) = durable_word(&copies, page, generation, nonce, sequence, synced) {
+                let found = verified.into_iter().find_map(Result::err).map_or(String::new(), |e| e.to_string());
+                return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
+            }
+            break;
+        };
+        dirty |= verified.iter().any(Result::is_err);
+        page += batch.header().pages.get() as usize;
+        sequence += 1;
+        epoch = batch.header().epoch.get();
+        pending.push(batch);
+        if !batch.has_more() {
+            for batch in pending.drain(..) {
+                apply(&mut catalog, &batch, &copies, page)?;
+                checkpoint_done |= batch.is_checkpoint();
+            }
+        }
+    }
+    if !checkpoint_done {
+        return Err(damaged(&copies, 1, "a checkpoint", "a manifest without one".into()));
+    }
+    dirty |= !pending.is_empty();
+    let place = ManifestPlace {
+        generation,
+        nonce,
+        next_batch: sequence,
+        synced_through: sequence - 1,
+        next_page: page as u64,
+    };
+    Ok(Replayed { catalog, place, epoch, dirty })
+}
+
+fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize) -> Result<()> {
+    for record in batch.records() {
+        let applied = record.map_err(|e| e.to_string()).and_then(|record| {
+            if matches!(record, Record::Superseded(_)) && batch.is_checkpoint() {
+                return Err("a checkpoint that is superseded".into());
+            }
+            catalog.apply(&record)
+        });
+        applied.map_err(|e| damaged(copies, page, "records that fit together", e))?;
+    }
+    Ok(())
+}
+
+fn read_copies(
+    devices: &[(DeviceIndex, Arc<dyn Directory>)],
+    store_id: [u8; 16],
+    generation: u64,
+    nonce: u64,
+) -> Result<(Vec<Copy>, u64, bool)> {
+    let mut copies = Vec::new();
+    let mut first_batch = None;
+    let mut dirty = false;
+    let mut error = None;
+    for (device, directory) in devices {
+        for copy in 0..copies_for(*device, devices.len()) {
+            let name = m::file_name(generation, copy);
+            match read_copy(&**directory, *device, copy, &name, store_id, generation, nonce) {
+                Ok((bytes, first)) => {
+                    first_batch = first_batch.or(Some(first));
+                    copies.push(Copy { device: *device, file: name, bytes });
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound) => {
+                    dirty = true;
+                    error = Some(e);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    match (first_batch, error) {
+        (Some(first), _) => Ok((copies, first, dirty)),
+        (None, Some(e)) => Err(e.with_kind(ErrorKind::Corruption).during("every copy of the manifest is unusable")),
+        (None, None) => Err(Error::new(ErrorKind::Corruption, "no device holds a manifest")),
+    }
+}
+
+fn read_copy(
+    directory: &dyn Directory,
+    device: DeviceIndex,
+    copy: u8,
+    name: &str,
+    store_id: [u8; 16],
+    generation: u64,
+    nonce: u64,
+) -> Result<(Vec<u8>, u64)> {
+    let file = directory.open_file(name, Access::ReadOnly)?;
+    let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    if len > FILE_BYTES_MAX {
+        return Err(Error::new(ErrorKind::Corruption, format!("{name} has {len} bytes")));
+    }
+    let mut bytes = Vec::with_capacity(len as usize);
+    while (bytes.len() as u64) < len {
+        let want = (len - bytes.len() as u64).min(CHUNK_BYTES) as usize;
+        let chunk = directory.read_small(&file, bytes.len() as u64, want)?;
+        if chunk.is_empty() {
+            break;
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    let corrupt = |expected: String, found: String| {
+        Error::corrupt(Corruption {
+            code: "manifest-page",
+            device: device.0,
+            file: name.into(),
+            offset: 0,
+            len: PAGE_BYTES as u64,
+            expected,
+            found,
+        })
+    };
+    let page = Unverified::<ManifestPage>::at_front(bytes.get(..PAGE_BYTES).unwrap_or(&bytes), "manifest page")
+        .and_then(|page| page.verify())
+        .map_err(|e| corrupt("a manifest header".into(), e.to_string()))?;
+    let found = (page.store_id, page.generation.get(), page.nonce.get(), page.device.get(), page.copy);
+    if found != (store_id, generation, nonce, device.0, copy) {
+        let text = "that of another store, generation, device or copy";
+        return Err(corrupt(format!("the header of generation {generation}"), text.into()));
+    }
+    let first = page.first_batch.get();
+    if first == 0 {
+        return Err(corrupt("a first batch from 1 on".into(), "0".into()));
+    }
+    Ok((bytes, first))
+}
+
+/// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end.
+fn durable_word(
+    copies: &[Copy],
+    page: usize,
+    generation: u64,
+    nonce: u64,
+    sequence: u64,
+    synced: u64,
+) -> Option<String> {
+    if synced >= sequence {
+        return Some("a superblock".into());
+    }
+    for copy in copies {
+        for at in page..copy.bytes.len() / PAGE_BYTES {
+            let bytes = &copy.bytes[at * PAGE_BYTES..];
+            let Ok((header, _)) = BatchHeader::ref_from_prefix(bytes) else { continue };
+            let later = header.sequence.get();
+            if header.magic != m::BATCH_MAGIC || later <= sequence || header.synced_through.get() < sequence {
+                continue;
+            }
+            if Batch::verify(bytes, &BatchPlace { generation, nonce, sequence: later }).is_ok() {
+                return Some(format!("batch {later} behind it"));
+            }
+        }
+    }
+    None
+}
+
+fn damaged(copies: &[Copy], page: usize, expected: &str, found: String) -> Error {
+    let (device, file) = copies.first().map_or((0, String::new()), |copy| (copy.device.0, copy.file.clone()));
+    let place = Corruption {
+        code: "manifest-batch",
+        device,
+        file,
+        offset: (page * PAGE_BYTES) as u64,
+        len: PAGE_BYTES as u64,
+        expected: expected.into(),
+        found,
+    };
+    Error::corrupt(place).during("the manifest is damaged in every copy; see kvfsck check")
+}

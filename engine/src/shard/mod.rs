@@ -1,0 +1,170 @@
+//! One thread per device: it owns the device's ring and moves the batches that other threads hand to it.
+
+mod batch;
+mod inbox;
+mod run;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{JoinHandle, ThreadId};
+
+pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
+
+use crate::device::arena::Arena;
+use crate::device::directory::Directory;
+use crate::device::driver::{Driver, DriverKind, DriverStatus};
+use crate::device::posix::Posix;
+use crate::device::uring::Uring;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{DeviceCounters, lock};
+
+/// A running shard. Dropping it closes it.
+pub(crate) struct ShardHandle {
+    inbox: Arc<inbox::Inbox>,
+    status: Arc<Mutex<DriverStatus>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    thread_id: ThreadId,
+}
+
+impl ShardHandle {
+    /// Starts the thread of one device, with its driver. The directory's lock stays held at least until the last write ended.
+    ///
+    /// # Errors
+    /// `Configuration`: the driver asked for cannot run here.
+    pub(crate) fn spawn(
+        name: &str,
+        kind: DriverKind,
+        dir: Arc<dyn Directory>,
+        arena: Arena,
+        counters: Arc<DeviceCounters>,
+    ) -> Result<Self> {
+        let inbox = Arc::new(inbox::Inbox::new());
+        let status = Arc::new(Mutex::new(DriverStatus::default()));
+        let (report, started) = mpsc::channel();
+        let main = {
+            let (inbox, status, name) = (Arc::clone(&inbox), Arc::clone(&status), name.to_owned());
+            move || {
+                let _burial = Burial(Arc::clone(&inbox));
+                // The ring belongs to the thread that made it.
+                match start_driver(&name, kind, &*dir, &arena, &counters) {
+                    Ok(driver) => {
+                        let shard = run::Shard::new(driver, inbox, Arc::clone(dir.poison()), status, counters);
+                        let _ = report.send(Ok(()));
+                        shard.run();
+                    }
+                    Err(e) => {
+                        let _ = report.send(Err(e));
+                    }
+                }
+                drop(arena);
+                // Last, with the lock.
+                drop(dir);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(main);
+        let thread = thread.map_err(|e| Error::io(format!("start the thread of device {name}"), e))?;
+        let thread_id = thread.thread().id();
+        match started.recv() {
+            Ok(Ok(())) => Ok(Self { inbox, status, thread: Mutex::new(Some(thread)), thread_id }),
+            Ok(Err(e)) => {
+                let _ = thread.join();
+                Err(e)
+            }
+            Err(_) => Err(Error::new(ErrorKind::Io, format!("the thread of device {name} ended at its start"))),
+        }
+    }
+
+    /// Hands a batch over. Its outcomes, that of a closed shard included, go to its sink.
+    ///
+    /// # Errors
+    /// The batch itself, untouched, when the inbox is full.
+    pub(crate) fn submit(&self, batch: Batch) -> Result<(), Batch> {
+        self.inbox.push(batch::Accepted::new(batch)).map_err(batch::Accepted::into_batch)
+    }
+
+    /// The same, but waits for room. Not from a sink.
+    pub(crate) fn submit_wait(&self, batch: Batch) {
+        self.inbox.push_wait(batch::Accepted::new(batch));
+    }
+
+    /// Submits requests and waits for all of them; the first error. Not from a sink.
+    pub(crate) fn run(&self, requests: Vec<Request>, priority: Priority) -> Result<()> {
+        let waiter = Waiter::new(requests.len());
+        self.submit_wait(Batch { requests, priority, sink: Arc::clone(&waiter) as Arc<dyn Sink>, cancel: None });
+        waiter.wait()
+    }
+
+    /// Makes the shard look around: after [`Arena::trim`] or after files were closed, so that it lets go of them too.
+    pub(crate) fn nudge(&self) {
+        self.inbox.nudge();
+    }
+
+    /// The driver in use, and what it has to do without.
+    pub(crate) fn status(&self) -> DriverStatus {
+        lock(&self.status).clone()
+    }
+
+    /// Takes no more batches, executes those accepted, and ends the thread. A second call does nothing.
+    pub(crate) fn close(&self) {
+        self.inbox.close();
+        // A sink may hold the last handle; its own thread cannot wait for itself.
+        if std::thread::current().id() != self.thread_id
+            && let Some(thread) = lock(&self.thread).take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for ShardHandle {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Completes what is left when the thread ends, by a panic too.
+struct Burial(Arc<inbox::Inbox>);
+
+impl Drop for Burial {
+    fn drop(&mut self) {
+        self.0.bury();
+    }
+}
+
+fn start_driver(
+    name: &str,
+    kind: DriverKind,
+    dir: &dyn Directory,
+    arena: &Arena,
+    counters: &Arc<DeviceCounters>,
+) -> Result<Box<dyn Driver>> {
+    let posix = |notes| Posix::start(name, Arc::clone(counters), notes).map(|d| Box::new(d) as Box<dyn Driver>);
+    if kind == DriverKind::Posix {
+        return posix(Vec::new());
+    }
+    match Uring::start(dir, arena, Arc::clone(counters)) {
+        Ok(driver) => Ok(Box::new(driver)),
+        Err(e) if kind == DriverKind::Uring => {
+            let remedy = remedy(&e);
+            Err(Error::io(format!("io_uring cannot be used: {remedy}"), e).with_kind(ErrorKind::Configuration))
+        }
+        Err(e) => posix(vec![format!(
+            "io_uring cannot be used ({e}), threads read instead, at more CPU per read: {}",
+            remedy(&e)
+        )]),
+    }
+}
+
+fn remedy(e: &std::io::Error) -> &'static str {
+    match e.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "it is forbidden by sysctl kernel.io_uring_disabled or by a seccomp profile (a container's, for example); allow it there"
+        }
+        Some(libc::ENOSYS) => "the kernel has none; it takes Linux 5.11 or later",
+        Some(libc::ENOMEM) => "the limit of locked memory is too low; raise it (ulimit -l)",
+        Some(libc::EMFILE | libc::ENFILE) => "too many open files; raise the limit (ulimit -n)",
+        _ => "it takes Linux 5.11 or later",
+    }
+}

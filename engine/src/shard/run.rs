@@ -1,0 +1,178 @@
+//! The loop of a shard: inbox to queues, queues to driver by priority, completions to sinks.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use super::batch::{Accepted, Pending, Priority};
+use super::inbox::Inbox;
+use crate::device::driver::{Completion, Driver, DriverStatus, Op, Wait};
+use crate::device::file::Poison;
+use crate::error::{Error, ErrorKind};
+use crate::metrics::{DeviceCounters, lock};
+
+const CLASSES: usize = 4;
+/// Completions per slice.
+const SLICE: usize = 16;
+/// Requests in flight per priority when no demand read is about, and while one is: it queues behind these at the device.
+const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
+const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
+
+struct Flight {
+    pending: Pending,
+    class: usize,
+    is_sync: bool,
+}
+
+pub(super) struct Shard {
+    // Dropped first: with the driver gone nothing is in flight any more.
+    driver: Box<dyn Driver>,
+    inbox: Arc<Inbox>,
+    queues: [VecDeque<Accepted>; CLASSES],
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    in_flight: [usize; CLASSES],
+    syncs_in_flight: usize,
+    poison: Arc<Poison>,
+    status: Arc<Mutex<DriverStatus>>,
+    counters: Arc<DeviceCounters>,
+}
+
+impl Shard {
+    pub(super) fn new(
+        driver: Box<dyn Driver>,
+        inbox: Arc<Inbox>,
+        poison: Arc<Poison>,
+        status: Arc<Mutex<DriverStatus>>,
+        counters: Arc<DeviceCounters>,
+    ) -> Self {
+        inbox.set_waker(driver.waker());
+        *lock(&status) = DriverStatus { name: driver.name(), notes: driver.notes().to_vec() };
+        Self {
+            driver,
+            inbox,
+            queues: Default::default(),
+            flights: Vec::new(),
+            free: Vec::new(),
+            in_flight: [0; CLASSES],
+            syncs_in_flight: 0,
+            poison,
+            status,
+            counters,
+        }
+    }
+
+    /// Until closed and all done, or until the driver breaks.
+    pub(super) fn run(mut self) {
+        let mut done = Vec::new();
+        let mut notes = self.driver.notes().len();
+        loop {
+            let closing = self.inbox.is_closing();
+            while let Some(batch) = self.inbox.pop() {
+                self.queues[batch.priority as usize].push_back(batch);
+            }
+            self.issue();
+            let wait = self.wait();
+            if closing && wait == Wait::Wake {
+                return;
+            }
+            // Announced before every wait that may block, so that a new batch ends it.
+            let wait = if self.inbox.fall_asleep() && self.inbox.is_closing() == closing { wait } else { Wait::No };
+            let driven = self.driver.drive(wait, &mut done);
+            self.inbox.woke_up();
+            for completion in done.drain(..) {
+                self.complete(completion);
+            }
+            if let Err(e) = driven {
+                return self.fail(&e);
+            }
+            if self.driver.notes().len() != notes {
+                notes = self.driver.notes().len();
+                lock(&self.status).notes = self.driver.notes().to_vec();
+            }
+        }
+    }
+
+    /// How to wait: idle for a wake-up, otherwise for a slice of what is most urgent. Syncs are slow and end alone.
+    fn wait(&self) -> Wait {
+        let total: usize = self.in_flight.iter().sum();
+        let demand = self.in_flight[Priority::Demand as usize];
+        match (total, demand) {
+            (0, _) => Wait::Wake,
+            (_, 0) => Wait::Completions((total - self.syncs_in_flight).clamp(1, SLICE)),
+            _ => Wait::Completions(demand.min(SLICE)),
+        }
+    }
+
+    fn issue(&mut self) {
+        for class in 0..CLASSES {
+            while self.driver.room() > 0 && self.in_flight[class] < self.limit(class) {
+                let Some(batch) = self.queues[class].front_mut() else { break };
+                let cancelled = batch.is_cancelled();
+                let Some((op, pending)) = batch.next() else {
+                    self.queues[class].pop_front();
+                    continue;
+                };
+                if batch.is_empty() {
+                    self.queues[class].pop_front();
+                }
+                match self.refusal(&op, cancelled) {
+                    Some(error) => {
+                        drop(op);
+                        pending.complete(Err(error));
+                    }
+                    None => self.fly(class, op, pending),
+                }
+            }
+        }
+    }
+
+    fn limit(&self, class: usize) -> usize {
+        if self.in_flight[Priority::Demand as usize] > 0 { LIMITS_BESIDE_DEMAND[class] } else { LIMITS[class] }
+    }
+
+    fn refusal(&self, op: &Op, cancelled: bool) -> Option<Error> {
+        if cancelled {
+            return Some(Error::new(ErrorKind::Cancelled, "cancelled before it was submitted"));
+        }
+        if op.is_read() { None } else { self.poison.check().err() }
+    }
+
+    fn fly(&mut self, class: usize, op: Op, pending: Pending) {
+        let is_sync = matches!(op, Op::Sync { .. });
+        self.in_flight[class] += 1;
+        self.syncs_in_flight += usize::from(is_sync);
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() - 1
+        });
+        self.flights[id] = Some(Flight { pending, class, is_sync });
+        self.driver.queue(id as u64, op);
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let id = completion.id as usize;
+        let Some(flight) = self.flights.get_mut(id).and_then(Option::take) else {
+            debug_assert!(false, "completion of an unknown request");
+            return;
+        };
+        self.free.push(id);
+        self.in_flight[flight.class] -= 1;
+        self.syncs_in_flight -= usize::from(flight.is_sync);
+        if let (true, Err(e)) = (flight.is_sync, &completion.outcome) {
+            self.poison.set(e);
+        }
+        flight.pending.complete(completion.outcome);
+    }
+
+    /// The driver is broken: nothing of what is in flight will be heard of again.
+    fn fail(self, error: &Error) {
+        self.inbox.bury();
+        let Self { driver, flights, poison, counters, .. } = self;
+        poison.set(error);
+        drop(driver);
+        for flight in flights.into_iter().flatten() {
+            counters.errors.add(1);
+            flight.pending.complete(Err(error.duplicate()));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Shards over drivers that misbehave.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::device::driver::{Completion, Driver, DriverStatus, Wait, Wake};
+use crate::device::file::Poison;
+use crate::error::{Error, ErrorKind};
+use crate::shard::batch::Accepted;
+use crate::shard::inbox::Inbox;
+use crate::shard::run::Shard;
+
+struct NoWake;
+
+impl Wake for NoWake {
+    fn wake(&self) {}
+}
+
+/// Completes this many operations, latest first, then breaks.
+struct Breaks {
+    good: usize,
+    held: Vec<(u64, Op)>,
+    room: usize,
+}
+
+impl Driver for Breaks {
+    fn room(&self) -> usize {
+        self.room - self.held.len()
+    }
+
+    fn queue(&mut self, id: u64, op: Op) {
+        assert!(self.held.iter().all(|(held, _)| *held != id) && self.room() > 0);
+        self.held.push((id, op));
+    }
+
+    fn drive(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
+        if self.good == 0 {
+            return Err(Error::new(ErrorKind::Io, "the ring is broken"));
+        }
+        for _ in 0..self.good.min(3) {
+            let Some((id, _)) = self.held.pop() else { break };
+            self.good -= 1;
+            done.push(Completion { id, outcome: Ok(()) });
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::new(NoWake)
+    }
+
+    fn name(&self) -> &'static str {
+        "breaks"
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+}
+
+#[test]
+fn broken_driver_completes_everything_once() {
+    let null = std::fs::File::open("/dev/null").expect("exists");
+    let file = Arc::new(DeviceFile::new(null.into(), "null", false, false));
+    let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
+    for (good, room) in [(0, 8), (1, 1), (50, 8), (99, 500)] {
+        let inbox = Arc::new(Inbox::new());
+        let poison = Arc::new(Poison::default());
+        let status = Arc::new(Mutex::new(DriverStatus::default()));
+        let driver = Box::new(Breaks { good, held: Vec::new(), room });
+        let shard = Shard::new(driver, Arc::clone(&inbox), Arc::clone(&poison), status, Arc::default());
+        let sink = Arc::new(Outcomes::default());
+        for i in 0..10u64 {
+            let priority = [Priority::Demand, Priority::Prefetch, Priority::Write, Priority::Clean][i as usize % 4];
+            let requests =
+                (0..10).map(|k| read_into(&file, 0, &mut arena.lease(4096).expect("room"), i * 10 + k)).collect();
+            assert!(inbox.push(Accepted::new(batch(requests, priority, &sink))).is_ok());
+        }
+        shard.run();
+        let mut seen = std::mem::take(&mut *lock(&sink.seen));
+        assert_eq!(seen.iter().filter(|(_, outcome)| outcome.is_ok()).count(), good);
+        let kinds = [ErrorKind::Io, ErrorKind::Closed];
+        assert!(seen.iter().filter_map(|(_, o)| o.as_ref().err()).all(|e| kinds.contains(&e.kind())));
+        seen.sort_by_key(|(tag, _)| *tag);
+        assert!(seen.iter().map(|(tag, _)| *tag).eq(0..100), "each exactly once");
+        assert_eq!(arena.usage().leased_bytes, 0);
+        assert!(poison.check().is_err(), "nothing may be written through a broken driver");
+        // What comes later is told at once.
+        assert!(inbox.push(Accepted::new(batch(vec![sync_of(&file, 7)], Priority::Write, &sink))).is_ok());
+        assert_eq!(lock(&sink.seen)[0].1.as_ref().expect_err("closed").kind(), ErrorKind::Closed);
+    }
+}
+
+#[test]
+fn submitters_racing_with_the_end_are_all_told() {
+    let null = std::fs::File::open("/dev/null").expect("exists");
+    let file = Arc::new(DeviceFile::new(null.into(), "null", false, false));
+    for _ in 0..200 {
+        let inbox = Inbox::new();
+        let sink = Arc::new(Outcomes::default());
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (inbox, sink, file) = (&inbox, &sink, &file);
+                scope.spawn(move || {
+                    for i in 0..20 {
+                        inbox.push_wait(Accepted::new(batch(
+                            vec![sync_of(file, thread * 20 + i)],
+                            Priority::Write,
+                            sink,
+                        )));
+                    }
+                });
+            }
+            scope.spawn(|| inbox.bury());
+        });
+        let mut tags: Vec<u64> = lock(&sink.seen).iter().map(|(tag, _)| *tag).collect();
+        tags.sort_unstable();
+        assert!(tags.into_iter().eq(0..40));
+    }
+}

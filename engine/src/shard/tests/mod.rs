@@ -1,0 +1,147 @@
+//! What every driver must do, run over each of them through a shard.
+
+mod conformance;
+mod environment;
+mod faults;
+mod lock;
+mod speed;
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::{Batch, Priority, Request, ShardHandle, Sink};
+use crate::device::arena::{Arena, Lease};
+use crate::device::dir::{DeviceDir, DirOptions};
+use crate::device::directory::{Access, Directory};
+use crate::device::driver::{DriverKind, Op};
+use crate::device::file::DeviceFile;
+use crate::device::slab::SLAB_BYTES;
+use crate::error::Result;
+use crate::metrics::{DeviceCounters, MemoryBudget, lock};
+
+/// A device in a temporary directory with its shard.
+struct Rig {
+    // Dropped in this order.
+    shard: ShardHandle,
+    dir: Arc<dyn Directory>,
+    arena: Arena,
+    counters: Arc<DeviceCounters>,
+    _tmp: tempfile::TempDir,
+}
+
+const OPTIONS: DirOptions = DirOptions { access: Access::ReadWrite, create: true, lock_wait: Duration::ZERO };
+
+impl Rig {
+    fn new(kind: DriverKind) -> Self {
+        Self::within(kind, tempfile::tempdir().expect("temporary directory"), 32)
+    }
+
+    fn within(kind: DriverKind, tmp: tempfile::TempDir, slabs: usize) -> Self {
+        let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("device"), OPTIONS).expect("opened");
+        let arena = Arena::new(MemoryBudget::new(slabs * SLAB_BYTES), usize::MAX);
+        let counters = Arc::new(DeviceCounters::default());
+        let shard =
+            ShardHandle::spawn("test", kind, Arc::clone(&dir), arena.clone(), Arc::clone(&counters)).expect("shard");
+        Self { shard, dir, arena, counters, _tmp: tmp }
+    }
+
+    fn lease(&self, len: usize) -> Lease {
+        self.arena.lease(len).expect("room in the arena")
+    }
+
+    fn lease_zeroed(&self, len: usize) -> Lease {
+        self.arena.lease_zeroed(len).expect("room in the arena")
+    }
+
+    /// Writes `bytes` at `offset` and waits.
+    fn write(&self, file: &Arc<DeviceFile>, offset: u64, bytes: &[u8]) -> Result<()> {
+        let requests = bytes.chunks(SLAB_BYTES).zip(0..).map(|(chunk, i)| {
+            let mut lease = self.lease(chunk.len());
+            lease.bytes_mut().expect("idle").copy_from_slice(chunk);
+            write_of(file, offset + i * SLAB_BYTES as u64, &lease, i)
+        });
+        self.shard.run(requests.collect(), Priority::Write)
+    }
+
+    fn read(&self, file: &Arc<DeviceFile>, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut lease = self.lease(len);
+        self.shard.run(vec![read_into(file, offset, &mut lease, 0)], Priority::Demand)?;
+        Ok(lease.bytes().expect("idle").to_vec())
+    }
+}
+
+fn read_into(file: &Arc<DeviceFile>, offset: u64, lease: &mut Lease, tag: u64) -> Request {
+    let len = lease.len();
+    let into = lease.read_target(0..len).expect("in range");
+    Request { op: Op::Read { file: Arc::clone(file), offset, into }, tag }
+}
+
+fn write_of(file: &Arc<DeviceFile>, offset: u64, lease: &Lease, tag: u64) -> Request {
+    let from = lease.write_source(0..lease.len()).expect("in range");
+    Request { op: Op::Write { file: Arc::clone(file), offset, from }, tag }
+}
+
+fn sync_of(file: &Arc<DeviceFile>, tag: u64) -> Request {
+    Request { op: Op::Sync { file: Arc::clone(file) }, tag }
+}
+
+/// Keeps every outcome in the order of arrival.
+#[derive(Default)]
+struct Outcomes {
+    seen: Mutex<Vec<(u64, Result<()>)>>,
+    more: Condvar,
+}
+
+impl Sink for Outcomes {
+    fn complete(&self, tag: u64, outcome: Result<()>) {
+        lock(&self.seen).push((tag, outcome));
+        self.more.notify_all();
+    }
+}
+
+impl Outcomes {
+    fn wait_for(&self, count: usize) -> std::sync::MutexGuard<'_, Vec<(u64, Result<()>)>> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut seen = lock(&self.seen);
+        while seen.len() < count {
+            assert!(Instant::now() < deadline, "{} of {count} outcomes after a minute", seen.len());
+            seen = self.more.wait_timeout(seen, Duration::from_millis(100)).expect("not poisoned").0;
+        }
+        seen
+    }
+}
+
+fn batch(requests: Vec<Request>, priority: Priority, sink: &Arc<Outcomes>) -> Batch {
+    Batch { requests, priority, sink: Arc::clone(sink) as Arc<dyn Sink>, cancel: None }
+}
+
+/// CPU time of this process's threads whose names start so, in nanoseconds.
+fn cpu_ns(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
+    tasks
+        .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim().starts_with(name)))
+        .filter_map(|t| {
+            std::fs::read_to_string(t.path().join("schedstat")).ok()?.split(' ').next()?.parse::<u64>().ok()
+        })
+        .sum()
+}
+
+/// splitmix64
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(len).collect()
+    }
+}

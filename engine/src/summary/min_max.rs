@@ -1,0 +1,294 @@
+//! Element-wise minimum and maximum of the keys of each group (LeoAM section 4.1; Quest).
+//!
+//! For every token of a group and every query, `sum_j max(q_j * max_j, q_j * min_j)` is at least `q . k`. Records are
+//! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
+//! maximum up, so that the bound holds in any case.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use stratakv_format::DType;
+use stratakv_format::layout::LayerGeometry;
+
+/// The records of one layer, by group.
+#[derive(Clone, Debug)]
+pub(crate) struct MinMax {
+    /// Minima `[kv_heads, key_dim]` and then maxima, per group.
+    records: Vec<u16>,
+    /// Elements of the minima of one record.
+    elements: usize,
+    element: DType,
+}
+
+impl MinMax {
+    /// No records yet, for keys of `dtype`.
+    pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
+        Self { records: Vec::new(), elements: layer.key_elements(), element: Self::element(dtype) }
+    }
+
+    /// Element type of the records for keys of `dtype`.
+    pub(crate) fn element(dtype: DType) -> DType {
+        if dtype == DType::F16 { DType::F16 } else { DType::Bf16 }
+    }
+
+    /// Groups with a record.
+    pub(crate) fn groups(&self) -> usize {
+        self.records.len() / (2 * self.elements)
+    }
+
+    /// Bytes in memory that `groups` more records take.
+    pub(crate) fn bytes_for(&self, groups: usize) -> usize {
+        4 * self.elements * groups
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.records.capacity() * 2
+    }
+
+    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid.
+    pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
+        let dim = self.elements / heads;
+        let start = self.records.len();
+        if self.records.capacity() < start + 2 * self.elements {
+            // Exact growth in steps: the memory account promises what is really taken.
+            self.records.reserve_exact((2 * self.elements).max(start / 4));
+        }
+        self.records.resize(start + 2 * self.elements, 0);
+        let (minima, maxima) = self.records[start..].split_at_mut(self.elements);
+        let head_bytes = tokens * dim * dtype.bytes();
+        for head in 0..heads {
+            let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
+            let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
+            match dtype {
+                DType::F32 => extremes_f32(plane, minima, maxima),
+                DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
+            }
+        }
+    }
+
+    /// The records of groups `range` as they stand on disk.
+    pub(crate) fn encode(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
+        let records = &self.records[range.start * 2 * self.elements..range.end * 2 * self.elements];
+        out.extend_from_slice(bytemuck::cast_slice(records));
+    }
+
+    /// Adds records as they stand on disk.
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        self.records.reserve_exact(bytes.len() / 2);
+        self.records.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
+    }
+
+    /// Drops the records from `groups` on.
+    pub(crate) fn truncate(&mut self, groups: usize) {
+        self.records.truncate(groups * 2 * self.elements);
+    }
+
+    /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`.
+    ///
+    /// With `p_j` the sum of the positive and `n_j` of the negative `q_j` over the query heads of a KV head, the sum of
+    /// their bounds is `sum_j p_j * max_j + n_j * min_j`: the cost does not grow with the number of query heads.
+    pub(crate) fn scores(&self, query: &[f32], heads: usize, range: std::ops::Range<usize>, scores: &mut Vec<f32>) {
+        let dim = self.elements / heads;
+        let mut negative = vec![0.0; self.elements];
+        let mut positive = vec![0.0; self.elements];
+        let ratio = query.len() / self.elements;
+        for (head, rows) in query.chunks_exact(ratio * dim).enumerate() {
+            for row in rows.chunks_exact(dim) {
+                for (j, &q) in row.iter().enumerate() {
+                    let at = head * dim + j;
+                    if q < 0.0 { negative[at] += q } else { positive[at] += q }
+                }
+            }
+        }
+        negative.extend_from_slice(&positive);
+        let weights = negative;
+        let mut record = vec![0.0; 2 * self.elements];
+        for group in range {
+            let stored = &self.records[group * 2 * self.elements..(group + 1) * 2 * self.elements];
+            match self.element {
+                DType::F16 => stored_as::<f16>(stored).convert_to_f32_slice(&mut record),
+                _ => {
+                    for (out, &bits) in record.iter_mut().zip(stored) {
+                        *out = f32::from_bits(u32::from(bits) << 16);
+                    }
+                }
+            }
+            scores.push(dot(&weights, &record));
+        }
+    }
+}
+
+fn stored_as<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(stored: &[u16]) -> &[T] {
+    bytemuck::cast_slice(stored)
+}
+
+/// Dot product in 16 independent sums, which the compiler keeps in vector registers.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0_f32; 16];
+    let (a_runs, a_rest) = a.as_chunks::<16>();
+    let (b_runs, b_rest) = b.as_chunks::<16>();
+    for (a, b) in a_runs.iter().zip(b_runs) {
+        for i in 0..16 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
+}
+
+/// Maps the bits of a 16-bit float to an integer of the same order.
+fn ordered(bits: u16) -> i16 {
+    (bits ^ (((bits as i16) >> 15) as u16 & 0x7fff)) as i16
+}
+
+/// The inverse of [`ordered`], which is its own inverse.
+fn unordered(ordered: i16) -> u16 {
+    ordered as u16 ^ ((ordered >> 15) as u16 & 0x7fff)
+}
+
+fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
+    let dim = minima.len();
+    for (token, row) in plane.chunks_exact(dim * 2).enumerate() {
+        for (j, bits) in row.chunks_exact(2).enumerate() {
+            let value = ordered(u16::from_le_bytes([bits[0], bits[1]]));
+            if token == 0 {
+                (minima[j], maxima[j]) = (value as u16, value as u16);
+            } else {
+                minima[j] = (minima[j] as i16).min(value) as u16;
+                maxima[j] = (maxima[j] as i16).max(value) as u16;
+            }
+        }
+    }
+    for value in minima.iter_mut().chain(maxima) {
+        *value = unordered(*value as i16);
+    }
+}
+
+fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
+    let dim = minima.len();
+    let mut low = vec![f32::INFINITY; dim];
+    let mut high = vec![f32::NEG_INFINITY; dim];
+    for row in plane.chunks_exact(dim * 4) {
+        for (j, bits) in row.chunks_exact(4).enumerate() {
+            let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+            low[j] = low[j].min(value);
+            high[j] = high[j].max(value);
+        }
+    }
+    for j in 0..dim {
+        minima[j] = round_down(low[j]);
+        maxima[j] = round_down(-high[j]) ^ 0x8000;
+    }
+}
+
+/// The largest bf16 not above `x`; for `x` below every finite bf16 the lowest finite one (an element of that size is
+/// refused by append).
+fn round_down(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let cut = (bits >> 16) as u16;
+    if x < 0.0 && bits & 0xffff != 0 { (cut + 1).min(bf16::MIN.to_bits()) } else { cut }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
+        LayerGeometry { kv_heads, key_dim, value_dim: key_dim, window: None }
+    }
+
+    fn to_bytes(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
+        let mut bytes = Vec::new();
+        let mut stored = Vec::new();
+        for &x in values {
+            match dtype {
+                DType::F32 => bytes.extend(x.to_le_bytes()),
+                DType::F16 => bytes.extend(f16::from_f32(x).to_le_bytes()),
+                DType::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
+            }
+            stored.push(match dtype {
+                DType::F32 => x,
+                DType::F16 => f16::from_f32(x).to_f32(),
+                DType::Bf16 => bf16::from_f32(x).to_f32(),
+            });
+        }
+        (bytes, stored)
+    }
+
+    proptest! {
+        #[test]
+        fn the_bound_holds_for_every_token(
+            dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::Bf16]),
+            heads in 1_usize..4, ratio in 1_usize..4, dim in 1_usize..20, tokens in 1_usize..9,
+            seed in any::<u64>(), magnitude in -6_i32..4,
+        ) {
+            let mut state = seed | 1;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
+            };
+            let keys: Vec<f32> = (0..heads * tokens * dim).map(|_| random()).collect();
+            let query: Vec<f32> = (0..heads * ratio * dim).map(|_| random()).collect();
+            let (bytes, stored) = to_bytes(&keys, dtype);
+            let mut summary = MinMax::new(&layer(heads as u16, dim as u16), dtype);
+            summary.push(&bytes, heads, tokens, dtype);
+            let mut scores = Vec::new();
+            summary.scores(&query, heads, 0..1, &mut scores);
+            // The sum over heads bounds the sum over heads of the best token of each.
+            let mut best = 0.0_f64;
+            let mut scale = 0.0_f64;
+            for q_head in 0..heads * ratio {
+                let q = &query[q_head * dim..][..dim];
+                let dots = (0..tokens).map(|t| {
+                    let k = &stored[(q_head / ratio * tokens + t) * dim..][..dim];
+                    scale += q.iter().zip(k).map(|(a, b)| f64::from(a * b).abs()).sum::<f64>();
+                    q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+                });
+                best += dots.fold(f64::NEG_INFINITY, f64::max);
+            }
+            prop_assert!(f64::from(scores[0]) >= best - 1e-5 * scale, "{} < {best}", scores[0]);
+            // One token: minimum and maximum are the key, and the bound is the dot product itself.
+            if tokens == 1 && dtype != DType::F32 {
+                prop_assert!((f64::from(scores[0]) - best).abs() <= 1e-5 * scale);
+            }
+        }
+
+        #[test]
+        fn f32_records_are_rounded_outward(bits in any::<u32>()) {
+            let x = f32::from_bits(bits);
+            prop_assume!(x.is_finite() && x.abs() < f32::from_bits(0x7f7f_8000));
+            let (mut low, mut high) = ([0], [0]);
+            extremes_f32(&x.to_le_bytes(), &mut low, &mut high);
+            let (low, high) = (bf16::from_bits(low[0]).to_f32(), bf16::from_bits(high[0]).to_f32());
+            prop_assert!(low <= x && x <= high && (high - low) <= x.abs() / 64.0 + f32::MIN_POSITIVE);
+        }
+
+        #[test]
+        fn ordered_bits_keep_the_order(a in any::<u16>(), b in any::<u16>()) {
+            let (x, y) = (f16::from_bits(a), f16::from_bits(b));
+            prop_assume!(x.is_finite() && y.is_finite() && x != y);
+            prop_assert_eq!(x < y, ordered(a) < ordered(b));
+            prop_assert_eq!(unordered(ordered(a)), a);
+        }
+    }
+
+    #[test]
+    fn records_survive_disk() {
+        let mut summary = MinMax::new(&layer(2, 4), DType::F16);
+        for group in 0..3 {
+            let keys: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 7 % 13) as f32 - group as f32).collect();
+            summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
+        }
+        let mut bytes = Vec::new();
+        summary.encode(0..3, &mut bytes);
+        assert_eq!(bytes.len(), summary.bytes_for(3));
+        let mut again = MinMax::new(&layer(2, 4), DType::F16);
+        again.extend(&bytes);
+        assert_eq!(again.records, summary.records);
+        again.truncate(1);
+        assert_eq!(again.groups(), 1);
+    }
+}
