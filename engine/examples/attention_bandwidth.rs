@@ -1,9 +1,10 @@
 //! Bandwidth of the attention executor from DRAM, against plain reads of the same memory by one core.
 //!
-//! `cargo run --release -p stratakv --example attention_bandwidth -- [MiB of KV, default 1024] [rounds, default 7]`
+//! `cargo run --release -p stratakv --example attention_bandwidth -- [MiB of KV, default 1024] [rounds, default 7] [filter]`
 //!
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts the memory in transparent huge pages, as the read arena has them.
 //! Reads and attention take turns in every round; figures are medians over the rounds. 8 KV heads, 32 query heads,
-//! dk = dv = 128. `scattered` visits the pieces in an order that no hardware prefetcher foresees, as after a sparse selection.
+//! dk = dv = 128. A filter such as `avx2/f16/8/` keeps matching rows only. `scattered` visits the pieces in an order that no hardware prefetcher foresees, as after a sparse selection.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -48,8 +49,10 @@ fn attend(query: &Query, pieces: &[Piece<'_>], parts: &mut [Partial; 2], workspa
 }
 
 fn main() -> Result<()> {
-    let mut args = std::env::args().skip(1).map(|a| a.parse::<usize>().unwrap_or(0)).filter(|n| *n > 0);
-    let (mib, rounds) = (args.next().unwrap_or(1024), args.next().unwrap_or(7));
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize, default| args.get(i).and_then(|a| a.parse().ok()).filter(|n| *n > 0).unwrap_or(default);
+    let (mib, rounds) = (number(0, 1024), number(1, 7));
+    let filter = args.get(2).map_or("", String::as_str);
     let mut words = vec![0u64; mib << 17];
     let query: Vec<f32> = (0..Q_HEADS * DIM).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
     println!("{mib} MiB of KV, {Q_HEADS} query heads, {KV_HEADS} KV heads, dk = dv = {DIM}, medians of {rounds}");
@@ -60,6 +63,10 @@ fn main() -> Result<()> {
         let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         for kernel in Kernel::available() {
             for (group_tokens, scattered) in [(4, false), (8, false), (8, true), (16, false), (64, false)] {
+                let order = if scattered { "scattered" } else { "linear" };
+                if !format!("{}/{}/{group_tokens}/{order}", kernel.name(), dtype.name()).contains(filter) {
+                    continue;
+                }
                 let slow = kernel.name() == "portable";
                 if slow && (dtype != DType::F16 || group_tokens != 8) {
                     continue;
@@ -96,10 +103,9 @@ fn main() -> Result<()> {
                 let gb = bytes.len() as f64 / 1e9;
                 let (attention, read) = (gb / median(attention), gb / median(read));
                 println!(
-                    "{:9} {:5} {group_tokens:3}   {:9}  {attention:14.2}  {read:9.2}  {:5.2}",
+                    "{:9} {:5} {group_tokens:3}   {order:9}  {attention:14.2}  {read:9.2}  {:5.2}",
                     kernel.name(),
                     dtype.name(),
-                    if scattered { "scattered" } else { "linear" },
                     attention / read
                 );
             }

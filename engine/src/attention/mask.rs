@@ -1,7 +1,7 @@
 //! Sets of KV heads and of token positions within a group, as 128-bit masks.
 
 /// Indices of the members of a mask, ascending.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MaskIter(u128);
 
 impl Iterator for MaskIter {

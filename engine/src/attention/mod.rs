@@ -35,6 +35,7 @@
 //! The same pieces in the same order give bit-identical results on one machine, whichever thread computes them. Kernels of
 //! different instruction sets sum dot products in different orders, so results differ in the last bits between kinds of CPU.
 
+mod ahead;
 mod kernel;
 mod mask;
 mod partial;

@@ -1,13 +1,11 @@
 //! The state of one streaming softmax, and the buffers that adding to it needs.
 
+use super::ahead::Ahead;
 use super::kernel::{Kernel, PAD, Plane, SCRATCH, Scores};
 use super::piece::Piece;
 use super::query::Query;
 use super::shape::{AttentionShape, MAX_GROUP_TOKENS, MAX_KV_HEADS};
 use crate::error::{Error, ErrorKind, Result};
-
-/// How far into the next piece the first prefetch reaches, in bytes.
-const PREFETCH_BYTES: usize = 8192;
 
 /// Buffers for [`Partial::add`]; one per thread. Grows to what the largest piece needs and then allocates no more.
 pub struct Workspace {
@@ -120,7 +118,8 @@ impl Partial {
     /// `InvalidArgument`: the query is of another shape; the piece does not fit the shape; a score is NaN or infinite (the stored
     /// keys are not finite, or the dot product overflows f32): the error names query head and token. The partial is unchanged.
     pub fn add(&mut self, query: &Query, piece: &Piece<'_>, workspace: &mut Workspace) -> Result<()> {
-        self.add_then(query, piece, None, workspace)
+        let mut ahead = Ahead::new(&self.shape, std::slice::from_ref(piece));
+        self.add_piece(query, piece, &mut ahead, workspace)
     }
 
     /// Adds pieces in order; the same result as [`add`](Self::add) for each, faster where they are not in the CPU's caches: the
@@ -129,17 +128,18 @@ impl Partial {
     /// # Errors
     /// As [`add`](Self::add), naming the piece; the pieces before it have been added.
     pub fn add_all(&mut self, query: &Query, pieces: &[Piece<'_>], workspace: &mut Workspace) -> Result<()> {
+        let mut ahead = Ahead::new(&self.shape, pieces);
         for (i, piece) in pieces.iter().enumerate() {
-            self.add_then(query, piece, pieces.get(i + 1), workspace).map_err(|e| e.during(format_args!("piece {i}")))?;
+            self.add_piece(query, piece, &mut ahead, workspace).map_err(|e| e.during(format_args!("piece {i}")))?;
         }
         Ok(())
     }
 
-    fn add_then(
+    fn add_piece(
         &mut self,
         query: &Query,
         piece: &Piece<'_>,
-        next: Option<&Piece<'_>>,
+        ahead: &mut Ahead<'_>,
         workspace: &mut Workspace,
     ) -> Result<()> {
         let shape = self.shape;
@@ -167,21 +167,9 @@ impl Partial {
         let (max, sum, factor) = (&mut max[..columns], &mut sum[..columns], &mut factor[..columns]);
 
         let group_tokens = piece.group_tokens;
-        let plane = |bytes, row, take, next| Plane {
-            bytes,
-            dtype: shape.dtype(),
-            group_tokens,
-            row,
-            take,
-            heads,
-            tokens,
-            next,
-        };
-        let values = if shape.dv() == 0 { piece.k } else { piece.v };
-        let next = next.map_or(&[][..], |next| head_of(next.k, PREFETCH_BYTES));
-
-        let keys = plane(piece.k, shape.dk(), shape.dk(), head_of(values, PREFETCH_BYTES));
-        kernel.scores(&keys, query.scaled(), query.stride(), group, scores, columns, scratch);
+        let plane = |bytes, row, take| Plane { bytes, dtype: shape.dtype(), group_tokens, row, take, heads, tokens };
+        let keys = plane(piece.k, shape.dk(), shape.dk());
+        kernel.scores(&keys, query.scaled(), query.stride(), group, scores, columns, scratch, ahead);
         if used < columns {
             scores.chunks_exact_mut(columns).for_each(|row| row[used..].fill(0.0));
             max[used..].fill(0.0);
@@ -199,16 +187,14 @@ impl Partial {
             let (column, head) = (j * group, usize::from(head) * group);
             self.max[head..head + group].copy_from_slice(&max[column..column + group]);
             self.sum[head..head + group].copy_from_slice(&sum[column..column + group]);
-            for (i, &factor) in factor[column..column + group].iter().enumerate() {
-                if factor != 1.0 {
-                    let at = (head + i) * self.stride;
-                    self.acc[at..at + self.stride].iter_mut().for_each(|x| *x *= factor);
-                }
-            }
         }
-        let row = if shape.dv() == 0 { shape.dk() } else { shape.dv() };
-        let values = plane(values, row, shape.value_dims(), next);
-        kernel.values(&values, scores, columns, group, &mut self.acc, self.stride, scratch);
+        // Where values are part of the keys, the V pass reads nothing that is not in the caches already.
+        let (values, ahead) = if shape.dv() == 0 {
+            (plane(piece.k, shape.dk(), shape.value_dims()), None)
+        } else {
+            (plane(piece.v, shape.dv(), shape.dv()), Some(ahead))
+        };
+        kernel.values(&values, scores, columns, group, factor, &mut self.acc, self.stride, scratch, ahead);
         Ok(())
     }
 
@@ -279,11 +265,6 @@ impl Partial {
         }
         Ok(())
     }
-}
-
-/// The first bytes, at most `n`.
-fn head_of(bytes: &[u8], n: usize) -> &[u8] {
-    &bytes[..bytes.len().min(n)]
 }
 
 /// The members of a mask as a list.

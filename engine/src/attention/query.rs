@@ -36,7 +36,9 @@ impl Query {
                 format!("query of {} elements: {} heads of {} are needed", query.len(), shape.q_heads(), shape.dk()),
             ));
         }
-        for (head, (to, from)) in self.scaled.chunks_exact_mut(self.stride).zip(query.chunks_exact(shape.dk())).enumerate() {
+        for (head, (to, from)) in
+            self.scaled.chunks_exact_mut(self.stride).zip(query.chunks_exact(shape.dk())).enumerate()
+        {
             // x * 0 is NaN for NaN and the infinities, and the sum keeps it: one test per head.
             let mut finite = 0.0;
             for (to, &from) in to.iter_mut().zip(from) {

@@ -46,7 +46,7 @@ impl DeviceFile {
     }
 
     /// Unique within the process; never reused.
-    pub(super) fn id(&self) -> u64 {
+    pub(crate) fn id(&self) -> u64 {
         self.id
     }
 

@@ -3,6 +3,7 @@
 //! Both tables are sparse and fill on first use. What does not fit or is refused is used unregistered.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
@@ -17,10 +18,34 @@ const BUFFERS_MAX: usize = 16_384;
 /// Slot of the lock's descriptor.
 const LOCK_SLOT: u32 = 0;
 
+/// For keys that we make ourselves (identifiers, addresses): one multiplication, where the default hash would show per request.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&b| self.write_u64(b.into()));
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = (self.0 ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn write_usize(&mut self, key: usize) {
+        self.write_u64(key as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+type KeyMap<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
+
 #[derive(Default)]
 pub(super) struct FileTable {
     slots: Vec<Option<(u64, Weak<DeviceFile>)>>,
-    by_id: HashMap<u64, u32>,
+    by_id: KeyMap<u64, u32>,
     free: Vec<u32>,
     closed_seen: u64,
 }
@@ -88,7 +113,7 @@ impl FileTable {
 pub(super) struct BufferTable {
     /// Holds each registered slab until it is unregistered: the kernel has its pages pinned.
     slots: Vec<Option<Arc<Slab>>>,
-    by_address: HashMap<usize, u16>,
+    by_address: KeyMap<usize, u16>,
     free: Vec<u16>,
 }
 

@@ -17,7 +17,7 @@ use super::directory::Directory;
 use super::driver::{Completion, Driver, Op, Wait, Wake, ignore_file_size_signal};
 use super::progress::{InFlight, Step};
 use super::registered::{BufferTable, FileTable};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::DeviceCounters;
 
 const ENTRIES: u32 = 512;
@@ -57,6 +57,8 @@ pub(crate) struct Uring {
     buffers: BufferTable,
     wake: Arc<EventWake>,
     armed: bool,
+    /// Whether one poll reports every wake-up (Linux 5.13), or each needs a new one.
+    multishot: bool,
     broken: bool,
     counters: Arc<DeviceCounters>,
     notes: Vec<String>,
@@ -90,6 +92,7 @@ impl Uring {
             buffers,
             wake,
             armed: false,
+            multishot: true,
             broken: false,
             counters,
             notes,
@@ -99,7 +102,8 @@ impl Uring {
     /// Fills the submission ring from the queue.
     fn push_queued(&mut self) -> Result<()> {
         if !self.armed {
-            let poll = opcode::PollAdd::new(Fd(self.wake.0.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
+            let poll =
+                opcode::PollAdd::new(Fd(self.wake.0.as_raw_fd()), libc::POLLIN as u32).multi(self.multishot).build();
             // SAFETY: the poll refers to no memory, and the driver holds the eventfd for as long as the ring.
             self.armed = unsafe { self.ring.submission().push(&poll.user_data(WAKE)) }.is_ok();
         }
@@ -202,6 +206,11 @@ impl Uring {
         let entries: Vec<cqueue::Entry> = self.ring.completion().collect();
         for entry in entries {
             if entry.user_data() == WAKE {
+                if entry.result() < 0 {
+                    // A kernel that refuses the single poll too would make this a busy loop.
+                    self.broken = !self.multishot;
+                    self.multishot = false;
+                }
                 if !cqueue::more(entry.flags()) {
                     // The poll ended; a new one would fire at once on a counter that still stands.
                     let _ = rustix::io::read(&self.wake.0, &mut [0; 8]);
@@ -269,6 +278,9 @@ impl Driver for Uring {
         self.push_queued()?;
         self.wait(if done.len() > before { Wait::No } else { wait })?;
         self.reap(done);
+        if self.broken {
+            return Err(Error::new(ErrorKind::Io, "io_uring cannot poll an eventfd"));
+        }
         Ok(())
     }
 

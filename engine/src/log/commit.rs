@@ -41,6 +41,9 @@ struct Queue {
 
 /// Takes commits and makes them durable together.
 pub(crate) struct Committer {
+    devices: Arc<Devices>,
+    space: Arc<Mutex<Space>>,
+    catalog: Arc<Mutex<Catalog>>,
     queue: Mutex<Queue>,
     changed: Condvar,
     manifest: Mutex<ManifestLog>,
@@ -49,8 +52,21 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    pub(crate) fn new(manifest: ManifestLog) -> Self {
-        Self { queue: Mutex::default(), changed: Condvar::new(), manifest: Mutex::new(manifest), broken: Mutex::default() }
+    pub(crate) fn new(
+        devices: Arc<Devices>,
+        space: Arc<Mutex<Space>>,
+        catalog: Arc<Mutex<Catalog>>,
+        manifest: ManifestLog,
+    ) -> Self {
+        Self {
+            devices,
+            space,
+            catalog,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            manifest: Mutex::new(manifest),
+            broken: Mutex::default(),
+        }
     }
 
     /// # Errors
@@ -79,13 +95,7 @@ impl Committer {
     ///
     /// # Errors
     /// [`ErrorKind::Indeterminate`]: a sync or write failed; whether the commit is durable is known after reopening.
-    pub(crate) fn commit(
-        &self,
-        devices: &Devices,
-        space: &Mutex<Space>,
-        catalog: &Mutex<Catalog>,
-        request: CommitRequest,
-    ) -> Result<()> {
+    pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
         self.check()?;
         let ticket = Arc::<Outcome>::default();
         let mut queue = lock(&self.queue);
@@ -102,7 +112,7 @@ impl Committer {
             queue.due = None;
             let group = std::mem::take(&mut queue.waiting);
             drop(queue);
-            self.lead(devices, space, catalog, group);
+            self.lead(group);
             queue = lock(&self.queue);
             queue.busy = false;
             self.changed.notify_all();
@@ -110,16 +120,16 @@ impl Committer {
     }
 
     /// Commits what is queued, if anything.
-    pub(crate) fn flush(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>) -> Result<()> {
+    pub(crate) fn flush(&self) -> Result<()> {
         if lock(&self.queue).waiting.is_empty() {
             return Ok(());
         }
-        self.commit(devices, space, catalog, CommitRequest::default())
+        self.commit(CommitRequest::default())
     }
 
-    fn lead(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>, group: Vec<Queued>) {
+    fn lead(&self, group: Vec<Queued>) {
         let outcome = self.check().and_then(|()| {
-            self.perform(devices, space, catalog, &group).inspect_err(|e| {
+            self.perform(&group).inspect_err(|e| {
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());
             })
         });
@@ -135,47 +145,40 @@ impl Committer {
         }
     }
 
-    fn perform(
-        &self,
-        devices: &Devices,
-        space: &Mutex<Space>,
-        catalog: &Mutex<Catalog>,
-        group: &[Queued],
-    ) -> Result<()> {
+    fn perform(&self, group: &[Queued]) -> Result<()> {
         let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
         for segment in group.iter().flat_map(|queued| &queued.request.segments) {
             segments.insert(segment.key, segment);
         }
-        devices.sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
-        let mut records = lock(space).take_pending();
+        self.devices.sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
+        let mut records = lock(&self.space).take_pending();
         for queued in group {
             records.append(&queued.request.records);
         }
         if records.is_empty() {
             return Ok(());
         }
-        self.record(devices, catalog, &records)?;
-        self.free_dead_segments(devices, space, catalog)
+        self.record(&records)?;
+        self.free_dead_segments()
     }
 
     /// Appends to the manifest, in a new generation when this one is full, and applies to the catalog.
-    fn record(&self, devices: &Devices, catalog: &Mutex<Catalog>, records: &RecordBuffer) -> Result<()> {
+    fn record(&self, records: &RecordBuffer) -> Result<()> {
         let mut manifest = lock(&self.manifest);
         if !manifest.has_room(records) {
-            let state = lock(catalog).checkpoint();
-            manifest.checkpoint(devices, &state)?;
+            let state = lock(&self.catalog).checkpoint();
+            manifest.checkpoint(&self.devices, &state)?;
         }
-        manifest.append(devices, records)?;
-        let mut catalog = lock(catalog);
-        records.apply(&mut catalog)
+        manifest.append(&self.devices, records)?;
+        records.apply(&mut lock(&self.catalog))
     }
 
     /// Frees sealed segments in which nothing is live: the record first, durably, then the file may be used again.
-    fn free_dead_segments(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>) -> Result<()> {
+    fn free_dead_segments(&self) -> Result<()> {
         let dead: Vec<(SegmentKey, u64)> = {
-            let catalog = lock(catalog);
+            let catalog = lock(&self.catalog);
             let sealed = catalog.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed && s.live_pages == 0);
-            let space = lock(space);
+            let space = lock(&self.space);
             sealed.filter(|(key, _)| space.reclaimable(**key)).map(|(key, s)| (*key, s.generation)).collect()
         };
         if dead.is_empty() {
@@ -185,8 +188,8 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(devices, catalog, &records)?;
-        let mut space = lock(space);
+        self.record(&records)?;
+        let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);
         }
@@ -199,15 +202,11 @@ impl Committer {
     }
 
     /// Commits what is queued and marks the store closed. Later commits fail.
-    pub(crate) fn close(&self, devices: &Devices, space: &Mutex<Space>, catalog: &Mutex<Catalog>) -> Result<()> {
-        self.flush(devices, space, catalog)?;
+    pub(crate) fn close(&self) -> Result<()> {
+        self.flush()?;
         self.check()?;
-        {
-            let mut queue = lock(&self.queue);
-            queue.closed = true;
-            self.changed.notify_all();
-        }
-        lock(&self.manifest).mark(devices, STATE_CLOSED)
+        self.stop();
+        lock(&self.manifest).mark(&self.devices, STATE_CLOSED)
     }
 
     /// Waits until a lazy commit is due. `false` once the store is closed.
@@ -217,14 +216,11 @@ impl Committer {
             if queue.closed {
                 return false;
             }
-            let rest = match queue.due {
-                Some(due) => due.saturating_duration_since(Instant::now()),
-                None => Duration::from_secs(3600),
+            queue = match queue.due.map(|due| due.saturating_duration_since(Instant::now())) {
+                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return true,
+                Some(rest) => self.changed.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner).0,
             };
-            if rest.is_zero() {
-                return true;
-            }
-            queue = self.changed.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -232,5 +228,9 @@ impl Committer {
     pub(crate) fn stop(&self) {
         lock(&self.queue).closed = true;
         self.changed.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.queue).closed
     }
 }

@@ -70,16 +70,16 @@ impl Draft {
         self.front_bytes + self.run_bytes
     }
 
-    /// Adds a run with the records of its groups, as `(element, bytes)`.
-    pub(crate) fn run(&mut self, run: Arc<Run>, planes: usize, summary: Option<(DType, Vec<u8>)>) {
+    /// Adds a run with the summary records of its first groups: element type, number, bytes.
+    pub(crate) fn run(&mut self, run: Arc<Run>, planes: usize, summary: Option<(DType, usize, Vec<u8>)>) {
         self.run_bytes += run.disk_bytes();
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
-        if let Some((element, bytes)) = summary {
+        if let Some((element, groups, bytes)) = summary.filter(|(_, groups, _)| *groups > 0) {
             self.front_bytes += bytes.len().next_multiple_of(8);
             let part = SummaryPart {
                 layer: run.layer,
                 first_group: run.first_group,
-                groups: run.groups,
+                groups,
                 element,
                 bytes,
             };
@@ -226,14 +226,14 @@ impl Tables<'_> {
 /// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard. Wait on the result.
 ///
 /// # Errors
-/// No space or memory for it. Nothing was written; the draft's runs are as they were.
+/// No space or memory for it. Nothing was written.
 pub(crate) fn write(
     devices: &Devices,
     space: &Mutex<Space>,
     ids: (FrameId, u64),
     who: &SequenceIdentity,
     device: DeviceIndex,
-    draft: Draft,
+    draft: &Draft,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
@@ -251,7 +251,6 @@ pub(crate) fn write(
         };
         tables.front_piece(&piece, &[&part.bytes]);
     }
-    let summary_bytes = tables.front.len();
     let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, element: None };
     if let Some((first, bytes, count)) = &draft.token_ids {
         tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[bytes]);
@@ -323,7 +322,6 @@ pub(crate) fn write(
     for run in &mut landed {
         run.page += front_page;
     }
-    let front_pages = round_up_to_page(header_bytes + summary_bytes) / PAGE_BYTES;
 
     let mut front_buffers = Vec::new();
     let mut left = front_bytes;
@@ -351,7 +349,7 @@ pub(crate) fn write(
         summaries: who.summaries,
         descriptors: &tables.descriptors,
         checksums: &tables.checksums,
-        front_pages: front_pages as u32,
+        front_pages: front_page,
     };
     let mut front = vec![0; front_bytes];
     let header_crc = header
@@ -386,7 +384,7 @@ pub(crate) fn write(
         location,
         header_crc,
         header_pages: (header_bytes / PAGE_BYTES) as u32,
-        front_pages: front_pages as u32,
+        front_pages: front_page,
         refs: 0,
     };
     let body = FrameBody {

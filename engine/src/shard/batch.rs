@@ -72,6 +72,14 @@ impl Accepted {
         Some((op, Pending { tag, ticket: Some(Arc::clone(&self.ticket)) }))
     }
 
+    /// The file that the next request syncs, if that is what it does.
+    pub(super) fn next_sync(&self) -> Option<u64> {
+        match &self.requests.as_slice().first()?.op {
+            Op::Sync { file } => Some(file.id()),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.requests.len() == 0
     }

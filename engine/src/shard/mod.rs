@@ -76,7 +76,7 @@ impl ShardHandle {
         }
     }
 
-    /// Hands a batch over. Its outcomes, that of a closed shard included, go to its sink.
+    /// Hands a batch over. Its outcomes, that of a closed shard included, go to its sink, possibly before this returns.
     ///
     /// # Errors
     /// The batch itself, untouched, when the inbox is full.

@@ -1,4 +1,7 @@
 //! The loop of a shard: inbox to queues, queues to driver by priority, completions to sinks.
+//!
+//! A sync that fails poisons the device: later writes and syncs are refused, and no sync that was under way is believed. The
+//! kernel reports a write-back error to one sync of a file and success to the next, so a file has one sync in flight.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -16,11 +19,14 @@ const SLICE: usize = 16;
 /// Requests in flight per priority when no demand read is about, and while one is: it queues behind these at the device.
 const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
 const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
+/// Room in the driver that demand reads leave to the others, so that a backlog of reads does not stop commits.
+const ROOM_FOR_OTHERS: usize = 16 + 8 + 2;
 
 struct Flight {
     pending: Pending,
     class: usize,
-    is_sync: bool,
+    /// The file that it syncs.
+    sync: Option<u64>,
 }
 
 pub(super) struct Shard {
@@ -31,7 +37,8 @@ pub(super) struct Shard {
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     in_flight: [usize; CLASSES],
-    syncs_in_flight: usize,
+    /// Files with a sync in flight.
+    syncing: Vec<u64>,
     poison: Arc<Poison>,
     status: Arc<Mutex<DriverStatus>>,
     counters: Arc<DeviceCounters>,
@@ -54,7 +61,7 @@ impl Shard {
             flights: Vec::new(),
             free: Vec::new(),
             in_flight: [0; CLASSES],
-            syncs_in_flight: 0,
+            syncing: Vec::new(),
             poison,
             status,
             counters,
@@ -98,15 +105,18 @@ impl Shard {
         let demand = self.in_flight[Priority::Demand as usize];
         match (total, demand) {
             (0, _) => Wait::Wake,
-            (_, 0) => Wait::Completions((total - self.syncs_in_flight).clamp(1, SLICE)),
+            (_, 0) => Wait::Completions((total - self.syncing.len()).clamp(1, SLICE)),
             _ => Wait::Completions(demand.min(SLICE)),
         }
     }
 
     fn issue(&mut self) {
         for class in 0..CLASSES {
-            while self.driver.room() > 0 && self.in_flight[class] < self.limit(class) {
+            while self.in_flight[class] < self.limit(class) && self.driver.room() > self.room_kept(class) {
                 let Some(batch) = self.queues[class].front_mut() else { break };
+                if batch.next_sync().is_some_and(|file| self.syncing.contains(&file)) {
+                    break;
+                }
                 let cancelled = batch.is_cancelled();
                 let Some((op, pending)) = batch.next() else {
                     self.queues[class].pop_front();
@@ -126,6 +136,11 @@ impl Shard {
         }
     }
 
+    fn room_kept(&self, class: usize) -> usize {
+        let demand = class == Priority::Demand as usize;
+        if demand && self.in_flight[class] > 0 { ROOM_FOR_OTHERS } else { 0 }
+    }
+
     fn limit(&self, class: usize) -> usize {
         if self.in_flight[Priority::Demand as usize] > 0 { LIMITS_BESIDE_DEMAND[class] } else { LIMITS[class] }
     }
@@ -138,14 +153,14 @@ impl Shard {
     }
 
     fn fly(&mut self, class: usize, op: Op, pending: Pending) {
-        let is_sync = matches!(op, Op::Sync { .. });
+        let sync = if let Op::Sync { file } = &op { Some(file.id()) } else { None };
         self.in_flight[class] += 1;
-        self.syncs_in_flight += usize::from(is_sync);
+        self.syncing.extend(sync);
         let id = self.free.pop().unwrap_or_else(|| {
             self.flights.push(None);
             self.flights.len() - 1
         });
-        self.flights[id] = Some(Flight { pending, class, is_sync });
+        self.flights[id] = Some(Flight { pending, class, sync });
         self.driver.queue(id as u64, op);
     }
 
@@ -157,11 +172,15 @@ impl Shard {
         };
         self.free.push(id);
         self.in_flight[flight.class] -= 1;
-        self.syncs_in_flight -= usize::from(flight.is_sync);
-        if let (true, Err(e)) = (flight.is_sync, &completion.outcome) {
-            self.poison.set(e);
+        let mut outcome = completion.outcome;
+        if let Some(file) = flight.sync {
+            self.syncing.retain(|&f| f != file);
+            match &outcome {
+                Err(e) => self.poison.set(e),
+                Ok(()) => outcome = self.poison.check(),
+            }
         }
-        flight.pending.complete(completion.outcome);
+        flight.pending.complete(outcome);
     }
 
     /// The driver is broken: nothing of what is in flight will be heard of again.

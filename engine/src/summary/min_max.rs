@@ -72,8 +72,18 @@ impl MinMax {
         out.extend_from_slice(bytemuck::cast_slice(records));
     }
 
-    /// Adds records as they stand on disk.
-    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+    /// Puts records as they stand on disk from `first_group` on; those that were there from that group on are dropped.
+    /// `false` when there is a gap before them.
+    pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8]) -> bool {
+        if first_group > self.groups() {
+            return false;
+        }
+        self.truncate(first_group);
+        self.extend(bytes);
+        true
+    }
+
+    fn extend(&mut self, bytes: &[u8]) {
         self.records.reserve_exact(bytes.len() / 2);
         self.records.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
     }

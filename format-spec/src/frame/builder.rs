@@ -39,7 +39,7 @@ pub struct HeaderBuilder<'a> {
     pub descriptors: &'a [Descriptor],
     /// Checksums in the order of the descriptors.
     pub checksums: &'a [u64],
-    /// Pages at the front that hold header and summaries.
+    /// Pages before its first groups extent.
     pub front_pages: u32,
 }
 

@@ -65,7 +65,7 @@ pub struct FrameHeader {
     pub descriptors: U32,
     /// Checksums, 8 bytes each.
     pub checksums: U32,
-    /// Pages at the front that hold header and summaries.
+    /// Pages before the first groups extent: header, summaries, then the other small pieces.
     pub front_pages: U32,
     /// Summaries the sequence carries, as in its create record.
     pub summaries: U32,

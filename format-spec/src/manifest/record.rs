@@ -148,7 +148,7 @@ body!(
         header_crc: U32,
         /// Pages of its header.
         header_pages: U32,
-        /// Pages at its front that hold header and summaries.
+        /// Pages before its first groups extent.
         front_pages: U32,
         /// Zero.
         reserved: U32,

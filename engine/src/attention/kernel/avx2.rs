@@ -3,7 +3,7 @@
 // Each function is one line of intrinsics under the contract of `Simd`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::generic::Simd;
+use super::simd::Simd;
 use super::{Kernel, entry_points};
 use std::arch::x86_64::*;
 

@@ -8,11 +8,15 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod generic;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+mod scores;
+mod simd;
+mod softmax;
+mod values;
 
+use super::ahead::Ahead;
 use std::sync::OnceLock;
 use stratakv_format::DType;
 
@@ -34,8 +38,6 @@ pub(super) struct Plane<'a> {
     pub(super) take: usize,
     pub(super) heads: &'a [u8],
     pub(super) tokens: &'a [u8],
-    /// Bytes that are wanted next; prefetched while this plane is worked on.
-    pub(super) next: &'a [u8],
 }
 
 impl Plane<'_> {
@@ -59,9 +61,10 @@ pub(super) enum Scores {
     NotFinite,
 }
 
-type ScoresFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32);
+type ScoresFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32, &mut Ahead<'_>);
 type SoftmaxFn = unsafe fn(*mut f32, usize, usize, *mut f32, *mut f32, *mut f32) -> Scores;
-type ValuesFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32);
+type ValuesFn =
+    unsafe fn(&Plane<'_>, *const f32, usize, usize, *const f32, *mut f32, usize, *mut f32, Option<&mut Ahead<'_>>);
 
 /// The inner loops for one instruction set.
 pub struct Kernel {
@@ -119,6 +122,7 @@ impl Kernel {
         scores: &mut [f32],
         columns: usize,
         scratch: &mut [f32; SCRATCH],
+        ahead: &mut Ahead<'_>,
     ) {
         assert!(plane.in_bounds());
         assert!(plane.take <= query_stride && query_stride.is_multiple_of(PAD) && query_stride <= SCRATCH / 8);
@@ -135,6 +139,7 @@ impl Kernel {
                 scores.as_mut_ptr(),
                 columns,
                 scratch.as_mut_ptr(),
+                ahead,
             );
         }
     }
@@ -167,8 +172,8 @@ impl Kernel {
         }
     }
 
-    /// Adds the weighted rows to the accumulators of the query heads of their KV head:
-    /// `acc[(heads[j] * group + i)] += sum_t weights[t * columns + j * group + i] * row(heads[j], tokens[t])`.
+    /// Rescales the accumulators of the query heads of the taking-part KV heads and adds the weighted rows:
+    /// `acc[(heads[j] * group + i)] = factor[j * group + i] * acc[(heads[j] * group + i)] + sum_t weights[t * columns + j * group + i] * row(heads[j], tokens[t])`.
     #[allow(unsafe_code, clippy::too_many_arguments)]
     pub(super) fn values(
         &self,
@@ -176,13 +181,21 @@ impl Kernel {
         weights: &[f32],
         columns: usize,
         group: usize,
+        factor: &[f32],
         acc: &mut [f32],
         acc_stride: usize,
         scratch: &mut [f32; SCRATCH],
+        ahead: Option<&mut Ahead<'_>>,
     ) {
         assert!(plane.in_bounds());
-        assert!(plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.tokens.len() <= SCRATCH / (4 * PAD));
-        assert!(plane.heads.len() * group <= columns && plane.tokens.len() * columns <= weights.len());
+        assert!(
+            plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.tokens.len() <= SCRATCH / (4 * PAD)
+        );
+        assert!(
+            plane.heads.len() * group <= columns
+                && plane.tokens.len() * columns <= weights.len()
+                && columns <= factor.len()
+        );
         assert!(plane.heads.last().is_none_or(|&head| (usize::from(head) + 1) * group * acc_stride <= acc.len()));
         // SAFETY: a kernel is only handed out where the CPU has its instructions; all reads of rows and weights and all writes of
         // accumulators (padded to whole vectors) lie within the slices by the assertions above; a tile of at most 128 tokens by 4
@@ -193,18 +206,21 @@ impl Kernel {
                 weights.as_ptr(),
                 columns,
                 group,
+                factor.as_ptr(),
                 acc.as_mut_ptr(),
                 acc_stride,
                 scratch.as_mut_ptr(),
+                ahead,
             );
         }
     }
 }
 
-/// The three passes of `generic` over one [`Simd`](generic::Simd) type, compiled with the named instruction sets.
+/// The three passes over one [`Simd`](simd::Simd) type, compiled with the named instruction sets.
 macro_rules! entry_points {
     ($simd:ty, $features:literal) => {
         #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
         unsafe fn scores(
             plane: &super::Plane<'_>,
             query: *const f32,
@@ -213,8 +229,9 @@ macro_rules! entry_points {
             scores: *mut f32,
             columns: usize,
             scratch: *mut f32,
+            ahead: &mut super::Ahead<'_>,
         ) {
-            super::generic::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch);
+            super::scores::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch, ahead);
         }
 
         #[target_feature(enable = $features)]
@@ -226,20 +243,23 @@ macro_rules! entry_points {
             sum: *mut f32,
             factor: *mut f32,
         ) -> super::Scores {
-            super::generic::softmax::<$simd>(scores, tokens, columns, max, sum, factor)
+            super::softmax::softmax::<$simd>(scores, tokens, columns, max, sum, factor)
         }
 
         #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
         unsafe fn values(
             plane: &super::Plane<'_>,
             weights: *const f32,
             columns: usize,
             group: usize,
+            factor: *const f32,
             acc: *mut f32,
             acc_stride: usize,
             scratch: *mut f32,
+            ahead: Option<&mut super::Ahead<'_>>,
         ) {
-            super::generic::values::<$simd>(plane, weights, columns, group, acc, acc_stride, scratch);
+            super::values::values::<$simd>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead);
         }
     };
 }

@@ -3,15 +3,15 @@
 // Each function is one line under the contract of `Simd`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::Kernel;
-use super::generic::{self, Simd};
+use super::simd::Simd;
+use super::{Kernel, scores, softmax, values};
 use half::f16;
 
 pub(super) static KERNEL: Kernel = Kernel {
     name: "portable",
-    scores: generic::scores::<Portable>,
-    softmax: generic::softmax::<Portable>,
-    values: generic::values::<Portable>,
+    scores: scores::scores::<Portable>,
+    softmax: softmax::softmax::<Portable>,
+    values: values::values::<Portable>,
 };
 
 const LANES: usize = 8;

@@ -1,11 +1,11 @@
 //! Restrictions of this process, for tests that run in a child of their own.
 
-/// A seccomp filter that answers io_uring_setup with EPERM, as container runtimes do.
-pub(crate) fn deny_io_uring() {
+/// A seccomp filter that answers one system call with an error, as container runtimes do.
+pub(crate) fn deny(call: libc::c_long, errno: libc::c_int) {
     let filter = [
         libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 },
-        libc::sock_filter { code: 0x15, jt: 0, jf: 1, k: libc::SYS_io_uring_setup as u32 },
-        libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x0005_0000 | libc::EPERM as u32 },
+        libc::sock_filter { code: 0x15, jt: 0, jf: 1, k: call as u32 },
+        libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x0005_0000 | errno as u32 },
         libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x7fff_0000 },
     ];
     let program = libc::sock_fprog { len: 4, filter: filter.as_ptr().cast_mut() };

@@ -91,6 +91,78 @@ fn broken_driver_completes_everything_once() {
     }
 }
 
+/// Like the kernel: the first sync of a file reports the failure, every later one success.
+struct ForgetsFailures {
+    held: Vec<(u64, Op)>,
+    syncs_seen: Arc<Mutex<usize>>,
+    inbox: Arc<Inbox>,
+}
+
+impl Driver for ForgetsFailures {
+    fn room(&self) -> usize {
+        100 - self.held.len()
+    }
+
+    fn queue(&mut self, id: u64, op: Op) {
+        self.held.push((id, op));
+    }
+
+    fn drive(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
+        // Latest first: the worst order.
+        while let Some((id, op)) = self.held.pop() {
+            let mut seen = lock(&self.syncs_seen);
+            *seen += usize::from(matches!(op, Op::Sync { .. }));
+            let failed = matches!(op, Op::Sync { .. }) && *seen == 1;
+            let outcome = if failed { Err(Error::new(ErrorKind::Io, "sync f: EIO")) } else { Ok(()) };
+            done.push(Completion { id, outcome });
+        }
+        self.inbox.close();
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::new(NoWake)
+    }
+
+    fn name(&self) -> &'static str {
+        "forgets"
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+}
+
+#[test]
+fn no_sync_is_believed_after_one_failed() {
+    let open = || std::fs::File::open("/dev/null").expect("exists");
+    let file = |name| Arc::new(DeviceFile::new(open().into(), name, false, false));
+    let (first, second) = (file("first"), file("second"));
+    let inbox = Arc::new(Inbox::new());
+    let syncs_seen = Arc::new(Mutex::new(0));
+    let driver =
+        Box::new(ForgetsFailures { held: Vec::new(), syncs_seen: Arc::clone(&syncs_seen), inbox: Arc::clone(&inbox) });
+    let shard = Shard::new(driver, Arc::clone(&inbox), Arc::default(), Arc::default(), Arc::default());
+    let sink = Arc::new(Outcomes::default());
+    for (tag, file, priority) in [
+        (0, &first, Priority::Write),
+        (1, &first, Priority::Clean),
+        (2, &second, Priority::Prefetch),
+        (3, &first, Priority::Write),
+    ] {
+        assert!(inbox.push(Accepted::new(batch(vec![sync_of(file, tag)], priority, &sink))).is_ok());
+    }
+    shard.run();
+    let seen = lock(&sink.seen);
+    assert_eq!(seen.len(), 4);
+    for (tag, outcome) in seen.iter() {
+        let kind = outcome.as_ref().expect_err("a failed device").kind();
+        assert_eq!(kind == ErrorKind::Io, *tag == 0, "{tag}: {kind:?}");
+    }
+    // One of each file; the others of the first were never submitted.
+    assert_eq!(*lock(&syncs_seen), 2);
+}
+
 #[test]
 fn submitters_racing_with_the_end_are_all_told() {
     let null = std::fs::File::open("/dev/null").expect("exists");

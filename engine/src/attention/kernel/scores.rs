@@ -1,0 +1,179 @@
+//! Pass 1: dot products of keys and query heads.
+#![allow(unsafe_code)]
+// Register blocks are indexed by constants; iterators over them obscure which registers are meant.
+#![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
+
+use super::simd::{Bf16, Element, F16, F32, Simd, widen};
+use super::{Ahead, Plane};
+use stratakv_format::DType;
+
+/// # Safety
+/// As asserted by `Kernel::scores`; the CPU has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn scores<S: Simd>(
+    plane: &Plane<'_>,
+    query: *const f32,
+    query_stride: usize,
+    group: usize,
+    scores: *mut f32,
+    columns: usize,
+    scratch: *mut f32,
+    ahead: &mut Ahead<'_>,
+) {
+    // SAFETY: handed on.
+    unsafe {
+        match plane.dtype {
+            DType::F32 => scores_of::<S, F32>(plane, query, query_stride, group, scores, columns, scratch, ahead),
+            DType::F16 => scores_of::<S, F16>(plane, query, query_stride, group, scores, columns, scratch, ahead),
+            DType::Bf16 => scores_of::<S, Bf16>(plane, query, query_stride, group, scores, columns, scratch, ahead),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scores_of<S: Simd, E: Element>(
+    plane: &Plane<'_>,
+    query: *const f32,
+    query_stride: usize,
+    group: usize,
+    scores: *mut f32,
+    columns: usize,
+    scratch: *mut f32,
+    ahead: &mut Ahead<'_>,
+) {
+    // Tokens per block: enough independent sums to hide the latency of fma, within the registers.
+    let block = match (group, S::WIDE) {
+        (1, _) | (2, true) => 8,
+        (2 | 3, false) | (_, true) => 4,
+        (_, false) => 2,
+    };
+    let row_bytes = plane.row * E::BYTES;
+    for (j, &head) in plane.heads.iter().enumerate() {
+        let head = usize::from(head);
+        let mut done = 0;
+        while done < plane.tokens.len() {
+            let n = if plane.tokens.len() - done >= block { block } else { 1 };
+            // SAFETY: a hint, allowed for any address.
+            ahead.step(n * row_bytes, |at| unsafe { S::prefetch(at) });
+            // SAFETY: head and tokens are within the plane, the query and the scores (asserted by the caller).
+            unsafe {
+                let q = query.add(head * group * query_stride);
+                let out = scores.add(done * columns + j * group);
+                let base = plane.bytes.as_ptr().add(head * plane.group_tokens * row_bytes);
+                let mut rows = [base; 8];
+                for (row, &token) in rows.iter_mut().zip(&plane.tokens[done..done + n]) {
+                    *row = base.add(usize::from(token) * row_bytes);
+                }
+                if group > 4 && E::BYTES < 4 {
+                    // Many query heads: widen the rows once.
+                    for (t, row) in rows.iter_mut().enumerate().take(n) {
+                        let wide = scratch.add(t * query_stride);
+                        widen::<S, E>(*row, plane.take, wide);
+                        *row = wide.cast::<u8>().cast_const();
+                    }
+                    let dims = plane.take.next_multiple_of(S::LANES);
+                    dot_group::<S, F32>(q, query_stride, group, &rows, n, dims, out, columns);
+                } else {
+                    dot_group::<S, E>(q, query_stride, group, &rows, n, plane.take, out, columns);
+                }
+            }
+            done += n;
+        }
+    }
+}
+
+/// Dot products of `n` rows (1 or a block) with all query heads of a KV head.
+#[inline(always)]
+unsafe fn dot_group<S: Simd, E: Element>(
+    query: *const f32,
+    stride: usize,
+    group: usize,
+    rows: &[*const u8; 8],
+    n: usize,
+    dims: usize,
+    out: *mut f32,
+    columns: usize,
+) {
+    let mut i = 0;
+    while i < group {
+        let heads = (group - i).min(4);
+        // SAFETY: query heads `i..i + heads` of this KV head; rows and out as the caller says.
+        unsafe {
+            let (q, out) = (query.add(i * stride), out.add(i));
+            match (heads, n) {
+                (1, 8) => dots::<S, E, 1, 8>(q, stride, rows, dims, out, columns),
+                (2, 8) => dots::<S, E, 2, 8>(q, stride, rows, dims, out, columns),
+                (1, 4) => dots::<S, E, 1, 4>(q, stride, rows, dims, out, columns),
+                (2, 4) => dots::<S, E, 2, 4>(q, stride, rows, dims, out, columns),
+                (3, 4) => dots::<S, E, 3, 4>(q, stride, rows, dims, out, columns),
+                (4, 4) => dots::<S, E, 4, 4>(q, stride, rows, dims, out, columns),
+                (1, 2) => dots::<S, E, 1, 2>(q, stride, rows, dims, out, columns),
+                (2, 2) => dots::<S, E, 2, 2>(q, stride, rows, dims, out, columns),
+                (3, 2) => dots::<S, E, 3, 2>(q, stride, rows, dims, out, columns),
+                (4, 2) => dots::<S, E, 4, 2>(q, stride, rows, dims, out, columns),
+                (1, _) => dots::<S, E, 1, 1>(q, stride, rows, dims, out, columns),
+                (2, _) => dots::<S, E, 2, 1>(q, stride, rows, dims, out, columns),
+                (3, _) => dots::<S, E, 3, 1>(q, stride, rows, dims, out, columns),
+                (_, _) => dots::<S, E, 4, 1>(q, stride, rows, dims, out, columns),
+            }
+        }
+        i += heads;
+    }
+}
+
+/// A register block: `Q` query heads by `T` rows, each row loaded and widened once.
+#[inline(always)]
+unsafe fn dots<S: Simd, E: Element, const Q: usize, const T: usize>(
+    query: *const f32,
+    stride: usize,
+    rows: &[*const u8; 8],
+    dims: usize,
+    out: *mut f32,
+    columns: usize,
+) {
+    // SAFETY: `dims` elements can be read at each row, `dims` rounded up to whole vectors at each query head (its padding is
+    // zero), and `Q` columns of `T` rows of `out` can be written: the caller vouches.
+    unsafe {
+        let zero = S::splat(0.0);
+        let mut acc = [[zero; T]; Q];
+        let mut d = 0;
+        while d + S::LANES <= dims {
+            let mut k = [zero; T];
+            for t in 0..T {
+                k[t] = E::load::<S>(rows[t].add(d * E::BYTES));
+            }
+            for i in 0..Q {
+                let q = S::load(query.add(i * stride + d));
+                for t in 0..T {
+                    acc[i][t] = S::fma(q, k[t], acc[i][t]);
+                }
+            }
+            d += S::LANES;
+        }
+        if d < dims {
+            for t in 0..T {
+                let k = E::load_part::<S>(rows[t].add(d * E::BYTES), dims - d);
+                for i in 0..Q {
+                    acc[i][t] = S::fma(S::load(query.add(i * stride + d)), k, acc[i][t]);
+                }
+            }
+        }
+        // Sum the lanes, four vectors at a time, in the order [T, Q].
+        let mut f = 0;
+        while f < Q * T {
+            let mut four = [zero; 4];
+            for (s, v) in four.iter_mut().enumerate() {
+                if f + s < Q * T {
+                    *v = acc[(f + s) % Q][(f + s) / Q];
+                }
+            }
+            let sums = S::sum4(four);
+            for (s, &sum) in sums.iter().enumerate() {
+                if f + s < Q * T {
+                    *out.add((f + s) / Q * columns + (f + s) % Q) = sum;
+                }
+            }
+            f += 4;
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Views to reads: parts of fixed size, neighbours coalesced. Pure.
+//!
+//! A part is a run of a view's units of about [`PART_BYTES`] of blocks, cut the same way whatever is resident and wherever
+//! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
+
+use crate::device::arena::PAGE_BYTES;
+use crate::index::SegmentHandle;
+use crate::select::{UnitSource, ViewInner};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of blocks in a part.
+const PART_BYTES: usize = 256 << 10;
+/// The most bytes of a part's buffer, when every block of it lies on pages of its own.
+const BUFFER_BYTES_MAX: usize = 1 << 20;
+
+/// One read: whole pages of a segment to an offset of the part's buffer.
+pub(crate) struct PlannedRead {
+    pub(crate) segment: Arc<SegmentHandle>,
+    pub(crate) offset: u64,
+    pub(crate) bytes: usize,
+    pub(crate) to: usize,
+}
+
+/// A part of a view.
+pub(crate) struct Part {
+    pub(crate) view: usize,
+    pub(crate) units: Range<usize>,
+    /// Offset in the buffer of each unit's block; none for units in memory.
+    pub(crate) blocks: Vec<Option<usize>>,
+    pub(crate) reads: Vec<PlannedRead>,
+    pub(crate) buffer_bytes: usize,
+}
+
+/// All parts of all views, view after view.
+pub(crate) fn plan(views: &[Arc<ViewInner>]) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (index, view) in views.iter().enumerate() {
+        let block_bytes = view.layout.block(view.layer).block_bytes;
+        let scattered = block_bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        let per_part = (PART_BYTES / block_bytes.max(1)).min(BUFFER_BYTES_MAX / scattered).max(1);
+        for start in (0..view.units.len()).step_by(per_part) {
+            parts.push(plan_part(index, view, start..(start + per_part).min(view.units.len()), block_bytes));
+        }
+    }
+    parts
+}
+
+fn plan_part(index: usize, view: &ViewInner, units: Range<usize>, block_bytes: usize) -> Part {
+    let mut part =
+        Part { view: index, units: units.clone(), blocks: Vec::with_capacity(units.len()), reads: Vec::new(), buffer_bytes: 0 };
+    for unit in &view.units[units] {
+        let UnitSource::Disk { frame, offset, .. } = &unit.source else {
+            part.blocks.push(None);
+            continue;
+        };
+        let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let end = (offset + block_bytes as u64).next_multiple_of(PAGE_BYTES as u64);
+        match part.reads.last_mut() {
+            // Continues the last read, or lies on its last page.
+            Some(last)
+                if Arc::ptr_eq(&last.segment, &frame.segment)
+                    && first >= last.offset
+                    && first <= last.offset + last.bytes as u64 =>
+            {
+                let grown = (end - last.offset) as usize;
+                part.buffer_bytes += grown.saturating_sub(last.bytes);
+                last.bytes = last.bytes.max(grown);
+            }
+            _ => {
+                let bytes = (end - first) as usize;
+                let segment = Arc::clone(&frame.segment);
+                part.reads.push(PlannedRead { segment, offset: first, bytes, to: part.buffer_bytes });
+                part.buffer_bytes += bytes;
+            }
+        }
+        if let Some(read) = part.reads.last() {
+            part.blocks.push(Some(read.to + (offset - read.offset) as usize));
+        }
+    }
+    part
+}

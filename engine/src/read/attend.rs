@@ -1,0 +1,146 @@
+//! Attention over a view: its parts in order, each a partial of its own, then the tail, merged in order.
+
+use super::batch::ViewBlocks;
+use super::verify::not_there;
+use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
+use crate::device::arena::Lease;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Part;
+use crate::select::{UnitSource, View, ViewInner};
+use std::sync::Arc;
+
+/// How to attend.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttendOptions {
+    /// What scores are multiplied by before the softmax. Default `1 / sqrt(key_dim)`.
+    pub scale: Option<f32>,
+    /// Elements of a key that are its value, for layouts without a V plane (MLA). Default: all.
+    pub value_dims: Option<usize>,
+}
+
+/// Attention of `query` `[q_heads, key_dim]` over a view and its blocks, tail included, to `out` `[q_heads, value_dim]`.
+/// Query head `h` uses KV head `h / (q_heads / kv_heads)`. Scores are scaled by `1 / sqrt(key_dim)`.
+///
+/// The same view gives the same bits, whatever was resident and in whatever order blocks arrived.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`]: `query` or `out` has the wrong length or is not finite, or `blocks` belong to another view.
+pub fn attend(query: &[f32], view: &View, blocks: ViewBlocks<'_>, out: &mut [f32]) -> Result<()> {
+    attend_with(query, view, blocks, &AttendOptions::default(), out)
+}
+
+/// [`attend`] with another scale, or with values that are a prefix of the keys.
+///
+/// # Errors
+/// As [`attend`].
+pub fn attend_with(
+    query: &[f32],
+    view: &View,
+    blocks: ViewBlocks<'_>,
+    options: &AttendOptions,
+    out: &mut [f32],
+) -> Result<()> {
+    if !Arc::ptr_eq(blocks.view, &view.inner) {
+        return Err(wrong_view(0));
+    }
+    let mut attending = Attending::new(query, &view.inner, options)?;
+    for part in blocks.parts() {
+        attending.part(&part.part, part.buffer.as_ref())?;
+    }
+    attending.finish(out)
+}
+
+pub(super) fn wrong_view(index: usize) -> Error {
+    not_there(&format!("view {index} of the read is another view than the one given"))
+}
+
+/// Attention under way.
+pub(super) struct Attending<'a> {
+    view: &'a ViewInner,
+    query: Query,
+    total: Partial,
+    part: Partial,
+    workspace: Workspace,
+}
+
+impl<'a> Attending<'a> {
+    pub(super) fn new(query: &[f32], view: &'a ViewInner, options: &AttendOptions) -> Result<Self> {
+        let layer = view.layout.kv_layer(view.layer)?;
+        let key_dim = usize::from(layer.key_dim);
+        if query.is_empty() || !query.len().is_multiple_of(key_dim) {
+            let text = format!("query of {} elements; layer {} has keys of {key_dim}", query.len(), view.layer);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let (kv_heads, value_dim) = (usize::from(layer.kv_heads), usize::from(layer.value_dim));
+        let mut shape =
+            AttentionShape::new(query.len() / key_dim, kv_heads, key_dim, value_dim, view.layout.dtype())?;
+        if let Some(scale) = options.scale {
+            shape = shape.with_scale(scale)?;
+        }
+        if let Some(dims) = options.value_dims {
+            shape = shape.with_value_dims(dims)?;
+        }
+        let query = Query::new(&shape, query)?;
+        let (total, part) = (Partial::new(&shape), Partial::new(&shape));
+        Ok(Self { view, query, total, part, workspace: Workspace::new() })
+    }
+
+    /// One part, whose buffer has arrived and was checked.
+    pub(super) fn part(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
+        let tokens = self.view.group_tokens();
+        let mut pieces = Vec::with_capacity(part.units.len());
+        for nth in part.units.clone() {
+            let unit = &self.view.units[nth];
+            let (k, v) = planes(self.view, part, buffer, nth)?;
+            pieces.push(Piece { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
+        }
+        self.part.reset();
+        self.part.add_all(&self.query, &pieces, &mut self.workspace)?;
+        self.total.merge(&self.part)
+    }
+
+    /// The tail, then the result.
+    pub(super) fn finish(mut self, out: &mut [f32]) -> Result<()> {
+        if let Some(tail) = &self.view.tail {
+            let geometry = self.view.layout.block(self.view.layer);
+            let heads = usize::from(self.view.layout.kv_layer(self.view.layer)?.kv_heads);
+            let (start, len) = geometry.plane(1);
+            let piece = Piece {
+                k: &tail.block[..geometry.key_bytes],
+                v: &tail.block[start..start + len],
+                group_tokens: self.view.group_tokens(),
+                tokens: tail.tokens,
+                heads: HeadMask::all(heads),
+                positions: tail.positions,
+            };
+            self.part.reset();
+            self.part.add(&self.query, &piece, &mut self.workspace)?;
+            self.total.merge(&self.part)?;
+        }
+        self.total.finish(out)
+    }
+}
+
+/// The planes of unit `nth` of a view, which `part` holds.
+pub(super) fn planes<'a>(
+    view: &'a ViewInner,
+    part: &Part,
+    buffer: Option<&'a Lease>,
+    nth: usize,
+) -> Result<(&'a [u8], &'a [u8])> {
+    let geometry = view.layout.block(view.layer);
+    let block = match &view.units[nth].source {
+        UnitSource::Run { run, index } => run.block(*index)?,
+        UnitSource::Copied(block) => block,
+        UnitSource::Disk { .. } => {
+            let at = part.blocks.get(nth - part.units.start).copied().flatten();
+            let bytes = buffer.and_then(Lease::bytes);
+            match (at, bytes) {
+                (Some(at), Some(bytes)) => &bytes[at..at + geometry.block_bytes],
+                _ => return Err(Error::new(ErrorKind::Busy, "the block has not arrived")),
+            }
+        }
+    };
+    let (start, len) = geometry.plane(1);
+    Ok((&block[..geometry.key_bytes], &block[start..start + len]))
+}

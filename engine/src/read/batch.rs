@@ -1,0 +1,82 @@
+//! What a read brought.
+
+use super::verify::not_there;
+use crate::device::arena::Lease;
+use crate::error::{Error, Result};
+use crate::plan::Part;
+use crate::select::ViewInner;
+use std::sync::Arc;
+
+pub(super) struct PartBuffer {
+    pub(super) part: Part,
+    pub(super) buffer: Option<Lease>,
+}
+
+/// The blocks of one or more views, in memory and checked. Owns its buffers; they return when it is dropped.
+pub struct ReadBatch {
+    views: Vec<Arc<ViewInner>>,
+    parts: Vec<PartBuffer>,
+    failures: Vec<Option<Error>>,
+}
+
+impl ReadBatch {
+    pub(super) fn new(views: Vec<Arc<ViewInner>>, parts: Vec<PartBuffer>, failures: Vec<Option<Error>>) -> Self {
+        Self { views, parts, failures }
+    }
+
+    /// Views in it, in the order they were given.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.views.len()
+    }
+
+    /// Whether it holds no view.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.views.is_empty()
+    }
+
+    /// The blocks of view `index`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`](crate::ErrorKind::Corruption) when a block of this view is damaged,
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when one could not be read,
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) when there is no such view.
+    pub fn get(&self, index: usize) -> Result<ViewBlocks<'_>> {
+        let Some(view) = self.views.get(index) else {
+            return Err(not_there(&format!("view {index} of a read of {}", self.views.len())));
+        };
+        match &self.failures[index] {
+            Some(e) => Err(e.duplicate()),
+            None => Ok(ViewBlocks { batch: self, view, index }),
+        }
+    }
+}
+
+/// The blocks of one view of a [`ReadBatch`].
+#[derive(Clone, Copy)]
+pub struct ViewBlocks<'a> {
+    batch: &'a ReadBatch,
+    pub(super) view: &'a Arc<ViewInner>,
+    index: usize,
+}
+
+impl<'a> ViewBlocks<'a> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = &'a PartBuffer> + use<'a> {
+        let index = self.index;
+        self.batch.parts.iter().filter(move |p| p.part.view == index)
+    }
+
+    /// Keys and values of the `nth` selected group as they are stored: the K plane `[kv_heads, G, key_dim]` and the V plane
+    /// `[kv_heads, G, value_dim]`, little-endian elements of the layout's dtype.
+    ///
+    /// # Errors
+    /// The view selected fewer groups.
+    pub fn group(&self, nth: usize) -> Result<(&'a [u8], &'a [u8])> {
+        let part = self.parts().find(|p| p.part.units.contains(&nth));
+        let Some(PartBuffer { part, buffer }) = part else {
+            return Err(not_there(&format!("group {nth} of a view of {}", self.view.units.len())));
+        };
+        super::attend::planes(self.batch.views[self.index].as_ref(), part, buffer.as_ref(), nth)
+    }
+}

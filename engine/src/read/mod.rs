@@ -1,0 +1,10 @@
+//! Read batches: many views in one call, submitted together, verified part by part, attended in a fixed order.
+
+mod attend;
+mod batch;
+mod ticket;
+mod verify;
+
+pub use attend::{AttendOptions, attend, attend_with};
+pub use batch::{ReadBatch, ViewBlocks};
+pub use ticket::ReadTicket;

@@ -1,0 +1,81 @@
+//! Every block that arrives is held against its checksum, which is bound to its identity. A block that fails is read again
+//! once; then it is reported with its place.
+
+use super::ticket::read_again;
+use crate::device::arena::{Lease, PAGE_BYTES};
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::index::FrameBody;
+use crate::log::Devices;
+use crate::plan::Part;
+use crate::select::{UnitSource, ViewInner};
+use stratakv_format::frame::KIND_GROUPS;
+use stratakv_format::{PlaneIdentity, segment};
+
+/// Checks the blocks of a part; the first that stays bad is the error.
+pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mut Lease) -> Result<()> {
+    for (unit, block) in view.units[part.units.clone()].iter().zip(&part.blocks) {
+        let (Some(at), UnitSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
+        let bad = |buffer: &Lease| {
+            let bytes = buffer.bytes().unwrap_or_default();
+            mismatch(devices, view, unit.group, frame, *checksum, &bytes[*at..])
+        };
+        if bad(buffer).is_none() {
+            continue;
+        }
+        let block_bytes = view.layout.block(view.layer).block_bytes;
+        let first = *offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let start = at - (*offset - first) as usize;
+        let end = (at + block_bytes).next_multiple_of(PAGE_BYTES);
+        devices.get(frame.segment.key.0)?.counters.retries.add(1);
+        read_again(devices, &frame.segment, first, buffer, start..end)?;
+        if let Some((plane, expected, found)) = bad(buffer) {
+            let geometry = view.layout.block(view.layer);
+            let (plane_offset, plane_bytes) = geometry.plane(plane);
+            return Err(Error::corrupt(Corruption {
+                code: "payload-checksum",
+                device: frame.segment.key.0.0,
+                file: segment::file_name(frame.segment.key.1),
+                offset: offset + plane_offset as u64,
+                len: plane_bytes as u64,
+                expected: format!("checksum {expected:#018x}"),
+                found: format!("{found:#018x}"),
+            })
+            .during(format!("layer {}, group {}", view.layer, unit.group)));
+        }
+    }
+    Ok(())
+}
+
+/// The first plane of a block whose checksum is not the stored one.
+fn mismatch(
+    devices: &Devices,
+    view: &ViewInner,
+    group: u64,
+    frame: &FrameBody,
+    first_checksum: usize,
+    block: &[u8],
+) -> Option<(usize, u64, u64)> {
+    let geometry = view.layout.block(view.layer);
+    let planes = view.layout.kv_layer(view.layer).map_or(0, |layer| layer.planes());
+    let tokens = view.group_tokens();
+    (0..planes).find_map(|plane| {
+        let identity = PlaneIdentity::new(
+            frame.nonce,
+            frame.origin,
+            KIND_GROUPS,
+            view.layer as u16,
+            group * tokens as u64,
+            tokens as u32,
+            plane as u16,
+        );
+        let (start, len) = geometry.plane(plane);
+        let found = block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, data));
+        let expected = frame.checksums.get(first_checksum + plane).copied().unwrap_or(!found);
+        (expected != found).then_some((plane, expected, found))
+    })
+}
+
+/// The error of a view or block that is not there.
+pub(super) fn not_there(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidArgument, what.to_owned())
+}

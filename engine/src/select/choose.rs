@@ -1,0 +1,73 @@
+//! Which groups: those that must be, then the best by score until the budget is used.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+/// Higher scores first, among equals the lower group: the order does not depend on how the scores were gathered.
+pub(crate) fn score_order(a: (f32, u64), b: (f32, u64)) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// At most `count` groups of `range`, in rising order: first those of `forced` (rising, within the range) from the last to
+/// the first while they fit, then the best by `scores`, which has one entry per group of the range.
+pub(crate) fn choose(range: Range<u64>, count: usize, forced: &[Range<u64>], scores: &[f32]) -> Vec<u64> {
+    let total = (range.end - range.start) as usize;
+    if count >= total {
+        return range.collect();
+    }
+    let mut chosen: Vec<u64> = Vec::with_capacity(count);
+    let mut is_chosen = vec![false; total];
+    for group in forced.iter().rev().flat_map(|r| r.clone().rev()) {
+        let slot = &mut is_chosen[(group - range.start) as usize];
+        if chosen.len() < count && !*slot {
+            *slot = true;
+            chosen.push(group);
+        }
+    }
+    let left = count - chosen.len();
+    if left > 0 {
+        let mut rest: Vec<(f32, u64)> =
+            scores.iter().zip(range.clone()).filter(|(_, g)| !is_chosen[(g - range.start) as usize]).map(|(s, g)| (*s, g)).collect();
+        if left < rest.len() {
+            rest.select_nth_unstable_by(left - 1, |a, b| score_order(*a, *b));
+            rest.truncate(left);
+        }
+        chosen.extend(rest.into_iter().map(|(_, group)| group));
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_best_are_chosen_beside_the_forced(
+            scores in prop::collection::vec((-4_i8..4).prop_map(f32::from), 1..60),
+            start in 0_u64..5, count in 0_usize..70, sinks in 0_u64..4, recent in 0_u64..4,
+        ) {
+            let range = start..start + scores.len() as u64;
+            let forced = [range.start..(range.start + sinks).min(range.end), range.end.saturating_sub(recent).max(range.start)..range.end];
+            let chosen = choose(range.clone(), count, &forced, &scores);
+            prop_assert_eq!(chosen.len(), count.min(scores.len()));
+            prop_assert!(chosen.windows(2).all(|w| w[0] < w[1]) && chosen.iter().all(|g| range.contains(g)));
+            // Nothing that is left out beats anything that is chosen freely.
+            let is_forced = |g: u64| forced.iter().any(|r| r.contains(&g));
+            let score = |g: u64| (scores[(g - start) as usize], g);
+            let worst = chosen.iter().filter(|g| !is_forced(**g)).map(|g| score(*g)).max_by(|a, b| score_order(*a, *b));
+            if let Some(worst) = worst {
+                for group in range.clone().filter(|g| !chosen.contains(g)) {
+                    prop_assert_eq!(score_order(worst, score(group)), Ordering::Less);
+                }
+                prop_assert!(range.clone().filter(|g| is_forced(*g)).all(|g| chosen.contains(&g)));
+            }
+            // The newest forced group goes first.
+            if count > 0 && recent > 0 {
+                prop_assert!(chosen.contains(&(range.end - 1)));
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Appending: tokens become groups, full buffers become frames.
+
+use super::Sequence;
+use crate::device::arena::{Exhausted, Lease};
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::TensorView;
+use crate::log::{Draft, exhausted, write_frame};
+use crate::metrics::lock;
+use crate::summary::MinMax;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Frames that may be on their way before an append waits for the oldest.
+const FRAMES_IN_FLIGHT: usize = 2;
+/// How long an append waits for memory that views and reads hold.
+const MEMORY_WAIT: Duration = Duration::from_secs(10);
+
+impl Sequence {
+    /// Appends tokens to one layer: `keys` `[tokens, kv_heads, key_dim]` and `values` `[tokens, kv_heads, value_dim]` (for
+    /// layouts without a V plane [`TensorView::empty`]). Prefill gives many tokens at once, decode one. When it returns,
+    /// the engine owns the bytes; they are durable with a commit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: wrong shape, or an element that is NaN, infinite, or too large for the layout's
+    /// dtype. [`ErrorKind::NoSpace`], [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no room; the layer is as it was.
+    pub fn append(&mut self, layer: usize, keys: TensorView<'_>, values: TensorView<'_>) -> Result<()> {
+        self.store.committer.check()?;
+        let place = format!("append to layer {layer}");
+        let geometry = *self.who.layout.kv_layer(layer).map_err(|e| e.during("append"))?;
+        let dtype = self.who.layout.dtype();
+        let heads = usize::from(geometry.kv_heads);
+        keys.check("keys", heads, usize::from(geometry.key_dim), dtype).map_err(|e| e.during(&place))?;
+        values.check("values", heads, usize::from(geometry.value_dim), dtype).map_err(|e| e.during(&place))?;
+        if keys.tokens() != values.tokens() {
+            let text = format!("{place}: keys of {} tokens, values of {}", keys.tokens(), values.tokens());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let tokens = keys.tokens();
+        let before = self.layer(layer)?.mark();
+        self.reserve_for(layer, tokens).map_err(|e| e.during(&place))?;
+        let outcome = self.append_checked(layer, &keys, &values, tokens);
+        if outcome.is_err() {
+            self.layer_mut(layer)?.reset(before);
+        }
+        outcome.map_err(|e| e.during(&place))
+    }
+
+    /// Adds to the ids of the sequence's tokens, in order; they become durable with the next commit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`].
+    pub fn push_token_ids(&mut self, ids: &[u32]) -> Result<()> {
+        if !self.index.resize(self.index.bytes() + ids.len() * 4) {
+            return Err(Error::new(ErrorKind::MemoryLimit, "no memory for token ids within memory_limit"));
+        }
+        self.token_ids.extend_from_slice(ids);
+        Ok(())
+    }
+
+    fn append_checked(&mut self, layer: usize, keys: &TensorView<'_>, values: &TensorView<'_>, tokens: usize) -> Result<()> {
+        let group = self.who.layout.group_tokens();
+        let mut at = 0;
+        while at < tokens {
+            let state = self.layer(layer)?;
+            let ready = state.tail_tokens() + (tokens - at);
+            if ready >= group
+                && let Some(bytes) = state.wants_buffer(ready / group)
+            {
+                let buffer = self.buffer(bytes)?;
+                self.layer_mut(layer)?.give_buffer(buffer)?;
+            }
+            at += self.layer_mut(layer)?.take(keys, values, at..tokens)?;
+            if self.layer(layer)?.wants_buffer(1).is_some() && self.pending_bytes() >= self.frame_target {
+                self.write_groups()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Accounts for the summaries that the tokens will bring.
+    fn reserve_for(&mut self, layer: usize, tokens: usize) -> Result<()> {
+        let group = self.who.layout.group_tokens();
+        let state = self.layer(layer)?;
+        let groups = (state.tail_tokens() + tokens) / group;
+        let Some(summary) = &state.summary else { return Ok(()) };
+        // Growth comes in steps of a quarter at most.
+        let grown = |summary: &MinMax, groups| {
+            let needed = summary.bytes_for(summary.groups() + groups);
+            if needed > summary.bytes() { needed + needed / 4 } else { summary.bytes() }
+        };
+        let others: usize = self
+            .layers
+            .iter()
+            .flatten()
+            .filter(|other| other.index != layer)
+            .filter_map(|other| other.summary.as_ref())
+            .map(|summary| grown(summary, 0))
+            .sum();
+        let bytes = others + grown(summary, groups);
+        if bytes > self.summaries.bytes() && !self.summaries.resize(bytes) {
+            let text = format!("summaries of {bytes} bytes do not fit in what memory_limit has left");
+            return Err(Error::new(ErrorKind::MemoryLimit, text));
+        }
+        Ok(())
+    }
+
+    /// A zeroed buffer. When there is none, writes what is collected and waits for frames to land.
+    fn buffer(&mut self, bytes: usize) -> Result<Lease> {
+        let deadline = Instant::now() + MEMORY_WAIT;
+        loop {
+            let seen = self.store.devices.arena.returned().epoch();
+            match self.store.devices.arena.lease_zeroed(bytes) {
+                Ok(lease) => return Ok(lease),
+                Err(Exhausted::Now) => {}
+                Err(other) => return Err(exhausted(other, bytes)),
+            }
+            if self.pending_bytes() > 0 {
+                self.write_groups()?;
+            } else if self.frames.iter().any(|frame| !frame.runs.is_empty()) {
+                self.land(true)?;
+            } else if !self.store.devices.arena.returned().wait_past(seen, Some(deadline)) {
+                let text = "no buffer within memory_limit: views, reads and other sequences hold it all";
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+        }
+    }
+
+    pub(super) fn pending_bytes(&self) -> usize {
+        self.layers.iter().flatten().map(super::Layer::pending_bytes).sum()
+    }
+
+    /// Writes the groups collected so far, without waiting for the writes.
+    fn write_groups(&mut self) -> Result<()> {
+        self.land(false)?;
+        if self.frames.iter().filter(|frame| !frame.runs.is_empty()).count() >= FRAMES_IN_FLIGHT {
+            self.land(true)?;
+        }
+        let drafts = self.group_drafts()?;
+        self.write_drafts(drafts)
+    }
+
+    /// Drafts of all groups collected, each within the limit of a frame.
+    pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
+        let mut drafts = vec![Draft::default()];
+        for layer in self.layers.iter_mut().flatten() {
+            layer.freeze()?;
+            for run in &layer.pending {
+                let records = layer.summary.as_ref().map(|summary| {
+                    let mut bytes = Vec::new();
+                    let first = (run.first_group as usize).min(summary.groups());
+                    let end = (first + run.groups).min(summary.groups());
+                    summary.encode(first..end, &mut bytes);
+                    (MinMax::element(self.who.layout.dtype()), end - first, bytes)
+                });
+                let more = run.disk_bytes() + records.as_ref().map_or(0, |(.., bytes)| bytes.len()) + run.groups * 16;
+                if let Some(last) = drafts.last()
+                    && !last.is_empty()
+                    && last.bytes() + more + 4096 > self.frame_limit
+                {
+                    drafts.push(Draft::default());
+                }
+                if let Some(last) = drafts.last_mut() {
+                    last.run(Arc::clone(run), layer.geometry.planes(), records);
+                }
+            }
+        }
+        Ok(drafts)
+    }
+
+    /// Hands drafts to the log. Runs leave their layer's pending list as their frame is on its way.
+    pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>) -> Result<()> {
+        for draft in drafts.iter().filter(|draft| !draft.is_empty()) {
+            let ids = self.store.next_frame();
+            let device = lock(&self.store.space).next_device(&self.store.devices);
+            let frame = write_frame(&self.store.devices, &self.store.space, ids, &self.who, device, draft)?;
+            self.store.add_written(frame.meta.location.bytes());
+            for landed in &frame.runs {
+                if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
+                    layer.pending.retain(|run| !Arc::ptr_eq(run, &landed.run));
+                }
+            }
+            self.frames.push(frame);
+        }
+        Ok(())
+    }
+
+    /// Takes note of frames whose writes ended; with `wait`, at least of the oldest. Their groups are read from the device
+    /// from now on. The groups of a failed one are pending again.
+    pub(super) fn land(&mut self, wait: bool) -> Result<()> {
+        let mut waited = !wait;
+        let mut failed = None;
+        for at in 0..self.frames.len() {
+            let frame = &mut self.frames[at];
+            if frame.runs.is_empty() || (waited && !frame.is_written()) {
+                continue;
+            }
+            waited = true;
+            if let Err(e) = frame.wait() {
+                failed = Some((at, e));
+                break;
+            }
+            let body = Arc::clone(&frame.body);
+            for landed in std::mem::take(&mut frame.runs) {
+                if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
+                    layer.table.landed(&landed.run, &body, landed.page, landed.checksum);
+                }
+            }
+            let bytes: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
+            let held = self.index.bytes().max(bytes + self.token_ids.len() * 4) + body.memory_bytes();
+            if !self.index.resize(held) {
+                return Err(Error::new(ErrorKind::MemoryLimit, "no memory for the index within memory_limit"));
+            }
+        }
+        match failed {
+            None => Ok(()),
+            Some((at, e)) => {
+                self.requeue(at);
+                Err(e.during("write of a frame"))
+            }
+        }
+    }
+
+    /// A frame that was not written: its groups wait for another, and its segment takes no more.
+    pub(super) fn requeue(&mut self, at: usize) {
+        let frame = self.frames.remove(at);
+        lock(&self.store.space).abandon(frame.segment());
+        for landed in frame.runs {
+            if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
+                let before = layer.pending.partition_point(|run| run.first_group < landed.run.first_group);
+                layer.pending.insert(before, landed.run);
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Committing: everything since the last commit becomes durable at once, with the caller's state and the token ids.
+
+use super::Sequence;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::ref_record;
+use crate::log::{CommitRequest, Draft, unix_ms};
+use crate::options::Durability;
+use std::sync::Arc;
+use std::time::Instant;
+use stratakv_format::FrameId;
+use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
+use stratakv_format::manifest::{Kind, SequenceCommit};
+use zerocopy::little_endian::U64;
+
+impl Sequence {
+    /// Commits all tokens up to [`Sequence::len`], the token ids and the caller's state as last set, atomically.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: nothing was committed, everything is as it was; make room and commit again.
+    /// [`ErrorKind::Indeterminate`]: a write or sync failed midway; what is durable is known after reopening.
+    /// [`ErrorKind::Poisoned`]: an earlier one did.
+    pub fn commit(&mut self, durability: Durability) -> Result<()> {
+        match durability {
+            Durability::None => {
+                self.store.committer.check()?;
+                self.owed = true;
+                Ok(())
+            }
+            _ => self.commit_now(durability).map_err(|e| e.during(format!("commit of sequence {}", self.who.sequence))),
+        }
+    }
+
+    /// Sets the caller's state, up to 64 KiB, and commits. Reopening gives the state back: a session resumes from it.
+    ///
+    /// # Errors
+    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state.
+    pub fn commit_with(&mut self, state: &[u8], durability: Durability) -> Result<()> {
+        if state.len() > CALLER_STATE_BYTES_MAX {
+            let text = format!("caller state of {} bytes; at most {CALLER_STATE_BYTES_MAX}", state.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        self.state = Some(state.to_vec());
+        self.state_dirty = true;
+        self.commit(durability)
+    }
+
+    pub(super) fn commit_now(&mut self, durability: Durability) -> Result<()> {
+        self.store.committer.check()?;
+        let length = self.len();
+        let drafts = self.commit_drafts(length)?;
+        self.write_drafts(drafts)?;
+        self.land_all()?;
+        for layer in self.layers.iter_mut().flatten() {
+            layer.tail_written = layer.tokens.min(length).max(layer.tail_written);
+        }
+        self.ids_written = self.token_ids.len();
+
+        let mut request = CommitRequest { records: std::mem::take(&mut self.records), segments: Vec::new() };
+        for frame in self.frames.drain(..) {
+            request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
+            request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, u64::MAX), &[]);
+            if frame.holds_state {
+                self.state_frame = frame.id.0;
+            }
+            request.segments.push(Arc::clone(frame.segment()));
+        }
+        let commit = SequenceCommit {
+            sequence: U64::new(self.who.sequence.0),
+            tokens: U64::new(length),
+            state_frame: U64::new(self.state_frame),
+            token_ids: U64::new(self.token_ids.len() as u64),
+            committed_unix_ms: U64::new(unix_ms()),
+        };
+        request.records.push(Kind::SequenceCommit, &commit, &[]);
+        self.owed = false;
+        self.state_dirty = false;
+        self.committed = length;
+        match durability {
+            Durability::Sync => self.store.commit(request),
+            _ => {
+                self.store.committer.enqueue(request, Some(Instant::now() + self.store.lazy_delay));
+                Ok(())
+            }
+        }
+    }
+
+    /// Drafts of everything a commit of `length` tokens writes: groups, tails, token ids, state.
+    fn commit_drafts(&mut self, length: u64) -> Result<Vec<Draft>> {
+        let mut drafts = self.group_drafts()?;
+        let limit = self.frame_limit;
+        let mut place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {
+            if drafts.last().is_none_or(|last| !last.is_empty() && last.bytes() + bytes > limit) {
+                drafts.push(Draft::default());
+            }
+            if let Some(last) = drafts.last_mut() {
+                put(last);
+            }
+        };
+        for tail in self.layers.iter().flatten().filter_map(|layer| layer.unwritten_tail(length)) {
+            let bytes = tail.keys.len() + tail.values.len() + 128;
+            let mut tail = Some(tail);
+            place(&mut drafts, bytes, &mut |draft| tail.take().into_iter().for_each(|tail| draft.tail(tail)));
+        }
+        // A frame holds one piece of token ids: long ones go over several frames.
+        let per_frame = (limit / 8).max(1);
+        for (at, ids) in self.token_ids[self.ids_written..].chunks(per_frame).enumerate() {
+            let first = (self.ids_written + at * per_frame) as u64;
+            if at > 0 {
+                drafts.push(Draft::default());
+            }
+            place(&mut drafts, ids.len() * 4 + 128, &mut |draft| draft.token_ids(first, ids));
+        }
+        if self.state_dirty
+            && let Some(state) = &self.state
+        {
+            place(&mut drafts, state.len() + 128, &mut |draft| draft.state(state.clone()));
+        }
+        Ok(drafts)
+    }
+
+    /// Waits until every frame is written.
+    fn land_all(&mut self) -> Result<()> {
+        while self.frames.iter().any(|frame| !frame.runs.is_empty()) {
+            self.land(true)?;
+        }
+        for at in 0..self.frames.len() {
+            if let Err(e) = self.frames[at].wait() {
+                self.requeue(at);
+                return Err(e.during("write of a frame"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_committed(&mut self, tokens: u64, state_frame: Option<FrameId>) {
+        self.committed = tokens;
+        self.state_frame = state_frame.map_or(0, |frame| frame.0);
+    }
+}

@@ -1,0 +1,306 @@
+//! One layer of an open sequence: sealed groups, the buffer they are collected in, the rolling tail, the summary.
+
+use crate::device::arena::{Lease, PAGE_BYTES};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Extent, ExtentTable, Run, Source};
+use crate::layout::{KvLayout, TensorView};
+use crate::log::Tail;
+use crate::summary::MinMax;
+use std::ops::Range;
+use std::sync::Arc;
+use stratakv_format::DType;
+use stratakv_format::layout::{BlockGeometry, LayerGeometry};
+
+/// The most bytes of a run's buffer.
+const RUN_BYTES_MAX: usize = 256 << 10;
+/// The bytes of a run's buffer when groups come one by one.
+const RUN_BYTES_MIN: usize = 16 << 10;
+
+/// Groups being collected.
+struct Building {
+    first_group: u64,
+    groups: usize,
+    capacity: usize,
+    buffer: Lease,
+}
+
+/// One layer with keys and values.
+pub(crate) struct Layer {
+    pub(crate) index: usize,
+    pub(crate) geometry: LayerGeometry,
+    pub(crate) block: BlockGeometry,
+    dtype: DType,
+    group_tokens: usize,
+    /// Tokens appended.
+    pub(crate) tokens: u64,
+    /// Sealed groups but for those being collected.
+    pub(crate) table: ExtentTable,
+    building: Option<Building>,
+    /// Full buffers that no frame holds yet, in order.
+    pub(crate) pending: Vec<Arc<Run>>,
+    /// The block of the tokens behind the last group; `tokens % G` of them are valid.
+    tail: Arc<[u8]>,
+    /// Tail tokens below this are in a written frame.
+    pub(crate) tail_written: u64,
+    pub(crate) summary: Option<MinMax>,
+}
+
+/// What a layer was before an append, to go back to.
+pub(crate) struct LayerMark {
+    tokens: u64,
+    tail: Arc<[u8]>,
+}
+
+impl Layer {
+    pub(crate) fn new(layout: &KvLayout, index: usize, summary: bool) -> Result<Self> {
+        let geometry = *layout.kv_layer(index)?;
+        let block = *layout.block(index);
+        Ok(Self {
+            index,
+            geometry,
+            block,
+            dtype: layout.dtype(),
+            group_tokens: layout.group_tokens(),
+            tokens: 0,
+            table: ExtentTable::default(),
+            building: None,
+            pending: Vec::new(),
+            tail: vec![0; block.block_bytes].into(),
+            tail_written: 0,
+            summary: summary.then(|| MinMax::new(&geometry, layout.dtype())),
+        })
+    }
+
+    /// Sealed groups.
+    pub(crate) fn groups(&self) -> u64 {
+        self.tokens / self.group_tokens as u64
+    }
+
+    /// Tokens of the tail.
+    pub(crate) fn tail_tokens(&self) -> usize {
+        (self.tokens % self.group_tokens as u64) as usize
+    }
+
+    /// The tail's block as it is now.
+    pub(crate) fn tail(&self) -> &Arc<[u8]> {
+        &self.tail
+    }
+
+    /// Bytes of groups that no frame holds yet.
+    pub(crate) fn pending_bytes(&self) -> usize {
+        let building = self.building.as_ref().map_or(0, |b| self.block.extent_bytes(b.groups));
+        self.pending.iter().map(|run| run.disk_bytes()).sum::<usize>() + building
+    }
+
+    pub(crate) fn mark(&self) -> LayerMark {
+        LayerMark { tokens: self.tokens, tail: Arc::clone(&self.tail) }
+    }
+
+    /// Back to `mark`, which is not further than now. Groups of a full buffer beyond it are written all the same, and stand
+    /// behind the length of the sequence until later ones take their place.
+    pub(crate) fn reset(&mut self, mark: LayerMark) {
+        let groups = mark.tokens / self.group_tokens as u64;
+        if let Some(building) = &mut self.building {
+            building.groups = building.groups.min(groups.saturating_sub(building.first_group) as usize);
+            if building.groups == 0 {
+                self.building = None;
+            }
+        }
+        self.pending.retain(|run| run.first_group < groups);
+        self.table.truncate(groups.min(self.table.groups()));
+        if let Some(summary) = &mut self.summary {
+            summary.truncate(groups as usize);
+        }
+        self.tokens = mark.tokens;
+        self.tail = mark.tail;
+    }
+
+    /// Bytes a buffer should have for `groups` more groups; none when there is room.
+    pub(crate) fn wants_buffer(&self, groups: usize) -> Option<usize> {
+        if self.building.as_ref().is_some_and(|b| b.groups < b.capacity) {
+            return None;
+        }
+        let one = self.block.extent_bytes(1);
+        let fit = |bytes: usize| {
+            if self.block.blocks_per_page == 0 { bytes / one } else { bytes / PAGE_BYTES * self.block.blocks_per_page }
+        };
+        let capacity = groups.clamp(fit(RUN_BYTES_MIN).max(1), fit(RUN_BYTES_MAX).max(1));
+        Some(self.block.extent_bytes(capacity))
+    }
+
+    /// Takes a zeroed buffer to collect groups in; the one before is full.
+    pub(crate) fn give_buffer(&mut self, buffer: Lease) -> Result<()> {
+        self.freeze()?;
+        let one = self.block.extent_bytes(1);
+        let capacity = if self.block.blocks_per_page == 0 {
+            buffer.len() / one
+        } else {
+            buffer.len() / PAGE_BYTES * self.block.blocks_per_page
+        };
+        self.building = Some(Building { first_group: self.groups(), groups: 0, capacity, buffer });
+        Ok(())
+    }
+
+    /// Ends collecting: what there is becomes a run that the next frame takes.
+    pub(crate) fn freeze(&mut self) -> Result<()> {
+        let Some(building) = self.building.take() else { return Ok(()) };
+        if building.groups == 0 {
+            return Ok(());
+        }
+        let run = Arc::new(Run {
+            layer: self.index,
+            first_group: building.first_group,
+            groups: building.groups,
+            geometry: self.block,
+            buffer: building.buffer,
+        });
+        self.table.lay(Extent {
+            first_group: run.first_group,
+            groups: run.groups,
+            skip: 0,
+            source: Source::Memory(Arc::clone(&run)),
+        })?;
+        self.pending.push(run);
+        Ok(())
+    }
+
+    /// Appends tokens `range` of views that were checked, up to the end of the next group at most, and only groups for
+    /// which there is room; gives how many it took.
+    pub(crate) fn take(&mut self, keys: &TensorView<'_>, values: &TensorView<'_>, range: Range<usize>) -> Result<usize> {
+        let start = self.tail_tokens();
+        let count = range.len().min(self.group_tokens - start);
+        let tokens = range.start..range.start + count;
+        if start == 0 && count == self.group_tokens {
+            let (layer, block) = (self.geometry, self.block);
+            let (dtype, group) = (self.dtype, self.group_tokens);
+            let slot = self.slot()?;
+            write_rows(&layer, &block, dtype, group, slot, 0, keys, values, tokens);
+            self.sealed()?;
+        } else {
+            let tail = unique(&mut self.tail);
+            write_rows(&self.geometry, &self.block, self.dtype, self.group_tokens, tail, start, keys, values, tokens);
+            if start + count == self.group_tokens {
+                let tail = Arc::clone(&self.tail);
+                self.slot()?.copy_from_slice(&tail);
+                self.sealed()?;
+            }
+        }
+        self.tokens += count as u64;
+        Ok(count)
+    }
+
+    fn slot(&mut self) -> Result<&mut [u8]> {
+        let block = self.block;
+        let building = self.building.as_mut().filter(|b| b.groups < b.capacity);
+        let slot = building.and_then(|b| {
+            let start = block.block_offset(b.groups);
+            b.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(start..start + block.block_bytes))
+        });
+        slot.ok_or_else(|| Error::new(ErrorKind::Busy, "no room for another group"))
+    }
+
+    /// The group in the slot is complete.
+    fn sealed(&mut self) -> Result<()> {
+        let Some(building) = &mut self.building else { return Ok(()) };
+        let start = self.block.block_offset(building.groups);
+        if let Some(summary) = &mut self.summary {
+            let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
+            let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
+            summary.push(keys, usize::from(self.geometry.kv_heads), self.group_tokens, self.dtype);
+        }
+        building.groups += 1;
+        Ok(())
+    }
+
+    /// The block of a group that is still being collected, if it is.
+    pub(crate) fn building_block(&self, group: u64) -> Option<&[u8]> {
+        let building = self.building.as_ref()?;
+        let index = group.checked_sub(building.first_group)? as usize;
+        if index >= building.groups {
+            return None;
+        }
+        let start = self.block.block_offset(index);
+        building.buffer.bytes()?.get(start..start + self.block.block_bytes)
+    }
+
+    /// Tail tokens below `length` that no written frame holds.
+    pub(crate) fn unwritten_tail(&self, length: u64) -> Option<Tail> {
+        let sealed = self.groups() * self.group_tokens as u64;
+        let first = self.tail_written.max(sealed);
+        let end = self.tokens.min(length);
+        if first >= end {
+            return None;
+        }
+        let rows = (first - sealed) as usize..(end - sealed) as usize;
+        let plane = |index: usize, dim: u16| {
+            let (start, len) = self.block.plane(index);
+            let row = usize::from(dim) * self.dtype.bytes();
+            let plane = &self.tail[start..start + len];
+            let heads = plane.chunks_exact((row * self.group_tokens).max(1));
+            heads.flat_map(|head| &head[rows.start * row..rows.end * row]).copied().collect()
+        };
+        Some(Tail {
+            layer: self.index,
+            first_token: first,
+            tokens: rows.len() as u32,
+            keys: plane(0, self.geometry.key_dim),
+            values: if self.geometry.value_dim == 0 { Vec::new() } else { plane(1, self.geometry.value_dim) },
+        })
+    }
+
+    /// Puts rows of a stored piece into the tail: planes `[kv_heads, stride, dim]`, rows `from` to slots `to`.
+    pub(crate) fn restore_rows(&mut self, planes: [&[u8]; 2], stride: usize, from: Range<usize>, to: usize) {
+        let (block, group, dtype) = (self.block, self.group_tokens, self.dtype);
+        let dims = [self.geometry.key_dim, self.geometry.value_dim];
+        let heads = usize::from(self.geometry.kv_heads);
+        let tail = unique(&mut self.tail);
+        for (index, (source, dim)) in planes.into_iter().zip(dims).enumerate() {
+            let row = usize::from(dim) * dtype.bytes();
+            let (start, _) = block.plane(index);
+            if row == 0 {
+                continue;
+            }
+            for head in 0..heads {
+                let source = &source[(head * stride + from.start) * row..][..from.len() * row];
+                tail[start + (head * group + to) * row..][..source.len()].copy_from_slice(source);
+            }
+        }
+    }
+
+    /// Bytes of memory that grow with the sequence: tables and summary.
+    pub(crate) fn index_bytes(&self) -> usize {
+        self.table.memory_bytes()
+    }
+}
+
+/// The tail's bytes, alone: views keep what they have.
+fn unique(tail: &mut Arc<[u8]>) -> &mut [u8] {
+    Arc::make_mut(tail)
+}
+
+#[allow(clippy::too_many_arguments, reason = "one call per group, all of it needed")]
+fn write_rows(
+    layer: &LayerGeometry,
+    block: &BlockGeometry,
+    dtype: DType,
+    group: usize,
+    out: &mut [u8],
+    slot: usize,
+    keys: &TensorView<'_>,
+    values: &TensorView<'_>,
+    tokens: Range<usize>,
+) {
+    for (plane, dim, view) in [(0, layer.key_dim, keys), (1, layer.value_dim, values)] {
+        let row = usize::from(dim) * dtype.bytes();
+        let (start, _) = block.plane(plane);
+        if row == 0 {
+            continue;
+        }
+        for head in 0..usize::from(layer.kv_heads) {
+            for (index, token) in tokens.clone().enumerate() {
+                let at = start + (head * group + slot + index) * row;
+                view.write_row(token, head, dtype, &mut out[at..at + row]);
+            }
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! Opening a sequence: the headers and small pieces of its frames are read, in batches, and laid over each other in the
+//! order they were written. Group data stays where it is, but for a group that the sequence uses only in part.
+
+use super::Sequence;
+use crate::device::driver::Op;
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
+use crate::log::{Devices, SequenceIdentity};
+use crate::metrics::lock;
+use crate::shard::{Batch, Priority, Request, Sink, Waiter};
+use crate::store::StoreInner;
+use std::sync::Arc;
+use stratakv_format::frame::{
+    Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
+    tail_plane_bytes,
+};
+use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
+
+/// Frame fronts read at once.
+const BATCH_BYTES: usize = 8 << 20;
+/// Bytes of one read.
+const READ_BYTES: usize = 1 << 20;
+
+/// Tokens of one layer that some frame holds outside of whole groups: planes with `stride` rows per head, rows `0..tokens`.
+struct Loose {
+    layer: usize,
+    first_token: u64,
+    tokens: usize,
+    stride: usize,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+struct Reference {
+    id: FrameId,
+    meta: FrameMeta,
+    /// Tokens below this belong to the sequence.
+    clip: u64,
+    segment: Arc<SegmentHandle>,
+}
+
+/// The sequence as its last commit left it.
+pub(crate) fn load(store: Arc<StoreInner>, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
+    let references = references(&store, meta)?;
+    let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
+    let layout = layout.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("sequence {id} has no layout")))?;
+    let who = SequenceIdentity {
+        sequence: id,
+        parent: meta.parent,
+        key: meta.key.clone(),
+        summaries: meta.summaries,
+        layout_id: meta.layout,
+        layout,
+    };
+    let mut sequence = Sequence::new(store, who, RecordBuffer::default())?;
+    let mut loose = Vec::new();
+    let mut start = 0;
+    while start < references.len() {
+        let mut bytes = 0;
+        let fits = |r: &Reference, bytes: &mut usize| {
+            *bytes += r.meta.front_pages as usize * PAGE_BYTES;
+            *bytes <= BATCH_BYTES
+        };
+        let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
+        let batch = &references[start..start + count];
+        let devices = Arc::clone(&sequence.store.devices);
+        let fronts: Vec<_> = batch.iter().map(|r| (r.segment.as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
+        for (reference, front) in batch.iter().zip(read(&devices, &fronts)?) {
+            sequence.lay_frame(reference, &front, &mut loose)?;
+        }
+        start += count;
+    }
+    sequence.finish(meta, &loose)?;
+    Ok(sequence)
+}
+
+fn front_bytes(reference: &Reference) -> usize {
+    reference.meta.front_pages as usize * PAGE_BYTES
+}
+
+fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>> {
+    let catalog: &Catalog = &lock(&store.catalog);
+    let mut space = lock(&store.space);
+    let mut references = Vec::with_capacity(meta.refs.len());
+    for &(id, token_end) in &meta.refs {
+        let lost = || Error::new(ErrorKind::Corruption, format!("frame {id} is not in the manifest"));
+        let frame = catalog.frames.get(&id).ok_or_else(lost)?.clone();
+        let key = (frame.location.device, frame.location.segment);
+        let segment = catalog.segments.get(&key).ok_or_else(lost)?;
+        let segment = space.open_handle(&store.devices, key, segment)?;
+        references.push(Reference { id, meta: frame, clip: token_end.min(meta.tokens), segment });
+    }
+    Ok(references)
+}
+
+/// Reads pieces of segments, all in one batch per device.
+fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+    let mut buffers = Vec::new();
+    let mut owners = Vec::new();
+    for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
+        for start in (0..*bytes).step_by(READ_BYTES) {
+            let len = READ_BYTES.min(bytes - start);
+            let mut buffer = devices.buffer(len)?;
+            let into = buffer.read_target(0..len)?;
+            let op = Op::Read { file: Arc::clone(&segment.file), offset: offset + start as u64, into };
+            buffers.push((piece, buffer));
+            owners.push((segment.key.0, op));
+        }
+    }
+    let waiter = Waiter::new(owners.len());
+    let mut by_device: std::collections::BTreeMap<_, Vec<Request>> = std::collections::BTreeMap::new();
+    for (device, op) in owners {
+        by_device.entry(device).or_default().push(Request { op, tag: 0 });
+    }
+    for (device, requests) in by_device {
+        let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
+        devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel: None });
+    }
+    waiter.wait()?;
+    let mut out = vec![Vec::new(); pieces.len()];
+    for (piece, buffer) in &buffers {
+        out[*piece].extend_from_slice(buffer.bytes().unwrap_or_default());
+    }
+    Ok(out)
+}
+
+impl Sequence {
+    /// Lays one frame over what the frames before it left.
+    fn lay_frame(&mut self, reference: &Reference, front: &[u8], loose: &mut Vec<Loose>) -> Result<()> {
+        let place = FramePlace {
+            store_id: self.store.devices.identity.store_id,
+            location: reference.meta.location,
+            segment_generation: reference.segment.generation,
+            segment_nonce: reference.segment.nonce,
+        };
+        let damaged = |found: String| {
+            corrupt(reference, "frame-header", 0, reference.meta.header_pages as usize * PAGE_BYTES, found)
+        };
+        let view = FrameView::verify(front, &place).map_err(|e| damaged(e.to_string()))?;
+        let header = view.header();
+        let same = header.crc.get() == reference.meta.header_crc
+            && header.frame.get() == reference.id.0
+            && header.nonce.get() == reference.meta.nonce
+            && header.sequence.get() == reference.meta.origin.0;
+        if !same {
+            return Err(damaged("the header of another frame".into()));
+        }
+        if view.layout() != self.who.layout.raw() {
+            return Err(damaged("the header of a sequence of another layout".into()));
+        }
+        let groups = view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS);
+        let checksums = groups.clone().flat_map(|d| view.checksums(d)).map(|c| c.get()).collect();
+        let body = Arc::new(FrameBody {
+            id: reference.id,
+            origin: reference.meta.origin,
+            nonce: reference.meta.nonce,
+            segment: Arc::clone(&reference.segment),
+            page: reference.meta.location.page,
+            checksums,
+        });
+        let held = self.index.bytes() + body.memory_bytes();
+        if !self.index.resize(held) {
+            return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
+        }
+        let mut checksum = 0;
+        for descriptor in view.descriptors() {
+            match descriptor.kind.get() {
+                KIND_GROUPS => {
+                    let source = Source::Disk {
+                        frame: Arc::clone(&body),
+                        page: (descriptor.offset.get() / PAGE_BYTES as u64) as u32,
+                        checksum,
+                    };
+                    checksum += descriptor.checksum_count.get() as usize;
+                    self.lay_groups(reference, descriptor, source, loose)?;
+                }
+                KIND_SUMMARY => self.lay_summary(reference, &view, descriptor, front)?,
+                KIND_TAIL => self.lay_tail(reference, &view, descriptor, front, loose)?,
+                KIND_TOKEN_IDS => {
+                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?;
+                    let first = descriptor.first_token.get() as usize;
+                    if first > self.token_ids.len() {
+                        return Err(damaged(format!("token ids from {first} on behind {}", self.token_ids.len())));
+                    }
+                    self.token_ids.truncate(first);
+                    let ids = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                    self.push_token_ids(&ids.collect::<Vec<_>>())?;
+                }
+                KIND_CALLER_STATE => {
+                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
+                    // Only that of the frame which the last commit names counts; frames come in order.
+                    self.state = Some(bytes);
+                    self.state_frame = reference.id.0;
+                }
+                _ => return Err(damaged(format!("a descriptor of kind {}", descriptor.kind.get()))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of one plane of a small piece, held against its checksum.
+    fn piece<'f>(
+        &self,
+        reference: &Reference,
+        view: &FrameView<'_>,
+        descriptor: &Descriptor,
+        front: &'f [u8],
+        plane: usize,
+        planes: Option<[usize; 2]>,
+    ) -> Result<&'f [u8]> {
+        let start = descriptor.offset.get() as usize;
+        let range = match planes {
+            None => start..start + descriptor.bytes.get() as usize,
+            Some([key, _]) if plane == 0 => start..start + key,
+            Some([key, value]) => start + key..start + key + value,
+        };
+        let (offset, len) = (range.start as u64, range.len());
+        let damaged = |found| corrupt(reference, "payload-checksum", offset, len, found);
+        let bytes = front.get(range).ok_or_else(|| damaged("a piece outside of the front of its frame".into()))?;
+        let identity = PlaneIdentity::new(
+            reference.meta.nonce,
+            reference.meta.origin,
+            descriptor.kind.get(),
+            descriptor.layer.get(),
+            descriptor.first_token.get(),
+            descriptor.tokens.get(),
+            plane as u16,
+        );
+        let computed = self.store.devices.identity.checksum.compute(&identity, bytes);
+        match view.checksums(descriptor).get(plane).map(|c| c.get()) {
+            Some(stored) if stored == computed => Ok(bytes),
+            stored => Err(damaged(format!("checksum {computed:#018x}, stored {:#018x}", stored.unwrap_or(0)))),
+        }
+    }
+
+    fn lay_groups(
+        &mut self,
+        reference: &Reference,
+        descriptor: &Descriptor,
+        source: Source,
+        loose: &mut Vec<Loose>,
+    ) -> Result<()> {
+        let group = self.who.layout.group_tokens() as u64;
+        let first = descriptor.first_token.get() / group;
+        let whole = (reference.clip / group).saturating_sub(first).min(u64::from(descriptor.pieces.get()));
+        let index = usize::from(descriptor.layer.get());
+        let devices = Arc::clone(&self.store.devices);
+        let layer = self.layer_mut(index)?;
+        let extent = Extent { first_group: first, groups: whole as usize, skip: 0, source };
+        let clipped = reference.clip % group;
+        // The group that the clip cuts belongs to the sequence with its first tokens only.
+        if clipped > 0 && first + whole == reference.clip / group && whole < u64::from(descriptor.pieces.get()) {
+            let cut = first + whole;
+            let planes = layer.geometry.planes();
+            let probe = Extent { groups: extent.groups + 1, ..extent.clone() };
+            if let Some(place) = probe.place(cut, &layer.block, planes) {
+                let block = read_block(&devices, layer, cut, group, &place)?;
+                let (start, len) = layer.block.plane(1);
+                loose.push(Loose {
+                    layer: index,
+                    first_token: cut * group,
+                    tokens: clipped as usize,
+                    stride: group as usize,
+                    keys: block[..layer.block.key_bytes].to_vec(),
+                    values: block[start..start + len].to_vec(),
+                });
+            }
+        }
+        if whole == 0 {
+            return Ok(());
+        }
+        layer.table.lay(extent).map_err(|e| e.during(format!("layer {index}")))
+    }
+
+    fn lay_summary(
+        &mut self,
+        reference: &Reference,
+        view: &FrameView<'_>,
+        descriptor: &Descriptor,
+        front: &[u8],
+    ) -> Result<()> {
+        let bytes = self.piece(reference, view, descriptor, front, 0, None)?;
+        let index = usize::from(descriptor.layer.get());
+        let first = descriptor.first_group(self.who.layout.raw()) as usize;
+        let expected = crate::summary::MinMax::element(self.who.layout.dtype());
+        if DType::from_code(descriptor.element) != Some(expected) {
+            let found = format!("a summary of element type {}", descriptor.element);
+            return Err(corrupt(reference, "frame-header", 0, 0, found));
+        }
+        let held = self.summaries.bytes();
+        if !self.summaries.resize(held + bytes.len()) {
+            return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
+        }
+        let layer = self.layer_mut(index)?;
+        match &mut layer.summary {
+            Some(summary) if !summary.lay(first, bytes) => {
+                let found = format!("summaries of layer {index} from group {first} on, with none before");
+                Err(corrupt(reference, "coverage", 0, 0, found))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn lay_tail(
+        &mut self,
+        reference: &Reference,
+        view: &FrameView<'_>,
+        descriptor: &Descriptor,
+        front: &[u8],
+        loose: &mut Vec<Loose>,
+    ) -> Result<()> {
+        let index = usize::from(descriptor.layer.get());
+        let first_token = descriptor.first_token.get();
+        let stored = descriptor.tokens.get() as usize;
+        let tokens = reference.clip.saturating_sub(first_token).min(stored as u64) as usize;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let layer = self.layer(index)?;
+        let (key, value) = tail_plane_bytes(&layer.geometry, self.who.layout.dtype(), stored);
+        let plane = |plane| self.piece(reference, view, descriptor, front, plane, Some([key, value]));
+        let keys = plane(0)?.to_vec();
+        let values = if value == 0 { Vec::new() } else { plane(1)?.to_vec() };
+        loose.push(Loose { layer: index, first_token, tokens, stride: stored, keys, values });
+        Ok(())
+    }
+
+    /// Puts the tails together, and sees that every token is there.
+    fn finish(&mut self, meta: &SequenceMeta, loose: &[Loose]) -> Result<()> {
+        let group = self.who.layout.group_tokens() as u64;
+        let (tokens, id) = (meta.tokens, self.who.sequence);
+        let lost = |what: String| {
+            Error::new(ErrorKind::Corruption, format!("sequence {id} has {tokens} committed tokens, but {what}"))
+        };
+        for layer in self.layers.iter_mut().flatten() {
+            let (index, sealed) = (layer.index, tokens / group);
+            if layer.table.groups() < sealed {
+                return Err(lost(format!("layer {index} has groups up to {} only", layer.table.groups())));
+            }
+            layer.table.truncate(sealed);
+            if let Some(summary) = &mut layer.summary {
+                if (summary.groups() as u64) < sealed {
+                    return Err(lost(format!("layer {index} has summaries up to group {} only", summary.groups())));
+                }
+                summary.truncate(sealed as usize);
+            }
+            layer.tokens = tokens;
+            let start = sealed * group;
+            let mut there = vec![false; (tokens - start) as usize];
+            for piece in loose.iter().filter(|piece| piece.layer == index) {
+                let end = (piece.first_token + piece.tokens as u64).min(tokens);
+                let first = piece.first_token.max(start);
+                if first >= end {
+                    continue;
+                }
+                let rows = (first - piece.first_token) as usize..(end - piece.first_token) as usize;
+                let to = (first - start) as usize;
+                there[to..to + rows.len()].fill(true);
+                layer.restore_rows([&piece.keys, &piece.values], piece.stride, rows, to);
+            }
+            if let Some(missing) = there.iter().position(|there| !there) {
+                return Err(lost(format!("token {} of layer {index} is in no frame", start + missing as u64)));
+            }
+            layer.tail_written = tokens;
+        }
+        let ids = usize::try_from(meta.token_ids).unwrap_or(usize::MAX);
+        if self.token_ids.len() < ids {
+            return Err(lost(format!("token ids up to {} only", self.token_ids.len())));
+        }
+        self.token_ids.truncate(ids);
+        self.ids_written = ids;
+        match meta.state_frame {
+            None => self.state = None,
+            Some(frame) if frame.0 == self.state_frame => {}
+            Some(frame) => return Err(lost(format!("the caller's state of frame {frame} is not there"))),
+        }
+        let held: usize = self.layers.iter().flatten().filter_map(|l| l.summary.as_ref()).map(|s| s.bytes()).sum();
+        if !self.summaries.resize(held) {
+            return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
+        }
+        self.set_committed(tokens, meta.state_frame);
+        Ok(())
+    }
+}
+
+/// One block, read by itself and checked.
+fn read_block(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    place: &crate::index::BlockPlace<'_>,
+) -> Result<Vec<u8>> {
+    let first = place.offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    let skip = (place.offset - first) as usize;
+    let bytes = (skip + layer.block.block_bytes).next_multiple_of(PAGE_BYTES);
+    let pages = read(devices, &[(&place.frame.segment, first, bytes)])?.pop().unwrap_or_default();
+    let block = pages.get(skip..skip + layer.block.block_bytes).unwrap_or_default();
+    for plane in 0..layer.geometry.planes() {
+        let (start, len) = layer.block.plane(plane);
+        let identity = PlaneIdentity::new(
+            place.frame.nonce,
+            place.frame.origin,
+            KIND_GROUPS,
+            layer.index as u16,
+            group * tokens,
+            tokens as u32,
+            plane as u16,
+        );
+        let data = block.get(start..start + len).unwrap_or_default();
+        let found = devices.identity.checksum.compute(&identity, data);
+        let expected = place.frame.checksums.get(place.checksum + plane).copied();
+        if expected != Some(found) {
+            return Err(Error::corrupt(Corruption {
+                code: "payload-checksum",
+                device: place.frame.segment.key.0.0,
+                file: segment::file_name(place.frame.segment.key.1),
+                offset: place.offset + start as u64,
+                len: len as u64,
+                expected: format!("checksum {:#018x}", expected.unwrap_or(0)),
+                found: format!("{found:#018x}"),
+            }));
+        }
+    }
+    Ok(block.to_vec())
+}
+
+fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {
+    Error::corrupt(Corruption {
+        code,
+        device: reference.meta.location.device.0,
+        file: segment::file_name(reference.meta.location.segment),
+        offset: reference.meta.location.offset() + offset,
+        len: len as u64,
+        expected: format!("frame {} as it was written", reference.id),
+        found,
+    })
+}

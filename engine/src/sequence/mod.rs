@@ -1,0 +1,235 @@
+//! A sequence: one token stream. Appends, commits, selections.
+
+mod append;
+mod commit;
+mod layer;
+mod load;
+mod select;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::RecordBuffer;
+use crate::layout::KvLayout;
+use crate::log::{SequenceIdentity, WrittenFrame, front_limit};
+use crate::metrics::{Category, Reservation, lock};
+use crate::options::Durability;
+use crate::store::StoreInner;
+use layer::Layer;
+use std::sync::Arc;
+use stratakv_format::SequenceId;
+
+pub(crate) use load::load;
+
+/// One token stream of a store: what an inference session appends to and reads from. One handle at a time; `Send`, so that it
+/// can move between threads. Tokens that were not committed are gone when it is dropped.
+pub struct Sequence {
+    store: Arc<StoreInner>,
+    who: SequenceIdentity,
+    /// By layer; none for layers without KV.
+    layers: Vec<Option<Layer>>,
+    token_ids: Vec<u32>,
+    /// Token ids that a written frame holds.
+    ids_written: usize,
+    state: Option<Vec<u8>>,
+    /// The state was set since the last commit.
+    state_dirty: bool,
+    /// Frame that holds the committed state.
+    state_frame: u64,
+    /// Frames whose writes are under way or ended, and that no commit names yet.
+    frames: Vec<WrittenFrame>,
+    /// Records that go into the next commit: the sequence's own creation.
+    records: RecordBuffer,
+    committed: u64,
+    /// A commit at `Durability::None` waits for the next one.
+    owed: bool,
+    /// The most bytes a frame may take.
+    frame_limit: usize,
+    /// Group bytes from which a frame is written.
+    frame_target: usize,
+    summaries: Reservation,
+    index: Reservation,
+    /// Held for the tails.
+    _tails: Reservation,
+}
+
+impl Sequence {
+    /// A sequence without tokens. `records` create it, with its first commit.
+    pub(crate) fn new(store: Arc<StoreInner>, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+        let layout = &who.layout;
+        let has_summary = who.summaries != 0;
+        let mut layers = Vec::with_capacity(layout.layers());
+        let mut tail_bytes = 0;
+        for index in 0..layout.layers() {
+            layers.push(match layout.raw().layers[index].has_kv() {
+                true => {
+                    // The tail itself, and the copy that a view may hold while it changes.
+                    tail_bytes += 2 * layout.block(index).block_bytes;
+                    Some(Layer::new(layout, index, has_summary)?)
+                }
+                false => None,
+            });
+        }
+        let reserve = |bytes, category| {
+            store.devices.budget.try_reserve(bytes, category).ok_or_else(|| {
+                let text = format!("a sequence of this layout takes {bytes} bytes, more than memory_limit has left");
+                Error::new(ErrorKind::MemoryLimit, text)
+            })
+        };
+        let frame_limit = front_limit(&store.devices, &who)?;
+        let tails = reserve(tail_bytes, Category::Tails)?;
+        let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(size_of::<Self>(), Category::Index)?);
+        let frame_target = store.frame_bytes.min(frame_limit / 2);
+        Ok(Self {
+            store,
+            who,
+            layers,
+            token_ids: Vec::new(),
+            ids_written: 0,
+            state: None,
+            state_dirty: false,
+            state_frame: 0,
+            frames: Vec::new(),
+            records,
+            committed: 0,
+            owed: false,
+            frame_limit,
+            frame_target,
+            summaries,
+            index,
+            _tails: tails,
+        })
+    }
+
+    /// Its id: unique in the store, never reused.
+    #[must_use]
+    pub fn id(&self) -> SequenceId {
+        self.who.sequence
+    }
+
+    /// Its key, empty when it has none.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.who.key
+    }
+
+    /// Its layout.
+    #[must_use]
+    pub fn layout(&self) -> &KvLayout {
+        &self.who.layout
+    }
+
+    /// Tokens of the sequence: the minimum over its layers with keys and values.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.layers.iter().flatten().map(|layer| layer.tokens).min().unwrap_or(0)
+    }
+
+    /// Whether it has no token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens of one layer.
+    ///
+    /// # Errors
+    /// No such layer, or one without KV.
+    pub fn layer_len(&self, layer: usize) -> Result<u64> {
+        self.layer(layer).map(|layer| layer.tokens)
+    }
+
+    /// Tokens of the last commit.
+    #[must_use]
+    pub fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// The caller's state as it was set or as the last commit left it.
+    #[must_use]
+    pub fn state(&self) -> Option<&[u8]> {
+        self.state.as_deref()
+    }
+
+    /// Token ids given so far, those of earlier commits included.
+    #[must_use]
+    pub fn token_ids(&self) -> &[u32] {
+        &self.token_ids
+    }
+
+    /// Bytes of keys and values of all tokens.
+    #[must_use]
+    pub fn kv_bytes(&self) -> u64 {
+        let bytes = |layer: &Layer| {
+            let elements = layer.geometry.key_elements() + layer.geometry.value_elements();
+            layer.tokens * (elements * self.who.layout.dtype().bytes()) as u64
+        };
+        self.layers.iter().flatten().map(bytes).sum()
+    }
+
+    /// Bytes of its summaries in memory.
+    #[must_use]
+    pub fn summary_bytes(&self) -> u64 {
+        let summaries = self.layers.iter().flatten().filter_map(|layer| layer.summary.as_ref());
+        summaries.map(|summary| summary.bytes() as u64).sum()
+    }
+
+    /// Deletes the sequence. With [`Durability::Sync`] it stays deleted after a crash; otherwise the deletion is durable
+    /// within the lazy delay, or with the next sync.
+    ///
+    /// # Errors
+    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
+    pub fn delete(mut self, durability: Durability) -> Result<()> {
+        self.owed = false;
+        let id = self.who.sequence;
+        let never_committed = !self.records.is_empty();
+        // Frames under way hold buffers and space: both must be free of them.
+        for frame in &mut self.frames {
+            let _ = frame.wait();
+        }
+        let store = Arc::clone(&self.store);
+        self.layers.clear();
+        self.frames.clear();
+        drop(self);
+        if never_committed { Ok(()) } else { store.delete_sequence(id, durability) }
+    }
+
+    /// Gives the handle back. A commit at [`Durability::None`] is handed over as a lazy one; tokens that were not committed
+    /// are gone.
+    ///
+    /// # Errors
+    /// The commit owed could not be written.
+    pub fn close(mut self) -> Result<()> {
+        self.settle()
+    }
+
+    /// Writes and queues what a commit at `Durability::None` owes.
+    fn settle(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.owed) { self.commit_now(Durability::Lazy) } else { Ok(()) }
+    }
+
+    fn layer(&self, layer: usize) -> Result<&Layer> {
+        self.who.layout.kv_layer(layer)?;
+        let found = self.layers.get(layer).and_then(Option::as_ref);
+        found.ok_or_else(|| Error::new(ErrorKind::Closed, "the sequence was deleted"))
+    }
+
+    fn layer_mut(&mut self, layer: usize) -> Result<&mut Layer> {
+        self.who.layout.kv_layer(layer)?;
+        let found = self.layers.get_mut(layer).and_then(Option::as_mut);
+        found.ok_or_else(|| Error::new(ErrorKind::Closed, "the sequence was deleted"))
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        // Nobody is left to tell; what a `None` commit owes may vanish.
+        let _ = self.settle();
+        lock(&self.store.reserved_keys).remove(&self.who.key);
+        lock(&self.store.open_sequences).remove(&self.who.sequence);
+    }
+}
+
+impl std::fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sequence").field("id", &self.who.sequence).field("len", &self.len()).finish_non_exhaustive()
+    }
+}

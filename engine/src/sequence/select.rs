@@ -1,0 +1,191 @@
+//! Selecting: which groups of a layer a step attends to.
+
+use super::Sequence;
+use super::layer::Layer;
+use crate::attention::{HeadMask, TokenMask};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::Source;
+use crate::select::{SelectOptions, TailView, Unit, UnitSource, View, ViewInner, choose};
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Sequence {
+    /// Selects what `query` `[q_heads, key_dim]` attends to in `layer` under a budget, by the upper bound of its scores
+    /// summed over the query heads (min/max summaries). The tail, or the newest group while there is none, is always part
+    /// of it and counts; when the budget is smaller than that, exactly that is selected. Layers with a sliding window
+    /// select inside it. A budget of everything needs no summary.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape or not finite, a budget of zero, a layer that has no
+    /// tokens yet, or a sequence without the summary that choosing needs.
+    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
+        let options = options.into();
+        let state = self.layer(layer)?;
+        let place = |e: Error| e.during(format!("select in layer {layer}"));
+        check_query(state, query).map_err(place)?;
+        let span = Span::of(state, self.who.layout.group_tokens());
+        let visible = (state.tokens - span.first_token) as usize;
+        let budget = options.budget.of(visible).map_err(place)?;
+        let count = span.group_count(budget);
+        let forced = span.forced(&options);
+        let mut scores = Vec::new();
+        if count < span.len() && span.needs_scores(count, &forced) {
+            let Some(summary) = &state.summary else {
+                let text = "the sequence carries no summary; create it with one, or select everything";
+                return Err(place(Error::new(ErrorKind::InvalidArgument, text)));
+            };
+            scores.reserve_exact(span.len());
+            let groups = span.groups.start as usize..span.groups.end as usize;
+            summary.scores(query, usize::from(state.geometry.kv_heads), groups, &mut scores);
+        } else {
+            scores.resize(span.len(), 0.0);
+        }
+        let chosen = choose(span.groups.clone(), count, &forced, &scores);
+        self.view(state, &span, &chosen)
+    }
+
+    /// Selects everything a layer attends to.
+    ///
+    /// # Errors
+    /// No such layer, or no token in it yet.
+    pub fn select_all(&self, layer: usize) -> Result<View> {
+        let state = self.layer(layer)?;
+        let span = Span::of(state, self.who.layout.group_tokens());
+        let chosen: Vec<u64> = span.groups.clone().collect();
+        self.view(state, &span, &chosen)
+    }
+
+    /// The view of a selection made elsewhere: `groups` in rising order, and the tail.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: groups out of order, or outside of what the layer attends to.
+    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<View> {
+        let state = self.layer(layer)?;
+        let span = Span::of(state, self.who.layout.group_tokens());
+        let rising = groups.windows(2).all(|pair| pair[0] < pair[1]);
+        if !rising || groups.iter().any(|group| !span.groups.contains(group)) {
+            let text = format!("groups must rise and lie in {:?} of layer {layer}", span.groups);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        self.view(state, &span, groups)
+    }
+
+    fn view(&self, state: &Layer, span: &Span, chosen: &[u64]) -> Result<View> {
+        if state.tokens == 0 {
+            let text = format!("layer {} has no tokens yet", state.index);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let heads = HeadMask::all(usize::from(state.geometry.kv_heads));
+        let mut units = Vec::with_capacity(chosen.len());
+        for &group in chosen {
+            let source = source(state, group)?;
+            units.push(Unit { group, heads, positions: span.positions(group), source });
+        }
+        let tail_tokens = state.tail_tokens();
+        let tail = (tail_tokens > 0).then(|| TailView {
+            block: Arc::clone(state.tail()),
+            tokens: tail_tokens,
+            positions: span.positions(span.groups.end),
+        });
+        let inner = ViewInner {
+            layout: self.who.layout.clone(),
+            layer: state.index,
+            length: state.tokens,
+            units,
+            tail,
+            store_id: self.store.devices.identity.store_id,
+        };
+        Ok(View { inner: Arc::new(inner) })
+    }
+}
+
+fn source(state: &Layer, group: u64) -> Result<UnitSource> {
+    if let Some(block) = state.building_block(group) {
+        return Ok(UnitSource::Copied(block.into()));
+    }
+    let lost = || Error::new(ErrorKind::Corruption, format!("group {group} of layer {} is nowhere", state.index));
+    let extent = state.table.find(group).ok_or_else(lost)?;
+    if let Source::Memory(run) = &extent.source {
+        let index = (group - extent.first_group) as usize + extent.skip;
+        return Ok(UnitSource::Run { run: Arc::clone(run), index });
+    }
+    let place = extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?;
+    Ok(UnitSource::Disk { frame: Arc::clone(place.frame), offset: place.offset, checksum: place.checksum })
+}
+
+fn check_query(state: &Layer, query: &[f32]) -> Result<()> {
+    let row = usize::from(state.geometry.key_dim);
+    let heads = usize::from(state.geometry.kv_heads);
+    if query.is_empty() || !query.len().is_multiple_of(row * heads) {
+        let text = format!("query of {} elements; q_heads x {row} with q_heads a multiple of {heads}", query.len());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    match query.iter().position(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            let text = format!("element {} of query head {} is {}", at % row, at / row, query[at]);
+            Err(Error::new(ErrorKind::InvalidArgument, text))
+        }
+    }
+}
+
+/// What a layer attends to at most: everything, or its window.
+struct Span {
+    first_token: u64,
+    tokens: u64,
+    group: u64,
+    /// Sealed groups with a visible token.
+    groups: Range<u64>,
+}
+
+impl Span {
+    fn of(state: &Layer, group: usize) -> Self {
+        let (tokens, group) = (state.tokens, group as u64);
+        let first_token = state.geometry.window.map_or(0, |window| tokens.saturating_sub(u64::from(window)));
+        let sealed = tokens / group;
+        Self { first_token, tokens, group, groups: (first_token / group).min(sealed)..sealed }
+    }
+
+    fn len(&self) -> usize {
+        (self.groups.end - self.groups.start) as usize
+    }
+
+    /// Visible positions of a group (the tail counts as the one behind the last); none when all are.
+    fn positions(&self, group: u64) -> Option<TokenMask> {
+        let start = group * self.group;
+        if start >= self.first_token {
+            return None;
+        }
+        let valid = (self.tokens - start).min(self.group) as usize;
+        let hidden = (self.first_token - start).min(self.group) as usize;
+        Some(TokenMask::all(valid).difference(TokenMask::all(hidden)))
+    }
+
+    /// Whole groups that a budget in tokens allows beside the tail; at least the newest when there is no tail.
+    fn group_count(&self, budget: usize) -> usize {
+        let visible = (self.tokens - self.first_token) as usize;
+        if budget >= visible {
+            return self.len();
+        }
+        let tail = (self.tokens - self.groups.end * self.group).min(visible as u64) as usize;
+        let count = budget.saturating_sub(tail) / self.group as usize;
+        if tail == 0 { count.max(1) } else { count }
+    }
+
+    /// Groups that are part of any selection: sinks, then the newest.
+    fn forced(&self, options: &SelectOptions) -> [Range<u64>; 2] {
+        let Range { start, end } = self.groups;
+        let sinks = if self.first_token == 0 { (options.sink_tokens as u64).div_ceil(self.group) } else { 0 };
+        let tail = self.tokens - end * self.group;
+        let recent = (options.recent_tokens as u64).saturating_sub(tail).div_ceil(self.group);
+        let recent = if tail == 0 { recent.max(1) } else { recent };
+        [start..(start + sinks).min(end), end.saturating_sub(recent).max(start)..end]
+    }
+
+    /// Whether `count` groups leave any to choose beside the forced ones.
+    fn needs_scores(&self, count: usize, forced: &[Range<u64>; 2]) -> bool {
+        let overlap = forced[0].end.saturating_sub(forced[1].start.max(forced[0].start));
+        let forced = forced.iter().map(|r| r.end - r.start).sum::<u64>() - overlap;
+        (count as u64) > forced
+    }
+}

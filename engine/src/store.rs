@@ -1,0 +1,619 @@
+//! The store: open, create, sequences, reads, close.
+
+use crate::device::arena::Arena;
+use crate::device::directory::Directory;
+use crate::device::driver::DriverKind;
+use crate::device::slab::{PageBacking, SLAB_BYTES};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Catalog, Counters, RecordBuffer, SequenceMeta};
+use crate::layout::KvLayout;
+use crate::log::{
+    CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, copies_for, random_u64,
+    unix_ms,
+};
+use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
+use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+use crate::read::ReadTicket;
+use crate::reclaim::remove_leftovers;
+use crate::recover::{Found, Opened, open_directories, read_devices, replay};
+use crate::select::View;
+use crate::sequence::{Sequence, load};
+use crate::shard::ShardHandle;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use stratakv_format::features::Features;
+use stratakv_format::manifest::{self as m, KEY_BYTES_MAX, Kind};
+use stratakv_format::superblock::{self, SLOTS, STATE_CLOSED, STATE_OPEN, Slot, segment_pages};
+use stratakv_format::{DeviceIndex, FrameId, LayoutId, PAGE_BYTES, SequenceId, segment};
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Frame and sequence ids that are passed over after a crash: those given out before it and not recorded stay unused.
+const IDS_SKIPPED: u64 = 1 << 20;
+
+/// An open store. Cheap to clone; all clones are one store, which is closed when the last is dropped.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<StoreInner>,
+}
+
+pub(crate) struct StoreInner {
+    pub(crate) committer: Arc<Committer>,
+    pub(crate) catalog: Arc<Mutex<Catalog>>,
+    pub(crate) space: Arc<Mutex<Space>>,
+    pub(crate) open_sequences: Mutex<HashSet<SequenceId>>,
+    pub(crate) frame_bytes: usize,
+    pub(crate) lazy_delay: Duration,
+    /// Keys of sequences that were created but not committed yet.
+    pub(crate) reserved_keys: Mutex<HashSet<String>>,
+    next_frame: AtomicU64,
+    next_lsn: AtomicU64,
+    next_sequence: AtomicU64,
+    written: AtomicU64,
+    lazy: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) devices: Arc<Devices>,
+}
+
+/// What is stored about a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SequenceInfo {
+    /// Id.
+    pub id: u64,
+    /// Key, empty when it has none.
+    pub key: String,
+    /// Committed tokens.
+    pub tokens: u64,
+    /// Bytes of its frames on devices, header and padding included.
+    pub disk_bytes: u64,
+    /// When it was created, milliseconds since 1970.
+    pub created_unix_ms: u64,
+    /// When it was last committed, milliseconds since 1970.
+    pub committed_unix_ms: u64,
+}
+
+/// How a device is driven.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceStatus {
+    /// Directory.
+    pub path: String,
+    /// `uring` or `posix`.
+    pub driver: String,
+    /// What the driver has to do without, with cause and remedy.
+    pub notes: Vec<String>,
+    /// Whether I/O bypasses the page cache.
+    pub direct: bool,
+    /// What it did since the store was opened.
+    pub counters: DeviceSnapshot,
+}
+
+/// How a store runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStatus {
+    /// Devices, by index.
+    pub devices: Vec<DeviceStatus>,
+    /// Memory, against `memory_limit`.
+    pub memory: MemoryUsage,
+    /// Pages behind the I/O buffers: `explicit`, `transparent` or `plain`; none before the first buffer.
+    pub pages: Option<String>,
+    /// Bytes of all files.
+    pub file_bytes: u64,
+    /// Bytes of frames that sequences refer to.
+    pub live_bytes: u64,
+    /// Bytes of frames written since the store was opened.
+    pub written_bytes: u64,
+    /// Sequences stored.
+    pub sequences: usize,
+}
+
+impl Store {
+    /// Options, to be filled in and opened.
+    #[must_use]
+    pub fn options() -> StoreOptions {
+        StoreOptions::default()
+    }
+
+    /// Opens or creates a store: [`StoreOptions::open`].
+    ///
+    /// # Errors
+    /// As [`StoreOptions::open`].
+    pub fn open(options: StoreOptions) -> Result<Self> {
+        let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
+        if memory < 2 * SLAB_BYTES {
+            let text = format!("memory_limit {} is below the {} bytes that buffers take", options.memory_limit, 2 * SLAB_BYTES);
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
+        match read_devices(open_directories(&options.devices)?)? {
+            Opened::Store(found) => open_existing(&options, memory, found),
+            Opened::Empty(found) if options.create => create(&options, memory, found),
+            Opened::Empty(found) => {
+                let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();
+                let text = format!("device directory {path}: holds no store, and creating one was not asked for");
+                Err(Error::new(ErrorKind::Configuration, text))
+            }
+        }
+    }
+
+    /// Creates a sequence. It is stored with its first commit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: the key is taken. [`ErrorKind::InvalidArgument`]: a key over 512 bytes.
+    /// [`ErrorKind::MemoryLimit`]: no memory for its tails.
+    pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
+        let inner = &self.inner;
+        inner.committer.check()?;
+        if !options.key.is_empty() {
+            // A lazy commit may hold the key.
+            inner.flush_commits()?;
+        }
+        if options.key.len() > KEY_BYTES_MAX {
+            let text = format!("key of {} bytes; at most {KEY_BYTES_MAX}", options.key.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let mut records = RecordBuffer::default();
+        let layout_id = {
+            let mut catalog = lock(&inner.catalog);
+            let mut reserved = lock(&inner.reserved_keys);
+            if !options.key.is_empty() {
+                if catalog.keys.contains_key(&options.key) || reserved.contains(&options.key) {
+                    let text = format!("a sequence with the key {:?} exists", options.key);
+                    return Err(Error::new(ErrorKind::AlreadyExists, text));
+                }
+                reserved.insert(options.key.clone());
+            }
+            match catalog.find_layout(layout) {
+                Some(id) => id,
+                None => {
+                    let id = catalog.counters.layout;
+                    catalog.counters.layout += 1;
+                    LayoutId(id)
+                }
+            }
+        };
+        // Recorded with each sequence that may be the first of its layout; a second record of it changes nothing.
+        let mut encoded = Vec::new();
+        layout.raw().encode(&mut encoded);
+        let defined = m::LayoutDefined { layout: U32::new(layout_id.0), reserved: U32::new(0) };
+        records.push(Kind::Layout, &defined, &encoded);
+        let id = SequenceId(inner.next_sequence.fetch_add(1, Ordering::Relaxed));
+        let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
+            Summary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
+        });
+        let meta = SequenceMeta {
+            key: options.key.clone(),
+            layout: layout_id,
+            summaries,
+            created_unix_ms: unix_ms(),
+            ttl_ms: 0,
+            replicas: 1,
+            evictable: 0,
+            parent: None,
+            tokens: 0,
+            token_ids: 0,
+            state_frame: None,
+            committed_unix_ms: 0,
+            refs: Vec::new(),
+        };
+        records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
+        let who = SequenceIdentity {
+            sequence: id,
+            parent: None,
+            key: options.key.clone(),
+            summaries,
+            layout_id,
+            layout: layout.clone(),
+        };
+        lock(&inner.open_sequences).insert(id);
+        let created = Sequence::new(Arc::clone(inner), who, records);
+        if created.is_err() {
+            lock(&inner.reserved_keys).remove(&options.key);
+            lock(&inner.open_sequences).remove(&id);
+        }
+        created
+    }
+
+    /// Opens a sequence by its key, as its last commit left it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open already; [`ErrorKind::Corruption`]: its frames are damaged.
+    pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
+        self.inner.flush_commits()?;
+        let id = lock(&self.inner.catalog).keys.get(key).copied();
+        let id = id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no sequence has the key {key:?}")))?;
+        self.open_sequence_id(id)
+    }
+
+    /// Opens a sequence by its id.
+    ///
+    /// # Errors
+    /// As [`Store::open_sequence`].
+    pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
+        self.inner.flush_commits()?;
+        let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
+        let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
+        if !lock(&self.inner.open_sequences).insert(id) {
+            return Err(Error::new(ErrorKind::InUse, format!("sequence {id} is open already")));
+        }
+        let opened = load(Arc::clone(&self.inner), id, &meta);
+        if opened.is_err() {
+            lock(&self.inner.open_sequences).remove(&id);
+        }
+        opened.map_err(|e| e.during(format!("open sequence {id}")))
+    }
+
+    /// Opens the sequence with this key, which must have exactly this layout, fingerprint included.
+    ///
+    /// # Errors
+    /// As [`Store::open_sequence`]; [`ErrorKind::LayoutMismatch`] when it was written with another layout.
+    pub fn open_sequence_as(&self, key: &str, layout: &KvLayout) -> Result<Sequence> {
+        let sequence = self.open_sequence(key)?;
+        if sequence.layout() == layout {
+            return Ok(sequence);
+        }
+        let theirs = sequence.layout();
+        let what = if theirs.raw().fingerprint == layout.raw().fingerprint { "geometry" } else { "fingerprint" };
+        let text = format!("sequence {key:?} was written with another {what}: another model, dtype or group size");
+        Err(Error::new(ErrorKind::LayoutMismatch, text))
+    }
+
+    /// Committed sequences, by id.
+    #[must_use]
+    pub fn sequences(&self) -> Vec<SequenceInfo> {
+        let catalog = lock(&self.inner.catalog);
+        let info = |(id, meta): (&SequenceId, &SequenceMeta)| SequenceInfo {
+            id: id.0,
+            key: meta.key.clone(),
+            tokens: meta.tokens,
+            disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            created_unix_ms: meta.created_unix_ms,
+            committed_unix_ms: meta.committed_unix_ms,
+        };
+        catalog.sequences.iter().map(info).collect()
+    }
+
+    /// Reads what views selected: many layers and many sequences in one call, submitted together. Returns at once; wait on
+    /// the ticket.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
+    pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
+        let own = self.inner.devices.identity.store_id;
+        if let Some(at) = views.iter().position(|view| view.inner.store_id != own) {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("view {at} belongs to another store")));
+        }
+        let views = views.iter().map(|view| Arc::clone(&view.inner)).collect();
+        ReadTicket::new(Arc::clone(&self.inner.devices), views)
+    }
+
+    /// How the store runs: drivers, memory, bytes.
+    #[must_use]
+    pub fn status(&self) -> StoreStatus {
+        let inner = &self.inner;
+        let devices = &inner.devices;
+        let device = |device: &Device| {
+            let status = device.shard.status();
+            DeviceStatus {
+                path: device.directory.path().display().to_string(),
+                driver: status.name.to_owned(),
+                notes: status.notes,
+                direct: device.directory.direct_io().is_direct(),
+                counters: device.counters.snapshot(),
+            }
+        };
+        let pages = devices.arena.usage().backing.map(|backing| {
+            match backing {
+                PageBacking::Explicit => "explicit",
+                PageBacking::Transparent => "transparent",
+                PageBacking::Plain => "plain",
+            }
+            .to_owned()
+        });
+        let (live_bytes, sequences) = {
+            let catalog = lock(&inner.catalog);
+            let live: u64 = catalog.segments.values().map(|s| s.live_pages * PAGE_BYTES as u64).sum();
+            (live, catalog.sequences.len())
+        };
+        StoreStatus {
+            devices: devices.list.iter().map(device).collect(),
+            memory: devices.budget.usage(),
+            pages,
+            file_bytes: lock(&inner.space).file_bytes(devices)
+                + inner.committer.manifest_bytes()
+                + (devices.list.len() * SLOTS * PAGE_BYTES) as u64,
+            live_bytes,
+            written_bytes: inner.written.load(Ordering::Relaxed),
+            sequences,
+        }
+    }
+
+    /// Makes every lazy commit durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Indeterminate`], [`ErrorKind::Poisoned`]: a sync failed.
+    pub fn flush(&self) -> Result<()> {
+        self.inner.flush_commits()
+    }
+
+    /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`]: clones, sequences or reads of it are alive. Otherwise what the last commit brought.
+    pub fn close(self) -> Result<()> {
+        match Arc::try_unwrap(self.inner) {
+            Ok(inner) => inner.shut(),
+            Err(_) => Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences")),
+        }
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("devices", &self.inner.devices.list.len()).finish_non_exhaustive()
+    }
+}
+
+impl StoreInner {
+    /// Id and log sequence number of the next frame.
+    pub(crate) fn next_frame(&self) -> (FrameId, u64) {
+        let id = self.next_frame.fetch_add(1, Ordering::Relaxed);
+        (FrameId(id), self.next_lsn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn add_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
+        self.committer.commit(request)
+    }
+
+    fn flush_commits(&self) -> Result<()> {
+        self.committer.flush()
+    }
+
+    pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        let mut request = CommitRequest::default();
+        request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
+        match durability {
+            Durability::Sync => self.commit(request),
+            Durability::Lazy => {
+                self.committer.enqueue(request, Some(Instant::now() + self.lazy_delay));
+                Ok(())
+            }
+            Durability::None => {
+                self.committer.enqueue(request, None);
+                Ok(())
+            }
+        }
+    }
+
+    fn shut(&self) -> Result<()> {
+        // Counters go along, so that ids given out are not given out again.
+        let mut request = CommitRequest::default();
+        let counters = Counters {
+            frame: self.next_frame.load(Ordering::Relaxed),
+            sequence: self.next_sequence.load(Ordering::Relaxed),
+            lsn: self.next_lsn.load(Ordering::Relaxed),
+            layout: lock(&self.catalog).counters.layout,
+            lifetime_bytes: lock(&self.catalog).counters.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
+        };
+        request.records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
+        self.committer.enqueue(request, None);
+        self.committer.close()
+    }
+}
+
+impl Drop for StoreInner {
+    fn drop(&mut self) {
+        // An error here leaves the store as a crash would: recovery takes care of it. A second close finds nothing to do.
+        if !self.committer.is_closed() {
+            let _ = self.shut();
+        }
+        self.committer.stop();
+        if let Some(thread) = lock(&self.lazy).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start_devices(options: &StoreOptions, memory: usize, identity: Identity, found: Vec<Found>, slots: Vec<Slot>) -> Result<Devices> {
+    let budget = MemoryBudget::new(memory);
+    let arena = Arena::new(Arc::clone(&budget), memory);
+    let kind = match options.driver {
+        DriverChoice::Auto => DriverKind::Auto,
+        DriverChoice::Uring => DriverKind::Uring,
+        DriverChoice::Posix => DriverKind::Posix,
+    };
+    let mut list = Vec::new();
+    for (index, (found, slot)) in found.into_iter().zip(slots).enumerate() {
+        let counters = Arc::<DeviceCounters>::default();
+        let directory = found.directory;
+        let name = format!("stratakv-{index}");
+        let shard = ShardHandle::spawn(&name, kind, Arc::clone(&directory), arena.clone(), Arc::clone(&counters))?;
+        let index = DeviceIndex(index as u16);
+        list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
+    }
+    Ok(Devices { list, arena, budget, identity })
+}
+
+fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
+    let segment_bytes = options.segment_bytes.bytes();
+    let Some(pages) = segment_pages(segment_bytes) else {
+        let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
+        return Err(Error::new(ErrorKind::Configuration, text));
+    };
+    let identity =
+        Identity { store_id: random_id()?, checksum: options.checksum.kind(), segment_pages: pages.get() };
+    let count = found.len();
+    let mut slots = Vec::new();
+    let mut catalog = Catalog::default();
+    for index in 0..count {
+        let device = DeviceIndex(index as u16);
+        let slot = Slot {
+            magic: superblock::MAGIC,
+            features: Features::current(),
+            sequence: U64::new(0),
+            store_id: identity.store_id,
+            device_id: random_id()?,
+            epoch: U64::new(1),
+            manifest_generation: U64::new(0),
+            manifest_nonce: U64::new(0),
+            synced_through: U64::new(0),
+            created_unix_s: U64::new(unix_ms() / 1000),
+            segment_bytes: U64::new(segment_bytes),
+            device_index: U16::new(device.0),
+            device_count: U16::new(count as u16),
+            payload_checksum: identity.checksum as u8,
+            state: STATE_OPEN,
+            manifest_copies: copies_for(device, count),
+            reserved: 0,
+        };
+        let member = m::Member {
+            epoch: U64::new(1),
+            device_id: slot.device_id,
+            device: U16::new(device.0),
+            state: m::MEMBER_ACTIVE,
+            manifest_copies: slot.manifest_copies,
+            weight: U32::new(0),
+            bytes_limit: U64::new(0),
+        };
+        catalog.members.insert(device, member);
+        slots.push(slot);
+    }
+    for found in &found {
+        let directory = &*found.directory;
+        for name in [m::DIRECTORY, segment::DIRECTORY] {
+            directory.mkdir(name)?;
+        }
+        clear(directory)?;
+        directory.sync_dir(".")?;
+    }
+    let devices = start_devices(options, memory, identity, found, slots)?;
+    let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint())?;
+    for device in &devices.list {
+        let file = device.directory.create_file(superblock::FILE, (SLOTS * PAGE_BYTES) as u64)?;
+        // Both slots, so that one that does not verify is damage ever after.
+        let mut slot = lock(&device.slot);
+        slot.manifest_generation = U64::new(manifest.place().generation);
+        slot.manifest_nonce = U64::new(manifest.place().nonce);
+        slot.synced_through = U64::new(manifest.place().synced_through);
+        let first = slot.encode();
+        slot.sequence = U64::new(1);
+        device.directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
+        device.directory.sync_small(&file)?;
+        device.directory.sync_dir(".")?;
+    }
+    start(options, devices, catalog, manifest)
+}
+
+/// Files that a creation cut short left.
+fn clear(directory: &dyn Directory) -> Result<()> {
+    for parent in [m::DIRECTORY, segment::DIRECTORY] {
+        for entry in directory.list(parent)? {
+            directory.remove_file(&format!("{parent}/{}", entry.name))?;
+        }
+    }
+    Ok(())
+}
+
+fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
+    let slots: Vec<Slot> = found.iter().filter_map(|f| f.slot).collect();
+    let Some(first) = slots.first() else {
+        return Err(Error::new(ErrorKind::Configuration, "no device directory holds a store"));
+    };
+    let identity = Identity {
+        store_id: first.store_id,
+        checksum: first.checksum(),
+        segment_pages: (first.segment_bytes.get() / PAGE_BYTES as u64) as u32,
+    };
+    let directories: Vec<_> =
+        found.iter().enumerate().map(|(i, f)| (DeviceIndex(i as u16), Arc::clone(&f.directory))).collect();
+    let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
+    // A slot that does not verify is made good by writing both again.
+    let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
+    let mut replayed = replay(&directories, &every_slot, identity.store_id)?;
+    for slot in &slots {
+        let member = replayed.catalog.members.get(&DeviceIndex(slot.device_index.get()));
+        if member.is_none_or(|member| member.device_id != slot.device_id) {
+            let path = found.get(usize::from(slot.device_index.get())).map(|f| f.directory.path().display().to_string());
+            let text = format!("device directory {}: is not the device the store knows", path.unwrap_or_default());
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
+    }
+    let unclean = replayed.dirty || rotten || slots.iter().any(|slot| slot.state != STATE_CLOSED);
+    let devices = start_devices(options, memory, identity, found, slots)?;
+    let account = replayed.catalog.memory_bytes();
+    let manifest = if unclean {
+        let counters = &mut replayed.catalog.counters;
+        counters.frame += IDS_SKIPPED;
+        counters.sequence += IDS_SKIPPED;
+        counters.lsn += IDS_SKIPPED;
+        let place = replayed.place;
+        // Numbers of batches that were cut are passed over too.
+        let first_batch = place.next_batch + IDS_SKIPPED;
+        let state = replayed.catalog.checkpoint();
+        let generation = place.generation + 1;
+        let next = ManifestLog::create(&devices, generation, place.generation, first_batch, replayed.epoch, &state)?;
+        next.name_in_superblocks(&devices, STATE_OPEN)?;
+        next
+    } else {
+        let manifest = ManifestLog::resume(&devices, replayed.place, replayed.epoch)?;
+        manifest.mark(&devices, STATE_OPEN)?;
+        manifest
+    };
+    for device in &devices.list {
+        remove_leftovers(&*device.directory, device.index, manifest.place().generation, &replayed.catalog)?;
+    }
+    if account > memory / 2 {
+        let text = format!("the tables of this store take {account} bytes, too much for memory_limit {memory}");
+        return Err(Error::new(ErrorKind::MemoryLimit, text));
+    }
+    start(options, devices, replayed.catalog, manifest)
+}
+
+fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: ManifestLog) -> Result<Store> {
+    let space = Space::new(&devices, &catalog, options.capacity.map(|c| c.bytes()))?;
+    let limit = devices.budget.limit();
+    let frame_bytes = usize::try_from(options.frame_bytes.bytes()).unwrap_or(usize::MAX);
+    let counters = catalog.counters;
+    let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
+    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
+    let committer = Arc::new(committer);
+    let lazy = {
+        let committer = Arc::clone(&committer);
+        let commit_when_due = move || {
+            while committer.wait_due() {
+                // A failure stands in the committer and comes back with the next call.
+                let _ = committer.flush();
+            }
+        };
+        std::thread::Builder::new().name("stratakv-lazy".into()).spawn(commit_when_due)
+    };
+    let lazy = lazy.map_err(|e| Error::io("start the thread of lazy commits", e))?;
+    let inner = StoreInner {
+        committer,
+        catalog,
+        space,
+        open_sequences: Mutex::default(),
+        // Two frames on their way and one being collected leave most of the memory to reads and summaries.
+        frame_bytes: frame_bytes.min(limit / 12).max(64 << 10),
+        lazy_delay: Duration::from_millis(options.lazy_delay_ms),
+        reserved_keys: Mutex::default(),
+        next_frame: AtomicU64::new(counters.frame),
+        next_lsn: AtomicU64::new(counters.lsn),
+        next_sequence: AtomicU64::new(counters.sequence),
+        written: AtomicU64::new(0),
+        lazy: Mutex::new(Some(lazy)),
+        devices,
+    };
+    Ok(Store { inner: Arc::new(inner) })
+}
+
+fn random_id() -> Result<[u8; 16]> {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&random_u64()?.to_le_bytes());
+    id[8..].copy_from_slice(&random_u64()?.to_le_bytes());
+    Ok(id)
+}
