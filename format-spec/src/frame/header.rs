@@ -1,6 +1,6 @@
 //! The frame header.
 
-use super::descriptor::{Descriptor, KIND_SUMMARY};
+use super::descriptor::{Descriptor, KIND_GROUPS};
 use crate::checksum::crc_with_hole;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::ids::{Location, RawLocation};
@@ -171,14 +171,13 @@ impl<'a> FrameView<'a> {
         for (index, descriptor) in descriptors.iter().enumerate() {
             let at = descriptors_at + index * size_of::<Descriptor>();
             descriptor.check(&layout, frame_bytes, checksums.len() as u64, at)?;
+            // Everything but groups is in the front, so that it can be read without them.
             let front_bytes = u64::from(header.front_pages.get()) * PAGE_BYTES as u64;
-            if descriptor.kind.get() == KIND_SUMMARY && descriptor.offset.get() + descriptor.bytes.get() > front_bytes {
-                return Err(FormatError::range(
-                    "summary behind the front",
-                    at + 24,
-                    front_bytes,
-                    descriptor.offset.get(),
-                ));
+            let (start, extent_end) = (descriptor.offset.get(), descriptor.offset.get() + descriptor.bytes.get());
+            let in_place =
+                if descriptor.kind.get() == KIND_GROUPS { start >= front_bytes } else { extent_end <= front_bytes };
+            if !in_place {
+                return Err(FormatError::range("extent on the wrong side of the front", at + 24, front_bytes, start));
             }
             if descriptor.offset.get() < end {
                 return Err(FormatError::range("extent overlaps", at + 24, end, descriptor.offset.get()));

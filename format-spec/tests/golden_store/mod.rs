@@ -180,7 +180,7 @@ const FRAME_2: [DescriptorRow; 5] = [
 
 fn golden_frame(checksum: PayloadChecksum, id: u64) -> GoldenFrame {
     let (page, pages, front_pages, rows): (u32, u32, u32, &[_]) =
-        if id == 1 { (1, 6, 2, &FRAME_1) } else { (7, 2, 1, &FRAME_2) };
+        if id == 1 { (1, 6, 2, &FRAME_1) } else { (7, 2, 2, &FRAME_2) };
     let (lsn, nonce) = (100 + id, 0x6672_616d_6530_3030 + id);
     let layout = layout();
     let (mut descriptors, mut checksums, mut planes) = (Vec::new(), Vec::new(), Vec::new());
