@@ -1,13 +1,13 @@
 //! Checksums: CRC-32 of metadata, and the payload checksum, bound to the identity of what it covers.
 
 use crate::ids::SequenceId;
-use crate::page::{PAGE_CRC_OFFSET, SECTOR_BYTES};
+use crate::page::{PAGE_BYTES, PAGE_CRC_OFFSET, SECTOR_BYTES};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// CRC-32 (ISO-HDLC) of a page with its CRC field taken as zero.
 #[must_use]
-pub fn page_crc(page: &[u8]) -> u32 {
+pub fn page_crc(page: &[u8; PAGE_BYTES]) -> u32 {
     crc_with_hole(&[], page, PAGE_CRC_OFFSET..SECTOR_BYTES)
 }
 

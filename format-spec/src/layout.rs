@@ -292,20 +292,17 @@ impl Layout {
         for (index, layer) in raw.iter().enumerate() {
             let at = size_of::<RawLayoutHeader>() + index * size_of::<RawLayer>();
             let window = layer.window.get();
-            let window = match layer.kind {
-                LAYER_NONE if layer.kv_heads.get() == 0 && window == 0 => None,
-                LAYER_FULL if layer.kv_heads.get() > 0 && window == 0 => None,
-                LAYER_SLIDING if layer.kv_heads.get() > 0 && window > 0 => Some(window),
-                kind => {
-                    return Err(FormatError::new(
-                        FormatErrorCode::Unsupported,
-                        "layer kind",
-                        at + 6,
-                        2,
-                        u64::from(kind),
-                    ));
-                }
-            };
+            if layer.kind > LAYER_SLIDING {
+                let kind = u64::from(layer.kind);
+                return Err(FormatError::new(FormatErrorCode::Unsupported, "layer kind", at + 6, 2, kind));
+            }
+            if (layer.kind == LAYER_NONE) != (layer.kv_heads.get() == 0) {
+                return Err(FormatError::range("KV heads of the layer kind", at, 0, u64::from(layer.kv_heads.get())));
+            }
+            if (layer.kind == LAYER_SLIDING) != (window > 0) {
+                return Err(FormatError::range("window of the layer kind", at + 8, 0, u64::from(window)));
+            }
+            let window = (layer.kind == LAYER_SLIDING).then_some(window);
             check_zeros(&[layer.reserved], "layout", at + 7)?;
             layers.push(LayerGeometry {
                 kv_heads: layer.kv_heads.get(),

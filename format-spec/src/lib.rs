@@ -8,6 +8,9 @@
 
 extern crate alloc;
 
+// Sizes from disk are bounded below 2^53 before they are multiplied: that needs a 64-bit `usize`.
+const _: () = assert!(usize::BITS >= 64);
+
 pub mod checksum;
 pub mod dtype;
 pub mod error;

@@ -72,7 +72,6 @@ impl Unverified<'_, SegmentPage> {
     pub fn verify(&self) -> Result<Verified<SegmentPage>, FormatError> {
         check_page(self.bytes(), "segment page", MAGIC, size_of::<SegmentPage>())?;
         let page = self.peek();
-        page.features.check(8)?;
         if !matches!(page.kind, KIND_LOG | KIND_POOL) {
             return Err(FormatError::new(FormatErrorCode::Unsupported, "segment kind", 90, 2, u64::from(page.kind)));
         }

@@ -91,7 +91,6 @@ impl Unverified<'_, Slot> {
     pub fn verify(&self, index: usize) -> Result<Verified<Slot>, FormatError> {
         check_page(self.bytes(), "superblock", MAGIC, size_of::<Slot>())?;
         let slot = self.peek();
-        slot.features.check(8)?;
         if slot.sequence.get() % SLOTS as u64 != index as u64 {
             return Err(FormatError::new(
                 FormatErrorCode::Identity,
@@ -118,6 +117,9 @@ impl Unverified<'_, Slot> {
         }
         if !matches!(slot.state, STATE_OPEN | STATE_CLOSED) {
             return Err(FormatError::range("superblock state", 133, 2, u64::from(slot.state)));
+        }
+        if slot.manifest_generation.get() == 0 {
+            return Err(FormatError::range("manifest generation", 88, 1, 0));
         }
         if slot.manifest_copies > 2 {
             return Err(FormatError::range("manifest copies", 134, 2, u64::from(slot.manifest_copies)));

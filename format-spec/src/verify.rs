@@ -2,6 +2,7 @@
 
 use crate::checksum::page_crc;
 use crate::error::{FormatError, FormatErrorCode};
+use crate::features::Features;
 use crate::page::{PAGE_BYTES, PAGE_CRC_OFFSET, SECTOR_BYTES};
 use core::ops::Deref;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -56,16 +57,20 @@ impl<'a, T: FromBytes + KnownLayout + Immutable + Unaligned> Unverified<'a, T> {
     }
 }
 
-/// The checks that every single-page structure shares: length, magic, CRC, zeros behind its fields.
+/// Offset of version and features in every single-page structure: behind the magic, in every version.
+pub(crate) const FEATURES_OFFSET: usize = 8;
+
+/// The checks that every single-page structure shares: length, magic, CRC, version and features, zeros behind its fields,
+/// in that order: a newer version may use bytes that this one keeps zero, and is then unsupported, not damaged.
 pub(crate) fn check_page(
     bytes: &[u8],
     what: &'static str,
     magic: [u8; 8],
     fields_bytes: usize,
 ) -> Result<(), FormatError> {
-    if bytes.len() != PAGE_BYTES {
+    let Ok(bytes) = <&[u8; PAGE_BYTES]>::try_from(bytes) else {
         return Err(FormatError::truncated(what, PAGE_BYTES, bytes.len()));
-    }
+    };
     check_magic(bytes, what, magic)?;
     let stored = stored_page_crc(bytes);
     let computed = page_crc(bytes);
@@ -77,6 +82,9 @@ pub(crate) fn check_page(
             u64::from(computed),
             u64::from(stored),
         ));
+    }
+    if let Ok((features, _)) = Features::ref_from_prefix(&bytes[FEATURES_OFFSET..]) {
+        features.check(FEATURES_OFFSET)?;
     }
     check_zeros(&bytes[fields_bytes..PAGE_CRC_OFFSET], what, fields_bytes)?;
     check_zeros(&bytes[SECTOR_BYTES..], what, SECTOR_BYTES)

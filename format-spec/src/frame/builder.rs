@@ -6,6 +6,7 @@ use crate::checksum::crc_with_hole;
 use crate::error::FormatError;
 use crate::ids::{FrameId, LayoutId, SequenceId};
 use crate::layout::Layout;
+use crate::manifest::KEY_BYTES_MAX;
 use crate::page::PAGE_BYTES;
 use alloc::vec::Vec;
 use zerocopy::IntoBytes;
@@ -63,16 +64,23 @@ impl HeaderBuilder<'_> {
     /// the whole frame.
     ///
     /// # Errors
-    /// A header, frame or table over its limit, or an `out` too short.
+    /// A header, frame, key or table over its limit, or an `out` too short.
     pub fn write(&self, place: &FramePlace, out: &mut [u8]) -> Result<u32, FormatError> {
         let bytes = self.bytes();
         let pages = (bytes / PAGE_BYTES) as u64;
         if pages > u64::from(HEADER_PAGES_MAX) {
             return Err(FormatError::range("header pages", 8, u64::from(HEADER_PAGES_MAX), pages));
         }
-        if place.location.pages > TOTAL_PAGES_MAX {
+        if place.location.pages > TOTAL_PAGES_MAX || u64::from(place.location.pages) < pages {
             let pages = u64::from(place.location.pages);
             return Err(FormatError::range("total pages", 12, u64::from(TOTAL_PAGES_MAX), pages));
+        }
+        if self.front_pages < pages as u32 || self.front_pages > place.location.pages {
+            let front = u64::from(self.front_pages);
+            return Err(FormatError::range("front pages", 132, u64::from(place.location.pages), front));
+        }
+        if self.key.len() > KEY_BYTES_MAX {
+            return Err(FormatError::range("key bytes", 120, KEY_BYTES_MAX as u64, self.key.len() as u64));
         }
         if self.descriptors.len() > DESCRIPTORS_MAX as usize {
             let count = self.descriptors.len() as u64;

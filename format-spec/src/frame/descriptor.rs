@@ -1,5 +1,6 @@
 //! Descriptors: what an extent of a frame's payload holds.
 
+use super::header::CALLER_STATE_BYTES_MAX;
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::layout::{LayerGeometry, Layout};
@@ -27,6 +28,9 @@ pub const KIND_CLUSTER_DIRECTORY: u16 = 8;
 pub const KIND_REPLICA: u16 = 9;
 /// Room kept: keyed object.
 pub const KIND_KEYED_OBJECT: u16 = 10;
+
+/// Tokens of a sequence end below this one or at it.
+pub const TOKENS_MAX: u64 = 1 << 48;
 
 /// Codec: the bytes as they are.
 pub const CODEC_RAW: u16 = 0;
@@ -148,13 +152,23 @@ impl Descriptor {
     fn geometry(&self, layout: &Layout, base: usize) -> Result<PieceGeometry, FormatError> {
         let range = |field, offset, bound, found| Err(FormatError::range(field, base + offset, bound, found));
         let kind = self.kind.get();
+        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) {
+            return Err(FormatError::new(FormatErrorCode::Unsupported, "descriptor kind", base, 5, u64::from(kind)));
+        }
         let (tokens, pieces) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
+        let first = self.first_token.get();
         if kind != KIND_SUMMARY && (self.summary.get() != 0 || self.element != 0) {
             return range("summary kind", 6, 0, u64::from(self.summary.get()));
         }
         if matches!(kind, KIND_TOKEN_IDS | KIND_CALLER_STATE) {
             if pieces != 1 || self.layer.get() != 0 {
                 return range("pieces", 20, 1, pieces);
+            }
+            if first > TOKENS_MAX {
+                return range("tokens", 8, TOKENS_MAX, first);
+            }
+            if kind == KIND_CALLER_STATE && tokens > CALLER_STATE_BYTES_MAX as u64 {
+                return range("caller state bytes", 16, CALLER_STATE_BYTES_MAX as u64, tokens);
             }
             let bytes = if kind == KIND_TOKEN_IDS { tokens * 4 } else { tokens };
             return Ok(PieceGeometry { bytes, checksums: 1 });
@@ -163,9 +177,8 @@ impl Descriptor {
             return range("layer", 2, layout.layers.len() as u64, u64::from(self.layer.get()));
         };
         let group = u64::from(layout.group_tokens);
-        let first = self.first_token.get();
-        if first.checked_add(tokens).is_none_or(|end| end > 1 << 48) || tokens == 0 {
-            return range("tokens", 16, 1 << 48, tokens);
+        if first.checked_add(tokens).is_none_or(|end| end > TOKENS_MAX) || tokens == 0 {
+            return range("tokens", 16, TOKENS_MAX, tokens);
         }
         match kind {
             KIND_GROUPS | KIND_SUMMARY => {
@@ -189,14 +202,13 @@ impl Descriptor {
                 let bytes = layout.block(layer).extent_bytes(pieces as usize) as u64;
                 Ok(PieceGeometry { bytes, checksums: pieces * layer.planes() as u64 })
             }
-            KIND_TAIL => {
+            _ => {
                 if pieces != 1 || tokens > u64::from(crate::layout::GROUP_TOKENS_MAX) {
                     return range("tail tokens", 16, u64::from(crate::layout::GROUP_TOKENS_MAX), tokens);
                 }
                 let (key, value) = tail_plane_bytes(layer, layout.dtype, tokens as usize);
                 Ok(PieceGeometry { bytes: (key + value) as u64, checksums: layer.planes() as u64 })
             }
-            _ => Err(FormatError::new(FormatErrorCode::Unsupported, "descriptor kind", base, 5, u64::from(kind))),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The frame header.
 
-use super::descriptor::Descriptor;
+use super::descriptor::{Descriptor, KIND_GROUPS};
 use crate::checksum::crc_with_hole;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::ids::{Location, RawLocation};
@@ -151,6 +151,10 @@ impl<'a> FrameView<'a> {
         let base = size_of::<FrameHeader>();
         let mut cut = Cutter { rest, base };
         let layout = Layout::decode(cut.take(header.layout_bytes.get() as usize, "layout")?)?;
+        if layout.encoded_bytes() != header.layout_bytes.get() as usize {
+            let (expected, found) = (layout.encoded_bytes() as u64, u64::from(header.layout_bytes.get()));
+            return Err(FormatError::range("layout bytes", 116, expected, found));
+        }
         let key = cut.take(header.key_bytes.get() as usize, "key")?;
         let descriptors_at = cut.base;
         let bytes = cut.take(header.descriptors.get() as usize * size_of::<Descriptor>(), "descriptors")?;
@@ -167,6 +171,14 @@ impl<'a> FrameView<'a> {
         for (index, descriptor) in descriptors.iter().enumerate() {
             let at = descriptors_at + index * size_of::<Descriptor>();
             descriptor.check(&layout, frame_bytes, checksums.len() as u64, at)?;
+            // Everything but groups is in the front, so that it can be read without them.
+            let front_bytes = u64::from(header.front_pages.get()) * PAGE_BYTES as u64;
+            let (start, extent_end) = (descriptor.offset.get(), descriptor.offset.get() + descriptor.bytes.get());
+            let in_place =
+                if descriptor.kind.get() == KIND_GROUPS { start >= front_bytes } else { extent_end <= front_bytes };
+            if !in_place {
+                return Err(FormatError::range("extent on the wrong side of the front", at + 24, front_bytes, start));
+            }
             if descriptor.offset.get() < end {
                 return Err(FormatError::range("extent overlaps", at + 24, end, descriptor.offset.get()));
             }

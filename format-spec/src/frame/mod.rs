@@ -8,7 +8,7 @@ pub use builder::{HeaderBuilder, header_bytes};
 pub use descriptor::{
     CODEC_RAW, Descriptor, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
     KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, PieceGeometry,
-    SUMMARY_MIN_MAX, summary_record_bytes, tail_plane_bytes,
+    SUMMARY_MIN_MAX, TOKENS_MAX, summary_record_bytes, tail_plane_bytes,
 };
 pub use header::{
     CALLER_STATE_BYTES_MAX, DESCRIPTORS_MAX, FrameHeader, FramePlace, FrameView, HEADER_PAGES_MAX, MAGIC,

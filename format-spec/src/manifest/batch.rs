@@ -167,7 +167,7 @@ impl<'a> Batch<'a> {
 /// caller; here it is an error.
 ///
 /// # Errors
-/// Too many bytes of records.
+/// Too many bytes of records, or a `synced_through` that is not below the sequence number.
 pub fn encode_batch(
     place: &BatchPlace,
     synced_through: u64,
@@ -178,6 +178,9 @@ pub fn encode_batch(
 ) -> Result<Vec<u8>, FormatError> {
     if records.len() > RECORDS_BYTES_MAX {
         return Err(FormatError::range("records bytes", 44, RECORDS_BYTES_MAX as u64, records.len() as u64));
+    }
+    if synced_through >= place.sequence {
+        return Err(FormatError::range("synced through", 16, place.sequence, synced_through));
     }
     let start = size_of::<BatchHeader>();
     let pages = (start + records.len()).div_ceil(PAGE_BYTES);

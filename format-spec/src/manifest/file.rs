@@ -60,7 +60,6 @@ impl Unverified<'_, ManifestPage> {
     pub fn verify(&self) -> Result<Verified<ManifestPage>, FormatError> {
         check_page(self.bytes(), "manifest page", MAGIC, size_of::<ManifestPage>())?;
         let page = self.peek();
-        page.features.check(8)?;
         if page.copy > 1 {
             return Err(FormatError::range("manifest copy", 98, 1, u64::from(page.copy)));
         }

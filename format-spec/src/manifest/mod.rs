@@ -1,6 +1,7 @@
 //! The manifest: the log that says which frames exist. One header page, then batches of records.
 
 mod batch;
+mod check;
 mod file;
 mod record;
 

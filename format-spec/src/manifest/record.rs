@@ -416,7 +416,11 @@ impl<'a> Records<'a> {
             return Err(FormatError::new(FormatErrorCode::Unsupported, "record flags", base + 2, 1, u64::from(flags)));
         }
         match Kind::from_code(header.kind.get()) {
-            Some(kind) => parse(kind, body, base),
+            Some(kind) => {
+                let record = parse(kind, body, base)?;
+                super::check::check(&record, base)?;
+                Ok(record)
+            }
             None if flags & FLAG_IGNORABLE != 0 => Ok(Record::Unknown(header.kind.get())),
             None => Err(FormatError::new(
                 FormatErrorCode::Unsupported,

@@ -1,0 +1,179 @@
+//! Frame headers and batches whose checksum is right and whose contents are wrong: refused, each for its own reason.
+
+#[allow(dead_code, reason = "the golden tests use the rest")]
+mod golden_store;
+
+use golden_store as g;
+use proptest::prelude::*;
+use stratakv_format::checksum::PayloadChecksum;
+use stratakv_format::frame::{Descriptor, FrameView, HeaderBuilder, KIND_GROUPS};
+use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
+use stratakv_format::manifest::Batch;
+use stratakv_format::{FormatError, PAGE_BYTES};
+use zerocopy::little_endian::{U16, U32, U64};
+
+fn fix_crc(pages: &mut [u8], nonce: u64) {
+    pages[4..8].fill(0);
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&nonce.to_le_bytes());
+    crc.update(pages);
+    pages[4..8].copy_from_slice(&crc.finalize().to_le_bytes());
+}
+
+/// Golden frame 1 with its descriptors, checksums and front changed, as a reader sees it.
+fn read_changed(change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>, &mut u32)) -> Result<(), FormatError> {
+    let [mut frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
+    change(&mut frame.descriptors, &mut frame.checksums, &mut frame.front_pages);
+    let layout = g::layout();
+    let header = HeaderBuilder {
+        frame: FrameId(frame.frame),
+        lsn: frame.lsn,
+        nonce: frame.nonce,
+        sequence: SequenceId(1),
+        parent: None,
+        created_unix_ms: 1,
+        layout_id: LayoutId(1),
+        layout: &layout,
+        key: g::KEY,
+        summaries: 1,
+        descriptors: &frame.descriptors,
+        checksums: &frame.checksums,
+        front_pages: frame.front_pages,
+    };
+    header.write(&frame.place, &mut frame.bytes)?;
+    FrameView::verify(&frame.bytes, &frame.place).map(|_| ())
+}
+
+#[test]
+fn every_wrong_descriptor_is_refused() {
+    assert_eq!(read_changed(|_, _, _| {}), Ok(()));
+    // Index of the descriptor (0-2 summaries, 3 token ids, 4-6 groups), what is wrong, which field the error names.
+    type Change = fn(&mut Descriptor);
+    let cases: &[(usize, Change, &str)] = &[
+        (4, |d| d.kind = U16::new(0), "descriptor kind"),
+        (4, |d| d.kind = U16::new(6), "descriptor kind"),
+        (4, |d| d.layer = U16::new(1), "layer"),
+        (4, |d| d.layer = U16::new(4), "layer"),
+        (4, |d| d.codec = U16::new(1), "codec"),
+        (4, |d| d.cipher = 1, "cipher"),
+        (4, |d| d.key = U16::new(1), "cipher"),
+        (4, |d| d.reserved = U32::new(1), "descriptor"),
+        (4, |d| d.summary = U16::new(1), "summary kind"),
+        (4, |d| d.element = 1, "summary kind"),
+        (4, |d| d.first_token = U64::new(2), "groups"),
+        (4, |d| d.first_token = U64::new(u64::MAX - 3), "tokens"),
+        (4, |d| d.tokens = U32::new(7), "groups"),
+        (4, |d| d.tokens = U32::new(0), "tokens"),
+        (4, |d| d.pieces = U32::new(3), "groups"),
+        (4, |d| d.pieces = U32::new(u32::MAX), "groups"),
+        (4, |d| d.bytes = U64::new(8192), "extent bytes"),
+        (4, |d| d.offset = U64::new(u64::MAX), "extent end"),
+        (4, |d| d.offset = U64::new(8200), "extent alignment"),
+        (4, |d| d.offset = U64::new(4096), "extent on the wrong side of the front"),
+        (5, |d| d.offset = U64::new(8192), "extent overlaps"),
+        (6, |d| d.offset = U64::new(6 * 4096), "extent end"),
+        (4, |d| d.checksum_count = U32::new(3), "extent checksums"),
+        (4, |d| d.checksum_first = U32::new(3), "extent checksums"),
+        (4, |d| d.checksum_first = U32::new(u32::MAX), "extent checksums"),
+        (0, |d| d.summary = U16::new(2), "summary"),
+        (0, |d| d.element = 0, "summary"),
+        (0, |d| d.element = 1, "extent bytes"),
+        (0, |d| d.offset = U64::new(4095), "extent alignment"),
+        (0, |d| d.offset = U64::new(0), "extent overlaps"),
+        (3, |d| d.layer = U16::new(2), "pieces"),
+        (3, |d| d.pieces = U32::new(0), "pieces"),
+        (3, |d| d.tokens = U32::new(u32::MAX), "extent bytes"),
+        (3, |d| d.first_token = U64::new(1 << 49), "tokens"),
+        (3, |d| (d.tokens, d.bytes) = (U32::new(200), U64::new(800)), "extent on the wrong side of the front"),
+        (3, |d| (d.kind, d.tokens) = (U16::new(5), U32::new(65_537)), "caller state bytes"),
+        (3, |d| (d.kind, d.tokens) = (U16::new(3), U32::new(129)), "tail tokens"),
+    ];
+    for (row, (index, change, field)) in cases.iter().enumerate() {
+        let found = read_changed(|descriptors, _, _| change(&mut descriptors[*index]));
+        assert_eq!(found.map_err(|e| e.field), Err(*field), "row {row}");
+    }
+    assert_eq!(read_changed(|_, sums, _| sums.push(1)).map_err(|e| e.field), Err("checksums"));
+    assert_eq!(read_changed(|_, _, front| *front = 0).map_err(|e| e.field), Err("front pages"));
+    assert_eq!(read_changed(|_, _, front| *front = 7).map_err(|e| e.field), Err("front pages"));
+    assert_eq!(
+        read_changed(|_, _, front| *front = 3).map_err(|e| e.field),
+        Err("extent on the wrong side of the front")
+    );
+}
+
+#[test]
+fn every_wrong_size_in_a_header_is_refused() {
+    let [frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
+    let read = |at: usize, value: u32| {
+        let mut bytes = frame.bytes.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        fix_crc(&mut bytes[..PAGE_BYTES], g::SEGMENT_NONCE);
+        FrameView::verify(&bytes, &frame.place).map(|_| ()).map_err(|e| e.field)
+    };
+    assert_eq!(read(8, 1), Ok(()));
+    for (at, values, field) in [
+        (8, &[0, 1025, u32::MAX][..], "header pages"),
+        (8, &[7], "frame header"),
+        (12, &[0, 65_537, u32::MAX], "total pages"),
+        (12, &[5, 7], "frame pages"),
+        (116, &[97, 95, 88, 104], "layout bytes"),
+        (116, &[0, 8, u32::MAX], "layout"),
+        (120, &[513, u32::MAX], "key bytes"),
+        (124, &[32_769, u32::MAX], "descriptors"),
+        (128, &[u32::MAX, 1000], "checksums"),
+        (132, &[0, 7, u32::MAX], "front pages"),
+        (140, &[1], "frame header"),
+    ] {
+        for &value in values {
+            let found = read(at, value);
+            assert!(found.is_err(), "{value} at {at}");
+            // A layout cut short is named by what is missing first.
+            let layout = field.starts_with("layout") && found.is_err_and(|f| f.starts_with("layout"));
+            assert!(layout || found == Err(field), "{value} at {at}: {found:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+
+    /// Any few bytes of a header changed, the CRC put right: an error or a consistent frame, never a panic.
+    #[test]
+    fn mutated_frames_stay_consistent(changes in proptest::collection::vec((64..900_usize, any::<u8>()), 1..5)) {
+        let [frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
+        let mut bytes = frame.bytes;
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        fix_crc(&mut bytes[..PAGE_BYTES], g::SEGMENT_NONCE);
+        if let Ok(view) = FrameView::verify(&bytes, &frame.place) {
+            let mut end = PAGE_BYTES as u64;
+            for d in view.descriptors() {
+                prop_assert!(d.offset.get() >= end);
+                end = d.offset.get() + d.bytes.get();
+                prop_assert_eq!(view.checksums(d).len(), d.checksum_count.get() as usize);
+                if d.kind.get() == KIND_GROUPS {
+                    let block = view.layout().block(&view.layout().layers[usize::from(d.layer.get())]);
+                    let last = block.block_offset(d.pieces.get() as usize - 1) + block.block_bytes;
+                    prop_assert!(last as u64 <= d.bytes.get());
+                }
+            }
+            prop_assert!(end <= bytes.len() as u64);
+        }
+    }
+
+    /// Likewise of a batch.
+    #[test]
+    fn mutated_batches_do_no_harm(changes in proptest::collection::vec((40..1500_usize, any::<u8>()), 1..5)) {
+        let mut bytes = g::manifest_file(0, &[g::every_record()])[PAGE_BYTES..].to_vec();
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        fix_crc(&mut bytes[..PAGE_BYTES], g::MANIFEST_NONCE);
+        if let Ok(batch) = Batch::verify(&bytes, &g::batch_place(41)) {
+            let read: Vec<_> = batch.records().collect();
+            prop_assert!(read.len() as u64 <= u64::from(batch.header().record_count.get()) + 1);
+            prop_assert!(read.iter().rev().skip(1).all(Result::is_ok));
+        }
+    }
+}
