@@ -26,7 +26,7 @@ fn patch_page(image: &Image, device: usize, file: &str, page: usize, patch: impl
     let mut bytes = fs::read(&path).unwrap();
     let page = &mut bytes[page * PAGE_BYTES..(page + 1) * PAGE_BYTES];
     patch(page);
-    let crc = page_crc(page);
+    let crc = page_crc((&*page).try_into().unwrap());
     page[508..512].copy_from_slice(&crc.to_le_bytes());
     fs::write(&path, bytes).unwrap();
 }
@@ -225,7 +225,7 @@ fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
         bytes[64..72].copy_from_slice(&u64::to_le_bytes(nonce));
         bytes[72..80].copy_from_slice(&u64::to_le_bytes(1));
         bytes[80..88].copy_from_slice(&u64::to_le_bytes(old + 2));
-        let crc = page_crc(&bytes);
+        let crc = page_crc(bytes.as_slice().try_into().unwrap());
         bytes[508..512].copy_from_slice(&crc.to_le_bytes());
         let first = &image.batches[0];
         let mut end = Records::default();

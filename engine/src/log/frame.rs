@@ -55,7 +55,7 @@ pub(crate) struct Draft {
     summaries: Vec<SummaryPart>,
     tails: Vec<Tail>,
     token_ids: Option<(u64, Vec<u8>, u32)>,
-    state: Option<Vec<u8>>,
+    state: Option<(u64, Vec<u8>)>,
     front_bytes: usize,
     run_bytes: usize,
 }
@@ -100,9 +100,10 @@ impl Draft {
         self.token_ids = Some((first, bytes, ids.len() as u32));
     }
 
-    pub(crate) fn state(&mut self, state: Vec<u8>) {
+    /// The caller's state with the committed length it belongs to.
+    pub(crate) fn state(&mut self, tokens: u64, state: Vec<u8>) {
         self.front_bytes += state.len() + 16 + size_of::<Descriptor>();
-        self.state = Some(state);
+        self.state = Some((tokens, state));
     }
 }
 
@@ -246,8 +247,8 @@ pub(crate) fn write(
     if let Some((first, bytes, count)) = &draft.token_ids {
         tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[bytes]);
     }
-    if let Some(state) = &draft.state {
-        tables.front_piece(&small(frame::KIND_CALLER_STATE, 0, state.len() as u32), &[state]);
+    if let Some((tokens, state)) = &draft.state {
+        tables.front_piece(&small(frame::KIND_CALLER_STATE, *tokens, state.len() as u32), &[state]);
     }
     for tail in &draft.tails {
         let piece = Piece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };

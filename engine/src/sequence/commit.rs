@@ -113,7 +113,7 @@ impl Sequence {
         if self.state_dirty
             && let Some(state) = &self.state
         {
-            place(&mut drafts, state.len() + 128, &mut |draft| draft.state(state.clone()));
+            place(&mut drafts, state.len() + 128, &mut |draft| draft.state(length, state.clone()));
         }
         Ok(drafts)
     }
