@@ -36,7 +36,7 @@ fn apply(change: &Change, bytes: &mut [u8]) {
 }
 
 fn fix_page(page: &mut [u8]) {
-    let crc = page_crc(page);
+    let crc = page_crc((&*page).try_into().unwrap());
     page[508..512].copy_from_slice(&crc.to_le_bytes());
 }
 
