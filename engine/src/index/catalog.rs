@@ -312,10 +312,13 @@ impl Catalog {
         let Some(sequence) = self.sequences.get_mut(&sequence) else {
             return Err(format!("sequence {sequence} does not exist"));
         };
-        if sequence.refs.iter().any(|(other, _)| *other == id) {
+        let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
+        // Ordered by LSN: a second reference would stand among those of its LSN.
+        let equals =
+            sequence.refs[at..].iter().take_while(|(other, _)| frames.get(other).is_some_and(|f| f.lsn == lsn));
+        if equals.into_iter().any(|(other, _)| *other == id) {
             return Err(format!("frame {id} is referred to twice by one sequence"));
         }
-        let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
         sequence.refs.insert(at, (id, token_end));
         Ok(())
     }

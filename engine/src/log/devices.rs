@@ -5,12 +5,15 @@ use crate::device::directory::{Access, Directory};
 use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{DeviceCounters, MemoryBudget, lock};
+use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
 use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};
 use zerocopy::little_endian::U64;
+
+/// How long to wait for a slab that is given up.
+const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// What never changes over the life of a store.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +65,42 @@ impl Devices {
     pub(crate) fn get(&self, index: DeviceIndex) -> Result<&Device> {
         let found = self.list.get(usize::from(index.0));
         found.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {index} is not part of the store")))
+    }
+
+    /// Takes memory off the budget for something else than buffers, if need be from slabs of buffers that are idle.
+    pub(crate) fn reserve(&self, bytes: usize, category: Category) -> Option<Reservation> {
+        let mut got = None;
+        self.make_room(|| {
+            got = self.budget.try_reserve(bytes, category);
+            got.is_some()
+        });
+        got
+    }
+
+    /// [`Reservation::resize`], if need be with memory from slabs of buffers that are idle.
+    pub(crate) fn resize(&self, reservation: &mut Reservation, bytes: usize) -> bool {
+        self.make_room(|| reservation.resize(bytes))
+    }
+
+    fn make_room(&self, mut attempt: impl FnMut() -> bool) -> bool {
+        if attempt() {
+            return true;
+        }
+        if self.arena.trim() == 0 {
+            return false;
+        }
+        // A ring that has a slab registered lets go of it when it wakes.
+        self.list.iter().for_each(|device| device.shard.nudge());
+        let deadline = std::time::Instant::now() + TRIM_WAIT;
+        loop {
+            let seen = self.budget.returned().epoch();
+            if attempt() {
+                return true;
+            }
+            if !self.budget.returned().wait_past(seen, Some(deadline)) {
+                return false;
+            }
+        }
     }
 
     /// A zeroed buffer; waits until what is in flight gives memory back.

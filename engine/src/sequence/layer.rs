@@ -101,7 +101,15 @@ impl Layer {
     pub(crate) fn reset(&mut self, mark: LayerMark) {
         let groups = mark.tokens / self.group_tokens as u64;
         if let Some(building) = &mut self.building {
-            building.groups = building.groups.min(groups.saturating_sub(building.first_group) as usize);
+            let kept = building.groups.min(groups.saturating_sub(building.first_group) as usize);
+            // Padding is zero: no group that was never appended goes to a device behind others on their page.
+            if let Some(bytes) = building.buffer.bytes_mut() {
+                for group in kept..building.groups {
+                    let start = self.block.block_offset(group);
+                    bytes[start..start + self.block.block_bytes].fill(0);
+                }
+            }
+            building.groups = kept;
             if building.groups == 0 {
                 self.building = None;
             }

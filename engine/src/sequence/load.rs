@@ -8,7 +8,7 @@ use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentH
 use crate::log::{Devices, SequenceIdentity};
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
-use crate::store::StoreInner;
+use crate::store::{Claim, StoreInner};
 use std::sync::Arc;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
@@ -16,7 +16,7 @@ use stratakv_format::frame::{
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
 
-/// Frame fronts read at once.
+/// Frame fronts read at once, at most.
 const BATCH_BYTES: usize = 8 << 20;
 /// Bytes of one read.
 const READ_BYTES: usize = 1 << 20;
@@ -40,7 +40,8 @@ struct Reference {
 }
 
 /// The sequence as its last commit left it.
-pub(crate) fn load(store: Arc<StoreInner>, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
+pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
+    let store = Arc::clone(&claim.store);
     let references = references(&store, meta)?;
     let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
     let layout = layout.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("sequence {id} has no layout")))?;
@@ -52,14 +53,16 @@ pub(crate) fn load(store: Arc<StoreInner>, id: SequenceId, meta: &SequenceMeta) 
         layout_id: meta.layout,
         layout,
     };
-    let mut sequence = Sequence::new(store, who, RecordBuffer::default())?;
+    let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
     let mut loose = Vec::new();
+    // Their buffers are held all at once: they must fit, beside those of others.
+    let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
     while start < references.len() {
         let mut bytes = 0;
         let fits = |r: &Reference, bytes: &mut usize| {
             *bytes += r.meta.front_pages as usize * PAGE_BYTES;
-            *bytes <= BATCH_BYTES
+            *bytes <= batch_bytes
         };
         let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
         let batch = &references[start..start + count];
@@ -159,7 +162,7 @@ impl Sequence {
             checksums,
         });
         let held = self.index.bytes() + body.memory_bytes();
-        if !self.index.resize(held) {
+        if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
         let mut checksum = 0;
@@ -291,7 +294,7 @@ impl Sequence {
             return Err(corrupt(reference, "frame-header", 0, 0, found));
         }
         let held = self.summaries.bytes();
-        if !self.summaries.resize(held + bytes.len()) {
+        if !self.store.devices.resize(&mut self.summaries, held + bytes.len()) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
         }
         let layer = self.layer_mut(index)?;
@@ -376,7 +379,7 @@ impl Sequence {
             Some(frame) => return Err(lost(format!("the caller's state of frame {frame} is not there"))),
         }
         let held: usize = self.layers.iter().flatten().filter_map(|l| l.summary.as_ref()).map(|s| s.bytes()).sum();
-        if !self.summaries.resize(held) {
+        if !self.store.devices.resize(&mut self.summaries, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
         }
         self.set_committed(tokens, meta.state_frame);

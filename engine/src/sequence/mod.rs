@@ -10,9 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use crate::layout::KvLayout;
 use crate::log::{SequenceIdentity, WrittenFrame, front_limit};
-use crate::metrics::{Category, Reservation, lock};
+use crate::metrics::{Category, Reservation};
 use crate::options::Durability;
-use crate::store::StoreInner;
+use crate::store::{Claim, StoreInner};
 use layer::Layer;
 use std::sync::Arc;
 use stratakv_format::SequenceId;
@@ -49,11 +49,14 @@ pub struct Sequence {
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
+    /// The last to go: what the sequence commits is queued by then.
+    claim: Option<Claim>,
 }
 
 impl Sequence {
     /// A sequence without tokens. `records` create it, with its first commit.
-    pub(crate) fn new(store: Arc<StoreInner>, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+    pub(crate) fn new(claim: Claim, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+        let store = Arc::clone(&claim.store);
         let layout = &who.layout;
         let has_summary = who.summaries != 0;
         let mut layers = Vec::with_capacity(layout.layers());
@@ -69,7 +72,7 @@ impl Sequence {
             });
         }
         let reserve = |bytes, category| {
-            store.devices.budget.try_reserve(bytes, category).ok_or_else(|| {
+            store.devices.reserve(bytes, category).ok_or_else(|| {
                 let text = format!("a sequence of this layout takes {bytes} bytes, more than memory_limit has left");
                 Error::new(ErrorKind::MemoryLimit, text)
             })
@@ -96,6 +99,7 @@ impl Sequence {
             summaries,
             index,
             _tails: tails,
+            claim: Some(claim),
         })
     }
 
@@ -188,6 +192,8 @@ impl Sequence {
         let store = Arc::clone(&self.store);
         self.layers.clear();
         self.frames.clear();
+        // Nobody opens it again, or takes its key, before the deletion is queued.
+        let _claim = self.claim.take();
         drop(self);
         if never_committed { Ok(()) } else { store.delete_sequence(id, durability) }
     }
@@ -223,8 +229,10 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         // Nobody is left to tell; what a `None` commit owes may vanish.
         let _ = self.settle();
-        lock(&self.store.reserved_keys).remove(&self.who.key);
-        lock(&self.store.open_sequences).remove(&self.who.sequence);
+        // Space is not used again while a write into it is under way.
+        for frame in &mut self.frames {
+            let _ = frame.wait();
+        }
     }
 }
 
