@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, copies_for, random_u64,
+    CONTROL_BYTES, CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, copies_for, exhausted, random_u64,
     unix_ms,
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
@@ -467,7 +467,8 @@ fn start_devices(
         let index = DeviceIndex(index as u16);
         list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
     }
-    Ok(Devices { list, arena, budget, identity })
+    let control = arena.lease_zeroed(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
+    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity })
 }
 
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {

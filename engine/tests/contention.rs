@@ -115,3 +115,41 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait() {
     let read = store.read(&[&view]).and_then(|ticket| ticket.wait());
     assert_eq!(read.err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
 }
+
+#[test]
+fn commits_need_no_memory_that_reads_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+    append(&mut sequence, 0, 40_000);
+    sequence.commit(Durability::Sync).unwrap();
+    append(&mut sequence, 0, 10);
+    let groups: Vec<u64> = (0..100).collect();
+    let view = sequence.select_groups(0, &groups).unwrap();
+    let one = sequence.select_groups(0, &groups[..1]).unwrap();
+    let mut held = Vec::new();
+    for view in [&view, &one] {
+        loop {
+            let soon = std::time::Instant::now() + Duration::from_millis(50);
+            match store.read(&[view]).unwrap().wait_deadline(Some(soon)) {
+                Ok(batch) => held.push(batch),
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::Deadline);
+                    break;
+                }
+            }
+        }
+    }
+    assert!(held.len() > 20);
+    let start = std::time::Instant::now();
+    sequence.commit(Durability::Sync).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    drop((held, view, one, sequence));
+    store.close().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let sequence = store.open_sequence("k").unwrap();
+    assert_eq!(sequence.len(), 40_010);
+    let view = sequence.select_all(0).unwrap();
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    assert!((0..view.groups().len()).all(|nth| batch.get(0).unwrap().group(nth).is_ok()));
+}

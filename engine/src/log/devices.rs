@@ -12,6 +12,8 @@ use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};
 use zerocopy::little_endian::U64;
 
+/// Bytes of the buffer that is kept back for metadata: a batch of records at its largest.
+pub(crate) const CONTROL_BYTES: usize = 1 << 20;
 /// How long to wait for a slab that is given up.
 const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
@@ -54,6 +56,8 @@ pub(crate) struct Devices {
     pub(crate) list: Vec<Device>,
     pub(crate) arena: Arena,
     pub(crate) budget: Arc<MemoryBudget>,
+    /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
+    pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,
 }
 
@@ -125,12 +129,12 @@ impl Devices {
         }
     }
 
-    /// Writes `bytes` at `offset` of files, one per device index given, and waits.
+    /// Writes `bytes`, at most [`CONTROL_BYTES`], at `offset` of files, one per device index given, and waits.
     pub(crate) fn write_all(&self, writes: &[(DeviceIndex, Arc<DeviceFile>)], offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut buffer = self.buffer(bytes.len())?;
-        if let Some(out) = buffer.bytes_mut() {
-            out.copy_from_slice(bytes);
-        }
+        let mut buffer = lock(&self.control);
+        let out = buffer.bytes_mut().and_then(|out| out.get_mut(..bytes.len()));
+        let out = out.ok_or_else(|| Error::new(ErrorKind::Busy, format!("no buffer for {} bytes", bytes.len())))?;
+        out.copy_from_slice(bytes);
         let waiter = Waiter::new(writes.len());
         for (device, file) in writes {
             let from = buffer.write_source(0..bytes.len())?;

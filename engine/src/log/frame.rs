@@ -1,9 +1,9 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
-use super::devices::Devices;
+use super::devices::{Devices, exhausted};
 use super::space::Space;
 use super::{random_u64, unix_ms};
-use crate::device::arena::Lease;
+use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{FrameBody, FrameMeta, Run, SegmentHandle};
@@ -219,7 +219,7 @@ impl Tables<'_> {
 /// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard. Wait on the result.
 ///
 /// # Errors
-/// No space or memory for it. Nothing was written.
+/// No space or memory for it, or a write that had to be waited for failed. The frame does not exist.
 pub(crate) fn write(
     devices: &Devices,
     space: &Mutex<Space>,
@@ -311,7 +311,15 @@ pub(crate) fn write(
     let mut front_buffers = Vec::new();
     let mut left = front_bytes;
     while left > 0 {
-        front_buffers.push(devices.buffer(left.min(WRITE_BYTES))?);
+        match devices.arena.lease_zeroed(left.min(WRITE_BYTES)) {
+            Ok(buffer) => front_buffers.push(buffer),
+            // Groups that wait to be written hold the memory: writing them must not wait for it.
+            Err(Exhausted::Now) => {
+                front_buffers.clear();
+                break;
+            }
+            Err(other) => return Err(exhausted(other, WRITE_BYTES)),
+        }
         left -= left.min(WRITE_BYTES);
     }
     let (location, segment) = lock(space).allocate(devices, device, front_page + page)?;
@@ -341,22 +349,48 @@ pub(crate) fn write(
         .write(&place, &mut front)
         .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
     front[header_bytes..header_bytes + tables.front.len()].copy_from_slice(&tables.front);
+    let now = |offset: u64, bytes: &[u8]| {
+        let target = [(device, Arc::clone(&segment.file))];
+        let written = bytes.chunks(WRITE_BYTES).enumerate().try_for_each(|(index, chunk)| {
+            devices.write_all(&target, offset + (index * WRITE_BYTES) as u64, chunk)
+        });
+        written.map_err(|e| {
+            lock(space).abandon(&segment);
+            e.during("write of a frame")
+        })
+    };
     let mut requests = Vec::with_capacity(front_buffers.len() + landed.len());
     let mut offset = location.offset();
-    let mut push = |buffer: &Lease, bytes: usize| -> Result<()> {
+    let mut push = |buffer: &Lease, offset: u64, bytes: usize| -> Result<()> {
         let from = buffer.write_source(0..bytes)?;
         requests.push(Request { op: Op::Write { file: Arc::clone(&segment.file), offset, from }, tag: 0 });
-        offset += bytes as u64;
         Ok(())
     };
+    if front_buffers.is_empty() {
+        now(offset, &front)?;
+    }
     for (buffer, bytes) in front_buffers.iter_mut().zip(front.chunks(WRITE_BYTES)) {
         if let Some(out) = buffer.bytes_mut() {
             out.copy_from_slice(bytes);
         }
-        push(buffer, bytes.len())?;
+        push(buffer, offset, bytes.len())?;
+        offset += bytes.len() as u64;
     }
+    offset = location.offset() + front_bytes as u64;
     for landed in &landed {
-        push(&landed.run.buffer, landed.run.disk_bytes())?;
+        let run = &landed.run;
+        if run.cut && !run.ends_on_page() {
+            // Its last page has old groups where padding is to be.
+            let mut bytes = vec![0; run.disk_bytes()];
+            for at in 0..run.groups {
+                let block = run.block(at)?;
+                bytes[run.geometry.block_offset(at)..][..block.len()].copy_from_slice(block);
+            }
+            now(offset, &bytes)?;
+        } else {
+            push(&run.buffer, offset, run.disk_bytes())?;
+        }
+        offset += run.disk_bytes() as u64;
     }
     let waiter = Waiter::new(requests.len());
     let sink = Arc::clone(&waiter) as Arc<dyn Sink>;

@@ -8,7 +8,7 @@ use crate::device::driver::Op;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentHandle;
-use crate::log::{Devices, exhausted};
+use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::{EventCount, lock};
 use crate::plan::{Part, plan};
 use crate::select::{View, ViewInner};
@@ -158,14 +158,14 @@ impl ReadTicket {
     /// After a failed attempt: an error when no buffer at all is in use, so that waiting for one to come back is in vain.
     /// Whether it was submitted after all.
     fn can_ever_fit(&mut self) -> Result<bool> {
-        if self.devices.arena.usage().leased_bytes > 0 {
+        if self.devices.arena.usage().leased_bytes > CONTROL_BYTES {
             return Ok(false);
         }
         // A buffer that came back in between is found by one more attempt.
         if self.try_submit()? {
             return Ok(true);
         }
-        if self.devices.arena.usage().leased_bytes > 0 {
+        if self.devices.arena.usage().leased_bytes > CONTROL_BYTES {
             return Ok(false);
         }
         let text = format!(

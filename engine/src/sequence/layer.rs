@@ -163,6 +163,7 @@ impl Layer {
             groups: building.groups,
             geometry: self.block,
             buffer: Arc::new(building.buffer),
+            cut: false,
         });
         self.table.lay(Extent {
             first_group: run.first_group,
