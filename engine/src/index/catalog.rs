@@ -491,6 +491,10 @@ pub(crate) fn ref_record(sequence: SequenceId, frame: FrameId, token_end: u64) -
     m::FrameRef { sequence: U64::new(sequence.0), frame: U64::new(frame.0), token_end: U64::new(token_end) }
 }
 
+pub(crate) fn release_record(sequence: SequenceId, frame: FrameId) -> m::FrameRelease {
+    m::FrameRelease { sequence: U64::new(sequence.0), frame: U64::new(frame.0) }
+}
+
 pub(crate) fn open_record(key: SegmentKey, segment: &SegmentMeta) -> m::SegmentOpen {
     m::SegmentOpen {
         generation: U64::new(segment.generation),

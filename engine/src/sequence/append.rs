@@ -147,6 +147,7 @@ impl Sequence {
 
     /// Drafts of all groups collected, each within the limit of a frame.
     pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
+        let group = self.who.layout.group_tokens() as u64;
         let mut drafts = vec![Draft::default()];
         for layer in self.layers.iter_mut().flatten() {
             layer.freeze()?;
@@ -166,7 +167,7 @@ impl Sequence {
                     drafts.push(Draft::default());
                 }
                 if let Some(last) = drafts.last_mut() {
-                    last.run(Arc::clone(run), layer.geometry.planes(), records);
+                    last.run(Arc::clone(run), group, layer.geometry.planes(), records);
                 }
             }
         }
@@ -230,6 +231,12 @@ impl Sequence {
     pub(super) fn requeue(&mut self, at: usize) {
         let frame = self.frames.remove(at);
         lock(&self.store.space).abandon(frame.segment());
+        // The frame may have held tail tokens, or groups that a cut turned into tail tokens.
+        for layer in self.layers.iter_mut().flatten() {
+            layer.tail_written = 0;
+        }
+        self.ids_written = self.ids_written.min(self.ids_durable);
+        self.state_dirty |= frame.holds_state;
         for landed in frame.runs {
             if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
                 layer.requeue(landed.run);

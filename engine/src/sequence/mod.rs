@@ -5,6 +5,7 @@ mod commit;
 mod layer;
 mod load;
 mod select;
+mod truncate;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
@@ -15,7 +16,7 @@ use crate::options::Durability;
 use crate::store::StoreInner;
 use layer::Layer;
 use std::sync::Arc;
-use stratakv_format::SequenceId;
+use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
 
@@ -29,6 +30,8 @@ pub struct Sequence {
     token_ids: Vec<u32>,
     /// Token ids that a written frame holds.
     ids_written: usize,
+    /// Token ids that a committed frame holds.
+    ids_durable: usize,
     state: Option<Vec<u8>>,
     /// The state was set since the last commit.
     state_dirty: bool,
@@ -36,8 +39,12 @@ pub struct Sequence {
     state_frame: u64,
     /// Frames whose writes are under way or ended, and that no commit names yet.
     frames: Vec<WrittenFrame>,
-    /// Records that go into the next commit: the sequence's own creation.
+    /// Frames that commits named.
+    held: Vec<Held>,
+    /// Records that go into the next commit before its own: creation, cuts.
     records: RecordBuffer,
+    /// A commit has named it.
+    stored: bool,
     committed: u64,
     /// A commit at `Durability::None` waits for the next one.
     owed: bool,
@@ -49,6 +56,13 @@ pub struct Sequence {
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
+}
+
+/// A frame that the sequence refers to.
+struct Held {
+    frame: FrameId,
+    /// The lowest token it holds anything of; none when it holds only the caller's state.
+    first_token: Option<u64>,
 }
 
 impl Sequence {
@@ -84,11 +98,14 @@ impl Sequence {
             layers,
             token_ids: Vec::new(),
             ids_written: 0,
+            ids_durable: 0,
             state: None,
             state_dirty: false,
             state_frame: 0,
             frames: Vec::new(),
+            held: Vec::new(),
             records,
+            stored: false,
             committed: 0,
             owed: false,
             frame_limit,
@@ -180,7 +197,7 @@ impl Sequence {
     pub fn delete(mut self, durability: Durability) -> Result<()> {
         self.owed = false;
         let id = self.who.sequence;
-        let never_committed = !self.records.is_empty();
+        let stored = self.stored;
         // Frames under way hold buffers and space: both must be free of them.
         for frame in &mut self.frames {
             let _ = frame.wait();
@@ -189,7 +206,7 @@ impl Sequence {
         self.layers.clear();
         self.frames.clear();
         drop(self);
-        if never_committed { Ok(()) } else { store.delete_sequence(id, durability) }
+        if stored { store.delete_sequence(id, durability) } else { Ok(()) }
     }
 
     /// Gives the handle back. A commit at [`Durability::None`] is handed over as a lazy one; tokens that were not committed
