@@ -41,10 +41,15 @@ pub(crate) struct Run {
     pub(crate) first_group: u64,
     pub(crate) groups: usize,
     pub(crate) geometry: BlockGeometry,
-    pub(crate) buffer: Lease,
+    pub(crate) buffer: Arc<Lease>,
 }
 
 impl Run {
+    /// The first `groups` of the run, in the same buffer.
+    pub(crate) fn first(&self, groups: usize) -> Arc<Self> {
+        Arc::new(Self { groups: groups.min(self.groups), buffer: Arc::clone(&self.buffer), ..*self })
+    }
+
     /// Bytes of block `index` of the run.
     ///
     /// # Errors
@@ -162,6 +167,21 @@ impl ExtentTable {
         self.extents.retain(|e| e.first_group < groups);
         if let Some(last) = self.extents.last_mut() {
             last.groups = last.groups.min((groups - last.first_group) as usize);
+        }
+    }
+
+    /// How many groups at the front of `run` this table has from it: later ones may have been cut off or written anew.
+    pub(crate) fn groups_of(&self, run: &Arc<Run>) -> usize {
+        let backed = |e: &Extent| matches!(&e.source, Source::Memory(r) if Arc::ptr_eq(r, run)).then_some(e.groups);
+        self.extents.iter().filter_map(backed).sum()
+    }
+
+    /// Extents that `old` backs are backed by `new`, which has the same groups at its front.
+    pub(crate) fn replace(&mut self, old: &Arc<Run>, new: &Arc<Run>) {
+        for extent in &mut self.extents {
+            if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, old)) {
+                extent.source = Source::Memory(Arc::clone(new));
+            }
         }
     }
 

@@ -72,7 +72,7 @@ mod tests {
         let mut records = RecordBuffer::default();
         for sequence in 0..100_000_u64 {
             let sequence = U64::new(sequence);
-            if sequence.get() % 3 == 0 {
+            if sequence.get().is_multiple_of(3) {
                 records.push(Kind::SequenceDelete, &SequenceDelete { sequence }, &[]);
             } else {
                 records.push(Kind::SequenceTruncate, &SequenceTruncate { sequence, tokens: U64::new(1) }, &[]);

@@ -134,13 +134,14 @@ impl Committer {
             })
         });
         for queued in group {
-            let copy = outcome.as_ref().map(|()| ()).map_err(|e| {
-                let text = format!("commit: {e}; whether it is durable is known after the store is opened again");
-                match e.kind() {
-                    ErrorKind::Poisoned => e.duplicate(),
-                    _ => Error::new(ErrorKind::Indeterminate, text),
+            let copy = match &outcome {
+                Ok(()) => Ok(()),
+                Err(e) if e.kind() == ErrorKind::Poisoned => Err(e.duplicate()),
+                Err(e) => {
+                    let text = format!("commit: {e}; whether it is durable is known after the store is opened again");
+                    Err(Error::new(ErrorKind::Indeterminate, text))
                 }
-            });
+            };
             *lock(&queued.ticket.0) = Some(copy);
         }
     }

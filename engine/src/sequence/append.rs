@@ -232,8 +232,7 @@ impl Sequence {
         lock(&self.store.space).abandon(frame.segment());
         for landed in frame.runs {
             if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
-                let before = layer.pending.partition_point(|run| run.first_group < landed.run.first_group);
-                layer.pending.insert(before, landed.run);
+                layer.requeue(landed.run);
             }
         }
     }

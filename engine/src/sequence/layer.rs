@@ -96,8 +96,8 @@ impl Layer {
         LayerMark { tokens: self.tokens, tail: Arc::clone(&self.tail) }
     }
 
-    /// Back to `mark`, which is not further than now. Groups of a full buffer beyond it are written all the same, and stand
-    /// behind the length of the sequence until later ones take their place.
+    /// Back to `mark`, which is not further than now. Groups beyond it in frames on their way stand behind the length of the
+    /// sequence until later ones take their place.
     pub(crate) fn reset(&mut self, mark: LayerMark) {
         let groups = mark.tokens / self.group_tokens as u64;
         if let Some(building) = &mut self.building {
@@ -106,8 +106,10 @@ impl Layer {
                 self.building = None;
             }
         }
-        self.pending.retain(|run| run.first_group < groups);
         self.table.truncate(groups.min(self.table.groups()));
+        for run in std::mem::take(&mut self.pending) {
+            self.requeue(run);
+        }
         if let Some(summary) = &mut self.summary {
             summary.truncate(groups as usize);
         }
@@ -152,7 +154,7 @@ impl Layer {
             first_group: building.first_group,
             groups: building.groups,
             geometry: self.block,
-            buffer: building.buffer,
+            buffer: Arc::new(building.buffer),
         });
         self.table.lay(Extent {
             first_group: run.first_group,
@@ -202,6 +204,18 @@ impl Layer {
             b.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(start..start + block.block_bytes))
         });
         slot.ok_or_else(|| Error::new(ErrorKind::Busy, "no room for another group"))
+    }
+
+    /// Puts a run, or what is left of it, among those that wait for a frame.
+    pub(crate) fn requeue(&mut self, run: Arc<Run>) {
+        let groups = self.table.groups_of(&run);
+        if groups == 0 {
+            return;
+        }
+        let kept = if groups < run.groups { run.first(groups) } else { Arc::clone(&run) };
+        self.table.replace(&run, &kept);
+        let at = self.pending.partition_point(|other| other.first_group < kept.first_group);
+        self.pending.insert(at, kept);
     }
 
     /// The group in the slot is complete.

@@ -163,7 +163,10 @@ impl Sequence {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
         let mut checksum = 0;
-        for descriptor in view.descriptors() {
+        // Where a tail and a group of one frame overlap, the tail is the newer.
+        let is_tail = |d: &&Descriptor| d.kind.get() == KIND_TAIL;
+        let descriptors = view.descriptors().iter();
+        for descriptor in descriptors.clone().filter(|d| !is_tail(d)).chain(descriptors.filter(is_tail)) {
             match descriptor.kind.get() {
                 KIND_GROUPS => {
                     let source = Source::Disk {
