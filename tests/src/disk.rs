@@ -3,6 +3,7 @@
 use crate::rng::Rng;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use stratakv::{ByteSize, StoreOptions};
 use tempfile::TempDir;
 
@@ -43,7 +44,7 @@ pub fn small_options(dirs: &[PathBuf]) -> StoreOptions {
         .memory_limit(ByteSize::mib(32))
         .segment_bytes(ByteSize::kib(256))
         .frame_bytes(ByteSize::kib(64))
-        .lazy_delay(std::time::Duration::from_secs(3600))
+        .lazy_delay(Duration::from_secs(3600))
 }
 
 /// Every file below `dir`, as paths inside it, in order.
@@ -92,13 +93,22 @@ pub fn copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> Vec<PathBuf> 
     targets
 }
 
-/// Runs kvfsck.
+/// Runs kvfsck. The last writes of a process that was killed keep its lock a moment longer: waits for that.
 ///
 /// # Panics
 /// It cannot check the store at all.
 #[must_use]
 pub fn check(dirs: &[PathBuf]) -> kvfsck::Report {
-    kvfsck::check(dirs, &kvfsck::Options::default(), &()).unwrap_or_else(|e| panic!("kvfsck: {e}"))
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match kvfsck::check(dirs, &kvfsck::Options::default(), &()) {
+            Ok(report) => return report,
+            Err(kvfsck::CheckError::InUse { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(e) => panic!("kvfsck: {e}"),
+        }
+    }
 }
 
 /// Runs kvfsck, which must find nothing.

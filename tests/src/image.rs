@@ -92,13 +92,7 @@ pub fn live_regions(dirs: &[PathBuf]) -> Vec<Region> {
         let file = segment::file_name(SegmentId(*id));
         let last = (*pages as usize - 1) * PAGE_BYTES;
         for (start, part) in [(0, Part::SegmentHeader), (last, Part::SegmentTrailer)] {
-            regions.push(Region {
-                device: usize::from(*device),
-                file: file.clone(),
-                start,
-                len: PAGE_BYTES,
-                part,
-            });
+            regions.push(Region { device: usize::from(*device), file: file.clone(), start, len: PAGE_BYTES, part });
         }
     }
     let referred: BTreeSet<u64> = state.refs.iter().map(|(_, frame)| *frame).collect();
@@ -113,7 +107,7 @@ fn read(dir: &Path, file: &str) -> Vec<u8> {
 }
 
 fn walk(bytes: &[u8], generation: u64, nonce: u64, state: &mut State, mut found: impl FnMut(usize, usize, Part)) {
-    let header = Unverified::<ManifestPage>::at_front(bytes, "manifest").and_then(|page| page.verify());
+    let header = Unverified::<ManifestPage>::at_front(&bytes[..PAGE_BYTES], "manifest").and_then(|page| page.verify());
     let mut sequence = header.expect("a manifest header").first_batch.get();
     found(0, PAGE_BYTES, Part::ManifestPage);
     let mut at = PAGE_BYTES;

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use stratakv::{ChecksumChoice, DType, Durability, ErrorKind, SequenceOptions, Store, StoreOptions, Summary};
 use stratakv_tests::content::{LayerShape, Order, Shape, damaged_groups};
+use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::image::{Part, Region, live_regions};
 use stratakv_tests::rng::{Rng, mix};
-use stratakv_tests::count_from_env;
 
 /// A store of the matrix.
 #[derive(Clone, Copy, Debug)]
@@ -297,7 +297,8 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
             && holds(f.offset.unwrap_or(u64::MAX), f.length.unwrap_or(0))
     });
     assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE, "{what}:\n{}", report.to_text());
-    let code = named.unwrap_or_else(|| panic!("{what} is not among\n{}", report.to_text())).code;
+    let named = named.unwrap_or_else(|| panic!("{what} is not among\n{}", report.to_text()));
+    let code = named.code;
 
     let store = match case.options(dirs).create(false).open() {
         Ok(store) => store,
@@ -330,7 +331,10 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
         assert!(holds(place.offset, place.len), "{what}: {place}");
         assert_eq!(place.code, code.as_str(), "{what}: {place}");
     }
+    // Groups that the window has left behind are live, but nobody can ask for them.
+    let behind_window = named.layer.is_some_and(|layer| shape.layers[usize::from(layer)].window.is_some());
     match code {
+        kvfsck::Code::PayloadChecksum if behind_window && damaged.is_empty() => {}
         kvfsck::Code::PayloadChecksum | kvfsck::Code::FrameHeader => assert_eq!(damaged.len(), 1, "{what}"),
         _ => assert!(damaged.is_empty(), "{what}: {damaged:?}"),
     }
@@ -379,5 +383,5 @@ fn flip_matrix(cases: &[Case], per_part: usize) {
 fn flipped_bytes_are_found_and_survived() {
     let (one, two) = (Case::all()[0], Case::all()[8]);
     let four = Case::all()[15];
-    flip_matrix(&[one, two, four], count_from_env("STRATAKV_TEST_FLIPS", 12));
+    flip_matrix(&[one, two, four], count_from_env("STRATAKV_TEST_FLIPS", 8));
 }
