@@ -46,8 +46,8 @@ pub struct Sequence {
     /// A commit has named it.
     stored: bool,
     committed: u64,
-    /// A commit at `Durability::None` waits for the next one.
-    owed: bool,
+    /// What a commit at `Durability::None` covered, when none has followed: tokens and token ids.
+    owed: Option<(u64, usize)>,
     /// The most bytes a frame may take.
     frame_limit: usize,
     /// Group bytes from which a frame is written.
@@ -107,7 +107,7 @@ impl Sequence {
             records,
             stored: false,
             committed: 0,
-            owed: false,
+            owed: None,
             frame_limit,
             frame_target,
             summaries,
@@ -195,7 +195,7 @@ impl Sequence {
     /// # Errors
     /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
     pub fn delete(mut self, durability: Durability) -> Result<()> {
-        self.owed = false;
+        self.owed = None;
         let id = self.who.sequence;
         let stored = self.stored;
         // Frames under way hold buffers and space: both must be free of them.
@@ -220,7 +220,10 @@ impl Sequence {
 
     /// Writes and queues what a commit at `Durability::None` owes.
     fn settle(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.owed) { self.commit_now(Durability::Lazy) } else { Ok(()) }
+        match self.owed.take() {
+            Some((tokens, ids)) => self.commit_to(tokens, ids, Durability::Lazy),
+            None => Ok(()),
+        }
     }
 
     fn layer(&self, layer: usize) -> Result<&Layer> {

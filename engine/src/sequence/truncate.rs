@@ -37,6 +37,9 @@ impl Sequence {
         let sealed = ids / self.who.layout.group_tokens() * self.who.layout.group_tokens();
         self.ids_written = self.ids_written.min(sealed);
         self.ids_durable = self.ids_durable.min(sealed);
+        if let Some((owed, owed_ids)) = &mut self.owed {
+            (*owed, *owed_ids) = ((*owed).min(tokens), (*owed_ids).min(ids));
+        }
         self.cut_frames(tokens);
         Ok(())
     }
