@@ -1,8 +1,10 @@
 //! A 64K-token context of an 8B-class model (8 GiB of keys and values) in 300 MB: ingest, decode steps, reopen, memory.
 //! `cargo run --release -p stratakv --example big_context -- DIRECTORY [TOKENS]`
 
-use stratakv::{Budget, ByteSize, Durability, KvLayout, SelectOptions, SequenceOptions, Store, Summary, TensorView, attend};
 use std::time::Instant;
+use stratakv::{
+    Budget, ByteSize, Durability, KvLayout, SelectOptions, SequenceOptions, Store, Summary, TensorView, attend,
+};
 
 const LAYERS: usize = 32;
 const KV_HEADS: usize = 8;

@@ -175,11 +175,6 @@ impl Store {
                 }
             }
         };
-        // Recorded with each sequence that may be the first of its layout; a second record of it changes nothing.
-        let mut encoded = Vec::new();
-        layout.raw().encode(&mut encoded);
-        let defined = m::LayoutDefined { layout: U32::new(layout_id.0), reserved: U32::new(0) };
-        records.push(Kind::Layout, &defined, &encoded);
         let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
             Summary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
         });

@@ -116,7 +116,9 @@ impl Catalog {
                 let layout = KvLayout::new(layout).map_err(|e| e.to_string())?;
                 let id = defined.layout.get();
                 self.counters.layout = self.counters.layout.max(id.saturating_add(1));
-                self.layouts.insert(LayoutId(id), layout);
+                if self.layouts.insert(LayoutId(id), layout).is_some() {
+                    return Err(format!("layout {id} exists already"));
+                }
             }
             Record::SequenceCreate(create, key) => self.create(create, key)?,
             Record::Fork(fork, key) => self.fork(fork, key)?,
@@ -395,12 +397,8 @@ impl Catalog {
             out.push(Kind::Member, member, &[]);
         }
         out.push(Kind::Counters, &Self::counters_record(&self.counters), &[]);
-        let mut encoded = Vec::new();
         for (id, layout) in &self.layouts {
-            encoded.clear();
-            layout.raw().encode(&mut encoded);
-            let defined = m::LayoutDefined { layout: U32::new(id.0), reserved: U32::new(0) };
-            out.push(Kind::Layout, &defined, &encoded);
+            out.push_layout(*id, layout);
         }
         for (key, segment) in &self.segments {
             out.push(Kind::SegmentOpen, &open_record(*key, segment), &[]);
@@ -492,6 +490,10 @@ impl SequenceMeta {
 
 pub(crate) fn ref_record(sequence: SequenceId, frame: FrameId, token_end: u64) -> m::FrameRef {
     m::FrameRef { sequence: U64::new(sequence.0), frame: U64::new(frame.0), token_end: U64::new(token_end) }
+}
+
+pub(crate) fn release_record(sequence: SequenceId, frame: FrameId) -> m::FrameRelease {
+    m::FrameRelease { sequence: U64::new(sequence.0), frame: U64::new(frame.0) }
 }
 
 pub(crate) fn open_record(key: SegmentKey, segment: &SegmentMeta) -> m::SegmentOpen {

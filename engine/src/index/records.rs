@@ -2,7 +2,10 @@
 
 use super::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
-use stratakv_format::manifest::{Kind, RECORDS_BYTES_MAX, Records, encode_record};
+use crate::layout::KvLayout;
+use stratakv_format::LayoutId;
+use stratakv_format::manifest::{Kind, LayoutDefined, RECORDS_BYTES_MAX, Records, encode_record};
+use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Encoded records that take effect together.
@@ -17,6 +20,12 @@ impl RecordBuffer {
     pub(crate) fn push(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
         encode_record(&mut self.bytes, kind, body, tail);
         self.ends.push(self.bytes.len());
+    }
+
+    pub(crate) fn push_layout(&mut self, id: LayoutId, layout: &KvLayout) {
+        let mut encoded = Vec::new();
+        layout.raw().encode(&mut encoded);
+        self.push(Kind::Layout, &LayoutDefined { layout: U32::new(id.0), reserved: U32::new(0) }, &encoded);
     }
 
     pub(crate) fn append(&mut self, other: &Self) {

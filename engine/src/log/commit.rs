@@ -5,16 +5,20 @@ use super::manifest::ManifestLog;
 use super::space::Space;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
+use crate::layout::KvLayout;
 use crate::metrics::lock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stratakv_format::LayoutId;
 use stratakv_format::manifest::Kind;
 use stratakv_format::superblock::STATE_CLOSED;
 
 /// What one commit makes durable.
 #[derive(Default)]
 pub(crate) struct CommitRequest {
+    /// The layout of a sequence that it creates; recorded in front when the store does not know it yet.
+    pub(crate) layout: Option<(LayoutId, KvLayout)>,
     /// Its records, which take effect together.
     pub(crate) records: RecordBuffer,
     /// Segments that its frames were written to.
@@ -159,7 +163,14 @@ impl Committer {
         self.devices
             .sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
         drop(opened);
+        let mut defined = BTreeSet::new();
         for queued in group {
+            if let Some((id, layout)) = &queued.request.layout
+                && !lock(&self.catalog).layouts.contains_key(id)
+                && defined.insert(*id)
+            {
+                records.push_layout(*id, layout);
+            }
             records.append(&queued.request.records);
         }
         if records.is_empty() {

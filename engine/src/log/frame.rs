@@ -58,9 +58,14 @@ pub(crate) struct Draft {
     state: Option<(u64, Vec<u8>)>,
     front_bytes: usize,
     run_bytes: usize,
+    first_token: Option<u64>,
 }
 
 impl Draft {
+    fn holds(&mut self, first_token: u64) {
+        self.first_token = Some(self.first_token.map_or(first_token, |first| first.min(first_token)));
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none() && self.state.is_none()
     }
@@ -71,8 +76,15 @@ impl Draft {
     }
 
     /// Adds a run with the summary records of its first groups: element type, number, bytes.
-    pub(crate) fn run(&mut self, run: Arc<Run>, planes: usize, summary: Option<(DType, usize, Vec<u8>)>) {
+    pub(crate) fn run(
+        &mut self,
+        run: Arc<Run>,
+        group_tokens: u64,
+        planes: usize,
+        summary: Option<(DType, usize, Vec<u8>)>,
+    ) {
         self.run_bytes += run.disk_bytes();
+        self.holds(run.first_group * group_tokens);
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
         if let Some((element, groups, bytes)) = summary.filter(|(_, groups, _)| *groups > 0) {
             self.front_bytes += bytes.len().next_multiple_of(8);
@@ -90,12 +102,14 @@ impl Draft {
 
     pub(crate) fn tail(&mut self, tail: Tail) {
         self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
+        self.holds(tail.first_token);
         self.tails.push(tail);
     }
 
     /// Token ids from index `first` on.
     pub(crate) fn token_ids(&mut self, first: u64, ids: &[u32]) {
         self.front_bytes += ids.len() * 4 + 16 + size_of::<Descriptor>();
+        self.holds(first);
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.token_ids = Some((first, bytes, ids.len() as u32));
     }
@@ -130,6 +144,10 @@ pub(crate) struct WrittenFrame {
     pub(crate) body: Arc<FrameBody>,
     pub(crate) runs: Vec<LandedRun>,
     pub(crate) holds_state: bool,
+    /// The lowest token it holds anything of; none when it holds only the caller's state.
+    pub(crate) first_token: Option<u64>,
+    /// Tokens from here on were cut off after it was written.
+    pub(crate) token_end: u64,
     waiter: Arc<Waiter>,
     front: Vec<Lease>,
 }
@@ -413,8 +431,17 @@ pub(crate) fn write(
         page: location.page,
         checksums: tables.checksums[group_checksums..].into(),
     };
-    let holds_state = draft.state.is_some();
-    Ok(WrittenFrame { id, meta, body: Arc::new(body), runs: landed, holds_state, waiter, front: front_buffers })
+    Ok(WrittenFrame {
+        id,
+        meta,
+        body: Arc::new(body),
+        runs: landed,
+        holds_state: draft.state.is_some(),
+        first_token: draft.first_token,
+        token_end: u64::MAX,
+        waiter,
+        front: front_buffers,
+    })
 }
 
 /// Describes an extent of groups that began at `page` with its first checksum, and ends before page `end`. Offsets count

@@ -148,6 +148,7 @@ impl Sequence {
 
     /// Drafts of all groups collected, each within the limit of a frame.
     pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
+        let group = self.who.layout.group_tokens() as u64;
         let mut drafts = vec![Draft::default()];
         for layer in self.layers.iter_mut().flatten() {
             layer.freeze()?;
@@ -167,7 +168,7 @@ impl Sequence {
                     drafts.push(Draft::default());
                 }
                 if let Some(last) = drafts.last_mut() {
-                    last.run(Arc::clone(run), layer.geometry.planes(), records);
+                    last.run(Arc::clone(run), group, layer.geometry.planes(), records);
                 }
             }
         }
@@ -234,14 +235,21 @@ impl Sequence {
     /// A frame that was not written: its segment takes no more. Its groups wait for another frame, and with them those of
     /// all frames behind it: what comes later in the sequence never stands in an earlier frame.
     pub(super) fn requeue(&mut self, at: usize) {
-        for mut frame in self.frames.split_off(at) {
+        let mut frames = self.frames.split_off(at);
+        for frame in &mut frames {
             if frame.wait().is_err() {
                 lock(&self.store.space).abandon(frame.segment());
             }
-            for landed in frame.runs {
-                if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
-                    layer.requeue(landed.run);
-                }
+            self.state_dirty |= frame.holds_state;
+        }
+        // They may have held tail tokens, or groups that a cut turned into tail tokens.
+        for layer in self.layers.iter_mut().flatten() {
+            layer.tail_written = 0;
+        }
+        self.ids_written = self.ids_written.min(self.ids_durable);
+        for landed in frames.into_iter().flat_map(|frame| frame.runs) {
+            if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
+                layer.requeue(landed.run);
             }
         }
     }

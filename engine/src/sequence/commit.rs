@@ -1,8 +1,8 @@
 //! Committing: everything since the last commit becomes durable at once, with the caller's state and the token ids.
 
-use super::Sequence;
+use super::{Held, Sequence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::ref_record;
+use crate::index::{ref_record, release_record};
 use crate::log::{CommitRequest, Draft, unix_ms};
 use crate::options::Durability;
 use std::sync::Arc;
@@ -23,10 +23,12 @@ impl Sequence {
         match durability {
             Durability::None => {
                 self.store.committer.check()?;
-                self.owed = true;
+                self.owed = Some((self.len(), self.token_ids.len()));
                 Ok(())
             }
-            _ => self.commit_now(durability).map_err(|e| e.during(format!("commit of sequence {}", self.who.sequence))),
+            _ => self
+                .commit_to(self.len(), self.token_ids.len(), durability)
+                .map_err(|e| e.during(format!("commit of sequence {}", self.who.sequence))),
         }
     }
 
@@ -44,36 +46,47 @@ impl Sequence {
         self.commit(durability)
     }
 
-    pub(super) fn commit_now(&mut self, durability: Durability) -> Result<()> {
+    /// Commits the first `length` tokens and the first `ids` token ids.
+    pub(super) fn commit_to(&mut self, length: u64, ids: usize, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
-        let length = self.len();
-        let drafts = self.commit_drafts(length)?;
+        let drafts = self.commit_drafts(length, ids)?;
         self.write_drafts(drafts)?;
         self.land_all()?;
         for layer in self.layers.iter_mut().flatten() {
             layer.tail_written = layer.tokens.min(length).max(layer.tail_written);
         }
-        self.ids_written = self.token_ids.len();
+        self.ids_written = ids;
 
-        let mut request = CommitRequest { records: std::mem::take(&mut self.records), segments: Vec::new() };
+        let layout = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone()));
+        let mut request = CommitRequest { layout, records: std::mem::take(&mut self.records), segments: Vec::new() };
+        let mut released = 0;
         for frame in self.frames.drain(..) {
             request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
-            request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, u64::MAX), &[]);
+            request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
+            self.held.push(Held { frame: frame.id, first_token: frame.first_token });
             if frame.holds_state {
-                self.state_frame = frame.id.0;
+                released = std::mem::replace(&mut self.state_frame, frame.id.0);
             }
             request.segments.push(Arc::clone(frame.segment()));
+        }
+        // A frame that held nothing but the state before this one.
+        let old = FrameId(released);
+        if let Some(at) = self.held.iter().position(|held| held.frame == old && held.first_token.is_none()) {
+            self.held.swap_remove(at);
+            request.records.push(Kind::FrameRelease, &release_record(self.who.sequence, old), &[]);
         }
         let commit = SequenceCommit {
             sequence: U64::new(self.who.sequence.0),
             tokens: U64::new(length),
             state_frame: U64::new(self.state_frame),
-            token_ids: U64::new(self.token_ids.len() as u64),
+            token_ids: U64::new(ids as u64),
             committed_unix_ms: U64::new(unix_ms()),
         };
         request.records.push(Kind::SequenceCommit, &commit, &[]);
-        self.owed = false;
+        self.owed = None;
         self.state_dirty = false;
+        self.ids_durable = self.ids_written;
+        self.stored = true;
         self.committed = length;
         match durability {
             Durability::Sync => self.store.commit(request),
@@ -84,8 +97,8 @@ impl Sequence {
         }
     }
 
-    /// Drafts of everything a commit of `length` tokens writes: groups, tails, token ids, state.
-    fn commit_drafts(&mut self, length: u64) -> Result<Vec<Draft>> {
+    /// Drafts of everything a commit of `length` tokens and `ids` token ids writes: groups, tails, token ids, state.
+    fn commit_drafts(&mut self, length: u64, ids: usize) -> Result<Vec<Draft>> {
         let mut drafts = self.group_drafts()?;
         let limit = self.frame_limit;
         let place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {
@@ -103,7 +116,7 @@ impl Sequence {
         }
         // A frame holds one piece of token ids: long ones go over several frames.
         let per_frame = (limit / 8).max(1);
-        for (at, ids) in self.token_ids[self.ids_written..].chunks(per_frame).enumerate() {
+        for (at, ids) in self.token_ids[self.ids_written..ids].chunks(per_frame).enumerate() {
             let first = (self.ids_written + at * per_frame) as u64;
             if at > 0 {
                 drafts.push(Draft::default());

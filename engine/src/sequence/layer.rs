@@ -125,6 +125,27 @@ impl Layer {
         self.tail = mark.tail;
     }
 
+    /// Cuts the layer to its first `tokens`, which are not more than there are. `block` is that of the group the cut falls
+    /// into; needed when that group is sealed and some of its tokens are kept. The next commit writes the tail anew.
+    pub(crate) fn cut(&mut self, tokens: u64, block: Option<&[u8]>) {
+        let rows = (tokens % self.group_tokens as u64) as usize;
+        let tail = match block {
+            Some(_) => vec![0; self.block.block_bytes].into(),
+            None => Arc::clone(&self.tail),
+        };
+        self.reset(LayerMark { tokens, tail });
+        if let Some(block) = block {
+            let (start, len) = self.block.plane(1);
+            self.restore_rows(
+                [&block[..self.block.key_bytes], &block[start..start + len]],
+                self.group_tokens,
+                0..rows,
+                0,
+            );
+        }
+        self.tail_written = 0;
+    }
+
     /// Bytes a buffer should have for `groups` more groups; none when there is room.
     pub(crate) fn wants_buffer(&self, groups: usize) -> Option<usize> {
         if self.building.as_ref().is_some_and(|b| b.groups < b.capacity) {

@@ -1,7 +1,7 @@
 //! Opening a sequence: the headers and small pieces of its frames are read, in batches, and laid over each other in the
 //! order they were written. Group data stays where it is, but for a group that the sequence uses only in part.
 
-use super::Sequence;
+use super::{Held, Sequence};
 use crate::device::driver::Op;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
@@ -34,8 +34,10 @@ struct Loose {
 struct Reference {
     id: FrameId,
     meta: FrameMeta,
-    /// Tokens below this belong to the sequence.
+    /// Committed tokens below this belong to the sequence.
     clip: u64,
+    /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
+    token_end: u64,
     segment: Arc<SegmentHandle>,
 }
 
@@ -92,13 +94,14 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
         let key = (frame.location.device, frame.location.segment);
         let segment = catalog.segments.get(&key).ok_or_else(lost)?;
         let segment = space.open_handle(&store.devices, key, segment)?;
-        references.push(Reference { id, meta: frame, clip: token_end.min(meta.tokens), segment });
+        let clip = token_end.min(meta.tokens);
+        references.push(Reference { id, meta: frame, clip, token_end, segment });
     }
     Ok(references)
 }
 
 /// Reads pieces of segments, all in one batch per device.
-fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
     let mut buffers = Vec::new();
     let mut owners = Vec::new();
     for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
@@ -165,12 +168,20 @@ impl Sequence {
         if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
+        let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
+        let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
+        self.held.push(Held { frame: reference.id, first_token });
         let mut checksum = 0;
         // Where a tail and a group of one frame overlap, the tail is the newer.
         let is_tail = |d: &&Descriptor| d.kind.get() == KIND_TAIL;
         let descriptors = view.descriptors().iter();
         for descriptor in descriptors.clone().filter(|d| !is_tail(d)).chain(descriptors.filter(is_tail)) {
-            match descriptor.kind.get() {
+            let kind = descriptor.kind.get();
+            if kind != KIND_CALLER_STATE && descriptor.first_token.get() >= reference.token_end {
+                checksum += if kind == KIND_GROUPS { descriptor.checksum_count.get() as usize } else { 0 };
+                continue;
+            }
+            match kind {
                 KIND_GROUPS => {
                     let source = Source::Disk {
                         frame: Arc::clone(&body),
@@ -189,7 +200,8 @@ impl Sequence {
                         return Err(damaged(format!("token ids from {first} on behind {}", self.token_ids.len())));
                     }
                     self.token_ids.truncate(first);
-                    let ids = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                    let kept = reference.token_end.saturating_sub(first as u64).min(bytes.len() as u64 / 4) as usize;
+                    let ids = bytes[..kept * 4].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                     self.push_token_ids(&ids.collect::<Vec<_>>())?;
                 }
                 KIND_CALLER_STATE => {
@@ -198,7 +210,7 @@ impl Sequence {
                     self.state = Some(bytes);
                     self.state_frame = reference.id.0;
                 }
-                _ => return Err(damaged(format!("a descriptor of kind {}", descriptor.kind.get()))),
+                _ => return Err(damaged(format!("a descriptor of kind {kind}"))),
             }
         }
         Ok(())
@@ -372,7 +384,7 @@ impl Sequence {
             return Err(lost(format!("token ids up to {} only", self.token_ids.len())));
         }
         self.token_ids.truncate(ids);
-        self.ids_written = ids;
+        (self.ids_written, self.ids_durable, self.stored) = (ids, ids, true);
         match meta.state_frame {
             None => self.state = None,
             Some(frame) if frame.0 == self.state_frame => {}
@@ -388,7 +400,7 @@ impl Sequence {
 }
 
 /// One block, read by itself and checked.
-fn read_block(
+pub(super) fn read_block(
     devices: &Devices,
     layer: &super::Layer,
     group: u64,

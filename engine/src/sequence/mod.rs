@@ -5,6 +5,7 @@ mod commit;
 mod layer;
 mod load;
 mod select;
+mod truncate;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
@@ -15,7 +16,7 @@ use crate::options::Durability;
 use crate::store::{Claim, StoreInner};
 use layer::Layer;
 use std::sync::Arc;
-use stratakv_format::SequenceId;
+use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
 
@@ -29,6 +30,8 @@ pub struct Sequence {
     token_ids: Vec<u32>,
     /// Token ids that a written frame holds.
     ids_written: usize,
+    /// Token ids that a committed frame holds.
+    ids_durable: usize,
     state: Option<Vec<u8>>,
     /// The state was set since the last commit.
     state_dirty: bool,
@@ -36,11 +39,15 @@ pub struct Sequence {
     state_frame: u64,
     /// Frames whose writes are under way or ended, and that no commit names yet.
     frames: Vec<WrittenFrame>,
-    /// Records that go into the next commit: the sequence's own creation.
+    /// Frames that commits named.
+    held: Vec<Held>,
+    /// Records that go into the next commit before its own: creation, cuts.
     records: RecordBuffer,
+    /// A commit has named it.
+    stored: bool,
     committed: u64,
-    /// A commit at `Durability::None` waits for the next one.
-    owed: bool,
+    /// What a commit at `Durability::None` covered, when none has followed: tokens and token ids.
+    owed: Option<(u64, usize)>,
     /// The most bytes a frame may take.
     frame_limit: usize,
     /// Group bytes from which a frame is written.
@@ -51,6 +58,13 @@ pub struct Sequence {
     _tails: Reservation,
     /// The last to go: what the sequence commits is queued by then.
     claim: Option<Claim>,
+}
+
+/// A frame that the sequence refers to.
+struct Held {
+    frame: FrameId,
+    /// The lowest token it holds anything of; none when it holds only the caller's state.
+    first_token: Option<u64>,
 }
 
 impl Sequence {
@@ -87,13 +101,16 @@ impl Sequence {
             layers,
             token_ids: Vec::new(),
             ids_written: 0,
+            ids_durable: 0,
             state: None,
             state_dirty: false,
             state_frame: 0,
             frames: Vec::new(),
+            held: Vec::new(),
             records,
+            stored: false,
             committed: 0,
-            owed: false,
+            owed: None,
             frame_limit,
             frame_target,
             summaries,
@@ -182,9 +199,9 @@ impl Sequence {
     /// # Errors
     /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
     pub fn delete(mut self, durability: Durability) -> Result<()> {
-        self.owed = false;
+        self.owed = None;
         let id = self.who.sequence;
-        let never_committed = !self.records.is_empty();
+        let stored = self.stored;
         // Frames under way hold buffers and space: both must be free of them.
         for frame in &mut self.frames {
             let _ = frame.wait();
@@ -195,7 +212,7 @@ impl Sequence {
         // Nobody opens it again, or takes its key, before the deletion is queued.
         let _claim = self.claim.take();
         drop(self);
-        if never_committed { Ok(()) } else { store.delete_sequence(id, durability) }
+        if stored { store.delete_sequence(id, durability) } else { Ok(()) }
     }
 
     /// Gives the handle back. A commit at [`Durability::None`] is handed over as a lazy one; tokens that were not committed
@@ -209,7 +226,10 @@ impl Sequence {
 
     /// Writes and queues what a commit at `Durability::None` owes.
     fn settle(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.owed) { self.commit_now(Durability::Lazy) } else { Ok(()) }
+        match self.owed.take() {
+            Some((tokens, ids)) => self.commit_to(tokens, ids, Durability::Lazy),
+            None => Ok(()),
+        }
     }
 
     fn layer(&self, layer: usize) -> Result<&Layer> {

@@ -1,0 +1,121 @@
+//! Stores on disk: scratch directories, copies of an open store, runs of kvfsck.
+
+use crate::rng::Rng;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use stratakv::{ByteSize, StoreOptions};
+use tempfile::TempDir;
+
+/// A directory in memory where there is one, for tests that copy and sync thousands of times.
+///
+/// # Panics
+/// No directory can be made.
+#[must_use]
+pub fn fast_scratch() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a scratch directory")
+}
+
+/// Fresh device directories under `root`.
+///
+/// # Panics
+/// They cannot be made.
+#[must_use]
+pub fn device_dirs(root: &Path, count: usize) -> Vec<PathBuf> {
+    let make = |index: usize| {
+        let dir = root.join(format!("device-{index}"));
+        fs::create_dir_all(&dir).expect("a device directory");
+        restrict(&dir);
+        dir
+    };
+    (0..count).map(make).collect()
+}
+
+fn restrict(dir: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("permissions");
+}
+
+/// Options with small segments and frames on these devices. Nothing happens in the background.
+#[must_use]
+pub fn small_options(dirs: &[PathBuf]) -> StoreOptions {
+    let options = dirs.iter().fold(StoreOptions::default(), |o, dir| o.device(dir));
+    options
+        .memory_limit(ByteSize::mib(32))
+        .segment_bytes(ByteSize::kib(256))
+        .frame_bytes(ByteSize::kib(64))
+        .lazy_delay(Duration::from_secs(3600))
+}
+
+/// Every file below `dir`, as paths inside it, in order.
+///
+/// # Panics
+/// It cannot be listed.
+#[must_use]
+pub fn files(dir: &Path) -> Vec<PathBuf> {
+    fn walk(root: &Path, dir: &Path, out: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).expect("a directory").map(|e| e.expect("an entry")) {
+            let path = entry.path();
+            if entry.file_type().expect("a file type").is_dir() {
+                walk(root, &path, out);
+            } else {
+                out.push(path.strip_prefix(root).expect("inside").to_path_buf());
+            }
+        }
+    }
+    let mut out = Vec::new();
+    walk(dir, dir, &mut out);
+    out.sort();
+    out
+}
+
+/// Copies device directories, file after file in an order that `rng` chooses.
+///
+/// # Panics
+/// It fails.
+#[must_use]
+pub fn copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> Vec<PathBuf> {
+    let targets = device_dirs(to, dirs.len());
+    let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
+    for (from, to) in dirs.iter().zip(&targets) {
+        for name in ["manifest", "segments"] {
+            if from.join(name).is_dir() {
+                fs::create_dir_all(to.join(name)).expect("a directory");
+                restrict(&to.join(name));
+            }
+        }
+        all.extend(files(from).into_iter().map(|file| (from.join(&file), to.join(&file))));
+    }
+    while !all.is_empty() {
+        let (from, to) = all.swap_remove(rng.below(all.len()));
+        fs::copy(&from, &to).unwrap_or_else(|e| panic!("copy {}: {e}", from.display()));
+    }
+    targets
+}
+
+/// Runs kvfsck. The last writes of a process that was killed keep its lock a moment longer: waits for that.
+///
+/// # Panics
+/// It cannot check the store at all.
+#[must_use]
+pub fn check(dirs: &[PathBuf]) -> kvfsck::Report {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match kvfsck::check(dirs, &kvfsck::Options::default(), &()) {
+            Ok(report) => return report,
+            Err(kvfsck::CheckError::InUse { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(e) => panic!("kvfsck: {e}"),
+        }
+    }
+}
+
+/// Runs kvfsck, which must find nothing.
+///
+/// # Panics
+/// It finds something.
+pub fn assert_clean(dirs: &[PathBuf], when: &str) {
+    let report = check(dirs);
+    assert!(report.clean && report.exit_code == kvfsck::EXIT_CLEAN, "kvfsck {when}:\n{}", report.to_text());
+}
