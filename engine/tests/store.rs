@@ -136,7 +136,7 @@ fn a_committed_sequence_comes_back() {
             ids.extend(new);
             committed += count;
             let durability = if step == 19 { Durability::Sync } else { Durability::Lazy };
-            sequence.commit_with(&vec![round as u8; 100], durability).unwrap();
+            sequence.commit_with(&[round as u8; 100], durability).unwrap();
         }
         // Layers of different length: what goes beyond the shortest is not committed.
         append(&mut sequence, 0, committed..committed + 13);
