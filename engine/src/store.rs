@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CONTROL_BYTES, CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, copies_for, exhausted, random_u64,
-    unix_ms,
+    CONTROL_BYTES, CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space,
+    copies_for, exhausted, random_u64, unix_ms,
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};

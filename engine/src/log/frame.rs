@@ -369,9 +369,10 @@ pub(crate) fn write(
     front[header_bytes..header_bytes + tables.front.len()].copy_from_slice(&tables.front);
     let now = |offset: u64, bytes: &[u8]| {
         let target = [(device, Arc::clone(&segment.file))];
-        let written = bytes.chunks(WRITE_BYTES).enumerate().try_for_each(|(index, chunk)| {
-            devices.write_all(&target, offset + (index * WRITE_BYTES) as u64, chunk)
-        });
+        let written = bytes
+            .chunks(WRITE_BYTES)
+            .enumerate()
+            .try_for_each(|(index, chunk)| devices.write_all(&target, offset + (index * WRITE_BYTES) as u64, chunk));
         written.map_err(|e| {
             lock(space).abandon(&segment);
             e.during("write of a frame")
