@@ -266,9 +266,10 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
     pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
-        let own = self.inner.devices.identity.store_id;
-        if let Some(at) = views.iter().position(|view| view.inner.store_id != own) {
-            return Err(Error::new(ErrorKind::InvalidArgument, format!("view {at} belongs to another store")));
+        let own = self.inner.devices.identity.instance;
+        if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
+            let text = format!("view {at} belongs to another store, or to an earlier opening of this one");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let views = views.iter().map(|view| Arc::clone(&view.inner)).collect();
         ReadTicket::new(Arc::clone(&self.inner.devices), views)
@@ -303,13 +304,12 @@ impl Store {
             (live, catalog.sequences.len())
         };
         // One lock at a time.
-        let segment_bytes = lock(&inner.space).file_bytes(devices);
-        let manifest_bytes = inner.committer.manifest_bytes();
+        let file_bytes = lock(&inner.space).file_bytes(devices);
         StoreStatus {
             devices: devices.list.iter().map(device).collect(),
             memory: devices.budget.usage(),
             pages,
-            file_bytes: segment_bytes + manifest_bytes + (devices.list.len() * SLOTS * PAGE_BYTES) as u64,
+            file_bytes,
             live_bytes,
             written_bytes: inner.written.load(Ordering::Relaxed),
             sequences,
@@ -472,7 +472,12 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
         return Err(Error::new(ErrorKind::Configuration, text));
     };
-    let identity = Identity { store_id: random_id()?, checksum: options.checksum.kind(), segment_pages: pages.get() };
+    let identity = Identity {
+        store_id: random_id()?,
+        checksum: options.checksum.kind(),
+        segment_pages: pages.get(),
+        instance: random_u64()?,
+    };
     let count = found.len();
     let mut slots = Vec::new();
     let mut catalog = Catalog::default();
@@ -554,6 +559,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         store_id: first.store_id,
         checksum: first.checksum(),
         segment_pages: (first.segment_bytes.get() / PAGE_BYTES as u64) as u32,
+        instance: random_u64()?,
     };
     let directories: Vec<_> =
         found.iter().enumerate().map(|(i, f)| (DeviceIndex(i as u16), Arc::clone(&f.directory))).collect();

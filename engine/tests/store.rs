@@ -460,3 +460,25 @@ fn truncate_and_regrow_leaks_nothing() {
     model.resize(140, 3);
     check_generations(&store, &sequence, &model);
 }
+
+#[test]
+fn space_that_a_view_held_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    // Manifest copies of 4 MiB each, superblock, and four segments.
+    let store = options(&[dir.path()]).capacity(ByteSize(8 * (1 << 20) + 8192 + 4 * (1 << 20))).open().unwrap();
+    let fill = |key: &str, tokens| {
+        let mut sequence = store.create_sequence(&layout(1, 8), SequenceOptions::new().key(key)).unwrap();
+        let row: Vec<f32> = (0..tokens).flat_map(|t| values(0, t, 0)).collect();
+        let view = TensorView::token_major(&row, tokens, KV_HEADS, DIM);
+        sequence.append(0, view, view).and_then(|()| sequence.commit(Durability::Sync)).map(|()| sequence)
+    };
+    let first = fill("first", 14_000).unwrap();
+    let view = first.select_all(0).unwrap();
+    first.delete(Durability::Sync).unwrap();
+    assert_eq!(fill("second", 14_000).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert!(store.read(&[&view]).unwrap().wait().unwrap().get(0).is_ok());
+    drop(view);
+    let second = fill("third", 14_000).unwrap();
+    check(&store, &second, 0, SelectOptions::new(Budget::All));
+    assert!(store.status().file_bytes <= 12 * (1 << 20) + 8192);
+}

@@ -62,6 +62,7 @@ impl Committer {
         catalog: Arc<Mutex<Catalog>>,
         manifest: ManifestLog,
     ) -> Self {
+        lock(&space).set_metadata_bytes(manifest.file_bytes());
         Self {
             devices,
             space,
@@ -173,10 +174,9 @@ impl Committer {
             }
             records.append(&queued.request.records);
         }
-        if records.is_empty() {
-            return Ok(());
+        if !records.is_empty() {
+            self.record(&records)?;
         }
-        self.record(&records)?;
         self.free_dead_segments()
     }
 
@@ -187,6 +187,7 @@ impl Committer {
         if !manifest.has_room(records) {
             let state = lock(&self.catalog).checkpoint();
             manifest.checkpoint(&self.devices, &state, records)?;
+            lock(&self.space).set_metadata_bytes(manifest.file_bytes());
         }
         records.apply(&mut lock(&self.catalog))?;
         manifest.append(&self.devices, records)
@@ -213,11 +214,6 @@ impl Committer {
             space.freed(key, generation);
         }
         Ok(())
-    }
-
-    /// Bytes of the manifest's files.
-    pub(crate) fn manifest_bytes(&self) -> u64 {
-        lock(&self.manifest).file_bytes()
     }
 
     /// Commits what is queued and marks the store closed. Later commits fail.

@@ -17,12 +17,14 @@ pub(crate) const CONTROL_BYTES: usize = 1 << 20;
 /// How long to wait for a slab that is given up.
 const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// What never changes over the life of a store.
+/// What never changes while a store is open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) store_id: [u8; 16],
     pub(crate) checksum: PayloadChecksum,
     pub(crate) segment_pages: u32,
+    /// Tells this opening of the store from every other.
+    pub(crate) instance: u64,
 }
 
 /// One device.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use stratakv_format::features::Features;
 use stratakv_format::manifest::Kind;
 use stratakv_format::segment::{self, KIND_LOG, POSITION_HEADER, POSITION_TRAILER, SegmentPage};
+use stratakv_format::superblock::SLOTS;
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId};
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -39,6 +40,8 @@ pub(crate) struct Space {
     /// Segments that `pending` opens: their headers are written, not synced.
     opened: Vec<Arc<SegmentHandle>>,
     capacity: Option<u64>,
+    /// Bytes of manifest files.
+    metadata_bytes: u64,
     next_device: usize,
 }
 
@@ -51,6 +54,7 @@ impl Space {
             pending: RecordBuffer::default(),
             opened: Vec::new(),
             capacity,
+            metadata_bytes: 0,
             next_device: 0,
         };
         for (key, meta) in &catalog.segments {
@@ -141,10 +145,15 @@ impl Space {
         (std::mem::take(&mut self.pending), std::mem::take(&mut self.opened))
     }
 
-    /// Bytes of all segment files.
+    /// Bytes of all files: segments, manifest, superblocks.
     pub(crate) fn file_bytes(&self, devices: &Devices) -> u64 {
         let segments: u64 = self.devices.values().map(|own| own.segments).sum();
-        segments * u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64
+        let superblocks = (devices.list.len() * SLOTS * PAGE_BYTES) as u64;
+        segments * u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64 + self.metadata_bytes + superblocks
+    }
+
+    pub(crate) fn set_metadata_bytes(&mut self, bytes: u64) {
+        self.metadata_bytes = bytes;
     }
 
     /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
@@ -181,7 +190,9 @@ impl Space {
             }
             None => {
                 if capacity.is_some_and(|capacity| total + bytes > capacity) {
-                    let text = format!("the capacity does not allow another segment of {bytes} bytes");
+                    let text = format!(
+                        "the capacity does not allow another segment of {bytes} bytes beside the {total} there are"
+                    );
                     return Err(Error::new(ErrorKind::NoSpace, text));
                 }
                 let id = SegmentId(own.next_segment);

@@ -36,8 +36,8 @@ pub(crate) struct ViewInner {
     pub(crate) length: u64,
     pub(crate) units: Vec<Unit>,
     pub(crate) tail: Option<TailView>,
-    /// The store it belongs to.
-    pub(crate) store_id: [u8; 16],
+    /// The opening of a store that it belongs to.
+    pub(crate) instance: u64,
 }
 
 impl ViewInner {

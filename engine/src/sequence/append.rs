@@ -4,7 +4,7 @@ use super::Sequence;
 use crate::device::arena::{Exhausted, Lease};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
-use crate::log::{Draft, exhausted, write_frame};
+use crate::log::{CommitRequest, Draft, WrittenFrame, exhausted, write_frame};
 use crate::metrics::lock;
 use crate::summary::MinMax;
 use std::sync::Arc;
@@ -178,9 +178,14 @@ impl Sequence {
     /// Hands drafts to the log. Runs leave their layer's pending list as their frame is on its way.
     pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>) -> Result<()> {
         for draft in drafts.iter().filter(|draft| !draft.is_empty()) {
-            let ids = self.store.next_frame();
-            let device = lock(&self.store.space).next_device(&self.store.devices);
-            let frame = write_frame(&self.store.devices, &self.store.space, ids, &self.who, device, draft)?;
+            let frame = match self.write_draft(draft) {
+                Err(e) if e.kind() == ErrorKind::NoSpace => {
+                    // What was deleted since, or held by views until now, gives its segments back with a commit.
+                    self.store.commit(CommitRequest::default())?;
+                    self.write_draft(draft)?
+                }
+                other => other?,
+            };
             self.store.add_written(frame.meta.location.bytes());
             for landed in &frame.runs {
                 if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
@@ -190,6 +195,12 @@ impl Sequence {
             self.frames.push(frame);
         }
         Ok(())
+    }
+
+    fn write_draft(&self, draft: &Draft) -> Result<WrittenFrame> {
+        let device = lock(&self.store.space).next_device(&self.store.devices);
+        let ids = self.store.next_frame();
+        write_frame(&self.store.devices, &self.store.space, ids, &self.who, device, draft)
     }
 
     /// Takes note of frames whose writes ended; with `wait`, at least of the oldest. Their groups are read from the device

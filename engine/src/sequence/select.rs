@@ -93,7 +93,7 @@ impl Sequence {
             length: state.tokens,
             units,
             tail,
-            store_id: self.store.devices.identity.store_id,
+            instance: self.store.devices.identity.instance,
         };
         Ok(View { inner: Arc::new(inner) })
     }
