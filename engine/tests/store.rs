@@ -468,9 +468,10 @@ fn space_that_a_view_held_comes_back() {
     let store = options(&[dir.path()]).capacity(ByteSize(8 * (1 << 20) + 8192 + 4 * (1 << 20))).open().unwrap();
     let fill = |key: &str, tokens| {
         let mut sequence = store.create_sequence(&layout(1, 8), SequenceOptions::new().key(key)).unwrap();
-        let row: Vec<f32> = (0..tokens).flat_map(|t| values(0, t, 0)).collect();
-        let view = TensorView::token_major(&row, tokens, KV_HEADS, DIM);
-        sequence.append(0, view, view).and_then(|()| sequence.commit(Durability::Sync)).map(|()| sequence)
+        let rows = |plane| (0..tokens).flat_map(|t| values(0, t, plane)).collect::<Vec<f32>>();
+        let (keys, vals) = (rows(0), rows(1));
+        let view = |data| TensorView::token_major(data, tokens, KV_HEADS, DIM);
+        sequence.append(0, view(&keys), view(&vals)).and_then(|()| sequence.commit(Durability::Sync)).map(|()| sequence)
     };
     let first = fill("first", 14_000).unwrap();
     let view = first.select_all(0).unwrap();
