@@ -1,2 +1,37 @@
-//! `kvbench`.
-fn main() {}
+//! `kvbench`: measures the engine through its public API, beside what the machine itself can do in the same run.
+//!
+//! Figures are medians over rounds in which the engine and what it is compared with take turns, so that a noisy machine
+//! disturbs both alike: trust the ratios.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, reason = "unsafe lives here: a ring and its buffers without the engine around them")]
+mod bare;
+mod cli;
+mod commit;
+mod fio;
+mod ingest;
+mod read;
+mod report;
+mod select;
+mod work;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = work::install_interrupt().and_then(|()| match &cli.command {
+        Command::Read(args) => read::run(args),
+        Command::Ingest(args) => ingest::run(args),
+        Command::Commit(args) => commit::run(args),
+        Command::Select(args) => select::run(args),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("kvbench: {e:#}");
+            if work::interrupted() { ExitCode::from(130) } else { ExitCode::FAILURE }
+        }
+    }
+}

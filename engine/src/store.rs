@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, copies_for, random_u64,
-    unix_ms,
+    CONTROL_BYTES, CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space,
+    copies_for, exhausted, random_u64, unix_ms,
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
@@ -148,24 +148,23 @@ impl Store {
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check()?;
-        if !options.key.is_empty() {
-            // A lazy commit may hold the key.
-            inner.flush_commits()?;
-        }
         if options.key.len() > KEY_BYTES_MAX {
             let text = format!("key of {} bytes; at most {KEY_BYTES_MAX}", options.key.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        let id = SequenceId(inner.next_sequence.fetch_add(1, Ordering::Relaxed));
+        let taken =
+            || Error::new(ErrorKind::AlreadyExists, format!("a sequence with the key {:?} exists", options.key));
+        let claim = Claim::new(inner, id, &options.key).ok_or_else(taken)?;
+        if !options.key.is_empty() {
+            // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
+            inner.flush_commits()?;
+        }
         let mut records = RecordBuffer::default();
         let layout_id = {
             let mut catalog = lock(&inner.catalog);
-            let mut reserved = lock(&inner.reserved_keys);
-            if !options.key.is_empty() {
-                if catalog.keys.contains_key(&options.key) || reserved.contains(&options.key) {
-                    let text = format!("a sequence with the key {:?} exists", options.key);
-                    return Err(Error::new(ErrorKind::AlreadyExists, text));
-                }
-                reserved.insert(options.key.clone());
+            if catalog.keys.contains_key(&options.key) {
+                return Err(taken());
             }
             match catalog.find_layout(layout) {
                 Some(id) => id,
@@ -176,7 +175,6 @@ impl Store {
                 }
             }
         };
-        let id = SequenceId(inner.next_sequence.fetch_add(1, Ordering::Relaxed));
         let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
             Summary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
         });
@@ -204,13 +202,7 @@ impl Store {
             layout_id,
             layout: layout.clone(),
         };
-        lock(&inner.open_sequences).insert(id);
-        let created = Sequence::new(Arc::clone(inner), who, records);
-        if created.is_err() {
-            lock(&inner.reserved_keys).remove(&options.key);
-            lock(&inner.open_sequences).remove(&id);
-        }
-        created
+        Sequence::new(claim, who, records)
     }
 
     /// Opens a sequence by its key, as its last commit left it.
@@ -229,17 +221,13 @@ impl Store {
     /// # Errors
     /// As [`Store::open_sequence`].
     pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
+        let claim = Claim::new(&self.inner, id, "");
+        // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
         self.inner.flush_commits()?;
         let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
-        if !lock(&self.inner.open_sequences).insert(id) {
-            return Err(Error::new(ErrorKind::InUse, format!("sequence {id} is open already")));
-        }
-        let opened = load(Arc::clone(&self.inner), id, &meta);
-        if opened.is_err() {
-            lock(&self.inner.open_sequences).remove(&id);
-        }
-        opened.map_err(|e| e.during(format!("open sequence {id}")))
+        let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
+        load(claim, id, &meta).map_err(|e| e.during(format!("open sequence {id}")))
     }
 
     /// Opens the sequence with this key, which must have exactly this layout, fingerprint included.
@@ -314,13 +302,14 @@ impl Store {
             let live: u64 = catalog.segments.values().map(|s| s.live_pages * PAGE_BYTES as u64).sum();
             (live, catalog.sequences.len())
         };
+        // One lock at a time.
+        let segment_bytes = lock(&inner.space).file_bytes(devices);
+        let manifest_bytes = inner.committer.manifest_bytes();
         StoreStatus {
             devices: devices.list.iter().map(device).collect(),
             memory: devices.budget.usage(),
             pages,
-            file_bytes: lock(&inner.space).file_bytes(devices)
-                + inner.committer.manifest_bytes()
-                + (devices.list.len() * SLOTS * PAGE_BYTES) as u64,
+            file_bytes: segment_bytes + manifest_bytes + (devices.list.len() * SLOTS * PAGE_BYTES) as u64,
             live_bytes,
             written_bytes: inner.written.load(Ordering::Relaxed),
             sequences,
@@ -344,6 +333,38 @@ impl Store {
             Ok(inner) => inner.shut(),
             Err(_) => Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences")),
         }
+    }
+}
+
+/// The right to be the only handle of a sequence, and to a key that no commit has made its own yet. Whoever lets go of it has
+/// queued all that it commits.
+pub(crate) struct Claim {
+    pub(crate) store: Arc<StoreInner>,
+    id: SequenceId,
+    /// Empty when no key is reserved.
+    key: String,
+}
+
+impl Claim {
+    /// None when another handle has the sequence or the key.
+    fn new(store: &Arc<StoreInner>, id: SequenceId, key: &str) -> Option<Self> {
+        if !key.is_empty() && !lock(&store.reserved_keys).insert(key.to_owned()) {
+            return None;
+        }
+        if !lock(&store.open_sequences).insert(id) {
+            lock(&store.reserved_keys).remove(key);
+            return None;
+        }
+        Some(Self { store: Arc::clone(store), id, key: key.to_owned() })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.key.is_empty() {
+            lock(&self.store.reserved_keys).remove(&self.key);
+        }
+        lock(&self.store.open_sequences).remove(&self.id);
     }
 }
 
@@ -441,7 +462,8 @@ fn start_devices(
         let index = DeviceIndex(index as u16);
         list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
     }
-    Ok(Devices { list, arena, budget, identity })
+    let control = arena.lease_zeroed(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
+    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity })
 }
 
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
@@ -496,7 +518,7 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         directory.sync_dir(".")?;
     }
     let devices = start_devices(options, memory, identity, found, slots)?;
-    let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint())?;
+    let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint(), 0)?;
     for device in &devices.list {
         let file = device.directory.create_file(superblock::FILE, (SLOTS * PAGE_BYTES) as u64)?;
         // Both slots, so that one that does not verify is damage ever after.
@@ -553,15 +575,15 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let account = replayed.catalog.memory_bytes();
     let manifest = if unclean {
         let counters = &mut replayed.catalog.counters;
-        counters.frame += IDS_SKIPPED;
-        counters.sequence += IDS_SKIPPED;
-        counters.lsn += IDS_SKIPPED;
+        counters.frame = counters.frame.saturating_add(IDS_SKIPPED);
+        counters.sequence = counters.sequence.saturating_add(IDS_SKIPPED);
+        counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
         // Numbers of batches that were cut are passed over too.
-        let first_batch = place.next_batch + IDS_SKIPPED;
+        let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();
-        let generation = place.generation + 1;
-        let next = ManifestLog::create(&devices, generation, place.generation, first_batch, replayed.epoch, &state)?;
+        let generation = place.generation.saturating_add(1);
+        let next = ManifestLog::create(&devices, generation, place.generation, first_batch, replayed.epoch, &state, 0)?;
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {

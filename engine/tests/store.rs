@@ -136,7 +136,7 @@ fn a_committed_sequence_comes_back() {
             ids.extend(new);
             committed += count;
             let durability = if step == 19 { Durability::Sync } else { Durability::Lazy };
-            sequence.commit_with(&vec![round as u8; 100], durability).unwrap();
+            sequence.commit_with(&[round as u8; 100], durability).unwrap();
         }
         // Layers of different length: what goes beyond the shortest is not committed.
         append(&mut sequence, 0, committed..committed + 13);
@@ -274,4 +274,189 @@ fn f16_input_is_kept_as_it_is() {
             }
         }
     }
+}
+
+/// A sequence whose token `t` of the model was appended as token `t` of generation `model[t]`.
+fn append_generation(sequence: &mut Sequence, generation: usize, tokens: std::ops::Range<usize>) {
+    for layer in 0..2 {
+        let count = tokens.len();
+        let row = |t: usize, plane| values(layer + generation * 10, t, plane);
+        let keys: Vec<f32> = tokens.clone().flat_map(|t| row(t, 0)).collect();
+        let vals: Vec<f32> = tokens.clone().flat_map(|t| row(t, 1)).collect();
+        let view = |data| TensorView::token_major(data, count, KV_HEADS, DIM);
+        sequence.append(layer, view(&keys), view(&vals)).unwrap();
+    }
+    sequence.push_token_ids(&tokens.map(|t| (t * 100 + generation) as u32).collect::<Vec<_>>()).unwrap();
+}
+
+/// Every stored byte is that of the generation the model says.
+fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
+    assert_eq!(sequence.len(), model.len() as u64);
+    let ids: Vec<u32> = model.iter().enumerate().map(|(t, g)| (t * 100 + g) as u32).collect();
+    assert_eq!(sequence.token_ids(), ids);
+    if model.is_empty() {
+        return;
+    }
+    for layer in 0..2 {
+        let query = query(2);
+        let view = sequence.select_all(layer).unwrap();
+        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let group = sequence.layout().group_tokens();
+        for (nth, at) in view.groups().enumerate() {
+            let (k, v) = batch.get(0).unwrap().group(nth).unwrap();
+            for token in 0..group {
+                let t = at as usize * group + token;
+                for (plane, bytes) in [(0, k), (1, v)] {
+                    let want = values(layer + model[t] * 10, t, plane);
+                    for head in 0..KV_HEADS {
+                        for i in 0..DIM {
+                            let at = ((head * group + token) * DIM + i) * 2;
+                            let got = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
+                            assert_eq!(got.to_f32(), want[head * DIM + i], "layer {layer} token {t}");
+                        }
+                    }
+                }
+            }
+        }
+        // The tail has no bytes to look at: attention over everything sees it.
+        let mut out = vec![0.0; query.len()];
+        attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
+        for (got, want) in out.iter().zip(reference_of(&query, model, layer)) {
+            assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+        }
+        // Summaries belong to the keys that are there: with half of them chosen, the error is bounded by the softmax mass.
+        let half = sequence.select(layer, &query, Budget::tokens(model.len().div_ceil(2))).unwrap();
+        assert!(half.tokens() <= model.len().div_ceil(2).max(group));
+    }
+}
+
+fn reference_of(query: &[f32], model: &[usize], layer: usize) -> Vec<f64> {
+    let q_heads = query.len() / DIM;
+    let mut out = Vec::new();
+    for head in 0..q_heads {
+        let kv = head / (q_heads / KV_HEADS);
+        let row = |t: usize, plane| values(layer + model[t] * 10, t, plane)[kv * DIM..][..DIM].to_vec();
+        let scores: Vec<f64> = (0..model.len())
+            .map(|t| {
+                let dot: f64 = query[head * DIM..][..DIM].iter().zip(row(t, 0)).map(|(q, k)| f64::from(q * k)).sum();
+                dot / (DIM as f64).sqrt()
+            })
+            .collect();
+        let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().map(|s| (s - best).exp()).sum();
+        for i in 0..DIM {
+            let sum: f64 = scores.iter().enumerate().map(|(t, s)| (s - best).exp() * f64::from(row(t, 1)[i])).sum();
+            out.push(sum / total);
+        }
+    }
+    out
+}
+
+#[test]
+fn truncating_to_any_token_and_growing_again() {
+    for seed in 0..6_u64 {
+        let mut state = seed * 2 + 1;
+        let mut random = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as usize % below
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let open = || options(&[dir.path()]).open().unwrap();
+        let mut store = open();
+        let mut sequence =
+            store.create_sequence(&layout(2, 4), SequenceOptions::new().key("t").summary(Summary::MinMax)).unwrap();
+        let (mut model, mut committed) = (Vec::new(), Vec::new());
+        for generation in 1..60 {
+            match random(10) {
+                0..=3 => {
+                    let count = [1, 2, 3, 5, 40, 300][random(6)];
+                    append_generation(&mut sequence, generation, model.len()..model.len() + count);
+                    model.resize(model.len() + count, generation);
+                }
+                4..=6 => {
+                    let keep = match random(3) {
+                        0 => random(model.len() + 1),
+                        _ => model.len() - random(model.len().min(9) + 1),
+                    };
+                    let before = (!model.is_empty()).then(|| (sequence.select_all(1).unwrap(), model.clone()));
+                    sequence.truncate(keep as u64).unwrap();
+                    model.truncate(keep);
+                    assert!(sequence.truncate(keep as u64 + 1).is_err());
+                    if let Some((view, old)) = before {
+                        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+                        let (query, mut out) = (query(2), vec![0.0; 2 * DIM]);
+                        attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
+                        for (got, want) in out.iter().zip(reference_of(&query, &old, 1)) {
+                            assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+                        }
+                    }
+                }
+                7 => {
+                    sequence.commit(Durability::Lazy).unwrap();
+                    committed.clone_from(&model);
+                }
+                8 => {
+                    sequence.commit_with(&[generation as u8], Durability::Sync).unwrap();
+                    committed.clone_from(&model);
+                }
+                _ if generation > 10 => {
+                    // What was not committed is gone, cuts included.
+                    let stored = store.sequences().iter().any(|s| s.key == "t") || !committed.is_empty();
+                    drop(sequence);
+                    if random(2) == 0 {
+                        store.close().unwrap();
+                        store = open();
+                    }
+                    model.clone_from(&committed);
+                    sequence = match store.open_sequence("t") {
+                        Ok(sequence) => sequence,
+                        Err(e) => {
+                            assert!(!stored && e.kind() == ErrorKind::NotFound, "{e}");
+                            store
+                                .create_sequence(
+                                    &layout(2, 4),
+                                    SequenceOptions::new().key("t").summary(Summary::MinMax),
+                                )
+                                .unwrap()
+                        }
+                    };
+                }
+                _ => {}
+            }
+            check_generations(&store, &sequence, &model);
+        }
+    }
+}
+
+#[test]
+fn truncate_and_regrow_leaks_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let mut sequence =
+        store.create_sequence(&layout(2, 4), SequenceOptions::new().key("t").summary(Summary::MinMax)).unwrap();
+    append_generation(&mut sequence, 1, 0..101);
+    sequence.commit(Durability::Sync).unwrap();
+    let mut most = 0;
+    for round in 0..1000 {
+        append_generation(&mut sequence, 2, 101..131);
+        sequence.commit_with(&[1; 200], Durability::Lazy).unwrap();
+        sequence.truncate(101).unwrap();
+        sequence.commit_with(&[2; 200], if round % 50 == 49 { Durability::Sync } else { Durability::Lazy }).unwrap();
+        if round % 50 == 49 {
+            let status = store.status();
+            most = if round == 99 { status.live_bytes } else { most };
+            assert!(
+                round <= 99 || status.live_bytes <= most,
+                "round {round}: {} live, {most} before",
+                status.live_bytes
+            );
+        }
+    }
+    let mut model = vec![1; 101];
+    check_generations(&store, &sequence, &model);
+    append_generation(&mut sequence, 3, 101..140);
+    model.resize(140, 3);
+    check_generations(&store, &sequence, &model);
 }

@@ -314,10 +314,13 @@ impl Catalog {
         let Some(sequence) = self.sequences.get_mut(&sequence) else {
             return Err(format!("sequence {sequence} does not exist"));
         };
-        if sequence.refs.iter().any(|(other, _)| *other == id) {
+        let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
+        // Ordered by LSN: a second reference would stand among those of its LSN.
+        let equals =
+            sequence.refs[at..].iter().take_while(|(other, _)| frames.get(other).is_some_and(|f| f.lsn == lsn));
+        if equals.into_iter().any(|(other, _)| *other == id) {
             return Err(format!("frame {id} is referred to twice by one sequence"));
         }
-        let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
         sequence.refs.insert(at, (id, token_end));
         Ok(())
     }
@@ -487,6 +490,10 @@ impl SequenceMeta {
 
 pub(crate) fn ref_record(sequence: SequenceId, frame: FrameId, token_end: u64) -> m::FrameRef {
     m::FrameRef { sequence: U64::new(sequence.0), frame: U64::new(frame.0), token_end: U64::new(token_end) }
+}
+
+pub(crate) fn release_record(sequence: SequenceId, frame: FrameId) -> m::FrameRelease {
+    m::FrameRelease { sequence: U64::new(sequence.0), frame: U64::new(frame.0) }
 }
 
 pub(crate) fn open_record(key: SegmentKey, segment: &SegmentMeta) -> m::SegmentOpen {

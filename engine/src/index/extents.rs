@@ -42,12 +42,14 @@ pub(crate) struct Run {
     pub(crate) groups: usize,
     pub(crate) geometry: BlockGeometry,
     pub(crate) buffer: Arc<Lease>,
+    /// The buffer holds groups behind these, which must not reach a device.
+    pub(crate) cut: bool,
 }
 
 impl Run {
     /// The first `groups` of the run, in the same buffer.
     pub(crate) fn first(&self, groups: usize) -> Arc<Self> {
-        Arc::new(Self { groups: groups.min(self.groups), buffer: Arc::clone(&self.buffer), ..*self })
+        Arc::new(Self { groups: groups.min(self.groups), buffer: Arc::clone(&self.buffer), cut: true, ..*self })
     }
 
     /// Bytes of block `index` of the run.

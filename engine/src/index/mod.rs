@@ -7,7 +7,7 @@ mod records;
 
 pub(crate) use catalog::{
     Catalog, Counters, FrameMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record,
-    ref_record, seal_record,
+    ref_record, release_record, seal_record,
 };
 pub(crate) use extents::{BlockPlace, Extent, ExtentTable, FrameBody, Run, SegmentHandle, Source};
 pub(crate) use records::RecordBuffer;

@@ -123,10 +123,13 @@ impl Committer {
         }
     }
 
-    /// Commits what is queued, if anything.
+    /// Commits what is queued, if anything, and waits for a commit under way: what was queued before has taken effect.
     pub(crate) fn flush(&self) -> Result<()> {
-        if lock(&self.queue).waiting.is_empty() {
-            return Ok(());
+        {
+            let queue = lock(&self.queue);
+            if queue.waiting.is_empty() && !queue.busy {
+                return Ok(());
+            }
         }
         self.commit(CommitRequest::default())
     }
@@ -151,13 +154,15 @@ impl Committer {
     }
 
     fn perform(&self, group: &[Queued]) -> Result<()> {
+        // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
+        let (mut records, opened) = lock(&self.space).take_pending();
         let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
-        for segment in group.iter().flat_map(|queued| &queued.request.segments) {
+        for segment in group.iter().flat_map(|queued| &queued.request.segments).chain(&opened) {
             segments.insert(segment.key, segment);
         }
         self.devices
             .sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
-        let mut records = lock(&self.space).take_pending();
+        drop(opened);
         let mut defined = BTreeSet::new();
         for queued in group {
             if let Some((id, layout)) = &queued.request.layout
@@ -175,15 +180,16 @@ impl Committer {
         self.free_dead_segments()
     }
 
-    /// Appends to the manifest, in a new generation when this one is full, and applies to the catalog.
+    /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
+    /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
     fn record(&self, records: &RecordBuffer) -> Result<()> {
         let mut manifest = lock(&self.manifest);
         if !manifest.has_room(records) {
             let state = lock(&self.catalog).checkpoint();
-            manifest.checkpoint(&self.devices, &state)?;
+            manifest.checkpoint(&self.devices, &state, records)?;
         }
-        manifest.append(&self.devices, records)?;
-        records.apply(&mut lock(&self.catalog))
+        records.apply(&mut lock(&self.catalog))?;
+        manifest.append(&self.devices, records)
     }
 
     /// Frees sealed segments in which nothing is live: the record first, durably, then the file may be used again.
@@ -228,6 +234,10 @@ impl Committer {
         loop {
             if queue.closed {
                 return false;
+            }
+            if queue.due.is_some() && self.check().is_err() {
+                // Nothing is committed any more: do not try again and again.
+                queue.due = None;
             }
             queue = match queue.due.map(|due| due.saturating_duration_since(Instant::now())) {
                 None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),

@@ -5,12 +5,17 @@ use crate::device::directory::{Access, Directory};
 use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{DeviceCounters, MemoryBudget, lock};
+use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
 use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};
 use zerocopy::little_endian::U64;
+
+/// Bytes of the buffer that is kept back for metadata: a batch of records at its largest.
+pub(crate) const CONTROL_BYTES: usize = 1 << 20;
+/// How long to wait for a slab that is given up.
+const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// What never changes over the life of a store.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +56,8 @@ pub(crate) struct Devices {
     pub(crate) list: Vec<Device>,
     pub(crate) arena: Arena,
     pub(crate) budget: Arc<MemoryBudget>,
+    /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
+    pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,
 }
 
@@ -62,6 +69,42 @@ impl Devices {
     pub(crate) fn get(&self, index: DeviceIndex) -> Result<&Device> {
         let found = self.list.get(usize::from(index.0));
         found.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {index} is not part of the store")))
+    }
+
+    /// Takes memory off the budget for something else than buffers, if need be from slabs of buffers that are idle.
+    pub(crate) fn reserve(&self, bytes: usize, category: Category) -> Option<Reservation> {
+        let mut got = None;
+        self.make_room(|| {
+            got = self.budget.try_reserve(bytes, category);
+            got.is_some()
+        });
+        got
+    }
+
+    /// [`Reservation::resize`], if need be with memory from slabs of buffers that are idle.
+    pub(crate) fn resize(&self, reservation: &mut Reservation, bytes: usize) -> bool {
+        self.make_room(|| reservation.resize(bytes))
+    }
+
+    fn make_room(&self, mut attempt: impl FnMut() -> bool) -> bool {
+        if attempt() {
+            return true;
+        }
+        if self.arena.trim() == 0 {
+            return false;
+        }
+        // A ring that has a slab registered lets go of it when it wakes.
+        self.list.iter().for_each(|device| device.shard.nudge());
+        let deadline = std::time::Instant::now() + TRIM_WAIT;
+        loop {
+            let seen = self.budget.returned().epoch();
+            if attempt() {
+                return true;
+            }
+            if !self.budget.returned().wait_past(seen, Some(deadline)) {
+                return false;
+            }
+        }
     }
 
     /// A zeroed buffer; waits until what is in flight gives memory back.
@@ -86,12 +129,12 @@ impl Devices {
         }
     }
 
-    /// Writes `bytes` at `offset` of files, one per device index given, and waits.
+    /// Writes `bytes`, at most [`CONTROL_BYTES`], at `offset` of files, one per device index given, and waits.
     pub(crate) fn write_all(&self, writes: &[(DeviceIndex, Arc<DeviceFile>)], offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut buffer = self.buffer(bytes.len())?;
-        if let Some(out) = buffer.bytes_mut() {
-            out.copy_from_slice(bytes);
-        }
+        let mut buffer = lock(&self.control);
+        let out = buffer.bytes_mut().and_then(|out| out.get_mut(..bytes.len()));
+        let out = out.ok_or_else(|| Error::new(ErrorKind::Busy, format!("no buffer for {} bytes", bytes.len())))?;
+        out.copy_from_slice(bytes);
         let waiter = Waiter::new(writes.len());
         for (device, file) in writes {
             let from = buffer.write_source(0..bytes.len())?;

@@ -1,9 +1,9 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
-use super::devices::Devices;
+use super::devices::{Devices, exhausted};
 use super::space::Space;
 use super::{random_u64, unix_ms};
-use crate::device::arena::Lease;
+use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{FrameBody, FrameMeta, Run, SegmentHandle};
@@ -58,9 +58,14 @@ pub(crate) struct Draft {
     state: Option<(u64, Vec<u8>)>,
     front_bytes: usize,
     run_bytes: usize,
+    first_token: Option<u64>,
 }
 
 impl Draft {
+    fn holds(&mut self, first_token: u64) {
+        self.first_token = Some(self.first_token.map_or(first_token, |first| first.min(first_token)));
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none() && self.state.is_none()
     }
@@ -71,8 +76,15 @@ impl Draft {
     }
 
     /// Adds a run with the summary records of its first groups: element type, number, bytes.
-    pub(crate) fn run(&mut self, run: Arc<Run>, planes: usize, summary: Option<(DType, usize, Vec<u8>)>) {
+    pub(crate) fn run(
+        &mut self,
+        run: Arc<Run>,
+        group_tokens: u64,
+        planes: usize,
+        summary: Option<(DType, usize, Vec<u8>)>,
+    ) {
         self.run_bytes += run.disk_bytes();
+        self.holds(run.first_group * group_tokens);
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
         if let Some((element, groups, bytes)) = summary.filter(|(_, groups, _)| *groups > 0) {
             self.front_bytes += bytes.len().next_multiple_of(8);
@@ -90,12 +102,14 @@ impl Draft {
 
     pub(crate) fn tail(&mut self, tail: Tail) {
         self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
+        self.holds(tail.first_token);
         self.tails.push(tail);
     }
 
     /// Token ids from index `first` on.
     pub(crate) fn token_ids(&mut self, first: u64, ids: &[u32]) {
         self.front_bytes += ids.len() * 4 + 16 + size_of::<Descriptor>();
+        self.holds(first);
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.token_ids = Some((first, bytes, ids.len() as u32));
     }
@@ -130,6 +144,10 @@ pub(crate) struct WrittenFrame {
     pub(crate) body: Arc<FrameBody>,
     pub(crate) runs: Vec<LandedRun>,
     pub(crate) holds_state: bool,
+    /// The lowest token it holds anything of; none when it holds only the caller's state.
+    pub(crate) first_token: Option<u64>,
+    /// Tokens from here on were cut off after it was written.
+    pub(crate) token_end: u64,
     waiter: Arc<Waiter>,
     front: Vec<Lease>,
 }
@@ -219,7 +237,7 @@ impl Tables<'_> {
 /// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard. Wait on the result.
 ///
 /// # Errors
-/// No space or memory for it. Nothing was written.
+/// No space or memory for it, or a write that had to be waited for failed. The frame does not exist.
 pub(crate) fn write(
     devices: &Devices,
     space: &Mutex<Space>,
@@ -311,7 +329,15 @@ pub(crate) fn write(
     let mut front_buffers = Vec::new();
     let mut left = front_bytes;
     while left > 0 {
-        front_buffers.push(devices.buffer(left.min(WRITE_BYTES))?);
+        match devices.arena.lease_zeroed(left.min(WRITE_BYTES)) {
+            Ok(buffer) => front_buffers.push(buffer),
+            // Groups that wait to be written hold the memory: writing them must not wait for it.
+            Err(Exhausted::Now) => {
+                front_buffers.clear();
+                break;
+            }
+            Err(other) => return Err(exhausted(other, WRITE_BYTES)),
+        }
         left -= left.min(WRITE_BYTES);
     }
     let (location, segment) = lock(space).allocate(devices, device, front_page + page)?;
@@ -341,22 +367,49 @@ pub(crate) fn write(
         .write(&place, &mut front)
         .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
     front[header_bytes..header_bytes + tables.front.len()].copy_from_slice(&tables.front);
+    let now = |offset: u64, bytes: &[u8]| {
+        let target = [(device, Arc::clone(&segment.file))];
+        let written = bytes
+            .chunks(WRITE_BYTES)
+            .enumerate()
+            .try_for_each(|(index, chunk)| devices.write_all(&target, offset + (index * WRITE_BYTES) as u64, chunk));
+        written.map_err(|e| {
+            lock(space).abandon(&segment);
+            e.during("write of a frame")
+        })
+    };
     let mut requests = Vec::with_capacity(front_buffers.len() + landed.len());
     let mut offset = location.offset();
-    let mut push = |buffer: &Lease, bytes: usize| -> Result<()> {
+    let mut push = |buffer: &Lease, offset: u64, bytes: usize| -> Result<()> {
         let from = buffer.write_source(0..bytes)?;
         requests.push(Request { op: Op::Write { file: Arc::clone(&segment.file), offset, from }, tag: 0 });
-        offset += bytes as u64;
         Ok(())
     };
+    if front_buffers.is_empty() {
+        now(offset, &front)?;
+    }
     for (buffer, bytes) in front_buffers.iter_mut().zip(front.chunks(WRITE_BYTES)) {
         if let Some(out) = buffer.bytes_mut() {
             out.copy_from_slice(bytes);
         }
-        push(buffer, bytes.len())?;
+        push(buffer, offset, bytes.len())?;
+        offset += bytes.len() as u64;
     }
+    offset = location.offset() + front_bytes as u64;
     for landed in &landed {
-        push(&landed.run.buffer, landed.run.disk_bytes())?;
+        let run = &landed.run;
+        if run.cut && !run.ends_on_page() {
+            // Its last page has old groups where padding is to be.
+            let mut bytes = vec![0; run.disk_bytes()];
+            for at in 0..run.groups {
+                let block = run.block(at)?;
+                bytes[run.geometry.block_offset(at)..][..block.len()].copy_from_slice(block);
+            }
+            now(offset, &bytes)?;
+        } else {
+            push(&run.buffer, offset, run.disk_bytes())?;
+        }
+        offset += run.disk_bytes() as u64;
     }
     let waiter = Waiter::new(requests.len());
     let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
@@ -379,8 +432,17 @@ pub(crate) fn write(
         page: location.page,
         checksums: tables.checksums[group_checksums..].into(),
     };
-    let holds_state = draft.state.is_some();
-    Ok(WrittenFrame { id, meta, body: Arc::new(body), runs: landed, holds_state, waiter, front: front_buffers })
+    Ok(WrittenFrame {
+        id,
+        meta,
+        body: Arc::new(body),
+        runs: landed,
+        holds_state: draft.state.is_some(),
+        first_token: draft.first_token,
+        token_end: u64::MAX,
+        waiter,
+        front: front_buffers,
+    })
 }
 
 /// Describes an extent of groups that began at `page` with its first checksum, and ends before page `end`. Offsets count

@@ -57,6 +57,11 @@ fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
     devices.list.iter().flat_map(|device| per_device(device.index)).collect()
 }
 
+/// Pages that records take at most.
+fn pages_of(records: &RecordBuffer) -> u64 {
+    records.batches().iter().map(|(bytes, _)| bytes.len() as u64 / PAGE_BYTES as u64 + 2).sum()
+}
+
 impl ManifestLog {
     /// Goes on with a manifest that was read to `place`.
     pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
@@ -72,7 +77,7 @@ impl ManifestLog {
     }
 
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
-    /// superblocks do not name it yet.
+    /// superblocks do not name it yet. `room`: pages that must be left behind the state.
     pub(crate) fn create(
         devices: &Devices,
         generation: u64,
@@ -80,12 +85,13 @@ impl ManifestLog {
         first_batch: u64,
         epoch: u64,
         state: &RecordBuffer,
+        room: u64,
     ) -> Result<Self> {
         // One moment for all copies: their headers differ in nothing but the place.
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
         let batches = state.batches();
         let state_bytes: u64 = batches.iter().map(|(bytes, _)| bytes.len() as u64 + 2 * PAGE_BYTES as u64).sum();
-        let bytes = (FILE_BYTES_MIN + 2 * state_bytes).next_multiple_of(ZERO_BYTES as u64);
+        let bytes = (FILE_BYTES_MIN + 2 * state_bytes + room * PAGE_BYTES as u64).next_multiple_of(ZERO_BYTES as u64);
         let mut files = Vec::new();
         for (device, copy) in copies(devices) {
             let directory = &devices.get(device)?.directory;
@@ -144,7 +150,7 @@ impl ManifestLog {
 
     /// Whether these records and the end of the generation still fit.
     pub(crate) fn has_room(&self, records: &RecordBuffer) -> bool {
-        let pages: u64 = records.batches().iter().map(|(bytes, _)| bytes.len() as u64 / PAGE_BYTES as u64 + 2).sum();
+        let pages = pages_of(records);
         let limit = self.file_pages.min(FILE_BYTES_MAX / PAGE_BYTES as u64 + self.file_pages / 2);
         self.place.next_page + pages + 2 <= limit
     }
@@ -185,11 +191,13 @@ impl ManifestLog {
     }
 
     /// Ends this generation in favour of a new one that starts with `state`: the new one whole, then the word that it
-    /// follows, then the superblocks, then the old files go.
-    pub(crate) fn checkpoint(&mut self, devices: &Devices, state: &RecordBuffer) -> Result<()> {
+    /// follows, then the superblocks, then the old files go. The new one has room for `next`.
+    pub(crate) fn checkpoint(&mut self, devices: &Devices, state: &RecordBuffer, next: &RecordBuffer) -> Result<()> {
+        let room = pages_of(next) + 2;
         let old = self.place;
         // One batch is kept for the last record of the old generation.
-        let next = Self::create(devices, old.generation + 1, old.generation, old.next_batch + 1, self.epoch, state)?;
+        let next =
+            Self::create(devices, old.generation + 1, old.generation, old.next_batch + 1, self.epoch, state, room)?;
         let mut last = RecordBuffer::default();
         let superseded =
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };

@@ -7,7 +7,7 @@ mod manifest;
 mod space;
 
 pub(crate) use commit::{CommitRequest, Committer};
-pub(crate) use devices::{Device, Devices, Identity, exhausted};
+pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame::{Draft, SequenceIdentity, Tail, WrittenFrame, front_limit, write as write_frame};
 pub(crate) use manifest::{ManifestLog, ManifestPlace, copies_for};
 pub(crate) use space::Space;

@@ -36,6 +36,8 @@ pub(crate) struct Space {
     handles: HashMap<SegmentKey, Arc<SegmentHandle>>,
     /// Segment records that go into the next commit.
     pending: RecordBuffer,
+    /// Segments that `pending` opens: their headers are written, not synced.
+    opened: Vec<Arc<SegmentHandle>>,
     capacity: Option<u64>,
     next_device: usize,
 }
@@ -47,6 +49,7 @@ impl Space {
             devices: devices.list.iter().map(|d| (d.index, DeviceSpace::default())).collect(),
             handles: HashMap::new(),
             pending: RecordBuffer::default(),
+            opened: Vec::new(),
             capacity,
             next_device: 0,
         };
@@ -133,9 +136,9 @@ impl Space {
         }
     }
 
-    /// Segment records for the next commit.
-    pub(crate) fn take_pending(&mut self) -> RecordBuffer {
-        std::mem::take(&mut self.pending)
+    /// Segment records for the next commit, and the segments to sync before they are recorded.
+    pub(crate) fn take_pending(&mut self) -> (RecordBuffer, Vec<Arc<SegmentHandle>>) {
+        (std::mem::take(&mut self.pending), std::mem::take(&mut self.opened))
     }
 
     /// Bytes of all segment files.
@@ -174,7 +177,7 @@ impl Space {
         let (id, generation, file) = match own.free.last() {
             Some(&(id, ended)) => {
                 let file = directory.open_file(&segment::file_name(id), Access::ReadWrite)?;
-                (id, ended + 1, file)
+                (id, ended.saturating_add(1), file)
             }
             None => {
                 if capacity.is_some_and(|capacity| total + bytes > capacity) {
@@ -230,6 +233,7 @@ impl Space {
             live_pages: 0,
         };
         self.pending.push(Kind::SegmentOpen, &open_record(handle.key, &meta), &[]);
+        self.opened.push(Arc::clone(&handle));
         self.handles.insert(handle.key, Arc::clone(&handle));
         Ok(Active { handle, next_page: 1 })
     }

@@ -8,7 +8,7 @@ use crate::device::driver::Op;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentHandle;
-use crate::log::{Devices, exhausted};
+use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::{EventCount, lock};
 use crate::plan::{Part, plan};
 use crate::select::{View, ViewInner};
@@ -155,10 +155,34 @@ impl ReadTicket {
         Ok(true)
     }
 
+    /// After a failed attempt: an error when no buffer at all is in use, so that waiting for one to come back is in vain.
+    /// Whether it was submitted after all.
+    fn can_ever_fit(&mut self) -> Result<bool> {
+        if self.devices.arena.usage().leased_bytes > CONTROL_BYTES {
+            return Ok(false);
+        }
+        // A buffer that came back in between is found by one more attempt.
+        if self.try_submit()? {
+            return Ok(true);
+        }
+        if self.devices.arena.usage().leased_bytes > CONTROL_BYTES {
+            return Ok(false);
+        }
+        let text = format!(
+            "a read of {} bytes does not fit beside the {} bytes that memory_limit accounts for",
+            self.device_bytes(),
+            self.devices.budget.used()
+        );
+        Err(Error::new(ErrorKind::MemoryLimit, text))
+    }
+
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
         loop {
             let seen = self.devices.arena.returned().epoch();
             if self.try_submit()? {
+                return Ok(());
+            }
+            if self.can_ever_fit()? {
                 return Ok(());
             }
             if !self.devices.arena.returned().wait_past(seen, deadline) {
@@ -273,6 +297,11 @@ impl Future for ReadTicket {
                 Err(e) => return Poll::Ready(Err(e)),
                 Ok(true) => break,
                 Ok(false) => {
+                    match this.can_ever_fit() {
+                        Err(e) => return Poll::Ready(Err(e)),
+                        Ok(true) => break,
+                        Ok(false) => {}
+                    }
                     if this.devices.arena.returned().wake_past(seen, context.waker()) {
                         return Poll::Pending;
                     }

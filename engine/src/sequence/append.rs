@@ -50,7 +50,8 @@ impl Sequence {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].
     pub fn push_token_ids(&mut self, ids: &[u32]) -> Result<()> {
-        if !self.index.resize(self.index.bytes() + ids.len() * 4) {
+        let held = self.index.bytes() + ids.len() * 4;
+        if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "no memory for token ids within memory_limit"));
         }
         self.token_ids.extend_from_slice(ids);
@@ -103,7 +104,7 @@ impl Sequence {
             .map(|summary| grown(summary, 0))
             .sum();
         let bytes = others + grown(summary, groups);
-        if bytes > self.summaries.bytes() && !self.summaries.resize(bytes) {
+        if bytes > self.summaries.bytes() && !self.store.devices.resize(&mut self.summaries, bytes) {
             let text = format!("summaries of {bytes} bytes do not fit in what memory_limit has left");
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
@@ -147,6 +148,7 @@ impl Sequence {
 
     /// Drafts of all groups collected, each within the limit of a frame.
     pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
+        let group = self.who.layout.group_tokens() as u64;
         let mut drafts = vec![Draft::default()];
         for layer in self.layers.iter_mut().flatten() {
             layer.freeze()?;
@@ -166,7 +168,7 @@ impl Sequence {
                     drafts.push(Draft::default());
                 }
                 if let Some(last) = drafts.last_mut() {
-                    last.run(Arc::clone(run), layer.geometry.planes(), records);
+                    last.run(Arc::clone(run), group, layer.geometry.planes(), records);
                 }
             }
         }
@@ -197,8 +199,12 @@ impl Sequence {
         let mut failed = None;
         for at in 0..self.frames.len() {
             let frame = &mut self.frames[at];
-            if frame.runs.is_empty() || (waited && !frame.is_written()) {
+            if frame.runs.is_empty() {
                 continue;
+            }
+            // In order, so that those behind one that failed can still be taken back.
+            if waited && !frame.is_written() {
+                break;
             }
             waited = true;
             if let Err(e) = frame.wait() {
@@ -213,7 +219,7 @@ impl Sequence {
             }
             let bytes: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
             let held = self.index.bytes().max(bytes + self.token_ids.len() * 4) + body.memory_bytes();
-            if !self.index.resize(held) {
+            if !self.store.devices.resize(&mut self.index, held) {
                 return Err(Error::new(ErrorKind::MemoryLimit, "no memory for the index within memory_limit"));
             }
         }
@@ -226,11 +232,22 @@ impl Sequence {
         }
     }
 
-    /// A frame that was not written: its groups wait for another, and its segment takes no more.
+    /// A frame that was not written: its segment takes no more. Its groups wait for another frame, and with them those of
+    /// all frames behind it: what comes later in the sequence never stands in an earlier frame.
     pub(super) fn requeue(&mut self, at: usize) {
-        let frame = self.frames.remove(at);
-        lock(&self.store.space).abandon(frame.segment());
-        for landed in frame.runs {
+        let mut frames = self.frames.split_off(at);
+        for frame in &mut frames {
+            if frame.wait().is_err() {
+                lock(&self.store.space).abandon(frame.segment());
+            }
+            self.state_dirty |= frame.holds_state;
+        }
+        // They may have held tail tokens, or groups that a cut turned into tail tokens.
+        for layer in self.layers.iter_mut().flatten() {
+            layer.tail_written = 0;
+        }
+        self.ids_written = self.ids_written.min(self.ids_durable);
+        for landed in frames.into_iter().flat_map(|frame| frame.runs) {
             if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
                 layer.requeue(landed.run);
             }

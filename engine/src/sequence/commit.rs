@@ -1,8 +1,8 @@
 //! Committing: everything since the last commit becomes durable at once, with the caller's state and the token ids.
 
-use super::Sequence;
+use super::{Held, Sequence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::ref_record;
+use crate::index::{ref_record, release_record};
 use crate::log::{CommitRequest, Draft, unix_ms};
 use crate::options::Durability;
 use std::sync::Arc;
@@ -57,15 +57,23 @@ impl Sequence {
         }
         self.ids_written = ids;
 
-        let layout = (!self.records.is_empty()).then(|| (self.who.layout_id, self.who.layout.clone()));
+        let layout = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone()));
         let mut request = CommitRequest { layout, records: std::mem::take(&mut self.records), segments: Vec::new() };
+        let mut released = 0;
         for frame in self.frames.drain(..) {
             request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
-            request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, u64::MAX), &[]);
+            request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
+            self.held.push(Held { frame: frame.id, first_token: frame.first_token });
             if frame.holds_state {
-                self.state_frame = frame.id.0;
+                released = std::mem::replace(&mut self.state_frame, frame.id.0);
             }
             request.segments.push(Arc::clone(frame.segment()));
+        }
+        // A frame that held nothing but the state before this one.
+        let old = FrameId(released);
+        if let Some(at) = self.held.iter().position(|held| held.frame == old && held.first_token.is_none()) {
+            self.held.swap_remove(at);
+            request.records.push(Kind::FrameRelease, &release_record(self.who.sequence, old), &[]);
         }
         let commit = SequenceCommit {
             sequence: U64::new(self.who.sequence.0),
@@ -77,6 +85,8 @@ impl Sequence {
         request.records.push(Kind::SequenceCommit, &commit, &[]);
         self.owed = None;
         self.state_dirty = false;
+        self.ids_durable = self.ids_written;
+        self.stored = true;
         self.committed = length;
         match durability {
             Durability::Sync => self.store.commit(request),

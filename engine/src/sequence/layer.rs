@@ -105,7 +105,15 @@ impl Layer {
     pub(crate) fn reset(&mut self, mark: LayerMark) {
         let groups = mark.tokens / self.group_tokens as u64;
         if let Some(building) = &mut self.building {
-            building.groups = building.groups.min(groups.saturating_sub(building.first_group) as usize);
+            let kept = building.groups.min(groups.saturating_sub(building.first_group) as usize);
+            // Padding is zero: no group that was never appended goes to a device behind others on their page.
+            if let Some(bytes) = building.buffer.bytes_mut() {
+                for group in kept..building.groups {
+                    let start = self.block.block_offset(group);
+                    bytes[start..start + self.block.block_bytes].fill(0);
+                }
+            }
+            building.groups = kept;
             if building.groups == 0 {
                 self.building = None;
             }
@@ -119,6 +127,27 @@ impl Layer {
         }
         self.tokens = mark.tokens;
         self.tail = mark.tail;
+    }
+
+    /// Cuts the layer to its first `tokens`, which are not more than there are. `block` is that of the group the cut falls
+    /// into; needed when that group is sealed and some of its tokens are kept. The next commit writes the tail anew.
+    pub(crate) fn cut(&mut self, tokens: u64, block: Option<&[u8]>) {
+        let rows = (tokens % self.group_tokens as u64) as usize;
+        let tail = match block {
+            Some(_) => vec![0; self.block.block_bytes].into(),
+            None => Arc::clone(&self.tail),
+        };
+        self.reset(LayerMark { tokens, tail });
+        if let Some(block) = block {
+            let (start, len) = self.block.plane(1);
+            self.restore_rows(
+                [&block[..self.block.key_bytes], &block[start..start + len]],
+                self.group_tokens,
+                0..rows,
+                0,
+            );
+        }
+        self.tail_written = 0;
     }
 
     /// Bytes a buffer should have for `groups` more groups; none when there is room.
@@ -159,6 +188,7 @@ impl Layer {
             groups: building.groups,
             geometry: self.block,
             buffer: Arc::new(building.buffer),
+            cut: false,
         });
         self.table.lay(Extent {
             first_group: run.first_group,

@@ -1,14 +1,14 @@
 //! Opening a sequence: the headers and small pieces of its frames are read, in batches, and laid over each other in the
 //! order they were written. Group data stays where it is, but for a group that the sequence uses only in part.
 
-use super::Sequence;
+use super::{Held, Sequence};
 use crate::device::driver::Op;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
 use crate::log::{Devices, SequenceIdentity};
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
-use crate::store::StoreInner;
+use crate::store::{Claim, StoreInner};
 use std::sync::Arc;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
@@ -16,7 +16,7 @@ use stratakv_format::frame::{
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
 
-/// Frame fronts read at once.
+/// Frame fronts read at once, at most.
 const BATCH_BYTES: usize = 8 << 20;
 /// Bytes of one read.
 const READ_BYTES: usize = 1 << 20;
@@ -34,13 +34,16 @@ struct Loose {
 struct Reference {
     id: FrameId,
     meta: FrameMeta,
-    /// Tokens below this belong to the sequence.
+    /// Committed tokens below this belong to the sequence.
     clip: u64,
+    /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
+    token_end: u64,
     segment: Arc<SegmentHandle>,
 }
 
 /// The sequence as its last commit left it.
-pub(crate) fn load(store: Arc<StoreInner>, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
+pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
+    let store = Arc::clone(&claim.store);
     let references = references(&store, meta)?;
     let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
     let layout = layout.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("sequence {id} has no layout")))?;
@@ -52,14 +55,16 @@ pub(crate) fn load(store: Arc<StoreInner>, id: SequenceId, meta: &SequenceMeta) 
         layout_id: meta.layout,
         layout,
     };
-    let mut sequence = Sequence::new(store, who, RecordBuffer::default())?;
+    let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
     let mut loose = Vec::new();
+    // Their buffers are held all at once: they must fit, beside those of others.
+    let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
     while start < references.len() {
         let mut bytes = 0;
         let fits = |r: &Reference, bytes: &mut usize| {
             *bytes += r.meta.front_pages as usize * PAGE_BYTES;
-            *bytes <= BATCH_BYTES
+            *bytes <= batch_bytes
         };
         let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
         let batch = &references[start..start + count];
@@ -89,13 +94,14 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
         let key = (frame.location.device, frame.location.segment);
         let segment = catalog.segments.get(&key).ok_or_else(lost)?;
         let segment = space.open_handle(&store.devices, key, segment)?;
-        references.push(Reference { id, meta: frame, clip: token_end.min(meta.tokens), segment });
+        let clip = token_end.min(meta.tokens);
+        references.push(Reference { id, meta: frame, clip, token_end, segment });
     }
     Ok(references)
 }
 
 /// Reads pieces of segments, all in one batch per device.
-fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
     let mut buffers = Vec::new();
     let mut owners = Vec::new();
     for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
@@ -159,15 +165,23 @@ impl Sequence {
             checksums,
         });
         let held = self.index.bytes() + body.memory_bytes();
-        if !self.index.resize(held) {
+        if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
+        let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
+        let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
+        self.held.push(Held { frame: reference.id, first_token });
         let mut checksum = 0;
         // Where a tail and a group of one frame overlap, the tail is the newer.
         let is_tail = |d: &&Descriptor| d.kind.get() == KIND_TAIL;
         let descriptors = view.descriptors().iter();
         for descriptor in descriptors.clone().filter(|d| !is_tail(d)).chain(descriptors.filter(is_tail)) {
-            match descriptor.kind.get() {
+            let kind = descriptor.kind.get();
+            if kind != KIND_CALLER_STATE && descriptor.first_token.get() >= reference.token_end {
+                checksum += if kind == KIND_GROUPS { descriptor.checksum_count.get() as usize } else { 0 };
+                continue;
+            }
+            match kind {
                 KIND_GROUPS => {
                     let source = Source::Disk {
                         frame: Arc::clone(&body),
@@ -186,7 +200,8 @@ impl Sequence {
                         return Err(damaged(format!("token ids from {first} on behind {}", self.token_ids.len())));
                     }
                     self.token_ids.truncate(first);
-                    let ids = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                    let kept = reference.token_end.saturating_sub(first as u64).min(bytes.len() as u64 / 4) as usize;
+                    let ids = bytes[..kept * 4].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                     self.push_token_ids(&ids.collect::<Vec<_>>())?;
                 }
                 KIND_CALLER_STATE => {
@@ -195,7 +210,7 @@ impl Sequence {
                     self.state = Some(bytes);
                     self.state_frame = reference.id.0;
                 }
-                _ => return Err(damaged(format!("a descriptor of kind {}", descriptor.kind.get()))),
+                _ => return Err(damaged(format!("a descriptor of kind {kind}"))),
             }
         }
         Ok(())
@@ -291,7 +306,7 @@ impl Sequence {
             return Err(corrupt(reference, "frame-header", 0, 0, found));
         }
         let held = self.summaries.bytes();
-        if !self.summaries.resize(held + bytes.len()) {
+        if !self.store.devices.resize(&mut self.summaries, held + bytes.len()) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
         }
         let layer = self.layer_mut(index)?;
@@ -369,14 +384,14 @@ impl Sequence {
             return Err(lost(format!("token ids up to {} only", self.token_ids.len())));
         }
         self.token_ids.truncate(ids);
-        self.ids_written = ids;
+        (self.ids_written, self.ids_durable, self.stored) = (ids, ids, true);
         match meta.state_frame {
             None => self.state = None,
             Some(frame) if frame.0 == self.state_frame => {}
             Some(frame) => return Err(lost(format!("the caller's state of frame {frame} is not there"))),
         }
         let held: usize = self.layers.iter().flatten().filter_map(|l| l.summary.as_ref()).map(|s| s.bytes()).sum();
-        if !self.summaries.resize(held) {
+        if !self.store.devices.resize(&mut self.summaries, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
         }
         self.set_committed(tokens, meta.state_frame);
@@ -385,7 +400,7 @@ impl Sequence {
 }
 
 /// One block, read by itself and checked.
-fn read_block(
+pub(super) fn read_block(
     devices: &Devices,
     layer: &super::Layer,
     group: u64,

@@ -5,17 +5,18 @@ mod commit;
 mod layer;
 mod load;
 mod select;
+mod truncate;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use crate::layout::KvLayout;
 use crate::log::{SequenceIdentity, WrittenFrame, front_limit};
-use crate::metrics::{Category, Reservation, lock};
+use crate::metrics::{Category, Reservation};
 use crate::options::Durability;
-use crate::store::StoreInner;
+use crate::store::{Claim, StoreInner};
 use layer::Layer;
 use std::sync::Arc;
-use stratakv_format::SequenceId;
+use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
 
@@ -29,6 +30,8 @@ pub struct Sequence {
     token_ids: Vec<u32>,
     /// Token ids that a written frame holds.
     ids_written: usize,
+    /// Token ids that a committed frame holds.
+    ids_durable: usize,
     state: Option<Vec<u8>>,
     /// The state was set since the last commit.
     state_dirty: bool,
@@ -36,8 +39,12 @@ pub struct Sequence {
     state_frame: u64,
     /// Frames whose writes are under way or ended, and that no commit names yet.
     frames: Vec<WrittenFrame>,
-    /// Records that go into the next commit: the sequence's own creation.
+    /// Frames that commits named.
+    held: Vec<Held>,
+    /// Records that go into the next commit before its own: creation, cuts.
     records: RecordBuffer,
+    /// A commit has named it.
+    stored: bool,
     committed: u64,
     /// What a commit at `Durability::None` covered, when none has followed: tokens and token ids.
     owed: Option<(u64, usize)>,
@@ -49,11 +56,21 @@ pub struct Sequence {
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
+    /// The last to go: what the sequence commits is queued by then.
+    claim: Option<Claim>,
+}
+
+/// A frame that the sequence refers to.
+struct Held {
+    frame: FrameId,
+    /// The lowest token it holds anything of; none when it holds only the caller's state.
+    first_token: Option<u64>,
 }
 
 impl Sequence {
     /// A sequence without tokens. `records` create it, with its first commit.
-    pub(crate) fn new(store: Arc<StoreInner>, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+    pub(crate) fn new(claim: Claim, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+        let store = Arc::clone(&claim.store);
         let layout = &who.layout;
         let has_summary = who.summaries != 0;
         let frame_limit = front_limit(&store.devices, &who)?;
@@ -70,7 +87,7 @@ impl Sequence {
             });
         }
         let reserve = |bytes, category| {
-            store.devices.budget.try_reserve(bytes, category).ok_or_else(|| {
+            store.devices.reserve(bytes, category).ok_or_else(|| {
                 let text = format!("a sequence of this layout takes {bytes} bytes, more than memory_limit has left");
                 Error::new(ErrorKind::MemoryLimit, text)
             })
@@ -84,11 +101,14 @@ impl Sequence {
             layers,
             token_ids: Vec::new(),
             ids_written: 0,
+            ids_durable: 0,
             state: None,
             state_dirty: false,
             state_frame: 0,
             frames: Vec::new(),
+            held: Vec::new(),
             records,
+            stored: false,
             committed: 0,
             owed: None,
             frame_limit,
@@ -96,6 +116,7 @@ impl Sequence {
             summaries,
             index,
             _tails: tails,
+            claim: Some(claim),
         })
     }
 
@@ -180,7 +201,7 @@ impl Sequence {
     pub fn delete(mut self, durability: Durability) -> Result<()> {
         self.owed = None;
         let id = self.who.sequence;
-        let never_committed = !self.records.is_empty();
+        let stored = self.stored;
         // Frames under way hold buffers and space: both must be free of them.
         for frame in &mut self.frames {
             let _ = frame.wait();
@@ -188,8 +209,10 @@ impl Sequence {
         let store = Arc::clone(&self.store);
         self.layers.clear();
         self.frames.clear();
+        // Nobody opens it again, or takes its key, before the deletion is queued.
+        let _claim = self.claim.take();
         drop(self);
-        if never_committed { Ok(()) } else { store.delete_sequence(id, durability) }
+        if stored { store.delete_sequence(id, durability) } else { Ok(()) }
     }
 
     /// Gives the handle back. A commit at [`Durability::None`] is handed over as a lazy one; tokens that were not committed
@@ -226,8 +249,10 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         // Nobody is left to tell; what a `None` commit owes may vanish.
         let _ = self.settle();
-        lock(&self.store.reserved_keys).remove(&self.who.key);
-        lock(&self.store.open_sequences).remove(&self.who.sequence);
+        // Space is not used again while a write into it is under way.
+        for frame in &mut self.frames {
+            let _ = frame.wait();
+        }
     }
 }
 

@@ -1,0 +1,163 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
+
+const EXAMPLES: &str = "Examples:
+  kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
+  kvbench ingest --device /nvme0 --size 8GiB --fio
+  kvbench commit --device /nvme0
+  kvbench select --tokens 32768,131072
+
+Results go to stdout, progress to stderr. With --json each result is one object on a line of its own. Everything kvbench
+writes lies in a directory of its own below --device, which is removed at the end and on Ctrl-C.";
+
+/// Measures stratakv: reads, ingest, commits and selection.
+#[derive(Parser, Debug)]
+#[command(name = "kvbench", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Batches of random blocks, checksums verified, beside a bare io_uring loop and fio.
+    Read(ReadArgs),
+    /// Prefill-sized appends and a commit, beside fio's sequential writes.
+    Ingest(IngestArgs),
+    /// Durable commits of one decode step, beside the same bytes written by plain calls.
+    Commit(CommitArgs),
+    /// Min/max selection, beside the memory bandwidth of one core.
+    Select(SelectArgs),
+}
+
+/// What every subcommand knows.
+#[derive(Args, Debug)]
+pub(crate) struct Common {
+    /// Directory on the device to measure; what is written lies in a directory below it and is removed.
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    pub(crate) device: PathBuf,
+    /// Times that each side takes its turn; figures are medians.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// How the engine moves bytes.
+    #[arg(long, value_enum, default_value_t = Driver::Auto)]
+    pub(crate) driver: Driver,
+    /// Payload checksum of the store.
+    #[arg(long, value_enum, default_value_t = Checksum::Crc64)]
+    pub(crate) checksum: Checksum,
+    /// One JSON object per result instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench read --device /nvme0 --block 16KiB,64KiB --fio --bare --json")]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of a block, several with commas: multiples of 4 KiB up to 512 KiB.
+    #[arg(long, value_delimiter = ',', default_value = "4KiB,16KiB,64KiB,128KiB", value_parser = size)]
+    pub(crate) block: Vec<ByteSize>,
+    /// Blocks of a batch.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) batch: u32,
+    /// Batches of the engine on their way at the same time.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) in_flight: u32,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) seconds: f64,
+    /// Bytes of keys and values to read from.
+    #[arg(long, default_value = "1GiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+    /// Beside fio, with the same batches.
+    #[arg(long)]
+    pub(crate) fio: bool,
+    /// Beside a bare io_uring loop.
+    #[arg(long)]
+    pub(crate) bare: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench ingest --device /nvme0 --size 8GiB --fio --json")]
+pub(crate) struct IngestArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of keys and values to append in each round.
+    #[arg(long, default_value = "1GiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+    /// Tokens of one append.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) chunk: u32,
+    /// Without min/max summaries.
+    #[arg(long)]
+    pub(crate) no_summary: bool,
+    /// Beside fio, sequential.
+    #[arg(long)]
+    pub(crate) fio: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench commit --device /nvme0 --commits 200 --json")]
+pub(crate) struct CommitArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Commits in all.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) commits: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench select --tokens 32768,131072 --json")]
+pub(crate) struct SelectArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of the context, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "32768,131072", value_parser = clap::value_parser!(u32).range(64..=1 << 24))]
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens to select.
+    #[arg(long, default_value_t = 400)]
+    pub(crate) budget: u32,
+    /// Summaries to hold in memory, in all: more than the caches hold, for the layers of a step are scanned in turn.
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub(crate) working_set: ByteSize,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Driver {
+    Auto,
+    Uring,
+    Posix,
+}
+
+impl From<Driver> for DriverChoice {
+    fn from(driver: Driver) -> Self {
+        match driver {
+            Driver::Auto => Self::Auto,
+            Driver::Uring => Self::Uring,
+            Driver::Posix => Self::Posix,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Checksum {
+    Crc64,
+    Crc32,
+}
+
+impl From<Checksum> for ChecksumChoice {
+    fn from(checksum: Checksum) -> Self {
+        match checksum {
+            Checksum::Crc64 => Self::Crc64Nvme,
+            Checksum::Crc32 => Self::Crc32,
+        }
+    }
+}
+
+fn size(text: &str) -> Result<ByteSize, String> {
+    text.parse().map_err(|e: stratakv::Error| e.to_string())
+}

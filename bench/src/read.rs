@@ -1,0 +1,309 @@
+//! `kvbench read`: batches of random groups through selections and read tickets, checksums verified.
+
+use crate::bare::{BareReader, write_file};
+use crate::cli::{Checksum, ReadArgs};
+use crate::fio::{self, Refill};
+use crate::report::{median, percentile, print, ratio, rounded};
+use crate::work::{
+    KvSource, TOKEN_LAYER_BYTES, check_interrupt, cpu_seconds, layout, open_store, settle, thread_cpu_seconds,
+    work_directory,
+};
+use anyhow::{Result, bail};
+use serde::Serialize;
+use std::collections::{BTreeSet, VecDeque};
+use std::hint::black_box;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use stratakv::{ByteSize, Durability, ReadTicket, Sequence, SequenceId, SequenceOptions, Store};
+use stratakv_format::{PayloadChecksum, PlaneIdentity};
+
+/// One block size. CPU is user and system time of all threads. `fio_*` submits a batch when the one before has ended, as the
+/// engine does with one batch in flight; `fio_full_*` keeps its queue full.
+#[derive(Debug, Default, Serialize)]
+struct ReadResult {
+    block: u64,
+    batch: u32,
+    in_flight: u32,
+    gb_per_s: f64,
+    iops: f64,
+    p50_us: f64,
+    p99_us: f64,
+    cpu_s_per_gb: f64,
+    checksum_cpu_s_per_gb: f64,
+    /// What is left without the checksums.
+    io_cpu_s_per_gb: f64,
+    bare_gb_per_s: Option<f64>,
+    bare_cpu_s_per_gb: Option<f64>,
+    ratio_bare: Option<f64>,
+    ratio_bare_cpu: Option<f64>,
+    fio_gb_per_s: Option<f64>,
+    fio_cpu_s_per_gb: Option<f64>,
+    ratio_fio: Option<f64>,
+    fio_full_gb_per_s: Option<f64>,
+    ratio_fio_full: Option<f64>,
+    fio_pages: Option<&'static str>,
+    fio_skipped: Option<&'static str>,
+    huge_pages: String,
+    driver: String,
+    direct: bool,
+    requests_per_batch: f64,
+    system_calls_per_batch: f64,
+}
+
+pub(crate) fn run(args: &ReadArgs) -> Result<()> {
+    let page = stratakv_format::PAGE_BYTES as u64;
+    for block in &args.block {
+        if block.0 % page != 0 || !(1..=128).contains(&(block.0 / page)) {
+            bail!("--block {block}: multiples of 4 KiB from 4 KiB to 512 KiB");
+        }
+        if args.size.0 / block.0 < 4 * u64::from(args.batch) {
+            bail!("--size {} holds too few blocks of {block} for batches of {}", args.size, args.batch);
+        }
+    }
+    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
+        bail!("--seconds {}: above 0, at most 3600", args.seconds);
+    }
+    for block in &args.block {
+        let result = measure(args, block.0)?;
+        print(args.common.json, &format!("read {block}"), &result)?;
+    }
+    Ok(())
+}
+
+fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
+    let with_fio = args.fio && fio::is_installed();
+    let beside = if args.bare || with_fio { args.size.0 } else { 0 };
+    let dir = work_directory(&args.common.device, args.size.0 + beside + (256 << 20))?;
+    let buffers = block * u64::from(args.batch) * u64::from(args.in_flight);
+    let store = open_store(&args.common, &dir.path().join("store"), ByteSize((4 * buffers).max(256 << 20)))?;
+    eprintln!("kvbench: {}: writing {} in blocks of {}", dir.path().display(), args.size, ByteSize(block));
+    let sequence = fill(&store, block, args.size.0)?;
+    let raw = dir.path().join("raw");
+    if beside > 0 {
+        write_file(&raw, args.size.0)?;
+    }
+    settle(dir.path())?;
+
+    let mut sides = Sides::default();
+    let length = Duration::from_secs_f64(args.seconds);
+    let mut random = fastrand::Rng::with_seed(5);
+    turn(args, &store, &sequence, block, length / 4, &mut random)?;
+    for round in 1..=args.common.rounds {
+        eprintln!("kvbench: {}: round {round} of {}", ByteSize(block), args.common.rounds);
+        sides.own.push(turn(args, &store, &sequence, block, length, &mut random)?);
+        if args.bare {
+            sides.bare.push(bare_turn(&raw, block, args.batch, length)?);
+        }
+        if with_fio {
+            sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?);
+            sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?);
+        }
+        sides.checksum.push(checksum_turn(args, block, length / 8)?);
+    }
+    let mut result = sides.result(args, block);
+    let status = store.status();
+    result.huge_pages = status.pages.unwrap_or_else(|| "none".to_owned());
+    if let Some(device) = status.devices.first() {
+        (result.driver, result.direct) = (device.driver.clone(), device.direct);
+    }
+    if args.fio && !with_fio {
+        eprintln!("kvbench: fio {}", fio::MISSING);
+        result.fio_skipped = Some(fio::MISSING);
+    }
+    drop(sequence);
+    store.close()?;
+    Ok(result)
+}
+
+/// A sequence of one layer whose groups are exactly `block` bytes.
+fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
+    let group = (block / TOKEN_LAYER_BYTES) as u16;
+    let mut sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().key("read"))?;
+    let chunk = 1024;
+    let mut source = KvSource::new(chunk);
+    let mut left = (bytes / block * u64::from(group)) as usize;
+    while left > 0 {
+        check_interrupt()?;
+        let tokens = left.min(chunk);
+        let (keys, values) = source.pair(tokens);
+        sequence.append(0, keys, values)?;
+        left -= tokens;
+    }
+    sequence.commit(Durability::Sync)?;
+    Ok(sequence)
+}
+
+struct Turn {
+    gb_per_s: f64,
+    cpu_s_per_gb: f64,
+    latencies_us: Vec<f64>,
+    requests_per_batch: f64,
+    system_calls_per_batch: f64,
+}
+
+/// The engine's turn: selections of `batch` random groups, `in_flight` tickets on their way.
+fn turn(
+    args: &ReadArgs,
+    store: &Store,
+    sequence: &Sequence,
+    block: u64,
+    length: Duration,
+    random: &mut fastrand::Rng,
+) -> Result<Turn> {
+    let groups = sequence.len() / sequence.layout().group_tokens() as u64;
+    let calls = || store.status().devices.iter().map(|device| device.counters.submissions).sum::<u64>();
+    let mut latencies_us = Vec::new();
+    let (mut batches, mut requests) = (0_u64, 0_u64);
+    let mut tickets: VecDeque<(Instant, ReadTicket)> = VecDeque::new();
+    let mut finish = |tickets: &mut VecDeque<(Instant, ReadTicket)>| -> Result<()> {
+        if let Some((start, ticket)) = tickets.pop_front() {
+            let batch = ticket.wait()?;
+            // Damage stays inside the batch until somebody asks.
+            black_box(batch.get(0)?);
+            latencies_us.push(start.elapsed().as_secs_f64() * 1e6);
+            batches += 1;
+        }
+        Ok(())
+    };
+    let (calls_before, cpu, start) = (calls(), cpu_seconds(), Instant::now());
+    while start.elapsed() < length {
+        check_interrupt()?;
+        let chosen = choose(random, groups, args.batch as usize);
+        let begun = Instant::now();
+        let view = sequence.select_groups(0, &chosen)?;
+        let ticket = store.read(&[&view])?;
+        requests += ticket.requests() as u64;
+        tickets.push_back((begun, ticket));
+        if tickets.len() >= args.in_flight as usize {
+            finish(&mut tickets)?;
+        }
+    }
+    while !tickets.is_empty() {
+        finish(&mut tickets)?;
+    }
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+    let gb = (batches * u64::from(args.batch) * block) as f64 / 1e9;
+    Ok(Turn {
+        gb_per_s: gb / seconds,
+        cpu_s_per_gb: cpu / gb,
+        latencies_us,
+        requests_per_batch: requests as f64 / batches as f64,
+        system_calls_per_batch: (calls() - calls_before) as f64 / batches as f64,
+    })
+}
+
+/// `count` different groups in rising order, no two neighbours: each is a request of its own, as with the bare loop and fio.
+fn choose(random: &mut fastrand::Rng, groups: u64, count: usize) -> Vec<u64> {
+    let mut chosen = BTreeSet::new();
+    while chosen.len() < count {
+        let group = random.u64(..groups);
+        let next = chosen.range(group.saturating_sub(1)..).next();
+        if next.is_none_or(|&next| next > group + 1) {
+            chosen.insert(group);
+        }
+    }
+    chosen.into_iter().collect()
+}
+
+fn bare_turn(file: &Path, block: u64, batch: u32, length: Duration) -> Result<(f64, f64)> {
+    let mut reader = BareReader::new(file, block as usize, batch as usize)?;
+    let mut batches = 0_u64;
+    let (cpu, start) = (thread_cpu_seconds(), Instant::now());
+    while start.elapsed() < length {
+        check_interrupt()?;
+        reader.batch()?;
+        batches += 1;
+    }
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), thread_cpu_seconds() - cpu);
+    let gb = (batches * u64::from(batch) * block) as f64 / 1e9;
+    Ok((gb / seconds, cpu / gb))
+}
+
+/// CPU seconds per GB of the checksums alone: both planes of every block of a batch, over and over.
+fn checksum_turn(args: &ReadArgs, block: u64, length: Duration) -> Result<f64> {
+    let kind = match args.common.checksum {
+        Checksum::Crc64 => PayloadChecksum::Crc64Nvme,
+        Checksum::Crc32 => PayloadChecksum::Crc32,
+    };
+    let mut pages = crate::bare::Pages::new((block * u64::from(args.batch)) as usize)?;
+    let bytes = &mut pages.bytes_mut()[..(block * u64::from(args.batch)) as usize];
+    fastrand::Rng::with_seed(9).fill(bytes);
+    let mut passes = 0_u64;
+    let (cpu, start) = (thread_cpu_seconds(), Instant::now());
+    while passes == 0 || start.elapsed() < length {
+        check_interrupt()?;
+        for (group, planes) in bytes.chunks_exact(block as usize).enumerate() {
+            for (plane, data) in planes.chunks_exact(block as usize / 2).enumerate() {
+                let identity = PlaneIdentity::new(1, SequenceId(1), 1, 0, group as u64, 8, plane as u16);
+                black_box(kind.compute(&identity, data));
+            }
+        }
+        passes += 1;
+    }
+    Ok((thread_cpu_seconds() - cpu) / ((passes * bytes.len() as u64) as f64 / 1e9))
+}
+
+#[derive(Default)]
+struct Sides {
+    own: Vec<Turn>,
+    bare: Vec<(f64, f64)>,
+    fio: Vec<fio::FioRun>,
+    fio_full: Vec<fio::FioRun>,
+    checksum: Vec<f64>,
+}
+
+impl Sides {
+    fn result(&self, args: &ReadArgs, block: u64) -> ReadResult {
+        let own = |value: &dyn Fn(&Turn) -> f64| median(&self.own.iter().map(value).collect::<Vec<_>>());
+        let some = |values: Vec<f64>| (!values.is_empty()).then(|| median(&values));
+        let gb_per_s = own(&|turn| turn.gb_per_s);
+        let cpu = own(&|turn| turn.cpu_s_per_gb);
+        let checksum = median(&self.checksum);
+        let bare = some(self.bare.iter().map(|turn| turn.0).collect());
+        let bare_cpu = some(self.bare.iter().map(|turn| turn.1).collect());
+        let fio = some(self.fio.iter().map(|run| run.gb_per_s).collect());
+        let fio_cpu = some(self.fio.iter().map(|run| run.cpu_s_per_gb).collect());
+        let fio_full = some(self.fio_full.iter().map(|run| run.gb_per_s).collect());
+        let io_cpu = (cpu - checksum).max(0.0);
+        ReadResult {
+            block,
+            batch: args.batch,
+            in_flight: args.in_flight,
+            gb_per_s: rounded(gb_per_s),
+            iops: rounded(gb_per_s * 1e9 / block as f64),
+            p50_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.5))),
+            p99_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.99))),
+            cpu_s_per_gb: rounded(cpu),
+            checksum_cpu_s_per_gb: rounded(checksum),
+            io_cpu_s_per_gb: rounded(io_cpu),
+            bare_gb_per_s: bare.map(rounded),
+            bare_cpu_s_per_gb: bare_cpu.map(rounded),
+            ratio_bare: bare.and_then(|bare| ratio(gb_per_s, bare)),
+            ratio_bare_cpu: bare_cpu.and_then(|bare| ratio(io_cpu, bare)),
+            fio_gb_per_s: fio.map(rounded),
+            fio_cpu_s_per_gb: fio_cpu.map(rounded),
+            ratio_fio: fio.and_then(|fio| ratio(gb_per_s, fio)),
+            fio_full_gb_per_s: fio_full.map(rounded),
+            ratio_fio_full: fio_full.and_then(|fio| ratio(gb_per_s, fio)),
+            fio_pages: self.fio.first().map(|run| run.memory),
+            requests_per_batch: rounded(own(&|turn| turn.requests_per_batch)),
+            system_calls_per_batch: rounded(own(&|turn| turn.system_calls_per_batch)),
+            ..ReadResult::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chosen_groups_rise_and_are_no_neighbours() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..100 {
+            let chosen = choose(&mut random, 256, 64);
+            assert_eq!(chosen.len(), 64);
+            assert!(chosen.windows(2).all(|pair| pair[0] + 1 < pair[1]));
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Every subcommand with tiny sizes: the JSON parses, figures are there and positive, nothing is left behind.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn kvbench(device: &std::path::Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+    command.args(arguments).arg("--device").arg(device).output().expect("kvbench starts")
+}
+
+fn results(arguments: &[&str]) -> Vec<Value> {
+    let device = tempfile::tempdir().expect("a directory");
+    let output = kvbench(device.path(), arguments);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {err}");
+    let left: Vec<_> = std::fs::read_dir(device.path()).expect("the directory").collect();
+    assert!(left.is_empty(), "{arguments:?} leaves {left:?}");
+    out.lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
+}
+
+fn assert_positive(result: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(result[field].as_f64().is_some_and(|value| value > 0.0), "{field} in {result}");
+    }
+}
+
+#[test]
+fn read_measures_each_block_size() {
+    let arguments = ["read", "--block", "4096,64KiB", "--batch", "8", "--seconds", "0.1", "--rounds", "1"];
+    let found = results(&[&arguments[..], &["--size", "8MiB", "--bare", "--fio", "--json"]].concat());
+    assert_eq!(found.iter().map(|r| r["block"].as_u64()).collect::<Vec<_>>(), [Some(4096), Some(65536)]);
+    for result in &found {
+        assert_positive(result, &["gb_per_s", "iops", "p50_us", "p99_us", "cpu_s_per_gb", "checksum_cpu_s_per_gb"]);
+        assert_positive(result, &["bare_gb_per_s", "bare_cpu_s_per_gb", "ratio_bare"]);
+        assert_eq!(result["requests_per_batch"].as_f64(), Some(8.0));
+        assert!(result["huge_pages"].is_string());
+        match result["fio_skipped"].as_str() {
+            Some(why) => assert!(why.starts_with("skipped: fio")),
+            None => assert_positive(result, &["fio_gb_per_s", "ratio_fio", "fio_full_gb_per_s"]),
+        }
+    }
+}
+
+#[test]
+fn read_runs_on_the_other_driver_and_checksum() {
+    let arguments =
+        ["read", "--block", "16KiB", "--batch", "4", "--seconds", "0.05", "--rounds", "1", "--size", "4MiB"];
+    let found = results(
+        &[&arguments[..], &["--driver", "posix", "--checksum", "crc32", "--in-flight", "2", "--json"]].concat(),
+    );
+    assert_eq!((found.len(), found[0]["driver"].as_str()), (1, Some("posix")));
+    assert_positive(&found[0], &["gb_per_s", "checksum_cpu_s_per_gb"]);
+}
+
+#[test]
+fn ingest_counts_what_the_device_takes() {
+    let found = results(&["ingest", "--size", "16MiB", "--chunk", "64", "--rounds", "1", "--fio", "--json"]);
+    assert_positive(&found[0], &["gb_per_s", "cpu_s_per_gb", "commit_ms", "device_gb_per_s"]);
+    let amplification = found[0]["write_amplification"].as_f64().expect("a number");
+    assert!((1.0..2.0).contains(&amplification), "{amplification}");
+    assert!(found[0]["write_amplification_kv"].as_f64().expect("a number") > amplification);
+}
+
+#[test]
+fn commit_is_compared_with_plain_calls() {
+    let found = results(&["commit", "--commits", "4", "--json"]);
+    assert_positive(&found[0], &["p50_us", "p99_us", "plain_p50_us", "ratio_p50", "ratio_p99"]);
+    // One group of 32 KiB for each of 32 layers.
+    assert!(found[0]["bytes_per_commit"].as_u64().expect("a number") >= 1 << 20);
+}
+
+#[test]
+fn select_is_compared_with_memory() {
+    let found = results(&[
+        "select",
+        "--tokens",
+        "256,1024",
+        "--budget",
+        "64",
+        "--working-set",
+        "1MiB",
+        "--rounds",
+        "2",
+        "--json",
+    ]);
+    assert_eq!(found.iter().map(|r| r["tokens"].as_u64()).collect::<Vec<_>>(), [Some(256), Some(1024)]);
+    for result in &found {
+        assert_positive(result, &["p50_us", "gb_per_s", "memory_gb_per_s", "ratio_memory"]);
+    }
+}
+
+#[test]
+fn mistakes_are_told_without_a_panic() {
+    let device = tempfile::tempdir().expect("a directory");
+    for (arguments, what) in [
+        (&["read", "--block", "5000"][..], "multiples of 4 KiB"),
+        (&["read", "--block", "64KiB", "--size", "1MiB"], "too few blocks"),
+        (&["read", "--seconds", "0"], "--seconds"),
+        (&["ingest", "--size", "1KiB"], "less than a token"),
+        (&["ingest", "--size", "900TiB"], "free"),
+    ] {
+        let output = kvbench(device.path(), arguments);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains(what) && !err.contains("panicked"), "{arguments:?}: {err}");
+    }
+    let missing = kvbench(std::path::Path::new("/nonexistent/kvbench"), &["commit", "--commits", "1"]);
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/kvbench"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_interrupted_run_removes_its_files() {
+    let device = tempfile::tempdir().expect("a directory");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kvbench"))
+        .args(["read", "--block", "16KiB", "--size", "64MiB", "--seconds", "600", "--device"])
+        .arg(device.path())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("kvbench starts");
+    let begun = || std::fs::read_dir(device.path()).expect("the directory").next().is_some();
+    while !begun() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+    assert!(kill.success());
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    assert!(!begun(), "files are left");
+}

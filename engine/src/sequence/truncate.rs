@@ -1,0 +1,92 @@
+//! Cutting a sequence back to its first tokens: speculative decoding that was rejected, a conversation taken back.
+
+use super::load::read_block;
+use super::{Held, Sequence};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Source, release_record};
+use std::sync::Arc;
+use stratakv_format::manifest::{Kind, SequenceTruncate};
+use zerocopy::little_endian::U64;
+
+impl Sequence {
+    /// Keeps the first `tokens` tokens of every layer, and as many token ids; below a commit as well, and inside a group. The
+    /// caller's state stays as it is. It becomes durable with the next commit. Views taken before keep what they saw.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: more tokens than there are. [`ErrorKind::Corruption`], [`ErrorKind::Io`]: a group that
+    /// the cut falls into could not be read; nothing changed.
+    pub fn truncate(&mut self, tokens: u64) -> Result<()> {
+        self.store.committer.check()?;
+        if tokens > self.len() {
+            let text = format!("truncate to {tokens} tokens of a sequence of {}", self.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let mut blocks = Vec::with_capacity(self.layers.len());
+        for at in 0..self.layers.len() {
+            let block = self.cut_block(at, tokens);
+            blocks.push(block.map_err(|e| e.during(format!("truncate to {tokens} tokens, layer {at}")))?);
+        }
+        for (layer, block) in self.layers.iter_mut().zip(&blocks) {
+            if let Some(layer) = layer {
+                layer.cut(tokens, block.as_deref());
+            }
+        }
+        let ids = usize::try_from(tokens).unwrap_or(usize::MAX).min(self.token_ids.len());
+        self.token_ids.truncate(ids);
+        // Token ids of the tail may stand in a frame that is let go.
+        let sealed = ids / self.who.layout.group_tokens() * self.who.layout.group_tokens();
+        self.ids_written = self.ids_written.min(sealed);
+        self.ids_durable = self.ids_durable.min(sealed);
+        if let Some((owed, owed_ids)) = &mut self.owed {
+            (*owed, *owed_ids) = ((*owed).min(tokens), (*owed_ids).min(ids));
+        }
+        self.cut_frames(tokens);
+        Ok(())
+    }
+
+    /// The block of the group of layer `at` that a cut falls into, when it is sealed and keeps some of its tokens.
+    fn cut_block(&self, at: usize, tokens: u64) -> Result<Option<Vec<u8>>> {
+        let Some(layer) = self.layers.get(at).and_then(Option::as_ref) else { return Ok(None) };
+        let size = self.who.layout.group_tokens() as u64;
+        let group = tokens / size;
+        if tokens.is_multiple_of(size) || group >= layer.groups() {
+            return Ok(None);
+        }
+        if let Some(block) = layer.building_block(group) {
+            return Ok(Some(block.to_vec()));
+        }
+        let lost = || Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
+        let extent = layer.table.find(group).ok_or_else(lost)?;
+        if let Source::Memory(run) = &extent.source {
+            return run.block((group - extent.first_group) as usize + extent.skip).map(|block| Some(block.to_vec()));
+        }
+        let place = extent.place(group, &layer.block, layer.geometry.planes()).ok_or_else(lost)?;
+        read_block(&Arc::clone(&self.store.devices), layer, group, size, &place).map(Some)
+    }
+
+    /// Frames hold less of the sequence from now on. Those that hold no whole group of it are let go: the next commit writes
+    /// the tail anew, so that cutting and growing again piles up nothing.
+    fn cut_frames(&mut self, tokens: u64) {
+        let sequence = self.who.sequence;
+        for frame in &mut self.frames {
+            frame.token_end = frame.token_end.min(tokens);
+        }
+        if !self.stored {
+            return;
+        }
+        let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(tokens) };
+        self.records.push(Kind::SequenceTruncate, &cut, &[]);
+        let sealed = tokens / self.who.layout.group_tokens() as u64 * self.who.layout.group_tokens() as u64;
+        let (records, state_frame) = (&mut self.records, self.state_frame);
+        self.held.retain_mut(|Held { frame, first_token }| {
+            if first_token.is_some_and(|first| first < sealed) {
+                return true;
+            }
+            *first_token = None;
+            if frame.0 != state_frame {
+                records.push(Kind::FrameRelease, &release_record(sequence, *frame), &[]);
+            }
+            frame.0 == state_frame
+        });
+    }
+}

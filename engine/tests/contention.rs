@@ -1,0 +1,155 @@
+//! Handles, keys and memory under contention: what must never tear the store.
+
+use std::path::Path;
+use std::time::Duration;
+use stratakv::{
+    ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, Summary, TensorView,
+};
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
+    options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
+}
+
+fn layout(layers: u16) -> KvLayout {
+    KvLayout::builder().layers(layers).kv_heads(2).head_dim(16).group_tokens(4).build().unwrap()
+}
+
+fn append(sequence: &mut Sequence, layer: usize, tokens: usize) {
+    let data: Vec<f32> = (0..tokens * 32).map(|i| (i % 61) as f32 / 8.0).collect();
+    let view = TensorView::token_major(&data, tokens, 2, 16);
+    sequence.append(layer, view, view).unwrap();
+}
+
+#[test]
+fn a_key_taken_by_a_lazy_commit_under_way_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).lazy_delay(Duration::from_millis(1)).open().unwrap();
+    for round in 0..60_u32 {
+        let key = format!("key {round}");
+        let mut first = store.create_sequence(&layout(1), SequenceOptions::new().key(&key)).unwrap();
+        append(&mut first, 0, 5);
+        first.commit(Durability::Lazy).unwrap();
+        drop(first);
+        // Now and then the commit of the first is under way: taken from the queue, not in the tables yet.
+        std::thread::sleep(Duration::from_micros(u64::from(round) * 60));
+        let again = store.create_sequence(&layout(1), SequenceOptions::new().key(&key));
+        assert_eq!(again.err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists), "round {round}");
+    }
+    store.close().unwrap();
+    assert_eq!(options(dir.path()).open().unwrap().sequences().len(), 60);
+}
+
+#[test]
+fn a_sequence_that_is_being_deleted_is_not_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    for round in 0..40 {
+        let durability = [Durability::Sync, Durability::Lazy, Durability::None][round % 3];
+        let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+        append(&mut sequence, 0, 9);
+        sequence.commit(Durability::Sync).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    match store.open_sequence("k") {
+                        Ok(_) => panic!("round {round}: opened while it is being deleted"),
+                        Err(e) if e.kind() == ErrorKind::NotFound => return,
+                        Err(e) => assert_eq!(e.kind(), ErrorKind::InUse),
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_micros(300));
+            sequence.delete(durability).unwrap();
+        });
+    }
+    store.close().unwrap();
+    assert!(options(dir.path()).open().unwrap().sequences().is_empty());
+}
+
+#[test]
+fn commits_larger_than_a_fresh_manifest_get_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).lazy_delay(Duration::from_secs(600)).open().unwrap();
+    // Every creation carries its layout.
+    let layout = KvLayout::builder().layers(400).kv_heads(1).head_dim(2).group_tokens(1).build().unwrap();
+    for index in 0..3000 {
+        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
+        sequence.push_token_ids(&[index]).unwrap();
+        sequence.commit(Durability::Lazy).unwrap();
+    }
+    store.flush().unwrap();
+    store.close().unwrap();
+    assert_eq!(options(dir.path()).open().unwrap().sequences().len(), 3000);
+}
+
+#[test]
+fn idle_buffers_make_room_for_sequences() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+    append(&mut sequence, 0, 40_000);
+    sequence.commit(Durability::Sync).unwrap();
+    let view = sequence.select_all(0).unwrap();
+    // 5 MB of buffers stay with the arena as idle slabs.
+    drop(store.read(&[&view]).unwrap().wait().unwrap());
+    assert!(store.status().memory.used_bytes > 6 << 20, "{:?}", store.status().memory);
+    let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
+    let options = SequenceOptions::new().summary(Summary::MinMax);
+    let kept: Vec<_> = (0..1).map(|_| store.create_sequence(&wide, options.clone()).unwrap()).collect();
+    assert!(store.status().memory.used_bytes <= 8 << 20);
+    drop(kept);
+}
+
+#[test]
+fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(12)).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new()).unwrap();
+    append(&mut sequence, 0, 80_000);
+    sequence.commit(Durability::Sync).unwrap();
+    let view = sequence.select_all(0).unwrap();
+    // 10.2 MB: less than memory_limit, more than what the tails of another sequence leave.
+    let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
+    let _other = store.create_sequence(&wide, SequenceOptions::new()).unwrap();
+    let read = store.read(&[&view]).and_then(|ticket| ticket.wait());
+    assert_eq!(read.err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
+}
+
+#[test]
+fn commits_need_no_memory_that_reads_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+    append(&mut sequence, 0, 40_000);
+    sequence.commit(Durability::Sync).unwrap();
+    append(&mut sequence, 0, 10);
+    let groups: Vec<u64> = (0..100).collect();
+    let view = sequence.select_groups(0, &groups).unwrap();
+    let one = sequence.select_groups(0, &groups[..1]).unwrap();
+    let mut held = Vec::new();
+    for view in [&view, &one] {
+        loop {
+            let soon = std::time::Instant::now() + Duration::from_millis(50);
+            match store.read(&[view]).unwrap().wait_deadline(Some(soon)) {
+                Ok(batch) => held.push(batch),
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::Deadline);
+                    break;
+                }
+            }
+        }
+    }
+    assert!(held.len() > 20);
+    let start = std::time::Instant::now();
+    sequence.commit(Durability::Sync).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    drop((held, view, one, sequence));
+    store.close().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let sequence = store.open_sequence("k").unwrap();
+    assert_eq!(sequence.len(), 40_010);
+    let view = sequence.select_all(0).unwrap();
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    assert!((0..view.groups().len()).all(|nth| batch.get(0).unwrap().group(nth).is_ok()));
+}
