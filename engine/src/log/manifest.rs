@@ -87,7 +87,8 @@ impl ManifestLog {
         state: &RecordBuffer,
         room: u64,
     ) -> Result<Self> {
-        let nonce = random_u64()?;
+        // One moment for all copies: their headers differ in nothing but the place.
+        let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
         let batches = state.batches();
         let state_bytes: u64 = batches.iter().map(|(bytes, _)| bytes.len() as u64 + 2 * PAGE_BYTES as u64).sum();
         let bytes = (FILE_BYTES_MIN + 2 * state_bytes + room * PAGE_BYTES as u64).next_multiple_of(ZERO_BYTES as u64);
@@ -109,7 +110,7 @@ impl ManifestLog {
                 nonce: U64::new(nonce),
                 previous_generation: U64::new(previous),
                 first_batch: U64::new(first_batch),
-                created_unix_s: U64::new(unix_ms() / 1000),
+                created_unix_s: created,
                 device: U16::new(device.0),
                 copy,
                 reserved: [0; 5],

@@ -204,13 +204,14 @@ impl Space {
             }
         };
         let handle = Arc::new(SegmentHandle { key: (device, id), generation, nonce: random_u64()?, pages, file });
+        let created = U64::new(super::unix_ms() / 1000);
         let page = |position| SegmentPage {
             magic: segment::MAGIC,
             features: Features::current(),
             store_id: devices.identity.store_id,
             generation: U64::new(generation),
             nonce: U64::new(handle.nonce),
-            created_unix_s: U64::new(super::unix_ms() / 1000),
+            created_unix_s: created,
             segment: U32::new(id.0),
             pages: U32::new(pages),
             device: U16::new(device.0),

@@ -33,6 +33,8 @@ pub(crate) struct Layer {
     group_tokens: usize,
     /// Tokens appended.
     pub(crate) tokens: u64,
+    /// The most bytes of a run's buffer.
+    run_bytes: usize,
     /// Sealed groups but for those being collected.
     pub(crate) table: ExtentTable,
     building: Option<Building>,
@@ -52,7 +54,7 @@ pub(crate) struct LayerMark {
 }
 
 impl Layer {
-    pub(crate) fn new(layout: &KvLayout, index: usize, summary: bool) -> Result<Self> {
+    pub(crate) fn new(layout: &KvLayout, index: usize, summary: bool, frame_limit: usize) -> Result<Self> {
         let geometry = *layout.kv_layer(index)?;
         let block = *layout.block(index);
         Ok(Self {
@@ -61,6 +63,8 @@ impl Layer {
             block,
             dtype: layout.dtype(),
             group_tokens: layout.group_tokens(),
+            // A run goes into one frame with its summaries, which may take twice as much, and checksums, as much again.
+            run_bytes: RUN_BYTES_MAX.min(frame_limit / 5),
             tokens: 0,
             table: ExtentTable::default(),
             building: None,
@@ -155,7 +159,7 @@ impl Layer {
         let fit = |bytes: usize| {
             if self.block.blocks_per_page == 0 { bytes / one } else { bytes / PAGE_BYTES * self.block.blocks_per_page }
         };
-        let capacity = groups.clamp(fit(RUN_BYTES_MIN).max(1), fit(RUN_BYTES_MAX).max(1));
+        let capacity = groups.clamp(fit(RUN_BYTES_MIN.min(self.run_bytes)).max(1), fit(self.run_bytes).max(1));
         Some(self.block.extent_bytes(capacity))
     }
 

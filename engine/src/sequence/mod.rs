@@ -73,6 +73,7 @@ impl Sequence {
         let store = Arc::clone(&claim.store);
         let layout = &who.layout;
         let has_summary = who.summaries != 0;
+        let frame_limit = front_limit(&store.devices, &who)?;
         let mut layers = Vec::with_capacity(layout.layers());
         let mut tail_bytes = 0;
         for index in 0..layout.layers() {
@@ -80,7 +81,7 @@ impl Sequence {
                 true => {
                     // The tail itself, and the copy that a view may hold while it changes.
                     tail_bytes += 2 * layout.block(index).block_bytes;
-                    Some(Layer::new(layout, index, has_summary)?)
+                    Some(Layer::new(layout, index, has_summary, frame_limit)?)
                 }
                 false => None,
             });
@@ -91,7 +92,6 @@ impl Sequence {
                 Error::new(ErrorKind::MemoryLimit, text)
             })
         };
-        let frame_limit = front_limit(&store.devices, &who)?;
         let tails = reserve(tail_bytes, Category::Tails)?;
         let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(size_of::<Self>(), Category::Index)?);
         let frame_target = store.frame_bytes.min(frame_limit / 2);

@@ -1,0 +1,185 @@
+//! Rules of the code base that no compiler keeps.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use stratakv_tests::disk::files;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
+}
+
+/// Source files below a directory, with their text.
+fn sources(dir: &str) -> Vec<(String, String)> {
+    let base = root().join(dir);
+    let rust = files(&base).into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    rust.map(|path| {
+        let text = fs::read_to_string(base.join(&path)).expect("a source file");
+        (path.to_string_lossy().into_owned(), text)
+    })
+    .collect()
+}
+
+/// A module imports only from floors below its own.
+const FLOORS: &[&[&str]] = &[
+    &["error", "metrics"],
+    &["options", "layout", "device"],
+    &["shard", "codec", "index", "cache", "cluster", "summary", "attention"],
+    &["log", "select"],
+    &["sequence", "plan", "recover", "reclaim"],
+    &["read"],
+    &["store", "pipeline"],
+    &["tune"],
+];
+
+/// Edges within a floor. Each says why it is there.
+const SAME_FLOOR: &[(&str, &str)] = &[
+    // Replaying records needs layouts; both know no I/O.
+    ("index", "layout"),
+    // A view holds masks of heads and positions.
+    ("select", "attention"),
+];
+
+fn floor(module: &str) -> Option<usize> {
+    FLOORS.iter().position(|floor| floor.contains(&module))
+}
+
+/// Types that `lib.rs` gives out, and where they live: in code they are named by their module.
+fn uses(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        for (at, _) in line.match_indices("crate::") {
+            // `pub(crate)` and names that end in "crate" are none.
+            let before = line[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '$') {
+                continue;
+            }
+            let rest = &line[at + "crate::".len()..];
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            assert!(!name.is_empty(), "name one module per import: {line}");
+            found.insert(name);
+        }
+    }
+    found
+}
+
+#[test]
+fn engine_modules_import_from_floors_below() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources("engine/src") {
+        let module = path.split('/').next().and_then(|m| m.strip_suffix(".rs").or(Some(m))).expect("a module");
+        if module == "lib" {
+            continue;
+        }
+        let Some(own) = floor(module) else { panic!("{module} has no floor: give it one") };
+        for other in uses(&text).into_iter().filter(|other| other != module) {
+            let allowed = SAME_FLOOR.contains(&(module, other.as_str()));
+            match floor(&other) {
+                Some(theirs) if theirs < own || (theirs == own && allowed) => {}
+                Some(theirs) => wrong.push(format!("{path} (floor {}) uses {other} (floor {})", own + 1, theirs + 1)),
+                None => wrong.push(format!("{path} uses crate::{other}: name it by its module")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn unsafe_stays_in_its_rooms() {
+    for dir in ["engine/src", "fsck/src", "format-spec/src", "examples/llama/src", "bench/src", "tests/src"] {
+        for (path, text) in sources(dir) {
+            let room = dir == "engine/src" && (path.starts_with("device/") || path.starts_with("attention/"));
+            for (number, line) in text.lines().enumerate() {
+                let code = line.split("//").next().unwrap_or_default();
+                let is_unsafe = code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
+                assert!(room || !is_unsafe, "{dir}/{path}:{}: {line}", number + 1);
+                for mark in [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!(")] {
+                    assert!(!code.contains(mark), "{dir}/{path}:{}: {line}", number + 1);
+                }
+            }
+        }
+    }
+    let forbids = concat!("#![forbid(", "unsafe_code)]");
+    for lib in ["fsck/src/lib.rs", "format-spec/src/lib.rs", "tests/src/lib.rs"] {
+        assert!(fs::read_to_string(root().join(lib)).expect("a library").contains(forbids), "{lib}");
+    }
+}
+
+#[test]
+fn files_are_small() {
+    for dir in ["engine/src", "fsck/src", "format-spec/src", "examples/llama/src", "bench/src", "tests/src"] {
+        for (path, text) in sources(dir) {
+            let lines = text.lines().count();
+            assert!(lines <= 700, "{dir}/{path} has {lines} lines: split it along the path of the data");
+        }
+    }
+}
+
+fn manifest(path: &Path) -> toml::Table {
+    let text = fs::read_to_string(path.join("Cargo.toml")).expect("a Cargo.toml");
+    text.parse().expect("TOML")
+}
+
+fn members() -> Vec<String> {
+    let workspace = manifest(&root());
+    let members = workspace["workspace"]["members"].as_array().expect("members");
+    members.iter().map(|m| m.as_str().expect("a path").to_owned()).collect()
+}
+
+#[test]
+fn every_crate_keeps_the_lints() {
+    for member in members() {
+        let table = manifest(&root().join(&member));
+        let lints = table.get("lints").and_then(|l| l.get("workspace")).and_then(toml::Value::as_bool);
+        assert_eq!(lints, Some(true), "{member} does not take the lints of the workspace");
+    }
+}
+
+#[test]
+fn the_checker_is_a_second_reader() {
+    let depends = |member: &str| -> BTreeSet<String> {
+        let table = manifest(&root().join(member));
+        let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
+        let names = |key: &&str| table.get(*key).and_then(toml::Value::as_table).map(|t| t.keys().cloned());
+        tables.iter().filter_map(names).flatten().collect()
+    };
+    assert!(!depends("fsck").contains("stratakv"), "kvfsck must not depend on the engine");
+    assert!(!depends("engine").contains("kvfsck"), "the engine must not depend on kvfsck");
+    let format = depends("format-spec");
+    assert!(!format.contains("stratakv") && !format.contains("kvfsck"), "{format:?}");
+}
+
+#[test]
+fn texts_are_about_the_code() {
+    let mut wrong = Vec::new();
+    let mut texts: Vec<PathBuf> = Vec::new();
+    for dir in members().iter().map(String::as_str).chain(["docs", "fuzz", "."]) {
+        let base = root().join(dir);
+        if !base.is_dir() {
+            continue;
+        }
+        let list: Vec<PathBuf> = match dir {
+            "." => fs::read_dir(&base).expect("the workspace").filter_map(|e| e.ok().map(|e| e.path())).collect(),
+            _ => files(&base).into_iter().map(|path| base.join(path)).collect(),
+        };
+        texts.extend(list.into_iter().filter(|path| {
+            let kept = path.components().all(|part| part.as_os_str() != "target" && part.as_os_str() != "fixtures");
+            kept && path.extension().is_some_and(|e| ["rs", "md", "toml", "sh", "py"].iter().any(|k| e == *k))
+        }));
+    }
+    let homes = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/tmp", "/wt")];
+    for path in texts {
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            let lower = line.to_lowercase();
+            let home = homes.iter().find(|home| line.contains(**home));
+            let at = lower.find(concat!("issue", " ")).map(|at| &lower[at + 6..]);
+            let numbered =
+                at.is_some_and(|rest| rest.trim_start_matches('#').starts_with(|c: char| c.is_ascii_digit()));
+            if home.is_some() || numbered {
+                wrong.push(format!("{}:{}: {line}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
