@@ -1,6 +1,6 @@
 //! `kvbench read`: batches of random groups through selections and read tickets, checksums verified.
 
-use crate::bare::{BareReader, write_file};
+use crate::bare::{BareReader, Pages, write_file};
 use crate::cli::{Checksum, ReadArgs};
 use crate::fio::{self, Refill};
 use crate::report::{median, percentile, print, ratio, rounded};
@@ -92,6 +92,8 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
     }
     settle(dir.path())?;
 
+    let mut memory = Pages::new(COLD_BYTES.max(buffers) as usize)?;
+    fastrand::Rng::with_seed(9).fill(memory.bytes_mut());
     let mut sides = Sides::default();
     let length = Duration::from_secs_f64(args.seconds);
     let mut random = fastrand::Rng::with_seed(5);
@@ -106,8 +108,8 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
             sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?);
             sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?);
         }
-        sides.checksum.push(checksum_turn(args, block, buffers, length / 8)?);
-        sides.checksum_cold.push(checksum_turn(args, block, COLD_BYTES, length / 8)?);
+        sides.checksum.push(checksum_turn(args, block, &mut memory.bytes_mut()[..buffers as usize], length / 8)?);
+        sides.checksum_cold.push(checksum_turn(args, block, memory.bytes_mut(), length / 8)?);
     }
     let mut result = sides.result(args, block);
     let status = store.status();
@@ -229,15 +231,12 @@ fn bare_turn(file: &Path, block: u64, batch: u32, length: Duration) -> Result<(f
     Ok((gb / seconds, cpu / gb))
 }
 
-/// CPU seconds per GB of the checksums alone: both planes of every block of `memory` bytes, over and over.
-fn checksum_turn(args: &ReadArgs, block: u64, memory: u64, length: Duration) -> Result<f64> {
+/// CPU seconds per GB of the checksums alone: both planes of every block in `bytes`, over and over.
+fn checksum_turn(args: &ReadArgs, block: u64, bytes: &[u8], length: Duration) -> Result<f64> {
     let kind = match args.common.checksum {
         Checksum::Crc64 => PayloadChecksum::Crc64Nvme,
         Checksum::Crc32 => PayloadChecksum::Crc32,
     };
-    let mut pages = crate::bare::Pages::new(memory as usize)?;
-    let bytes = &mut pages.bytes_mut()[..memory as usize];
-    fastrand::Rng::with_seed(9).fill(bytes);
     let mut passes = 0_u64;
     let (cpu, start) = (thread_cpu_seconds(), Instant::now());
     while passes == 0 || start.elapsed() < length {
