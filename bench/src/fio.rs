@@ -35,8 +35,8 @@ pub(crate) fn is_installed() -> bool {
 
 /// Random reads of `block` bytes from `file` for `seconds`, `batch` at a time in one submission.
 pub(crate) fn read(file: &Path, block: u64, batch: u32, seconds: f64, refill: Refill) -> Result<FioRun> {
-    let (memory, arguments, tunables) = buffers(block * u64::from(batch));
     let mut command = base(file);
+    let memory = huge_pages(&mut command, block * u64::from(batch));
     command.args([
         "--rw=randread".to_owned(),
         "--randrepeat=0".to_owned(),
@@ -49,19 +49,15 @@ pub(crate) fn read(file: &Path, block: u64, batch: u32, seconds: f64, refill: Re
         format!("--iodepth_low={}", if refill == Refill::Batches { 1 } else { batch }),
         "--time_based".to_owned(),
         format!("--runtime={}ms", (seconds * 1e3).ceil().max(100.0)),
-        arguments.to_owned(),
     ]);
-    if tunables {
-        command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-    }
     let job = run(command)?;
     job.figures(&job.read, memory)
 }
 
 /// Writes `file` of `bytes` from front to back, preallocated, and syncs it.
 pub(crate) fn write(file: &Path, bytes: u64) -> Result<FioRun> {
-    let (memory, arguments, tunables) = buffers(4 << 20);
     let mut command = base(file);
+    let memory = huge_pages(&mut command, 4 << 20);
     command.args([
         "--rw=write".to_owned(),
         "--bs=1M".to_owned(),
@@ -70,11 +66,7 @@ pub(crate) fn write(file: &Path, bytes: u64) -> Result<FioRun> {
         "--end_fsync=1".to_owned(),
         "--refill_buffers=0".to_owned(),
         format!("--size={bytes}"),
-        arguments.to_owned(),
     ]);
-    if tunables {
-        command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-    }
     let job = run(command)?;
     job.figures(&job.write, memory)
 }
@@ -82,23 +74,26 @@ pub(crate) fn write(file: &Path, bytes: u64) -> Result<FioRun> {
 fn base(file: &Path) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=kvbench", "--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--registerfiles=1"]);
-    command.args(["--thread", "--invalidate=0", "--output-format=json", "--eta=never"]);
+    command.args(["--invalidate=0", "--output-format=json", "--eta=never"]);
     command.arg(format!("--filename={}", file.display()));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// Buffers in huge pages: explicit ones when enough are free, else transparent ones by way of malloc.
-fn buffers(bytes: u64) -> (&'static str, &'static str, bool) {
+/// Makes malloc keep buffers of any size on its heap, and the heap in transparent huge pages.
+const TRANSPARENT: &str = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=33554432";
+
+/// Buffers of `bytes` in huge pages: explicit ones when enough are free, else transparent ones by way of malloc.
+fn huge_pages(command: &mut Command, bytes: u64) -> &'static str {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = info.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
     let free: u64 = free.and_then(|n| n.trim().parse().ok()).unwrap_or(0);
     if free > bytes.div_ceil(2 << 20) {
-        ("explicit", "--mem=mmaphuge", false)
-    } else {
-        // malloc gives transparent huge pages to what covers one whole; smaller buffers stay in plain pages.
-        (if bytes >= 4 << 20 { "transparent" } else { "plain" }, "--mem=malloc", true)
+        command.arg("--mem=mmaphuge");
+        return "explicit";
     }
+    command.arg("--mem=malloc").env("GLIBC_TUNABLES", TRANSPARENT);
+    "transparent"
 }
 
 #[derive(Deserialize)]
@@ -134,11 +129,21 @@ impl Job {
     }
 }
 
-/// Kills a child that is still there when the run ends early.
+/// Ends a child that is still there when the run ends early.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if let (Ok(None), Some(pid)) = (self.0.try_wait(), rustix::process::Pid::from_raw(self.0.id() as i32)) {
+            // fio then ends its jobs, which are processes of their own.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            for _ in 0..100 {
+                if !matches!(self.0.try_wait(), Ok(None)) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

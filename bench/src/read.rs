@@ -1,6 +1,6 @@
 //! `kvbench read`: batches of random groups through selections and read tickets, checksums verified.
 
-use crate::bare::{BareReader, write_file};
+use crate::bare::{BareReader, Pages, write_file};
 use crate::cli::{Checksum, ReadArgs};
 use crate::fio::{self, Refill};
 use crate::report::{median, percentile, print, ratio, rounded};
@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 use stratakv::{ByteSize, Durability, ReadTicket, Sequence, SequenceId, SequenceOptions, Store};
 use stratakv_format::{PayloadChecksum, PlaneIdentity};
 
+/// Memory that no cache holds.
+const COLD_BYTES: u64 = 256 << 20;
+
 /// One block size. CPU is user and system time of all threads. `fio_*` submits a batch when the one before has ended, as the
 /// engine does with one batch in flight; `fio_full_*` keeps its queue full.
 #[derive(Debug, Default, Serialize)]
@@ -29,13 +32,18 @@ struct ReadResult {
     p50_us: f64,
     p99_us: f64,
     cpu_s_per_gb: f64,
+    /// Of checksums alone, over one batch of buffers again and again.
     checksum_cpu_s_per_gb: f64,
-    /// What is left without the checksums.
+    /// The same over more memory than the caches hold: blocks that a device has just brought are not in the cache either.
+    checksum_cold_cpu_s_per_gb: f64,
+    /// What is left without the checksums, as measured over hot buffers and over cold ones.
     io_cpu_s_per_gb: f64,
+    io_cold_cpu_s_per_gb: f64,
     bare_gb_per_s: Option<f64>,
     bare_cpu_s_per_gb: Option<f64>,
     ratio_bare: Option<f64>,
     ratio_bare_cpu: Option<f64>,
+    ratio_bare_cpu_cold: Option<f64>,
     fio_gb_per_s: Option<f64>,
     fio_cpu_s_per_gb: Option<f64>,
     ratio_fio: Option<f64>,
@@ -84,6 +92,8 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
     }
     settle(dir.path())?;
 
+    let mut memory = Pages::new(COLD_BYTES.max(buffers) as usize)?;
+    fastrand::Rng::with_seed(9).fill(memory.bytes_mut());
     let mut sides = Sides::default();
     let length = Duration::from_secs_f64(args.seconds);
     let mut random = fastrand::Rng::with_seed(5);
@@ -98,7 +108,8 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
             sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?);
             sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?);
         }
-        sides.checksum.push(checksum_turn(args, block, length / 8)?);
+        sides.checksum.push(checksum_turn(args, block, &mut memory.bytes_mut()[..buffers as usize], length / 8)?);
+        sides.checksum_cold.push(checksum_turn(args, block, memory.bytes_mut(), length / 8)?);
     }
     let mut result = sides.result(args, block);
     let status = store.status();
@@ -197,6 +208,7 @@ fn choose(random: &mut fastrand::Rng, groups: u64, count: usize) -> Vec<u64> {
     let mut chosen = BTreeSet::new();
     while chosen.len() < count {
         let group = random.u64(..groups);
+        // No neighbour on either side.
         let next = chosen.range(group.saturating_sub(1)..).next();
         if next.is_none_or(|&next| next > group + 1) {
             chosen.insert(group);
@@ -219,15 +231,12 @@ fn bare_turn(file: &Path, block: u64, batch: u32, length: Duration) -> Result<(f
     Ok((gb / seconds, cpu / gb))
 }
 
-/// CPU seconds per GB of the checksums alone: both planes of every block of a batch, over and over.
-fn checksum_turn(args: &ReadArgs, block: u64, length: Duration) -> Result<f64> {
+/// CPU seconds per GB of the checksums alone: both planes of every block in `bytes`, over and over.
+fn checksum_turn(args: &ReadArgs, block: u64, bytes: &[u8], length: Duration) -> Result<f64> {
     let kind = match args.common.checksum {
         Checksum::Crc64 => PayloadChecksum::Crc64Nvme,
         Checksum::Crc32 => PayloadChecksum::Crc32,
     };
-    let mut pages = crate::bare::Pages::new((block * u64::from(args.batch)) as usize)?;
-    let bytes = &mut pages.bytes_mut()[..(block * u64::from(args.batch)) as usize];
-    fastrand::Rng::with_seed(9).fill(bytes);
     let mut passes = 0_u64;
     let (cpu, start) = (thread_cpu_seconds(), Instant::now());
     while passes == 0 || start.elapsed() < length {
@@ -250,6 +259,7 @@ struct Sides {
     fio: Vec<fio::FioRun>,
     fio_full: Vec<fio::FioRun>,
     checksum: Vec<f64>,
+    checksum_cold: Vec<f64>,
 }
 
 impl Sides {
@@ -259,6 +269,7 @@ impl Sides {
         let gb_per_s = own(&|turn| turn.gb_per_s);
         let cpu = own(&|turn| turn.cpu_s_per_gb);
         let checksum = median(&self.checksum);
+        let checksum_cold = median(&self.checksum_cold);
         let bare = some(self.bare.iter().map(|turn| turn.0).collect());
         let bare_cpu = some(self.bare.iter().map(|turn| turn.1).collect());
         let fio = some(self.fio.iter().map(|run| run.gb_per_s).collect());
@@ -275,11 +286,14 @@ impl Sides {
             p99_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.99))),
             cpu_s_per_gb: rounded(cpu),
             checksum_cpu_s_per_gb: rounded(checksum),
+            checksum_cold_cpu_s_per_gb: rounded(checksum_cold),
             io_cpu_s_per_gb: rounded(io_cpu),
+            io_cold_cpu_s_per_gb: rounded((cpu - checksum_cold).max(0.0)),
             bare_gb_per_s: bare.map(rounded),
             bare_cpu_s_per_gb: bare_cpu.map(rounded),
             ratio_bare: bare.and_then(|bare| ratio(gb_per_s, bare)),
             ratio_bare_cpu: bare_cpu.and_then(|bare| ratio(io_cpu, bare)),
+            ratio_bare_cpu_cold: bare_cpu.and_then(|bare| ratio((cpu - checksum_cold).max(0.0), bare)),
             fio_gb_per_s: fio.map(rounded),
             fio_cpu_s_per_gb: fio_cpu.map(rounded),
             ratio_fio: fio.and_then(|fio| ratio(gb_per_s, fio)),

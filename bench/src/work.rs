@@ -4,6 +4,7 @@ use crate::cli::Common;
 use anyhow::{Context, Result, bail};
 use half::f16;
 use rustix::time::{ClockId, clock_gettime};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use stratakv::{ByteSize, KvLayout, Store, StoreOptions, TensorView};
@@ -60,8 +61,10 @@ pub(crate) fn settle(directory: &Path) -> Result<()> {
     rustix::fs::syncfs(&handle).with_context(|| format!("syncfs of {}", directory.display()))
 }
 
-/// Opens a fresh store in `directory`.
+/// Makes `directory` and opens a fresh store in it.
 pub(crate) fn open_store(common: &Common, directory: &Path, memory: ByteSize) -> Result<Store> {
+    let made = std::fs::DirBuilder::new().mode(0o700).create(directory);
+    made.with_context(|| format!("make {}", directory.display()))?;
     let options = StoreOptions::default().device(directory).memory_limit(memory);
     let store = options.driver(common.driver.into()).checksum(common.checksum.into()).open()?;
     for device in store.status().devices {

@@ -36,6 +36,7 @@
 //! different instruction sets sum dot products in different orders, so results differ in the last bits between kinds of CPU.
 
 mod ahead;
+mod dot;
 mod kernel;
 mod mask;
 mod partial;
@@ -43,6 +44,7 @@ mod piece;
 mod query;
 mod shape;
 
+pub(crate) use dot::dot_fn;
 pub use kernel::{Kernel, kernel_name};
 pub use mask::{HeadMask, MaskIter, TokenMask};
 pub use partial::{Partial, Workspace};

@@ -73,7 +73,8 @@ impl Sequence {
             if ready >= group
                 && let Some(bytes) = state.wants_buffer(ready / group)
             {
-                let buffer = self.buffer(bytes)?;
+                let zeroed = state.has_padding();
+                let buffer = self.buffer(bytes, zeroed)?;
                 self.layer_mut(layer)?.give_buffer(buffer)?;
             }
             at += self.layer_mut(layer)?.take(keys, values, at..tokens)?;
@@ -111,12 +112,13 @@ impl Sequence {
         Ok(())
     }
 
-    /// A zeroed buffer. When there is none, writes what is collected and waits for frames to land.
-    fn buffer(&mut self, bytes: usize) -> Result<Lease> {
+    /// A buffer. When there is none, writes what is collected and waits for frames to land.
+    fn buffer(&mut self, bytes: usize, zeroed: bool) -> Result<Lease> {
         let deadline = Instant::now() + MEMORY_WAIT;
         loop {
             let seen = self.store.devices.arena.returned().epoch();
-            match self.store.devices.arena.lease_zeroed(bytes) {
+            let arena = &self.store.devices.arena;
+            match if zeroed { arena.lease_zeroed(bytes) } else { arena.lease(bytes) } {
                 Ok(lease) => return Ok(lease),
                 Err(Exhausted::Now) => {}
                 Err(other) => return Err(exhausted(other, bytes)),

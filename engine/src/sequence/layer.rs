@@ -163,7 +163,14 @@ impl Layer {
         Some(self.block.extent_bytes(capacity))
     }
 
-    /// Takes a zeroed buffer to collect groups in; the one before is full.
+    /// Whether there are bytes between or behind the planes, which must be zero.
+    pub(crate) fn has_padding(&self) -> bool {
+        let planes = self.block.plane(0).1 + self.block.plane(1).1;
+        self.block.blocks_per_page != 0 || self.block.extent_bytes(1) != planes
+    }
+
+    /// Takes a buffer to collect groups in, zeroed when the layer [has padding](Self::has_padding): every other byte is
+    /// written before its group counts. The buffer before is full.
     pub(crate) fn give_buffer(&mut self, buffer: Lease) -> Result<()> {
         self.freeze()?;
         let one = self.block.extent_bytes(1);

@@ -2,7 +2,7 @@
 
 use super::Sequence;
 use super::layer::Layer;
-use crate::attention::{HeadMask, TokenMask};
+use crate::attention::{HeadMask, TokenMask, dot_fn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Source;
 use crate::select::{SelectOptions, TailView, Unit, UnitSource, View, ViewInner, choose};
@@ -36,7 +36,8 @@ impl Sequence {
             };
             scores.reserve_exact(span.len());
             let groups = span.groups.start as usize..span.groups.end as usize;
-            summary.scores(query, usize::from(state.geometry.kv_heads), groups, &mut scores);
+            let heads = usize::from(state.geometry.kv_heads);
+            summary.scores(query, heads, groups, dot_fn(summary.dtype()), &mut scores);
         } else {
             scores.resize(span.len(), 0.0);
         }

@@ -4,8 +4,7 @@
 //! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
 //! maximum up, so that the bound holds in any case.
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use half::bf16;
 use stratakv_format::DType;
 use stratakv_format::layout::LayerGeometry;
 
@@ -93,14 +92,23 @@ impl MinMax {
         self.records.truncate(groups * 2 * self.elements);
     }
 
-    /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`.
+    /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`, and `dot`
+    /// gives `sum_j weights_j * record_j` over elements of [`Self::dtype`].
     ///
     /// With `p_j` the sum of the positive and `n_j` of the negative `q_j` over the query heads of a KV head, the sum of
     /// their bounds is `sum_j p_j * max_j + n_j * min_j`: the cost does not grow with the number of query heads.
-    pub(crate) fn scores(&self, query: &[f32], heads: usize, range: std::ops::Range<usize>, scores: &mut Vec<f32>) {
+    pub(crate) fn scores(
+        &self,
+        query: &[f32],
+        heads: usize,
+        range: std::ops::Range<usize>,
+        dot: impl Fn(&[f32], &[u16]) -> f32,
+        scores: &mut Vec<f32>,
+    ) {
         let dim = self.elements / heads;
-        let mut negative = vec![0.0; self.elements];
-        let mut positive = vec![0.0; self.elements];
+        // As in a record: weights of the minima, then of the maxima.
+        let mut weights = vec![0.0; 2 * self.elements];
+        let (negative, positive) = weights.split_at_mut(self.elements);
         let ratio = query.len() / self.elements;
         for (head, rows) in query.chunks_exact(ratio * dim).enumerate() {
             for row in rows.chunks_exact(dim) {
@@ -110,40 +118,15 @@ impl MinMax {
                 }
             }
         }
-        negative.extend_from_slice(&positive);
-        let weights = negative;
-        let mut record = vec![0.0; 2 * self.elements];
-        for group in range {
-            let stored = &self.records[group * 2 * self.elements..(group + 1) * 2 * self.elements];
-            match self.element {
-                DType::F16 => stored_as::<f16>(stored).convert_to_f32_slice(&mut record),
-                _ => {
-                    for (out, &bits) in record.iter_mut().zip(stored) {
-                        *out = f32::from_bits(u32::from(bits) << 16);
-                    }
-                }
-            }
-            scores.push(dot(&weights, &record));
-        }
+        let record = 2 * self.elements;
+        let stored = &self.records[range.start * record..range.end * record];
+        scores.extend(stored.chunks_exact(record).map(|record| dot(&weights, record)));
     }
-}
 
-fn stored_as<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(stored: &[u16]) -> &[T] {
-    bytemuck::cast_slice(stored)
-}
-
-/// Dot product in 16 independent sums, which the compiler keeps in vector registers.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0_f32; 16];
-    let (a_runs, a_rest) = a.as_chunks::<16>();
-    let (b_runs, b_rest) = b.as_chunks::<16>();
-    for (a, b) in a_runs.iter().zip(b_runs) {
-        for i in 0..16 {
-            sums[i] += a[i] * b[i];
-        }
+    /// Element type of the records.
+    pub(crate) fn dtype(&self) -> DType {
+        self.element
     }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    sums.iter().sum::<f32>() + rest
 }
 
 /// Maps the bits of a 16-bit float to an integer of the same order.
@@ -156,21 +139,39 @@ fn unordered(ordered: i16) -> u16 {
     ordered as u16 ^ ((ordered >> 15) as u16 & 0x7fff)
 }
 
+/// Columns that are worked on together: their minima and maxima stay in registers over all tokens.
+const COLUMNS: usize = 32;
+
 fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
-    let dim = minima.len();
-    for (token, row) in plane.chunks_exact(dim * 2).enumerate() {
-        for (j, bits) in row.chunks_exact(2).enumerate() {
-            let value = ordered(u16::from_le_bytes([bits[0], bits[1]]));
-            if token == 0 {
-                (minima[j], maxima[j]) = (value as u16, value as u16);
-            } else {
-                minima[j] = (minima[j] as i16).min(value) as u16;
-                maxima[j] = (maxima[j] as i16).max(value) as u16;
+    let row_bytes = minima.len() * 2;
+    for (start, (minima, maxima)) in minima.chunks_mut(COLUMNS).zip(maxima.chunks_mut(COLUMNS)).enumerate() {
+        let first = start * COLUMNS * 2;
+        let mut low = [i16::MAX; COLUMNS];
+        let mut high = [i16::MIN; COLUMNS];
+        for row in plane.chunks_exact(row_bytes) {
+            let bytes = &row[first..first + minima.len() * 2];
+            match bytes.as_chunks::<2>().0.try_into() {
+                Ok(columns) => extend_16::<COLUMNS>(columns, &mut low, &mut high),
+                Err(_) => {
+                    for (at, bits) in bytes.as_chunks::<2>().0.iter().enumerate() {
+                        let value = ordered(u16::from_le_bytes(*bits));
+                        (low[at], high[at]) = (low[at].min(value), high[at].max(value));
+                    }
+                }
             }
         }
+        for (out, value) in minima.iter_mut().zip(low).chain(maxima.iter_mut().zip(high)) {
+            *out = unordered(value);
+        }
     }
-    for value in minima.iter_mut().chain(maxima) {
-        *value = unordered(*value as i16);
+}
+
+/// Of fixed length, so that it becomes vector instructions.
+fn extend_16<const N: usize>(columns: &[[u8; 2]; N], low: &mut [i16; N], high: &mut [i16; N]) {
+    for at in 0..N {
+        let value = ordered(u16::from_le_bytes(columns[at]));
+        low[at] = low[at].min(value);
+        high[at] = high[at].max(value);
     }
 }
 
@@ -202,6 +203,7 @@ fn round_down(x: f32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use proptest::prelude::*;
 
     fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
@@ -246,7 +248,9 @@ mod tests {
             let mut summary = MinMax::new(&layer(heads as u16, dim as u16), dtype);
             summary.push(&bytes, heads, tokens, dtype);
             let mut scores = Vec::new();
-            summary.scores(&query, heads, 0..1, &mut scores);
+            let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
+            let dot = |weights: &[f32], record: &[u16]| weights.iter().zip(record).map(|(w, &r)| w * widen(r)).sum();
+            summary.scores(&query, heads, 0..1, dot, &mut scores);
             // The sum over heads bounds the sum over heads of the best token of each.
             let mut best = 0.0_f64;
             let mut scale = 0.0_f64;
