@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
+use stratakv::Durability;
 
 use crate::budget::Budget;
 use crate::kv::KvDType;
@@ -48,10 +49,10 @@ pub struct CacheArgs {
     /// Element type of stored keys and values
     #[arg(long, value_enum, default_value_t = KvDType::F16)]
     pub dtype: KvDType,
-    /// Directory on an SSD that holds keys and values; repeat for several SSDs
+    /// Directory on an SSD that holds keys and values; repeat for several SSDs; a temporary one where none is given
     #[arg(long = "device", value_name = "DIR")]
     pub devices: Vec<PathBuf>,
-    /// Bound on resident keys, values and summaries, such as 64MiB
+    /// Bound on the store's memory (buffers, tails, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory_limit: Option<u64>,
 }
@@ -59,14 +60,14 @@ pub struct CacheArgs {
 impl CacheArgs {
     /// The same for a backend.
     #[must_use]
-    pub fn options(&self, keep: bool) -> KvOptions {
+    pub fn options(&self, durability: Durability) -> KvOptions {
         KvOptions {
             policy: self.policy,
             budget: self.budget,
             group_tokens: self.group_tokens as usize,
             devices: self.devices.clone(),
             memory_limit: self.memory_limit,
-            keep,
+            durability,
         }
     }
 
@@ -109,7 +110,18 @@ pub struct RecallArgs {
 /// Prompts per cell of a plain `kvrun recall`: 300 prompts in all.
 pub const DEFAULT_LIMIT: u32 = 20;
 
+/// The store's memory in a plain `kvrun recall`: the keys and values of one prompt of 4096 tokens are 8 MiB, their bounds 2 MiB more.
+pub const RECALL_MEMORY_LIMIT: u64 = 16 << 20;
+
 impl RecallArgs {
+    /// Options for the backend. What is deleted at the end need not be durable before.
+    #[must_use]
+    pub fn backend_options(&self) -> KvOptions {
+        let durability = if self.keep { Durability::Sync } else { Durability::Lazy };
+        let options = self.cache.options(durability);
+        KvOptions { memory_limit: options.memory_limit.or(Some(RECALL_MEMORY_LIMIT)), ..options }
+    }
+
     /// The model directory.
     #[must_use]
     pub fn model_dir(&self) -> PathBuf {
@@ -162,6 +174,14 @@ pub struct GenerateArgs {
     /// Print JSON instead of the text
     #[arg(long)]
     pub json: bool,
+}
+
+impl GenerateArgs {
+    /// Options for the backend.
+    #[must_use]
+    pub fn backend_options(&self) -> KvOptions {
+        self.cache.options(if self.session.is_some() { Durability::Sync } else { Durability::Lazy })
+    }
 }
 
 /// Bytes of `64MiB`, `64M`, `64MB`, `65536`, ...; units are powers of 1024, except `kB`, `MB`, `GB`.

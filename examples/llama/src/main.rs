@@ -10,12 +10,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use stratakv_llama::cli::{Cli, Command, GenerateArgs, RecallArgs};
 use stratakv_llama::generate::{Request, generate};
-use stratakv_llama::kv::backend;
+use stratakv_llama::kv::{KvCache, backend};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
 use stratakv_llama::recall;
 use stratakv_llama::sampler::SamplerState;
 use stratakv_llama::text::{Stream, Vocabulary, read_ids};
+use stratakv_llama::weights::fingerprint;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
@@ -36,21 +37,27 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
     let model = Model::load(&args.model_dir())?;
     let prompts = recall::load(&args.prompt_file(), &args.tasks, &args.contexts, args.limit as usize)?;
     let dtype = args.cache.dtype;
-    let mut backend = backend::open(&args.cache.options(args.keep), model.kv_geometry(dtype))?;
+    let backend = backend::open(&args.backend_options(), model.kv_geometry(dtype), fingerprint(&args.model_dir())?)?;
     let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
     let bar = progress(tokens as u64, "tokens", args.json);
     let budget = args.cache.budget_name();
-    let shared = std::cell::RefCell::new(&mut backend);
     let report = recall::run(
         &model,
         &prompts,
         dtype,
         (args.cache.policy.name(), &budget),
         &bar,
-        |prompt| shared.borrow_mut().open(&format!("recall/{}", prompt.id)),
-        |prompt, cache| shared.borrow_mut().close(&format!("recall/{}", prompt.id), cache, args.keep),
+        |prompt| backend.create(&format!("recall/{}", prompt.id)),
+        |prompt, mut cache| {
+            if args.keep {
+                cache.commit(&prompt.fed().collect::<Vec<_>>(), recall::STATE)?;
+            }
+            Box::new(cache).finish(args.keep)
+        },
     )?;
     bar.finish_and_clear();
+    let notes = backend.notes(report.steps());
+    backend.close()?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
@@ -59,7 +66,7 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
     write!(out, "{report}")?;
     let seconds = begin.elapsed().as_secs_f64();
     writeln!(out, "{} prompts, {tokens} tokens prefilled, {seconds:.0} s in all", prompts.len())?;
-    for note in backend.notes() {
+    for note in notes {
         writeln!(out, "{note}")?;
     }
     if let Some(peak) = process::resident_peak_bytes() {
@@ -71,9 +78,12 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
 fn generate_command(args: &GenerateArgs) -> Result<()> {
     let model = Model::load(&args.model)?;
     let vocabulary = Vocabulary::load(&args.model);
-    let mut backend = backend::open(&args.cache.options(args.session.is_some()), model.kv_geometry(args.cache.dtype))?;
-    let name = args.session.as_deref().unwrap_or("generate");
-    let mut cache = backend.open(name)?;
+    let geometry = model.kv_geometry(args.cache.dtype);
+    let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model)?)?;
+    let mut cache = match &args.session {
+        Some(name) => backend.session(name)?,
+        None => backend.create("")?,
+    };
     let prompt = prompt(args, &vocabulary, cache.is_empty())?;
     let request = Request { prompt, max_tokens: args.max_tokens as usize, sampler: sampler(args)? };
 
@@ -97,11 +107,13 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
         }
         Ok(())
     };
-    let outcome = generate(&model, cache.as_mut(), &request, &mut emit, &|n| bar.inc(n as u64))?;
+    let outcome = generate(&model, &mut cache, &request, &mut emit, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
     let stats = cache.stats();
     let tokens = cache.len();
-    backend.close(name, cache, args.session.is_some())?;
+    Box::new(cache).finish(args.session.is_some())?;
+    let notes = backend.notes(stats.steps);
+    backend.close()?;
     let first = first.unwrap_or_default().as_secs_f64();
     let per_s = outcome.steps as f64 / (begin.elapsed().as_secs_f64() - first).max(1e-9);
     if args.json {
@@ -129,7 +141,7 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
         stats.kv_bytes_total,
         stats.bytes_read_per_step()
     );
-    for note in backend.notes() {
+    for note in notes {
         eprintln!("{note}");
     }
     Ok(())

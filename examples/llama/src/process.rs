@@ -1,4 +1,4 @@
-//! Memory figures of this process.
+//! Memory and I/O figures of this process.
 
 /// Peak resident set in bytes (`VmHWM`); `None` where `/proc` does not tell.
 #[must_use]
@@ -10,6 +10,13 @@ pub fn resident_peak_bytes() -> Option<u64> {
 #[must_use]
 pub fn resident_bytes() -> Option<u64> {
     status_field("VmRSS:")
+}
+
+/// Bytes this process made the kernel read from block devices (`read_bytes` of `/proc/self/io`), page faults of mapped files included.
+#[must_use]
+pub fn read_bytes() -> Option<u64> {
+    let io = std::fs::read_to_string("/proc/self/io").ok()?;
+    io.lines().find_map(|l| l.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
 fn status_field(name: &str) -> Option<u64> {

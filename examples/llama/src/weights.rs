@@ -1,7 +1,8 @@
 //! Tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::{Component, Path};
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device, Tensor};
@@ -24,15 +25,14 @@ impl Weights {
     /// # Errors
     /// No weights, unreadable or malformed files, an index that names tensors its shards do not hold.
     pub fn load(dir: &Path) -> Result<Self> {
-        let single = dir.join("model.safetensors");
-        let index = dir.join("model.safetensors.index.json");
-        let tensors = if single.is_file() {
-            read(&single)?
-        } else if index.is_file() {
-            read_sharded(dir, &index)?
-        } else {
-            bail!("{} holds neither model.safetensors nor model.safetensors.index.json", dir.display());
-        };
+        let (files, promised) = files(dir)?;
+        let mut tensors = HashMap::new();
+        for file in files {
+            tensors.extend(read(&file)?);
+        }
+        for (name, shard) in &promised {
+            ensure!(tensors.contains_key(name), "{} promises {name} in {shard}, which does not hold it", dir.display());
+        }
         Ok(Self { origin: dir.display().to_string(), tensors })
     }
 
@@ -77,18 +77,39 @@ fn read(path: &Path) -> Result<HashMap<String, Tensor>> {
         .with_context(|| format!("cannot read weights from {}", path.display()))
 }
 
-fn read_sharded(dir: &Path, index: &Path) -> Result<HashMap<String, Tensor>> {
-    let text = std::fs::read_to_string(index).with_context(|| format!("cannot read {}", index.display()))?;
+/// The files that hold the weights, and the tensors that an index promises in them.
+fn files(dir: &Path) -> Result<(Vec<PathBuf>, HashMap<String, String>)> {
+    let single = dir.join("model.safetensors");
+    let index = dir.join("model.safetensors.index.json");
+    if single.is_file() {
+        return Ok((vec![single], HashMap::new()));
+    }
+    if !index.is_file() {
+        bail!("{} holds neither model.safetensors nor model.safetensors.index.json", dir.display());
+    }
+    let text = std::fs::read_to_string(&index).with_context(|| format!("cannot read {}", index.display()))?;
     let index_file: Index = serde_json::from_str(&text).with_context(|| format!("in {}", index.display()))?;
     let shards: BTreeSet<&String> = index_file.weight_map.values().collect();
-    let mut tensors = HashMap::new();
+    let mut files = Vec::new();
     for shard in shards {
         let plain = matches!(Path::new(shard).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
         ensure!(plain, "{} names {shard:?}, which is no file of this directory", index.display());
-        tensors.extend(read(&dir.join(shard))?);
+        files.push(dir.join(shard));
     }
-    for (name, shard) in &index_file.weight_map {
-        ensure!(tensors.contains_key(name), "{} promises {name} in {shard}, which does not hold it", index.display());
+    Ok((files, index_file.weight_map))
+}
+
+/// BLAKE3 over `config.json` and every weight file: two models with the same fingerprint compute the same keys and values.
+///
+/// # Errors
+/// Files that are missing or cannot be read.
+pub fn fingerprint(dir: &Path) -> Result<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new();
+    for path in std::iter::once(dir.join("config.json")).chain(files(dir)?.0) {
+        let mut file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        // The length in front keeps the files apart.
+        hasher.update(&file.metadata()?.len().to_le_bytes());
+        std::io::copy(&mut file, &mut hasher).with_context(|| format!("cannot read {}", path.display()))?;
     }
-    Ok(tensors)
+    Ok(*hasher.finalize().as_bytes())
 }

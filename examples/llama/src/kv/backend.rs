@@ -1,13 +1,16 @@
-//! Where the command line's caches come from.
+//! Where the command line's caches come from: one store per run.
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, StoreStatus, Summary};
+use tempfile::TempDir;
 
-use super::memory::MemoryPolicy;
-use super::{KvCache, KvGeometry, MemoryKv};
+use super::store::{StoreKv, StorePolicy, engine_error, kv_layout};
+use super::KvGeometry;
 use crate::budget::Budget;
+use crate::process;
 
 /// Tokens a decode step attends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,6 +38,9 @@ impl Policy {
 /// Tokens the `window` policy keeps from the beginning (StreamingLLM's attention sinks).
 pub const SINKS: usize = 4;
 
+/// Segment files in a temporary directory, which holds one prompt at a time.
+const TEMPORARY_SEGMENT_BYTES: u64 = 16 << 20;
+
 /// What the command line says about the cache.
 #[derive(Clone, Debug)]
 pub struct KvOptions {
@@ -44,64 +50,168 @@ pub struct KvOptions {
     pub budget: Budget,
     /// Tokens per group.
     pub group_tokens: usize,
-    /// Device directories; empty: none given.
+    /// Device directories; empty: a temporary one, removed at the end.
     pub devices: Vec<PathBuf>,
-    /// Bound on resident keys, values and summaries in bytes.
+    /// Bound on the store's memory in bytes; `None`: the engine's default.
     pub memory_limit: Option<u64>,
-    /// Whether sequences without a name outlive the run.
-    pub keep: bool,
+    /// What a commit promises: [`Durability::Sync`] where sequences outlive the run.
+    pub durability: Durability,
 }
 
-/// Makes caches and takes them back.
-pub trait Backend {
-    /// The cache of a named sequence, with what its last commit left; an empty one for a new name.
-    ///
-    /// # Errors
-    /// A stored sequence of another geometry or model, and what the medium reports.
-    fn open(&mut self, name: &str) -> Result<Box<dyn KvCache>>;
-
-    /// Takes a cache back: keeps the sequence, or deletes it.
-    ///
-    /// # Errors
-    /// What the medium reports.
-    fn close(&mut self, name: &str, cache: Box<dyn KvCache>, keep: bool) -> Result<()>;
-
-    /// Lines for the end of a report: where the bytes went, how they were read.
-    fn notes(&self) -> Vec<String>;
-}
-
-/// Caches in memory; nothing outlives the process.
-pub struct MemoryBackend {
+/// The store of one run.
+pub struct Backend {
+    store: Store,
     geometry: KvGeometry,
-    policy: MemoryPolicy,
+    layout: KvLayout,
+    policy: StorePolicy,
+    durability: Durability,
+    /// `read_bytes` of `/proc/self/io` when the store was open.
+    io_begin: Option<u64>,
+    temporary: Option<Temporary>,
 }
 
-/// The backend that the options ask for.
+struct Temporary {
+    directory: TempDir,
+    in_memory: bool,
+}
+
+/// Opens or creates the store that the options ask for. `fingerprint` is that of model, weights and rope.
 ///
 /// # Errors
-/// Options that no backend of this build can serve.
-pub fn open(options: &KvOptions, geometry: KvGeometry) -> Result<Box<dyn Backend>> {
-    if !options.devices.is_empty() {
-        bail!("--device: this build keeps keys and values in memory only");
-    }
+/// A geometry the engine does not take, no place for a temporary directory, and what the engine reports.
+pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) -> Result<Backend> {
+    let layout = kv_layout(&geometry, options.group_tokens, fingerprint)?;
     let policy = match options.policy {
-        Policy::Full => MemoryPolicy::Full,
-        Policy::Window => MemoryPolicy::Window { sinks: SINKS, budget: options.budget },
-        Policy::Minmax => bail!("--policy minmax: this build keeps keys and values in memory only, without summaries"),
+        Policy::Full => StorePolicy::Full,
+        Policy::Window => StorePolicy::Window { sinks: SINKS, budget: options.budget },
+        Policy::Minmax => StorePolicy::MinMax { budget: options.budget },
     };
-    Ok(Box::new(MemoryBackend { geometry, policy }))
+    let mut settings = StoreOptions::default();
+    if let Some(limit) = options.memory_limit {
+        settings.memory_limit = ByteSize(limit);
+    }
+    let mut temporary = None;
+    if options.devices.is_empty() {
+        let place = temporary_directory()?;
+        settings = settings.device(place.directory.path());
+        settings.segment_bytes = ByteSize(TEMPORARY_SEGMENT_BYTES);
+        temporary = Some(place);
+    }
+    for device in &options.devices {
+        settings = settings.device(device);
+    }
+    let store = settings.open().map_err(|e| engine_error(e.during("cannot open the store")))?;
+    let io_begin = process::read_bytes();
+    Ok(Backend { store, geometry, layout, policy, durability: options.durability, io_begin, temporary })
 }
 
-impl Backend for MemoryBackend {
-    fn open(&mut self, _name: &str) -> Result<Box<dyn KvCache>> {
-        Ok(Box::new(MemoryKv::new(self.geometry.clone(), self.policy)))
+impl Backend {
+    /// The cache of a session, with what its last commit left; an empty one for a new name.
+    ///
+    /// # Errors
+    /// A stored sequence of another geometry or model, and what the engine reports.
+    pub fn session(&self, name: &str) -> Result<StoreKv> {
+        let key = format!("session/{name}");
+        match self.store.open_sequence_as(&key, &self.layout) {
+            Ok(sequence) => Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability)),
+            Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
+            Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
+        }
     }
 
-    fn close(&mut self, _name: &str, _cache: Box<dyn KvCache>, _keep: bool) -> Result<()> {
-        Ok(())
+    /// An empty cache. One that an earlier run left under this key is replaced; an empty key is none.
+    ///
+    /// # Errors
+    /// What the engine reports.
+    pub fn create(&self, key: &str) -> Result<StoreKv> {
+        if !key.is_empty() {
+            match self.store.open_sequence(key) {
+                Ok(old) => old.delete(Durability::Lazy).map_err(engine_error)?,
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(engine_error(e)),
+            }
+        }
+        // Whatever policy made it, a later run may choose by bounds.
+        let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+        let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
+        Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability))
     }
 
-    fn notes(&self) -> Vec<String> {
-        vec!["keys and values in memory".to_owned()]
+    /// How the store runs.
+    #[must_use]
+    pub fn status(&self) -> StoreStatus {
+        self.store.status()
     }
+
+    /// Lines for the end of a report: where the bytes went, how they were read.
+    #[must_use]
+    pub fn notes(&self, steps: u64) -> Vec<String> {
+        let status = self.status();
+        let mut lines = Vec::new();
+        for device in &status.devices {
+            let direct = if device.direct { "direct I/O" } else { "no direct I/O: this file system does not take it" };
+            let (reads, writes) = (device.counters.reads, device.counters.writes);
+            lines.push(format!(
+                "device {}: driver {}, {direct}, {reads} reads, {writes} writes, {} syncs",
+                device.path, device.driver, device.counters.syncs
+            ));
+            lines.extend(device.notes.iter().map(|note| format!("  {note}")));
+        }
+        if let Some(temporary) = &self.temporary {
+            let memory = if temporary.in_memory { ", which is memory (tmpfs), not a disk: give --device" } else { "" };
+            lines.push(format!("  a temporary directory{memory}"));
+        }
+        let read: u64 = status.devices.iter().map(|d| d.counters.read_bytes).sum();
+        let per_step = |bytes: u64| bytes.checked_div(steps).unwrap_or(0);
+        let told = match (self.io_begin, process::read_bytes()) {
+            (Some(begin), Some(now)) => format!("{} bytes per step as /proc/self/io has it", per_step(now - begin)),
+            _ => "/proc/self/io tells nothing".to_owned(),
+        };
+        lines.push(format!("read by {steps} decode steps: {} bytes per step at device completions, {told}", per_step(read)));
+        lines.push(format!(
+            "store: {} bytes written, {} bytes of files; memory {} of {} bytes at most; I/O buffers on {} pages",
+            status.written_bytes,
+            status.file_bytes,
+            status.memory.peak_bytes,
+            status.memory.limit_bytes,
+            status.pages.as_deref().unwrap_or("no")
+        ));
+        lines
+    }
+
+    /// Closes the store. All caches must be finished.
+    ///
+    /// # Errors
+    /// What the engine reports.
+    pub fn close(self) -> Result<()> {
+        self.store.close().map_err(engine_error)?;
+        match self.temporary {
+            Some(place) => {
+                place.directory.close().context("cannot remove the temporary directory")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A directory of mode 0700, on a disk where there is one: under the system's temporary directory or the current one.
+fn temporary_directory() -> Result<Temporary> {
+    let places = [std::env::temp_dir(), std::env::current_dir().unwrap_or_default()];
+    let make = |place: &PathBuf| tempfile::Builder::new().prefix("kvrun-").tempdir_in(place);
+    for place in &places {
+        if let (false, Ok(directory)) = (in_memory(place), make(place)) {
+            return Ok(Temporary { directory, in_memory: false });
+        }
+    }
+    let directory = make(&places[0])
+        .with_context(|| format!("cannot make a directory in {}; give --device", places[0].display()))?;
+    Ok(Temporary { directory, in_memory: true })
+}
+
+fn in_memory(place: &std::path::Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    // The field's type differs between architectures.
+    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+    rustix::fs::statfs(place).is_ok_and(|s| [TMPFS, RAMFS].contains(&(s.f_type as u64 & 0xffff_ffff)))
 }

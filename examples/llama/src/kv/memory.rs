@@ -241,6 +241,10 @@ impl KvCache for MemoryKv {
             resident_bytes_peak: bytes as u64,
         }
     }
+
+    fn finish(self: Box<Self>, _keep: bool) -> Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! The KV cache as the runtime sees it: append per layer, attend per layer, commit per step.
 //!
 //! [`memory`] holds everything in memory: full attention, the reference of every accuracy figure, and the `window` policy.
-//! [`backend`] turns command-line options into caches.
+//! [`store`] keeps them in a stratakv store, of which a step reads what it attends. [`backend`] turns command-line options into caches.
 
 pub mod backend;
 pub mod memory;
+pub mod store;
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
@@ -85,13 +86,14 @@ impl KvGeometry {
 /// What one cache has cost so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvStats {
-    /// Keys and values at rest, in bytes (on disk, or in memory for [`MemoryKv`]).
+    /// Keys and values at rest, in bytes (on disk, or in memory for [`MemoryKv`]); headers and padding not counted.
     pub kv_bytes_total: u64,
-    /// Bytes read from where keys and values rest, by decode steps.
+    /// Bytes read from where keys and values rest, by decode steps: for a store what its devices completed, whole pages.
     pub bytes_read: u64,
     /// Decode steps, that is calls of [`KvCache::attend`] divided by the number of layers.
     pub steps: u64,
-    /// Most bytes of keys, values and summaries held in memory at once.
+    /// Most bytes of keys, values and summaries held in memory at once; for a store all of its accounted memory, buffers
+    /// and tables included, since it was opened.
     pub resident_bytes_peak: u64,
 }
 
@@ -154,6 +156,12 @@ pub trait KvCache {
 
     /// Figures since the cache was made.
     fn stats(&self) -> KvStats;
+
+    /// Ends the use of the cache. Without `keep` a stored sequence is deleted; with it, what was committed stays.
+    ///
+    /// # Errors
+    /// What the cache's medium reports.
+    fn finish(self: Box<Self>, keep: bool) -> Result<()>;
 }
 
 impl<C: KvCache + ?Sized> KvCache for Box<C> {
@@ -183,6 +191,11 @@ impl<C: KvCache + ?Sized> KvCache for Box<C> {
 
     fn stats(&self) -> KvStats {
         (**self).stats()
+    }
+
+    fn finish(self: Box<Self>, keep: bool) -> Result<()> {
+        // The inner box, unless the compiler were to pick this very method again.
+        <C as KvCache>::finish(*self, keep)
     }
 }
 

@@ -6,4 +6,4 @@ mod run;
 
 pub use prompts::{Prompt, load};
 pub use report::{Cell, Report};
-pub use run::{Answers, answer, run};
+pub use run::{Answers, STATE, answer, run};

@@ -45,6 +45,12 @@ impl Prompt {
         Ok(())
     }
 
+    /// Ids that decode steps are fed: the query and the answer, but for its last token, which is predicted and never fed.
+    pub fn fed(&self) -> impl Iterator<Item = u32> + '_ {
+        let answer = &self.answer[..self.answer.len().saturating_sub(1)];
+        self.prompt[self.query_start..].iter().chain(answer).copied()
+    }
+
     /// Share of the runs of consecutive scored tokens that are right throughout; `predicted[i]` stands for answer token `i`.
     #[must_use]
     pub fn item_accuracy(&self, predicted: &[Option<u32>]) -> f64 {

@@ -108,6 +108,12 @@ pub struct Report {
 }
 
 impl Report {
+    /// Decode steps that the policy made, over all cells.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.cells.iter().map(|c| c.sums.read_steps).sum()
+    }
+
     /// Contexts, ascending, each with the means over its tasks of policy and full accuracy.
     #[must_use]
     pub fn means(&self) -> Vec<(usize, f64, f64)> {

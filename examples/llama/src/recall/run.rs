@@ -11,6 +11,9 @@ use crate::kv::memory::MemoryPolicy;
 use crate::kv::{KvCache, KvDType, KvStats, MemoryKv};
 use crate::model::{Model, Wanted, argmax};
 
+/// Caller state of a recall sequence: there is nothing to resume.
+pub const STATE: &[u8] = b"recall";
+
 /// What one pass over query and answer gave.
 #[derive(Clone, Debug)]
 pub struct Answers {
@@ -31,11 +34,9 @@ pub struct Answers {
 pub fn answer(model: &Model, prompt: &Prompt, cache: &mut dyn KvCache) -> Result<Answers> {
     let begin = Instant::now();
     let query = prompt.prompt.len() - prompt.query_start;
-    let fed = prompt.prompt[prompt.query_start..].iter().chain(&prompt.answer);
     let mut answers =
         Answers { predicted: vec![None; prompt.answer.len()], logits: Vec::new(), steps: 0, elapsed: Duration::ZERO };
-    // The last answer token is predicted, never fed.
-    for (i, &id) in fed.take(query + prompt.answer.len() - 1).enumerate() {
+    for (i, id) in prompt.fed().enumerate() {
         let logits = model.decode(id, cache)?;
         answers.steps += 1;
         let Some(next) = (i + 1).checked_sub(query) else { continue };
@@ -73,6 +74,8 @@ pub fn run<C: KvCache>(
                 passed.set(passed.get() + tokens);
                 bar.set_position(begun + (passed.get() / layers) as u64);
             })?;
+            // Everything of the prompt lies on the devices before a step reads of it.
+            cache.commit(ids, STATE).context("commit of the prompt")?;
             let before = cache.stats();
             let expected = answer(model, prompt, &mut full)?;
             let got = answer(model, prompt, &mut cache)?;

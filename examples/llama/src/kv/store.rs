@@ -1,0 +1,225 @@
+//! Keys and values in a stratakv store: a step selects groups, reads them from the devices, and attends as they arrive.
+
+use anyhow::{Result, ensure};
+use stratakv::{
+    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, SelectOptions,
+    Sequence, Store, TensorView, View,
+};
+
+use super::{Committed, KvCache, KvDType, KvGeometry, KvStats, check_append, check_attend};
+use crate::budget::Budget;
+
+/// Which tokens a query sees; every attended token counts in the budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StorePolicy {
+    /// All of them.
+    Full,
+    /// The first `sinks` tokens and the newest ones, in whole groups (StreamingLLM, Xiao et al. 2023).
+    Window {
+        /// Tokens kept from the beginning.
+        sinks: usize,
+        /// Attended tokens per step.
+        budget: Budget,
+    },
+    /// Unfinished group, newest group, then the groups with the highest upper bound of their scores (Quest, Tang et al. 2024).
+    MinMax {
+        /// Attended tokens per step.
+        budget: Budget,
+    },
+}
+
+/// An engine error, followed by its kind and what to do about it.
+#[derive(Debug)]
+pub struct EngineError(Error);
+
+/// For `map_err`.
+#[must_use]
+pub fn engine_error(error: Error) -> anyhow::Error {
+    EngineError(error).into()
+}
+
+impl EngineError {
+    /// What to do about an error of this kind.
+    fn advice(&self) -> &'static str {
+        match self.0.kind() {
+            ErrorKind::InvalidArgument => "nothing changed",
+            ErrorKind::Configuration => {
+                "--device takes directories of your own that nobody else can write to, empty or with all of one store"
+            }
+            ErrorKind::NotFound => "check the name",
+            ErrorKind::AlreadyExists => "choose another name",
+            ErrorKind::InUse => "try again when the other one has ended",
+            ErrorKind::Unsupported => "use the version that wrote it, or an empty directory",
+            ErrorKind::LayoutMismatch => "use the model, --dtype and --group-tokens it was begun with, or another name",
+            ErrorKind::Corruption => "kvfsck check tells what is damaged",
+            ErrorKind::Io => "check the device",
+            ErrorKind::NoSpace => "make room on the device",
+            ErrorKind::MemoryLimit => "raise --memory-limit",
+            ErrorKind::Busy => "raise --memory-limit, or try again",
+            ErrorKind::Poisoned | ErrorKind::Indeterminate => "run it again; it continues from the last durable commit",
+            _ => "run it again",
+        }
+    }
+}
+
+impl std::fmt::Display for EngineError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({:?}: {})", self.0, self.0.kind(), self.advice())
+    }
+}
+
+impl std::error::Error for EngineError {
+    // Display shows the inner error with its own source already.
+}
+
+/// The engine's layout of a model's cache.
+///
+/// # Errors
+/// Sizes the engine does not take.
+pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 32]) -> Result<KvLayout> {
+    let mut specs = Vec::with_capacity(geometry.layers.len());
+    for layer in &geometry.layers {
+        let (heads, dim) = (u16::try_from(layer.kv_heads)?, u16::try_from(layer.head_dim)?);
+        specs.push(match layer.window {
+            None => LayerSpec::full(heads, dim),
+            Some(window) => LayerSpec::sliding(heads, dim, u32::try_from(window)?),
+        });
+    }
+    let dtype = match geometry.dtype {
+        KvDType::F32 => DType::F32,
+        KvDType::F16 => DType::F16,
+        KvDType::Bf16 => DType::Bf16,
+    };
+    let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(u16::try_from(group_tokens)?);
+    builder.fingerprint(fingerprint).build().map_err(engine_error)
+}
+
+/// A KV cache that is a sequence of a store.
+pub struct StoreKv {
+    store: Store,
+    sequence: Sequence,
+    geometry: KvGeometry,
+    policy: StorePolicy,
+    durability: Durability,
+    options: AttendOptions,
+    /// Device completions before this cache read anything.
+    read_before: u64,
+    /// Bytes that this cache's reads asked for.
+    asked: u64,
+    attends: u64,
+}
+
+impl StoreKv {
+    /// A cache over a sequence of `store`, whose layout is [`kv_layout`] of this geometry.
+    #[must_use]
+    pub fn new(
+        store: &Store,
+        sequence: Sequence,
+        geometry: KvGeometry,
+        policy: StorePolicy,
+        durability: Durability,
+    ) -> Self {
+        let options = AttendOptions { scale: Some(geometry.scale), ..AttendOptions::default() };
+        let read_before = read_bytes(store);
+        Self { store: store.clone(), sequence, geometry, policy, durability, options, read_before, asked: 0, attends: 0 }
+    }
+
+    /// Bytes this cache's reads asked the devices for, by plan. With nothing else running on the store it equals
+    /// [`KvStats::bytes_read`], which counts completions.
+    #[must_use]
+    pub fn asked_bytes(&self) -> u64 {
+        self.asked
+    }
+
+    /// The sequence behind it.
+    #[must_use]
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    fn select(&self, layer: usize, queries: &[f32]) -> stratakv::Result<View> {
+        let tokens = usize::try_from(self.sequence.layer_len(layer)?).unwrap_or(usize::MAX);
+        let group = self.sequence.layout().group_tokens();
+        match self.policy {
+            StorePolicy::Full => self.sequence.select_all(layer),
+            StorePolicy::MinMax { budget } => {
+                let options = SelectOptions::new(EngineBudget::tokens(budget.tokens(tokens))).recent(minmax_recent(group));
+                self.sequence.select(layer, queries, options)
+            }
+            StorePolicy::Window { sinks, budget } => {
+                let budget = budget.tokens(tokens);
+                let tail = tokens % group;
+                let groups = budget.saturating_sub(tail) / group;
+                let slides = self.geometry.layers[layer].window.is_some_and(|w| w < tokens);
+                // Newest tokens go first where the budget is small.
+                let sinks = if slides { 0 } else { sinks.div_ceil(group).min(groups.saturating_sub(1)) };
+                let recent = tail + (groups - sinks.min(groups)) * group;
+                let options =
+                    SelectOptions::new(EngineBudget::tokens(budget)).sinks(sinks * group).recent(recent.max(1));
+                self.sequence.select(layer, queries, options)
+            }
+        }
+    }
+}
+
+/// Newest tokens that min/max always takes: with a whole group of them the newest group is part of every selection.
+fn minmax_recent(group_tokens: usize) -> usize {
+    match std::env::var("KVRUN_RECENT") { Ok(n) => n.parse().unwrap(), Err(_) => group_tokens }
+}
+
+fn read_bytes(store: &Store) -> u64 {
+    store.status().devices.iter().map(|d| d.counters.read_bytes).sum()
+}
+
+impl KvCache for StoreKv {
+    fn geometry(&self) -> &KvGeometry {
+        &self.geometry
+    }
+
+    fn len(&self) -> usize {
+        usize::try_from(self.sequence.len()).unwrap_or(usize::MAX)
+    }
+
+    fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
+        check_append(&self.geometry, layer, keys, values, tokens)?;
+        let shape = self.geometry.layers[layer];
+        let view = |data| TensorView::token_major(data, tokens, shape.kv_heads, shape.head_dim);
+        self.sequence.append(layer, view(keys), view(values)).map_err(engine_error)
+    }
+
+    fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
+        check_attend(&self.geometry, layer, queries, out)?;
+        let view = self.select(layer, queries).map_err(engine_error)?;
+        let mut ticket = self.store.read(&[&view]).map_err(engine_error)?;
+        self.asked += ticket.device_bytes();
+        self.attends += 1;
+        ticket.attend(0, queries, &view, &self.options, out).map_err(engine_error)
+    }
+
+    fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {
+        let (named, held) = (self.sequence.token_ids().len() + new_ids.len(), self.len());
+        ensure!(named == held, "the commit names {named} tokens, the cache holds {held}");
+        self.sequence.push_token_ids(new_ids).map_err(engine_error)?;
+        self.sequence.commit_with(state, self.durability).map_err(engine_error)
+    }
+
+    fn committed(&self) -> Result<Option<Committed>> {
+        let Some(state) = self.sequence.state().filter(|_| self.sequence.committed() > 0) else { return Ok(None) };
+        Ok(Some(Committed { ids: self.sequence.token_ids().to_vec(), state: state.to_vec() }))
+    }
+
+    fn stats(&self) -> KvStats {
+        KvStats {
+            kv_bytes_total: self.sequence.kv_bytes(),
+            bytes_read: read_bytes(&self.store) - self.read_before,
+            steps: self.attends.checked_div(self.geometry.layers.len() as u64).unwrap_or(0),
+            resident_bytes_peak: self.store.status().memory.peak_bytes as u64,
+        }
+    }
+
+    fn finish(self: Box<Self>, keep: bool) -> Result<()> {
+        let sequence = self.sequence;
+        let done = if keep { sequence.close() } else { sequence.delete(Durability::Lazy) };
+        done.map_err(engine_error)
+    }
+}

@@ -1,0 +1,109 @@
+//! Generation that is killed with SIGKILL at any moment and run again ends with the text of an uninterrupted run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MAX_TOKENS: &str = "24";
+
+struct Case {
+    model: PathBuf,
+    ids: PathBuf,
+    sampler: &'static [&'static str],
+}
+
+impl Case {
+    fn command(&self, device: &Path) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvrun"));
+        command.arg("generate").arg("--model").arg(&self.model).arg("--prompt-ids").arg(&self.ids);
+        command.args(["--max-tokens", MAX_TOKENS, "--session", "s", "--memory-limit", "16MiB"]).args(self.sampler);
+        command.arg("--device").arg(device).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs for `time` at most; whether it was killed, and what it wrote.
+    fn run(&self, device: &Path, time: Duration) -> (bool, Output) {
+        let mut child = self.command(device).spawn().unwrap();
+        let end = Instant::now() + time;
+        let mut ended = false;
+        while !ended && Instant::now() < end {
+            ended = child.try_wait().unwrap().is_some();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SIGKILL.
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        (!output.status.success(), output)
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn device(dir: &Path, name: &str) -> PathBuf {
+    let device = dir.join(name);
+    std::fs::create_dir(&device).unwrap();
+    device
+}
+
+fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let dir = tempfile::tempdir().unwrap();
+    let ids = dir.path().join("ids");
+    let prompt: Vec<String> = (0..200).map(|i| (3 + i * 7 % 60).to_string()).collect();
+    std::fs::write(&ids, prompt.join(" ")).unwrap();
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let (mut kills, mut resumed) = (0, 0);
+    for (nth, sampler) in samplers.iter().enumerate() {
+        let case = Case { model: fixtures.join("tiny-arch/llama3"), ids: ids.clone(), sampler };
+        let whole_device = device(dir.path(), &format!("whole-{nth}"));
+        let begin = Instant::now();
+        let (failed, whole) = case.run(&whole_device, Duration::from_secs(60));
+        assert!(!failed, "{}", String::from_utf8_lossy(&whole.stderr));
+        let (whole, time) = (text(&whole), begin.elapsed());
+        let wanted = kills_wanted * (nth + 1) / samplers.len();
+        let mut round = 0;
+        while kills < wanted {
+            let device = device(dir.path(), &format!("{nth}-{round}"));
+            round += 1;
+            let mut interrupted = 0;
+            loop {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                // The longest runs end by themselves.
+                let delay = time.mul_f64((seed >> 40) as f64 / f64::from(1 << 24) * 1.2);
+                let (killed, output) = case.run(&device, delay);
+                let said = text(&output);
+                assert!(whole.starts_with(&said), "said {said:?}, expected the beginning of {whole:?}");
+                if !killed {
+                    assert_eq!(said, whole);
+                    let note = String::from_utf8(output.stderr).unwrap();
+                    resumed += usize::from(!note.contains("(0 resumed)"));
+                    break;
+                }
+                let error = String::from_utf8_lossy(&output.stderr);
+                assert!(!error.contains("kvrun:") && !error.contains("panicked"), "{error}");
+                interrupted += 1;
+            }
+            kills += interrupted;
+            std::fs::remove_dir_all(&device).unwrap();
+        }
+    }
+    println!("{kills} kills, {resumed} answers continued after one");
+    assert!(resumed > 0);
+}
+
+const SAMPLERS: [&[&str]; 2] = [&[], &["--temperature", "1.5", "--top-p", "0.9", "--seed", "11"]];
+
+#[test]
+fn killed_and_run_again_it_ends_with_the_same_text() {
+    killed_often(24, &SAMPLERS);
+}
+
+#[test]
+#[ignore = "minutes: many more kills of the same kind"]
+fn killed_hundreds_of_times() {
+    killed_often(300, &SAMPLERS);
+}

@@ -1,0 +1,224 @@
+//! The cache in a store: equal to the cache in memory, read as little as promised, counted as the devices did.
+
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+use stratakv::Durability;
+use stratakv_llama::kv::backend::{Backend, KvOptions, Policy, open};
+use stratakv_llama::kv::memory::MemoryPolicy;
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, LayerGeometry, MemoryKv};
+use stratakv_llama::model::Model;
+use stratakv_llama::recall;
+
+fn fixture() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recall-tiny")
+}
+
+fn options(policy: Policy, devices: &[&Path]) -> KvOptions {
+    KvOptions {
+        policy,
+        budget: "1/13".parse().unwrap(),
+        group_tokens: 4,
+        devices: devices.iter().map(|d| d.to_path_buf()).collect(),
+        memory_limit: Some(16 << 20),
+        durability: Durability::Sync,
+    }
+}
+
+fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Report, Vec<String>) {
+    let model = Model::load(&fixture()).unwrap();
+    let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], limit).unwrap();
+    let backend = open(options, model.kv_geometry(dtype), [7; 32]).unwrap();
+    let report = recall::run(
+        &model,
+        &prompts,
+        dtype,
+        (options.policy.name(), "1/13"),
+        &ProgressBar::hidden(),
+        |prompt| backend.create(&prompt.id),
+        |_, cache| {
+            assert_eq!(cache.stats().bytes_read, cache.asked_bytes(), "completions and plan");
+            Box::new(cache).finish(false)
+        },
+    )
+    .unwrap();
+    let notes = backend.notes(report.steps());
+    assert_eq!(backend.status().sequences, 0);
+    backend.close().unwrap();
+    (report, notes)
+}
+
+#[test]
+fn full_attention_through_the_store_is_full_attention() {
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::Bf16] {
+        let dir = tempfile::tempdir().unwrap();
+        let (report, notes) = recall_with(&options(Policy::Full, &[dir.path()]), dtype, 1);
+        for cell in &report.cells {
+            assert_eq!(cell.same_answers, cell.n, "{} at {dtype:?}", cell.task);
+            assert!(cell.logit_difference_max < 1e-3, "{} at {dtype:?}: {}", cell.task, cell.logit_difference_max);
+            let share = cell.kv_bytes_read_per_step as f64 / cell.kv_bytes_total as f64;
+            assert!(share > 0.9 && share < 1.0, "{share} of the KV read per step");
+        }
+        assert!(notes.iter().any(|n| n.contains("driver")) && notes.iter().any(|n| n.contains("/proc/self/io")));
+    }
+}
+
+#[test]
+fn bounds_find_the_answers_and_read_little() {
+    let dir = tempfile::tempdir().unwrap();
+    let (report, _) = recall_with(&options(Policy::Minmax, &[dir.path()]), KvDType::F16, 2);
+    let (_, accuracy, full) = report.means()[0];
+    assert!(full == 1.0 && accuracy >= 0.9, "full {full}, min/max {accuracy}");
+    for cell in &report.cells {
+        // Bounds of K in the element type: two rows per group of four tokens, a quarter of K and V together.
+        let summaries = cell.kv_bytes_total / 4;
+        assert!(cell.kv_bytes_read_per_step <= cell.kv_bytes_total / 10 + summaries, "{}", cell.task);
+        // Two blocks share a page: at most twice what the budget asks for.
+        assert!(cell.kv_bytes_read_per_step <= 2 * cell.kv_bytes_total / 13, "{}", cell.task);
+        assert!(cell.resident_bytes_peak <= 16 << 20);
+    }
+}
+
+#[test]
+fn two_devices_share_the_sequence() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut options = options(Policy::Full, &[one.path(), two.path()]);
+    // Little memory makes small frames, which alternate.
+    options.memory_limit = Some(8 << 20);
+    let backend = open(&options, geometry(None), [1; 32]).unwrap();
+    let mut cache = backend.session("s").unwrap();
+    let mut memory = MemoryKv::new(geometry(None), MemoryPolicy::Full);
+    fill(&mut [&mut cache, &mut memory], 0, 6000);
+    cache.commit(&vec![1; 6000], b"x").unwrap();
+    same(&mut cache, &mut memory);
+    for device in backend.status().devices {
+        assert!(device.counters.read_bytes > 1 << 20, "{device:?}");
+    }
+}
+
+fn geometry(window: Option<usize>) -> KvGeometry {
+    let layer = |window| LayerGeometry { kv_heads: 2, head_dim: 64, window };
+    KvGeometry { layers: vec![layer(None), layer(window)], query_heads: 4, scale: 0.2, dtype: KvDType::F16 }
+}
+
+/// Values that f16 holds, different at every position.
+fn row(layer: usize, token: usize, plane: usize) -> impl Iterator<Item = f32> {
+    (0..128).map(move |i| {
+        let x = ((layer * 31 + token * 7 + plane * 3 + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((x >> 56) as f32 - 128.0) / 64.0
+    })
+}
+
+fn fill(caches: &mut [&mut dyn KvCache], first: usize, count: usize) {
+    for layer in 0..2 {
+        let plane = |plane| (first..first + count).flat_map(|t| row(layer, t, plane)).collect::<Vec<f32>>();
+        let (keys, values) = (plane(0), plane(1));
+        for cache in caches.iter_mut() {
+            cache.append(layer, &keys, &values, count).unwrap();
+        }
+    }
+}
+
+fn same(a: &mut dyn KvCache, b: &mut dyn KvCache) {
+    let queries: Vec<f32> = row(9, 9, 9).chain(row(8, 8, 8)).collect();
+    for layer in 0..2 {
+        let (mut x, mut y) = (vec![0.0; 256], vec![0.0; 256]);
+        a.attend(layer, &queries, &mut x).unwrap();
+        b.attend(layer, &queries, &mut y).unwrap();
+        for (x, y) in x.iter().zip(&y) {
+            assert!((x - y).abs() < 1e-4, "layer {layer}: {x} {y}");
+        }
+    }
+}
+
+#[test]
+fn the_window_policy_is_that_of_memory_at_whole_groups() {
+    for window in [None, Some(100)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = options(Policy::Window, &[dir.path()]);
+        options.budget = "64t".parse().unwrap();
+        let backend = open(&options, geometry(window), [1; 32]).unwrap();
+        let mut cache = backend.create("").unwrap();
+        let policy = MemoryPolicy::Window { sinks: 4, budget: options.budget };
+        let mut memory = MemoryKv::new(geometry(window), policy);
+        fill(&mut [&mut cache, &mut memory], 0, 1000);
+        // The budget and the length are whole groups: both see the same tokens.
+        same(&mut cache, &mut memory);
+        for token in 1000..1004 {
+            fill(&mut [&mut cache, &mut memory], token, 1);
+        }
+        same(&mut cache, &mut memory);
+        for budget in ["1t", "3t", "5t", "9t"] {
+            options.budget = budget.parse().unwrap();
+            let backend = {
+                drop(cache);
+                backend_again(&options, geometry(window), dir.path())
+            };
+            cache = backend.create("").unwrap();
+            for token in 0..30 {
+                fill(&mut [&mut cache], token, 1);
+                let mut out = vec![0.0; 256];
+                for layer in 0..2 {
+                    cache.attend(layer, &[0.1; 256], &mut out).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// A store of its own beside the first.
+fn backend_again(options: &KvOptions, geometry: KvGeometry, beside: &Path) -> Backend {
+    let dir = beside.with_extension(options.budget.to_string());
+    std::fs::create_dir(&dir).unwrap();
+    let backend = open(&KvOptions { devices: vec![dir.clone()], ..options.clone() }, geometry, [1; 32]).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    backend
+}
+
+#[test]
+fn a_session_goes_on_where_its_commit_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(Policy::Full, &[dir.path()]);
+    let mut memory = MemoryKv::new(geometry(Some(50)), MemoryPolicy::Full);
+    for round in 0..4_u32 {
+        let backend = open(&options, geometry(Some(50)), [1; 32]).unwrap();
+        let mut cache = backend.session("a b/c").unwrap();
+        let held = cache.len();
+        assert_eq!(held, round as usize * 137);
+        match cache.committed().unwrap() {
+            None => assert_eq!(round, 0),
+            Some(committed) => {
+                assert_eq!(committed.ids, (0..held as u32).collect::<Vec<_>>());
+                assert_eq!(committed.state, round.to_le_bytes());
+                same(&mut cache, &mut memory);
+            }
+        }
+        fill(&mut [&mut cache, &mut memory], held, 137);
+        let ids: Vec<u32> = (held as u32..held as u32 + 137).collect();
+        assert!(cache.commit(&ids[1..], b"").unwrap_err().to_string().contains("names"));
+        cache.commit(&ids, &(round + 1).to_le_bytes()).unwrap();
+        fill(&mut [&mut cache], held + 137, 9);
+        Box::new(cache).finish(true).unwrap();
+        backend.close().unwrap();
+    }
+    for (geometry, group, print, needle) in [
+        (KvGeometry { dtype: KvDType::Bf16, ..geometry(Some(50)) }, 4, 1, "geometry"),
+        (geometry(Some(50)), 8, 1, "geometry"),
+        (geometry(Some(51)), 4, 1, "geometry"),
+        (geometry(Some(50)), 4, 2, "fingerprint"),
+    ] {
+        let other = KvOptions { group_tokens: group, ..options.clone() };
+        let backend = open(&other, geometry, [print; 32]).unwrap();
+        let error = format!("{:#}", backend.session("a b/c").map(|_| ()).unwrap_err());
+        assert!(error.contains("LayoutMismatch") && error.contains(needle), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_in_memory_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options(Policy::Full, &[dir.path()]);
+    options.memory_limit = Some(1 << 20);
+    let error = open(&options, geometry(None), [1; 32]).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("Configuration") && error.contains("memory_limit"), "{error}");
+}
