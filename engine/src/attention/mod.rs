@@ -41,6 +41,7 @@ mod mask;
 mod partial;
 mod piece;
 mod query;
+mod run;
 mod shape;
 
 pub use kernel::{Kernel, kernel_name};

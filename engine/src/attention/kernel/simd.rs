@@ -28,6 +28,12 @@ pub(super) unsafe trait Simd: Copy {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The sums over the lanes of each.
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
+    /// The sums over the lanes of each of sixteen.
+    #[inline(always)]
+    unsafe fn sum16([a, b, c, d]: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
+        // SAFETY: as the caller says.
+        unsafe { [Self::sum4(a), Self::sum4(b), Self::sum4(c), Self::sum4(d)] }
+    }
     unsafe fn any_nan(v: Self::V) -> bool;
     /// Adds the integer in the low bits of `n` to the exponent of `v`.
     unsafe fn add_exponent(v: Self::V, n: Self::V) -> Self::V;
