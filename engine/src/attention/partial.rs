@@ -4,7 +4,7 @@ use super::ahead::{Ahead, Cursor};
 use super::kernel::{Kernel, PAD, Plane, SCRATCH, Scores};
 use super::piece::Piece;
 use super::query::Query;
-use super::run::{RUN_TOKENS, Run};
+use super::run::Run;
 use super::shape::AttentionShape;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -121,7 +121,8 @@ impl Partial {
     pub fn add(&mut self, query: &Query, piece: &Piece<'_>, workspace: &mut Workspace) -> Result<()> {
         self.check(query)?;
         piece.check(&self.shape)?;
-        let run = Run::new(&self.shape, std::slice::from_ref(piece), RUN_TOKENS);
+        let mut run = Run::new(&self.shape);
+        run.set(std::slice::from_ref(piece));
         let [k, v] = run.stored();
         let none = Plane { rows: &[], ..k };
         let mut cursor = Cursor::new();
@@ -137,17 +138,19 @@ impl Partial {
     pub fn add_all(&mut self, query: &Query, pieces: &[Piece<'_>], workspace: &mut Workspace) -> Result<()> {
         self.check(query)?;
         let mut cursor = Cursor::new();
-        let (mut this, mut done) = (Run::new(&self.shape, pieces, RUN_TOKENS), 0);
+        let (this, next) = (&mut Run::new(&self.shape), &mut Run::new(&self.shape));
+        let (mut this, mut next, mut done) = (this, next, 0);
+        this.set(pieces);
         while done < pieces.len() {
             let name = |e: Error, i: usize| e.during(format_args!("piece {i}"));
             if this.pieces() == 0 {
                 // The first piece behind a run that could not be joined to anything: it does not fit the shape.
                 pieces[done].check(&self.shape).map_err(|e| name(e, done))?;
             }
-            let next = Run::new(&self.shape, &pieces[done + this.pieces()..], RUN_TOKENS);
+            next.set(&pieces[done + this.pieces()..]);
             let ([k, v], [next_k, next_v]) = (this.stored(), next.stored());
             let mut ahead = Ahead { cursor: &mut cursor, planes: [k, v, next_k, next_v] };
-            let added = self.add_run(query, &this, &mut ahead, workspace);
+            let added = self.add_run(query, this, &mut ahead, workspace);
             if added.is_err() {
                 // Nothing of the run was added. One by one, to add the pieces before the bad one and to name it.
                 for (i, piece) in pieces.iter().enumerate().skip(done).take(this.pieces()) {
@@ -155,7 +158,7 @@ impl Partial {
                 }
             }
             done += this.pieces();
-            this = next;
+            std::mem::swap(&mut this, &mut next);
             cursor.advance();
         }
         Ok(())

@@ -1,7 +1,6 @@
 //! Pieces joined for one pass: the rows of their taking-part tokens.
 
 use super::kernel::Plane;
-use super::mask::HeadMask;
 use super::piece::Piece;
 use super::shape::{AttentionShape, MAX_GROUP_TOKENS, MAX_KV_HEADS};
 
@@ -25,10 +24,9 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// The run at the start of `pieces`, of at most `max_tokens` tokens or one piece; of no pieces where the first one does not
-    /// fit the shape (or there is none).
-    pub(super) fn new(shape: &AttentionShape, pieces: &[Piece<'a>], max_tokens: usize) -> Self {
-        let mut run = Self {
+    /// Of no pieces.
+    pub(super) fn new(shape: &AttentionShape) -> Self {
+        Self {
             shape: *shape,
             heads: [0; MAX_KV_HEADS],
             n_heads: 0,
@@ -38,36 +36,40 @@ impl<'a> Run<'a> {
             tokens: 0,
             pieces: 0,
             group_tokens: 0,
-        };
-        let Some(first) = pieces.first() else { return run };
-        run.group_tokens = first.group_tokens;
+        }
+    }
+
+    /// Becomes the run at the start of `pieces`; of no pieces where the first one does not fit the shape (or there is none).
+    pub(super) fn set(&mut self, pieces: &[Piece<'a>]) {
+        (self.pieces, self.tokens, self.n_heads) = (0, 0, 0);
+        let Some(first) = pieces.first() else { return };
+        self.group_tokens = first.group_tokens;
+        let element = self.shape.dtype().bytes();
+        let (k_row, v_row) = (self.shape.dk() * element, self.shape.dv() * element);
         for piece in pieces {
             let selected = piece.selected_tokens();
-            let joins = run.pieces == 0
+            let joins = self.pieces == 0
                 || piece.heads == first.heads
                     && piece.group_tokens == first.group_tokens
-                    && run.tokens + selected.len() <= max_tokens.min(MAX_GROUP_TOKENS);
-            if !joins || piece.check(shape).is_err() {
+                    && self.tokens + selected.len() <= RUN_TOKENS;
+            if !joins || piece.check(&self.shape).is_err() {
                 break;
             }
-            run.pieces += 1;
-            if first.heads == HeadMask::EMPTY {
-                continue;
-            }
-            let element = shape.dtype().bytes();
+            self.pieces += 1;
             for token in selected {
                 // The checked piece has every token of its slots.
-                run.k[run.tokens] = piece.k.get(token * shape.dk() * element..).unwrap_or(&[]);
-                run.v[run.tokens] = piece.v.get(token * shape.dv() * element..).unwrap_or(&[]);
-                run.positions[run.tokens] = token as u8; // masks have 128 bits
-                run.tokens += 1;
+                self.k[self.tokens] = piece.k.get(token * k_row..).unwrap_or(&[]);
+                self.v[self.tokens] = piece.v.get(token * v_row..).unwrap_or(&[]);
+                self.positions[self.tokens] = token as u8; // masks have 128 bits
+                self.tokens += 1;
             }
         }
-        for head in first.heads.iter().take(if run.pieces > 0 { MAX_KV_HEADS } else { 0 }) {
-            run.heads[run.n_heads] = head as u8; // masks have 128 bits
-            run.n_heads += 1;
+        if self.pieces > 0 {
+            for (to, head) in self.heads.iter_mut().zip(first.heads) {
+                *to = head as u8; // masks have 128 bits
+                self.n_heads += 1;
+            }
         }
-        run
     }
 
     /// Pieces joined.

@@ -83,8 +83,8 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn sum16([a, b, c, d]: [[__m512; 4]; 4]) -> [[f32; 4]; 4] {
         let fold = |x, y| {
-            let kept = _mm512_mask_blend_ps(0xff00, x, y);
-            _mm512_add_ps(kept, _mm512_shuffle_f32x4::<0b01_00_11_10>(x, y))
+            let moved = _mm512_shuffle_f32x4::<0b01_00_11_10>(x, y);
+            _mm512_mask_add_ps(_mm512_add_ps(moved, x), 0xff00, moved, y)
         };
         let (ab, cd) = (fold(sum_lanes(a), sum_lanes(b)), fold(sum_lanes(c), sum_lanes(d)));
         let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
@@ -114,12 +114,12 @@ unsafe impl Simd for Avx512 {
 
 /// Each 128-bit lane of the result holds the four sums over that lane of the operands.
 ///
-/// A blend and a shuffle replace two shuffles where the order of the summands is free: shuffles share a port with FMA.
+/// One of two shuffles is replaced by a masked addition where the order of the summands is free: shuffles share a port with FMA.
 #[inline(always)]
 unsafe fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m512 {
     let fold = |x, y| {
-        let kept = _mm512_mask_blend_ps(0xcccc, x, y);
-        _mm512_add_ps(kept, _mm512_shuffle_ps::<0b01_00_11_10>(x, y))
+        let moved = _mm512_shuffle_ps::<0b01_00_11_10>(x, y);
+        _mm512_mask_add_ps(_mm512_add_ps(moved, x), 0xcccc, moved, y)
     };
     let (ab, cd) = (fold(a, b), fold(c, d));
     let even = _mm512_shuffle_ps::<0b10_00_10_00>(ab, cd);

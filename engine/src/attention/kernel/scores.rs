@@ -3,7 +3,7 @@
 // Register blocks are indexed by constants; iterators over them obscure which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::simd::{Bf16, Element, F16, F32, Simd, widen};
+use super::simd::{Bf16, Element, F16, F32, Simd, prefetch, widen};
 use super::{Ahead, Plane};
 use stratakv_format::DType;
 
@@ -53,9 +53,9 @@ unsafe fn scores_of<S: Simd, E: Element>(
         let mut done = 0;
         while done < plane.rows.len() {
             let n = if plane.rows.len() - done >= block { block } else { 1 };
-            for &line in ahead.lines(n * row_bytes) {
-                // SAFETY: a hint, allowed for any address.
-                unsafe { S::prefetch(line) };
+            for stretch in ahead.rows(n * row_bytes) {
+                // SAFETY: the CPU has the instruction set.
+                unsafe { prefetch::<S>(stretch) };
             }
             // SAFETY: head and tokens are within the plane, the query and the scores (asserted by the caller).
             unsafe {

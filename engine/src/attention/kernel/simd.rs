@@ -4,6 +4,8 @@
 //! instruction set.
 #![allow(unsafe_code)]
 
+use crate::attention::ahead::{LINE, Stretch};
+
 /// Vector operations of one instruction set.
 ///
 /// # Safety
@@ -41,6 +43,15 @@ pub(super) unsafe trait Simd: Copy {
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
     /// A hint to bring the cache line at `at` near; any address is allowed.
     unsafe fn prefetch(at: *const u8);
+}
+
+/// Asks for all lines of a stretch.
+#[inline(always)]
+pub(super) unsafe fn prefetch<S: Simd>(stretch: &Stretch) {
+    for offset in (0..stretch.bytes).step_by(LINE) {
+        // SAFETY: a hint, allowed for any address; the CPU has the instruction set, as the caller says.
+        unsafe { S::prefetch(stretch.start.wrapping_add(offset)) };
+    }
 }
 
 /// How stored elements become f32.

@@ -3,8 +3,9 @@
 // Register blocks are indexed by constants; iterators over them obscure which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::simd::{Bf16, Element, F16, F32, Simd, widen};
+use super::simd::{Bf16, Element, F16, F32, Simd, prefetch, widen};
 use super::{Ahead, Plane};
+use crate::attention::ahead::Stretch;
 use stratakv_format::DType;
 
 /// # Safety
@@ -53,8 +54,8 @@ unsafe fn values_of<S: Simd, E: Element>(
             let left = plane.take - d;
             let vectors = if left >= tile * S::LANES { tile } else { 1 };
             let used = left.min(vectors * S::LANES);
-            let lines = match &mut ahead {
-                Some(ahead) => ahead.lines(used * E::BYTES * plane.rows.len()),
+            let next = match &mut ahead {
+                Some(ahead) => ahead.rows(used * E::BYTES * plane.rows.len()),
                 None => &[],
             };
             // SAFETY: head, tokens, and dims `d..d + used` are within plane, weights and accumulators (asserted by the caller).
@@ -69,10 +70,10 @@ unsafe fn values_of<S: Simd, E: Element>(
                         widen::<S, E>(row.as_ptr().add(offset), used, scratch.add(t * width));
                     }
                     let rows = Rows::Wide { base: scratch, width };
-                    sum_group::<S, F32>(&rows, plane.rows.len(), lines, w, f, columns, group, vectors, out, acc_stride);
+                    sum_group::<S, F32>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);
                 } else {
                     let rows = Rows::Stored { rows: plane.rows, offset };
-                    sum_group::<S, E>(&rows, plane.rows.len(), lines, w, f, columns, group, vectors, out, acc_stride);
+                    sum_group::<S, E>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);
                 }
             }
             d += used;
@@ -93,7 +94,7 @@ enum Rows<'a> {
 unsafe fn sum_group<S: Simd, E: Element>(
     rows: &Rows<'_>,
     n: usize,
-    lines: &[*const u8],
+    next: &[Stretch],
     weights: *const f32,
     factor: *const f32,
     columns: usize,
@@ -105,23 +106,23 @@ unsafe fn sum_group<S: Simd, E: Element>(
     let mut i = 0;
     while i < group {
         let heads = (group - i).min(4);
-        let lines = if i == 0 { lines } else { &[] };
+        let next = if i == 0 { next } else { &[] };
         // SAFETY: query heads `i..i + heads` of this KV head; rows, weights and accumulators as the caller says.
         unsafe {
             let (w, f, acc) = (weights.add(i), factor.add(i), acc.add(i * stride));
             match (heads, vectors) {
-                (1, 4) => sums::<S, E, 1, 4>(rows, n, lines, w, f, columns, acc, stride),
-                (2, 4) => sums::<S, E, 2, 4>(rows, n, lines, w, f, columns, acc, stride),
-                (3, 4) => sums::<S, E, 3, 4>(rows, n, lines, w, f, columns, acc, stride),
-                (4, 4) => sums::<S, E, 4, 4>(rows, n, lines, w, f, columns, acc, stride),
-                (1, 2) => sums::<S, E, 1, 2>(rows, n, lines, w, f, columns, acc, stride),
-                (2, 2) => sums::<S, E, 2, 2>(rows, n, lines, w, f, columns, acc, stride),
-                (3, 2) => sums::<S, E, 3, 2>(rows, n, lines, w, f, columns, acc, stride),
-                (4, 2) => sums::<S, E, 4, 2>(rows, n, lines, w, f, columns, acc, stride),
-                (1, _) => sums::<S, E, 1, 1>(rows, n, lines, w, f, columns, acc, stride),
-                (2, _) => sums::<S, E, 2, 1>(rows, n, lines, w, f, columns, acc, stride),
-                (3, _) => sums::<S, E, 3, 1>(rows, n, lines, w, f, columns, acc, stride),
-                (_, _) => sums::<S, E, 4, 1>(rows, n, lines, w, f, columns, acc, stride),
+                (1, 4) => sums::<S, E, 1, 4>(rows, n, next, w, f, columns, acc, stride),
+                (2, 4) => sums::<S, E, 2, 4>(rows, n, next, w, f, columns, acc, stride),
+                (3, 4) => sums::<S, E, 3, 4>(rows, n, next, w, f, columns, acc, stride),
+                (4, 4) => sums::<S, E, 4, 4>(rows, n, next, w, f, columns, acc, stride),
+                (1, 2) => sums::<S, E, 1, 2>(rows, n, next, w, f, columns, acc, stride),
+                (2, 2) => sums::<S, E, 2, 2>(rows, n, next, w, f, columns, acc, stride),
+                (3, 2) => sums::<S, E, 3, 2>(rows, n, next, w, f, columns, acc, stride),
+                (4, 2) => sums::<S, E, 4, 2>(rows, n, next, w, f, columns, acc, stride),
+                (1, _) => sums::<S, E, 1, 1>(rows, n, next, w, f, columns, acc, stride),
+                (2, _) => sums::<S, E, 2, 1>(rows, n, next, w, f, columns, acc, stride),
+                (3, _) => sums::<S, E, 3, 1>(rows, n, next, w, f, columns, acc, stride),
+                (_, _) => sums::<S, E, 4, 1>(rows, n, next, w, f, columns, acc, stride),
             }
         }
         i += heads;
@@ -133,7 +134,7 @@ unsafe fn sum_group<S: Simd, E: Element>(
 unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
     rows: &Rows<'_>,
     n: usize,
-    lines: &[*const u8],
+    next: &[Stretch],
     weights: *const f32,
     factor: *const f32,
     columns: usize,
@@ -157,11 +158,11 @@ unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
             }
         }
         // Prefetches are spread over the tokens: a burst would fill the queues of the L1 cache and stall it.
-        let per_token = lines.len().div_ceil(n);
-        let mut lines = lines.iter();
+        let per_token = next.len().div_ceil(n);
+        let mut next = next.iter();
         for t in 0..n {
-            for &line in lines.by_ref().take(per_token) {
-                S::prefetch(line);
+            for stretch in next.by_ref().take(per_token) {
+                prefetch::<S>(stretch);
             }
             let row = match rows {
                 Rows::Stored { rows, offset } => rows.get_unchecked(t).as_ptr().add(*offset),
