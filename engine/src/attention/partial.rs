@@ -268,12 +268,10 @@ impl Partial {
                 continue;
             }
             let sum = self.sum[head];
-            let mut finite = 0.0;
             for (out, acc) in out.iter_mut().zip(acc) {
                 *out = acc / sum;
-                finite += *out * 0.0;
             }
-            if finite != 0.0 {
+            if !out.iter().fold(true, |finite, x| finite & x.is_finite()) {
                 let index = out.iter().position(|x| !x.is_finite()).unwrap_or(0);
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,

@@ -50,10 +50,12 @@ unsafe fn scores_of<S: Simd, E: Element>(
     let row_bytes = plane.take * E::BYTES;
     for (j, &head) in plane.heads.iter().enumerate() {
         let head = usize::from(head);
+        let mut next = ahead.rows(plane.rows.len() * row_bytes).iter();
+        let per_token = next.len().div_ceil(plane.rows.len().max(1));
         let mut done = 0;
         while done < plane.rows.len() {
             let n = if plane.rows.len() - done >= block { block } else { 1 };
-            for stretch in ahead.rows(n * row_bytes) {
+            for stretch in next.by_ref().take(n * per_token) {
                 // SAFETY: the CPU has the instruction set.
                 unsafe { prefetch::<S>(stretch) };
             }

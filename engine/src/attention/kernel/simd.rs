@@ -48,9 +48,11 @@ pub(super) unsafe trait Simd: Copy {
 /// Asks for all lines of a stretch.
 #[inline(always)]
 pub(super) unsafe fn prefetch<S: Simd>(stretch: &Stretch) {
-    for offset in (0..stretch.bytes).step_by(LINE) {
+    let mut offset = 0;
+    while offset < stretch.bytes {
         // SAFETY: a hint, allowed for any address; the CPU has the instruction set, as the caller says.
         unsafe { S::prefetch(stretch.start.wrapping_add(offset)) };
+        offset += LINE;
     }
 }
 
