@@ -31,7 +31,6 @@ fn read_all(words: &[u64]) -> u64 {
 
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    if std::env::var("MIN").is_ok() { return seconds[0]; }
     seconds[seconds.len() / 2]
 }
 

@@ -193,9 +193,7 @@ impl Kernel {
         ahead: Option<&mut Ahead<'_>>,
     ) {
         assert!(plane.in_bounds());
-        assert!(
-            plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.rows.len() <= SCRATCH / (4 * PAD)
-        );
+        assert!(plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.rows.len() <= SCRATCH / (4 * PAD));
         assert!(
             plane.heads.len() * group <= columns
                 && plane.rows.len() * columns <= weights.len()

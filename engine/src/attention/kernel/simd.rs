@@ -41,7 +41,8 @@ pub(super) unsafe trait Simd: Copy {
     unsafe fn add_exponent(v: Self::V, n: Self::V) -> Self::V;
     /// `v` where `x >= limit`, else 0.
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
-    /// A hint to bring the cache line at `at` near; any address is allowed.
+    /// A hint to bring the cache line at `at` into the L2 cache; any address is allowed. Not into L1: its few miss buffers would
+    /// limit the bandwidth to about 64 bytes x buffers / DRAM latency.
     unsafe fn prefetch(at: *const u8);
 }
 
