@@ -125,15 +125,15 @@ mod tests {
     fn keeps_its_distance() {
         let bytes = vec![0u8; 2 * 4096];
         let rows: Vec<&[u8]> = (0..64).map(|t| &bytes[t * 64..]).collect();
-        let plane = plane(&rows, &[0, 1], 32);
-        let total = 4 * 2 * 4096;
+        let plane = plane(&rows, &[0, 1], 128); // rows of 256 bytes
+        let total = 4 * 2 * 64 * 256;
         let mut ahead = Ahead { cursor: &mut Cursor::new(), planes: [plane; 4] };
         let (mut asked, mut worked) = (0, 0);
         while worked < total {
             worked += 200;
             asked += ahead.rows(200).iter().map(|s| s.bytes).sum::<usize>();
             let expected = (worked + DISTANCE as usize).min(total);
-            assert!(asked >= expected && asked < expected + LINE, "{asked} after {worked}");
+            assert!(asked >= expected && asked < expected + 256, "{asked} after {worked}");
         }
         assert_eq!(asked, total);
     }
