@@ -42,6 +42,7 @@ mod mask;
 mod partial;
 mod piece;
 mod query;
+mod run;
 mod shape;
 
 pub(crate) use dot::dot_fn;

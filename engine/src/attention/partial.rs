@@ -1,10 +1,11 @@
 //! The state of one streaming softmax, and the buffers that adding to it needs.
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Cursor};
 use super::kernel::{Kernel, PAD, Plane, SCRATCH, Scores};
 use super::piece::Piece;
 use super::query::Query;
-use super::shape::{AttentionShape, MAX_GROUP_TOKENS, MAX_KV_HEADS};
+use super::run::Run;
+use super::shape::AttentionShape;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Buffers for [`Partial::add`]; one per thread. Grows to what the largest piece needs and then allocates no more.
@@ -118,57 +119,81 @@ impl Partial {
     /// `InvalidArgument`: the query is of another shape; the piece does not fit the shape; a score is NaN or infinite (the stored
     /// keys are not finite, or the dot product overflows f32): the error names query head and token. The partial is unchanged.
     pub fn add(&mut self, query: &Query, piece: &Piece<'_>, workspace: &mut Workspace) -> Result<()> {
-        let mut ahead = Ahead::new(&self.shape, std::slice::from_ref(piece));
-        self.add_piece(query, piece, &mut ahead, workspace)
+        self.check(query)?;
+        piece.check(&self.shape)?;
+        let mut run = Run::new(&self.shape);
+        run.set(std::slice::from_ref(piece));
+        let [k, v] = run.stored();
+        let none = Plane { rows: &[], ..k };
+        let mut cursor = Cursor::new();
+        self.add_run(query, &run, &mut Ahead { cursor: &mut cursor, planes: [k, v, none, none] }, workspace)
     }
 
-    /// Adds pieces in order; the same result as [`add`](Self::add) for each, faster where they are not in the CPU's caches: the
-    /// next piece is prefetched while one is worked on.
+    /// Adds pieces in order, the same as [`add`](Self::add) for each up to rounding, and faster: small pieces of equal heads and
+    /// slots are joined, and the next ones are prefetched while some are worked on. Which pieces are joined depends on the pieces
+    /// alone, so the same pieces give the same bits.
     ///
     /// # Errors
     /// As [`add`](Self::add), naming the piece; the pieces before it have been added.
     pub fn add_all(&mut self, query: &Query, pieces: &[Piece<'_>], workspace: &mut Workspace) -> Result<()> {
-        let mut ahead = Ahead::new(&self.shape, pieces);
-        for (i, piece) in pieces.iter().enumerate() {
-            self.add_piece(query, piece, &mut ahead, workspace).map_err(|e| e.during(format_args!("piece {i}")))?;
+        self.check(query)?;
+        let mut cursor = Cursor::new();
+        let (this, next) = (&mut Run::new(&self.shape), &mut Run::new(&self.shape));
+        let (mut this, mut next, mut done) = (this, next, 0);
+        this.set(pieces);
+        while done < pieces.len() {
+            let name = |e: Error, i: usize| e.during(format_args!("piece {i}"));
+            if this.pieces() == 0 {
+                // The first piece behind a run that could not be joined to anything: it does not fit the shape.
+                pieces[done].check(&self.shape).map_err(|e| name(e, done))?;
+            }
+            next.set(&pieces[done + this.pieces()..]);
+            let ([k, v], [next_k, next_v]) = (this.stored(), next.stored());
+            let mut ahead = Ahead { cursor: &mut cursor, planes: [k, v, next_k, next_v] };
+            let added = self.add_run(query, this, &mut ahead, workspace);
+            if added.is_err() {
+                // Nothing of the run was added. One by one, to add the pieces before the bad one and to name it.
+                for (i, piece) in pieces.iter().enumerate().skip(done).take(this.pieces()) {
+                    self.add(query, piece, workspace).map_err(|e| name(e, i))?;
+                }
+            }
+            done += this.pieces();
+            std::mem::swap(&mut this, &mut next);
+            cursor.advance();
         }
         Ok(())
     }
 
-    fn add_piece(
+    fn check(&self, query: &Query) -> Result<()> {
+        if *query.shape() == self.shape {
+            return Ok(());
+        }
+        let shape = self.shape;
+        let context = format!("query of shape {:?} on a partial of shape {shape:?}", query.shape());
+        Err(Error::new(ErrorKind::InvalidArgument, context))
+    }
+
+    fn add_run(
         &mut self,
         query: &Query,
-        piece: &Piece<'_>,
+        run: &Run<'_>,
         ahead: &mut Ahead<'_>,
         workspace: &mut Workspace,
     ) -> Result<()> {
         let shape = self.shape;
-        if *query.shape() != shape {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("query of shape {:?} on a partial of shape {shape:?}", query.shape()),
-            ));
-        }
-        piece.check(&shape)?;
-        let mut heads = [0u8; MAX_KV_HEADS];
-        let heads = list(piece.heads.iter(), &mut heads);
-        let mut tokens = [0u8; MAX_GROUP_TOKENS];
-        let tokens = list(piece.selected_tokens().iter(), &mut tokens);
-        if heads.is_empty() || tokens.is_empty() {
+        let (heads, keys) = (run.heads(), run.keys());
+        let tokens = keys.rows.len();
+        if heads.is_empty() || tokens == 0 {
             return Ok(());
         }
-
         let group = shape.group_heads();
         let used = heads.len() * group;
         let columns = used.next_multiple_of(PAD);
-        workspace.reserve(tokens.len(), columns);
+        workspace.reserve(tokens, columns);
         let Workspace { kernel, scores, max, sum, factor, scratch } = workspace;
-        let scores = &mut scores[..tokens.len() * columns];
+        let scores = &mut scores[..tokens * columns];
         let (max, sum, factor) = (&mut max[..columns], &mut sum[..columns], &mut factor[..columns]);
 
-        let group_tokens = piece.group_tokens;
-        let plane = |bytes, row, take| Plane { bytes, dtype: shape.dtype(), group_tokens, row, take, heads, tokens };
-        let keys = plane(piece.k, shape.dk(), shape.dk());
         kernel.scores(&keys, query.scaled(), query.stride(), group, scores, columns, scratch, ahead);
         if used < columns {
             scores.chunks_exact_mut(columns).for_each(|row| row[used..].fill(0.0));
@@ -180,8 +205,8 @@ impl Partial {
             max[column..column + group].copy_from_slice(&self.max[head..head + group]);
             sum[column..column + group].copy_from_slice(&self.sum[head..head + group]);
         }
-        if kernel.softmax(scores, tokens.len(), max, sum, factor) == Scores::NotFinite {
-            return Err(not_finite(scores, columns, group, heads, tokens));
+        if kernel.softmax(scores, tokens, max, sum, factor) == Scores::NotFinite {
+            return Err(not_finite(scores, columns, group, heads, run.positions()));
         }
         for (j, &head) in heads.iter().enumerate() {
             let (column, head) = (j * group, usize::from(head) * group);
@@ -189,12 +214,8 @@ impl Partial {
             self.sum[head..head + group].copy_from_slice(&sum[column..column + group]);
         }
         // Where values are part of the keys, the V pass reads nothing that is not in the caches already.
-        let (values, ahead) = if shape.dv() == 0 {
-            (plane(piece.k, shape.dk(), shape.value_dims()), None)
-        } else {
-            (plane(piece.v, shape.dv(), shape.dv()), Some(ahead))
-        };
-        kernel.values(&values, scores, columns, group, factor, &mut self.acc, self.stride, scratch, ahead);
+        let ahead = (shape.dv() > 0).then_some(ahead);
+        kernel.values(&run.values(), scores, columns, group, factor, &mut self.acc, self.stride, scratch, ahead);
         Ok(())
     }
 
@@ -247,12 +268,10 @@ impl Partial {
                 continue;
             }
             let sum = self.sum[head];
-            let mut finite = 0.0;
             for (out, acc) in out.iter_mut().zip(acc) {
                 *out = acc / sum;
-                finite += *out * 0.0;
             }
-            if finite != 0.0 {
+            if !out.iter().fold(true, |finite, x| finite & x.is_finite()) {
                 let index = out.iter().position(|x| !x.is_finite()).unwrap_or(0);
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
@@ -265,16 +284,6 @@ impl Partial {
         }
         Ok(())
     }
-}
-
-/// The members of a mask as a list.
-fn list<const N: usize>(members: impl Iterator<Item = usize>, buffer: &mut [u8; N]) -> &[u8] {
-    let mut n = 0;
-    for (slot, index) in buffer.iter_mut().zip(members) {
-        *slot = index as u8; // masks have 128 bits
-        n += 1;
-    }
-    &buffer[..n]
 }
 
 /// The error for the first score that is not finite.

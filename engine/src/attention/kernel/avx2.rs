@@ -87,7 +87,7 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
 }
 

@@ -69,14 +69,8 @@ unsafe impl Simd for Avx512 {
         _mm512_fmadd_ps(a, b, c)
     }
     #[inline(always)]
-    unsafe fn sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
-        // Interleave until each 128-bit lane holds one partial sum of a, b, c, d; then add the lanes.
-        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-        let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-        let lo = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-        let hi = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-        let lanes = _mm512_add_ps(lo, hi);
+    unsafe fn sum4(four: [__m512; 4]) -> [f32; 4] {
+        let lanes = sum_lanes(four);
         let half = _mm256_add_ps(
             _mm512_castps512_ps256(lanes),
             _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes))),
@@ -84,6 +78,19 @@ unsafe impl Simd for Avx512 {
         let sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
         let mut out = [0.0; 4];
         _mm_storeu_ps(out.as_mut_ptr(), sums);
+        out
+    }
+    #[inline(always)]
+    unsafe fn sum16([a, b, c, d]: [[__m512; 4]; 4]) -> [[f32; 4]; 4] {
+        let fold = |x, y| {
+            let moved = _mm512_shuffle_f32x4::<0b01_00_11_10>(x, y);
+            _mm512_mask_add_ps(_mm512_add_ps(moved, x), 0xff00, moved, y)
+        };
+        let (ab, cd) = (fold(sum_lanes(a), sum_lanes(b)), fold(sum_lanes(c), sum_lanes(d)));
+        let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+        let sums = _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+        let mut out = [[0.0; 4]; 4];
+        _mm512_storeu_ps(out.as_mut_ptr().cast(), sums);
         out
     }
     #[inline(always)]
@@ -101,8 +108,22 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
+}
+
+/// Each 128-bit lane of the result holds the four sums over that lane of the operands.
+///
+/// One of two shuffles is replaced by a masked addition where the order of the summands is free: shuffles share a port with FMA.
+#[inline(always)]
+unsafe fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let fold = |x, y| {
+        let moved = _mm512_shuffle_ps::<0b01_00_11_10>(x, y);
+        _mm512_mask_add_ps(_mm512_add_ps(moved, x), 0xcccc, moved, y)
+    };
+    let (ab, cd) = (fold(a, b), fold(c, d));
+    let even = _mm512_shuffle_ps::<0b10_00_10_00>(ab, cd);
+    _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd))
 }
 
 entry_points!(Avx512, "avx512f,avx2,fma,f16c");

@@ -1,7 +1,7 @@
 //! The inner loops, one instance per instruction set, chosen once at run time.
 //!
-//! A piece is worked on in three passes over all its heads, so that the independent work of many heads hides the latencies:
-//! scores (K plane), softmax, values (V plane). Scores lie as `[tokens, columns]` with one column per taking-part query head,
+//! A run of pieces is worked on in three passes over all its heads, so that the independent work of many heads hides the
+//! latencies: scores (K planes), softmax, values (V planes). Scores lie as `[tokens, columns]` with one column per taking-part query head,
 //! so that maxima, exponentials and sums run down columns without any reduction across a vector.
 
 #[cfg(target_arch = "x86_64")]
@@ -26,29 +26,34 @@ pub(super) const PAD: usize = 16;
 /// Elements of the scratch buffer in which narrow elements are widened once for many query heads.
 pub(super) const SCRATCH: usize = 8192;
 
-/// One plane of a piece and what of it takes part. `heads` and `tokens` ascend.
+/// One plane of a run and what of it takes part. `heads` ascend.
+#[derive(Clone, Copy)]
 pub(super) struct Plane<'a> {
-    pub(super) bytes: &'a [u8],
+    /// The bytes from each token of head 0 on.
+    pub(super) rows: &'a [&'a [u8]],
+    /// Bytes from one head to the next.
+    pub(super) head_stride: usize,
+    pub(super) heads: &'a [u8],
     pub(super) dtype: DType,
-    /// Token slots from one head to the next.
-    pub(super) group_tokens: usize,
-    /// Elements from one token to the next.
-    pub(super) row: usize,
     /// Elements used of each row.
     pub(super) take: usize,
-    pub(super) heads: &'a [u8],
-    pub(super) tokens: &'a [u8],
 }
 
 impl Plane<'_> {
-    /// Whether every element that a kernel will touch lies within `bytes`. The lists ascend, so their last entries decide.
+    /// Bytes used of each row.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.take * self.dtype.bytes()
+    }
+
+    /// Whether every element that a kernel will touch lies within the rows. The heads ascend, so the last one decides.
     fn in_bounds(&self) -> bool {
-        debug_assert!(self.heads.is_sorted() && self.tokens.is_sorted());
-        let (Some(&head), Some(&token)) = (self.heads.last(), self.tokens.last()) else { return true };
-        let last_row = usize::from(head) * self.group_tokens + usize::from(token);
-        usize::from(token) < self.group_tokens
-            && self.take <= self.row
-            && (last_row * self.row + self.take) * self.dtype.bytes() <= self.bytes.len()
+        debug_assert!(self.heads.is_sorted());
+        let Some(&head) = self.heads.last() else { return true };
+        let Some(end) = usize::from(head).checked_mul(self.head_stride).and_then(|at| at.checked_add(self.row_bytes()))
+        else {
+            return false;
+        };
+        self.rows.iter().all(|row| end <= row.len())
     }
 }
 
@@ -111,7 +116,7 @@ impl Kernel {
     }
 
     /// Dot products of the taking-part rows with the query heads of their KV head:
-    /// `scores[t * columns + j * group + i] = query[(heads[j] * group + i)] . row(heads[j], tokens[t])`.
+    /// `scores[t * columns + j * group + i] = query[(heads[j] * group + i)] . row(heads[j], t)`.
     #[allow(unsafe_code, clippy::too_many_arguments)]
     pub(super) fn scores(
         &self,
@@ -126,7 +131,7 @@ impl Kernel {
     ) {
         assert!(plane.in_bounds());
         assert!(plane.take <= query_stride && query_stride.is_multiple_of(PAD) && query_stride <= SCRATCH / 8);
-        assert!(plane.heads.len() * group <= columns && plane.tokens.len() * columns <= scores.len());
+        assert!(plane.heads.len() * group <= columns && plane.rows.len() * columns <= scores.len());
         assert!(plane.heads.last().is_none_or(|&head| (usize::from(head) + 1) * group * query_stride <= query.len()));
         // SAFETY: a kernel is only handed out where the CPU has its instructions; all reads of rows, queries and all writes of
         // scores lie within the slices by the assertions above; a block of at most 8 widened rows fits the scratch buffer.
@@ -173,7 +178,7 @@ impl Kernel {
     }
 
     /// Rescales the accumulators of the query heads of the taking-part KV heads and adds the weighted rows:
-    /// `acc[(heads[j] * group + i)] = factor[j * group + i] * acc[(heads[j] * group + i)] + sum_t weights[t * columns + j * group + i] * row(heads[j], tokens[t])`.
+    /// `acc[(heads[j] * group + i)] = factor[j * group + i] * acc[(heads[j] * group + i)] + sum_t weights[t * columns + j * group + i] * row(heads[j], t)`.
     #[allow(unsafe_code, clippy::too_many_arguments)]
     pub(super) fn values(
         &self,
@@ -188,12 +193,10 @@ impl Kernel {
         ahead: Option<&mut Ahead<'_>>,
     ) {
         assert!(plane.in_bounds());
-        assert!(
-            plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.tokens.len() <= SCRATCH / (4 * PAD)
-        );
+        assert!(plane.take <= acc_stride && acc_stride.is_multiple_of(PAD) && plane.rows.len() <= SCRATCH / (4 * PAD));
         assert!(
             plane.heads.len() * group <= columns
-                && plane.tokens.len() * columns <= weights.len()
+                && plane.rows.len() * columns <= weights.len()
                 && columns <= factor.len()
         );
         assert!(plane.heads.last().is_none_or(|&head| (usize::from(head) + 1) * group * acc_stride <= acc.len()));

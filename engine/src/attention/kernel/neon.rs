@@ -95,7 +95,7 @@ unsafe impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
-        asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+        asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
     }
 }
 

@@ -3,7 +3,7 @@
 // Register blocks are indexed by constants; iterators over them obscure which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::simd::{Bf16, Element, F16, F32, Simd, widen};
+use super::simd::{Bf16, Element, F16, F32, Simd, prefetch, widen};
 use super::{Ahead, Plane};
 use stratakv_format::DType;
 
@@ -47,22 +47,25 @@ unsafe fn scores_of<S: Simd, E: Element>(
         (2 | 3, false) | (_, true) => 4,
         (_, false) => 2,
     };
-    let row_bytes = plane.row * E::BYTES;
+    let row_bytes = plane.take * E::BYTES;
     for (j, &head) in plane.heads.iter().enumerate() {
         let head = usize::from(head);
+        let mut next = ahead.rows(plane.rows.len() * row_bytes).iter();
+        let per_token = next.len().div_ceil(plane.rows.len().max(1));
         let mut done = 0;
-        while done < plane.tokens.len() {
-            let n = if plane.tokens.len() - done >= block { block } else { 1 };
-            // SAFETY: a hint, allowed for any address.
-            ahead.step(n * row_bytes, |at| unsafe { S::prefetch(at) });
+        while done < plane.rows.len() {
+            let n = if plane.rows.len() - done >= block { block } else { 1 };
+            for stretch in next.by_ref().take(n * per_token) {
+                // SAFETY: the CPU has the instruction set.
+                unsafe { prefetch::<S>(stretch) };
+            }
             // SAFETY: head and tokens are within the plane, the query and the scores (asserted by the caller).
             unsafe {
                 let q = query.add(head * group * query_stride);
                 let out = scores.add(done * columns + j * group);
-                let base = plane.bytes.as_ptr().add(head * plane.group_tokens * row_bytes);
-                let mut rows = [base; 8];
-                for (row, &token) in rows.iter_mut().zip(&plane.tokens[done..done + n]) {
-                    *row = base.add(usize::from(token) * row_bytes);
+                let mut rows = [std::ptr::null(); 8];
+                for (to, row) in rows.iter_mut().zip(&plane.rows[done..done + n]) {
+                    *to = row.as_ptr().add(head * plane.head_stride);
                 }
                 if group > 4 && E::BYTES < 4 {
                     // Many query heads: widen the rows once.
@@ -157,6 +160,18 @@ unsafe fn dots<S: Simd, E: Element, const Q: usize, const T: usize>(
                     acc[i][t] = S::fma(S::load(query.add(i * stride + d)), k, acc[i][t]);
                 }
             }
+        }
+        if Q == 4 && T == 4 {
+            let mut all = [[zero; 4]; 4];
+            for t in 0..T {
+                for i in 0..Q {
+                    all[t][i] = acc[i][t];
+                }
+            }
+            for (t, sums) in S::sum16(all).iter().enumerate() {
+                out.add(t * columns).cast::<[f32; 4]>().write_unaligned(*sums);
+            }
+            return;
         }
         // Sum the lanes, four vectors at a time, in the order [T, Q].
         let mut f = 0;

@@ -4,6 +4,8 @@
 //! instruction set.
 #![allow(unsafe_code)]
 
+use crate::attention::ahead::{LINE, Stretch};
+
 /// Vector operations of one instruction set.
 ///
 /// # Safety
@@ -28,13 +30,31 @@ pub(super) unsafe trait Simd: Copy {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The sums over the lanes of each.
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
+    /// The sums over the lanes of each of sixteen.
+    #[inline(always)]
+    unsafe fn sum16([a, b, c, d]: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
+        // SAFETY: as the caller says.
+        unsafe { [Self::sum4(a), Self::sum4(b), Self::sum4(c), Self::sum4(d)] }
+    }
     unsafe fn any_nan(v: Self::V) -> bool;
     /// Adds the integer in the low bits of `n` to the exponent of `v`.
     unsafe fn add_exponent(v: Self::V, n: Self::V) -> Self::V;
     /// `v` where `x >= limit`, else 0.
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
-    /// A hint to bring the cache line at `at` near; any address is allowed.
+    /// A hint to bring the cache line at `at` into the L2 cache; any address is allowed. Not into L1: its few miss buffers would
+    /// limit the bandwidth to about 64 bytes x buffers / DRAM latency.
     unsafe fn prefetch(at: *const u8);
+}
+
+/// Asks for all lines of a stretch.
+#[inline(always)]
+pub(super) unsafe fn prefetch<S: Simd>(stretch: &Stretch) {
+    let mut offset = 0;
+    while offset < stretch.bytes {
+        // SAFETY: a hint, allowed for any address; the CPU has the instruction set, as the caller says.
+        unsafe { S::prefetch(stretch.start.wrapping_add(offset)) };
+        offset += LINE;
+    }
 }
 
 /// How stored elements become f32.

@@ -3,8 +3,9 @@
 // Register blocks are indexed by constants; iterators over them obscure which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::simd::{Bf16, Element, F16, F32, Simd, widen};
+use super::simd::{Bf16, Element, F16, F32, Simd, prefetch, widen};
 use super::{Ahead, Plane};
+use crate::attention::ahead::Stretch;
 use stratakv_format::DType;
 
 /// # Safety
@@ -45,7 +46,6 @@ unsafe fn values_of<S: Simd, E: Element>(
     scratch: *mut f32,
     mut ahead: Option<&mut Ahead<'_>>,
 ) {
-    let row_bytes = plane.row * E::BYTES;
     let tile = if S::WIDE { 4 } else { 2 };
     for (j, &head) in plane.heads.iter().enumerate() {
         let head = usize::from(head);
@@ -54,26 +54,26 @@ unsafe fn values_of<S: Simd, E: Element>(
             let left = plane.take - d;
             let vectors = if left >= tile * S::LANES { tile } else { 1 };
             let used = left.min(vectors * S::LANES);
-            if let Some(ahead) = &mut ahead {
-                // SAFETY: a hint, allowed for any address.
-                ahead.step(used * E::BYTES * plane.tokens.len(), |at| unsafe { S::prefetch(at) });
-            }
+            let next = match &mut ahead {
+                Some(ahead) => ahead.rows(used * E::BYTES * plane.rows.len()),
+                None => &[],
+            };
             // SAFETY: head, tokens, and dims `d..d + used` are within plane, weights and accumulators (asserted by the caller).
             unsafe {
                 let (w, f) = (weights.add(j * group), factor.add(j * group));
                 let out = acc.add(head * group * acc_stride + d);
-                let base = plane.bytes.as_ptr().add(head * plane.group_tokens * row_bytes + d * E::BYTES);
+                let offset = head * plane.head_stride + d * E::BYTES;
                 if (group > 4 && E::BYTES < 4) || used < S::LANES {
                     // Many query heads, or a part of a vector: widen the tile once.
                     let width = vectors * S::LANES;
-                    for (t, &token) in plane.tokens.iter().enumerate() {
-                        widen::<S, E>(base.add(usize::from(token) * row_bytes), used, scratch.add(t * width));
+                    for (t, row) in plane.rows.iter().enumerate() {
+                        widen::<S, E>(row.as_ptr().add(offset), used, scratch.add(t * width));
                     }
-                    let rows = Rows { base: scratch.cast::<u8>().cast_const(), stride: width * 4, tokens: None };
-                    sum_group::<S, F32>(&rows, plane.tokens.len(), w, f, columns, group, vectors, out, acc_stride);
+                    let rows = Rows::Wide { base: scratch, width };
+                    sum_group::<S, F32>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);
                 } else {
-                    let rows = Rows { base, stride: row_bytes, tokens: Some(plane.tokens) };
-                    sum_group::<S, E>(&rows, plane.tokens.len(), w, f, columns, group, vectors, out, acc_stride);
+                    let rows = Rows::Stored { rows: plane.rows, offset };
+                    sum_group::<S, E>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);
                 }
             }
             d += used;
@@ -81,11 +81,12 @@ unsafe fn values_of<S: Simd, E: Element>(
     }
 }
 
-/// Rows of a tile: row `t` starts `tokens[t]` (or `t`) strides behind `base`.
-struct Rows<'a> {
-    base: *const u8,
-    stride: usize,
-    tokens: Option<&'a [u8]>,
+/// The rows of a tile.
+enum Rows<'a> {
+    /// `offset` bytes into each stored row.
+    Stored { rows: &'a [&'a [u8]], offset: usize },
+    /// Widened, one behind the other.
+    Wide { base: *const f32, width: usize },
 }
 
 /// Weighted sums of `n` rows of `vectors` vectors (1 or a tile) for all query heads of a KV head.
@@ -93,6 +94,7 @@ struct Rows<'a> {
 unsafe fn sum_group<S: Simd, E: Element>(
     rows: &Rows<'_>,
     n: usize,
+    next: &[Stretch],
     weights: *const f32,
     factor: *const f32,
     columns: usize,
@@ -104,22 +106,23 @@ unsafe fn sum_group<S: Simd, E: Element>(
     let mut i = 0;
     while i < group {
         let heads = (group - i).min(4);
+        let next = if i == 0 { next } else { &[] };
         // SAFETY: query heads `i..i + heads` of this KV head; rows, weights and accumulators as the caller says.
         unsafe {
             let (w, f, acc) = (weights.add(i), factor.add(i), acc.add(i * stride));
             match (heads, vectors) {
-                (1, 4) => sums::<S, E, 1, 4>(rows, n, w, f, columns, acc, stride),
-                (2, 4) => sums::<S, E, 2, 4>(rows, n, w, f, columns, acc, stride),
-                (3, 4) => sums::<S, E, 3, 4>(rows, n, w, f, columns, acc, stride),
-                (4, 4) => sums::<S, E, 4, 4>(rows, n, w, f, columns, acc, stride),
-                (1, 2) => sums::<S, E, 1, 2>(rows, n, w, f, columns, acc, stride),
-                (2, 2) => sums::<S, E, 2, 2>(rows, n, w, f, columns, acc, stride),
-                (3, 2) => sums::<S, E, 3, 2>(rows, n, w, f, columns, acc, stride),
-                (4, 2) => sums::<S, E, 4, 2>(rows, n, w, f, columns, acc, stride),
-                (1, _) => sums::<S, E, 1, 1>(rows, n, w, f, columns, acc, stride),
-                (2, _) => sums::<S, E, 2, 1>(rows, n, w, f, columns, acc, stride),
-                (3, _) => sums::<S, E, 3, 1>(rows, n, w, f, columns, acc, stride),
-                (_, _) => sums::<S, E, 4, 1>(rows, n, w, f, columns, acc, stride),
+                (1, 4) => sums::<S, E, 1, 4>(rows, n, next, w, f, columns, acc, stride),
+                (2, 4) => sums::<S, E, 2, 4>(rows, n, next, w, f, columns, acc, stride),
+                (3, 4) => sums::<S, E, 3, 4>(rows, n, next, w, f, columns, acc, stride),
+                (4, 4) => sums::<S, E, 4, 4>(rows, n, next, w, f, columns, acc, stride),
+                (1, 2) => sums::<S, E, 1, 2>(rows, n, next, w, f, columns, acc, stride),
+                (2, 2) => sums::<S, E, 2, 2>(rows, n, next, w, f, columns, acc, stride),
+                (3, 2) => sums::<S, E, 3, 2>(rows, n, next, w, f, columns, acc, stride),
+                (4, 2) => sums::<S, E, 4, 2>(rows, n, next, w, f, columns, acc, stride),
+                (1, _) => sums::<S, E, 1, 1>(rows, n, next, w, f, columns, acc, stride),
+                (2, _) => sums::<S, E, 2, 1>(rows, n, next, w, f, columns, acc, stride),
+                (3, _) => sums::<S, E, 3, 1>(rows, n, next, w, f, columns, acc, stride),
+                (_, _) => sums::<S, E, 4, 1>(rows, n, next, w, f, columns, acc, stride),
             }
         }
         i += heads;
@@ -131,6 +134,7 @@ unsafe fn sum_group<S: Simd, E: Element>(
 unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
     rows: &Rows<'_>,
     n: usize,
+    next: &[Stretch],
     weights: *const f32,
     factor: *const f32,
     columns: usize,
@@ -153,12 +157,17 @@ unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
                 }
             }
         }
+        // Prefetches are spread over the tokens: a burst would fill the queues of the L1 cache and stall it.
+        let per_token = next.len().div_ceil(n);
+        let mut next = next.iter();
         for t in 0..n {
-            let token = match rows.tokens {
-                Some(tokens) => usize::from(*tokens.get_unchecked(t)),
-                None => t,
+            for stretch in next.by_ref().take(per_token) {
+                prefetch::<S>(stretch);
+            }
+            let row = match rows {
+                Rows::Stored { rows, offset } => rows.get_unchecked(t).as_ptr().add(*offset),
+                Rows::Wide { base, width } => base.add(t * width).cast(),
             };
-            let row = rows.base.add(token * rows.stride);
             let mut v = [zero; D];
             for d in 0..D {
                 v[d] = E::load::<S>(row.add(d * S::LANES * E::BYTES));
