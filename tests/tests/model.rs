@@ -465,7 +465,7 @@ fn history(devices: usize, crc32: bool, ops: &[Op]) {
 
 #[test]
 fn histories_follow_the_model() {
-    let cases = count_from_env("STRATAKV_TEST_HISTORIES", 100) as u32;
+    let cases = count_from_env("STRATAKV_TEST_HISTORIES", 40) as u32;
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 600, ..Config::default() };
     let strategy = (1_usize..4, any::<bool>(), proptest::collection::vec(op(), 10..60));
     let outcome = TestRunner::new(config).run(&strategy, |(devices, crc32, ops)| {
