@@ -308,7 +308,7 @@ impl World {
             let first = shape.layers[layer].window.map_or(0, |w| length.saturating_sub(w as usize)) / shape.group;
             let sealed = length / shape.group;
             let groups: Vec<u64> = (first as u64..sealed as u64).filter(|g| mix(seed ^ g) & 3 == 0).collect();
-            if groups.is_empty() && length % shape.group == 0 {
+            if groups.is_empty() && length.is_multiple_of(shape.group) {
                 return None;
             }
             let past = handle.select_groups(layer, &[sealed as u64]).map(|_| ()).unwrap_err();
