@@ -209,16 +209,6 @@ impl StoreOptions {
         self.lazy_delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self
     }
-
-    /// Opens the store, or creates it.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Configuration`]: no device given, one missing, foreign, doubled or of another store, or with
-    /// permissions that let others in. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
-    /// by another version. [`ErrorKind::Corruption`]: its metadata is damaged beyond the copies.
-    pub fn open(self) -> Result<crate::Store> {
-        crate::Store::open(self)
-    }
 }
 
 /// What a commit promises when it returns.

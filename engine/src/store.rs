@@ -5,14 +5,14 @@ use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Catalog, Counters, RecordBuffer, SequenceMeta};
+use crate::index::{Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CONTROL_BYTES, CommitRequest, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space,
+    CONTROL_BYTES, Claim, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
     copies_for, exhausted, random_u64, unix_ms,
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
-use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+use crate::options::{DriverChoice, SequenceOptions, StoreOptions, Summary};
 use crate::read::ReadTicket;
 use crate::reclaim::remove_leftovers;
 use crate::recover::{Found, Opened, open_directories, read_devices, replay};
@@ -20,15 +20,13 @@ use crate::select::View;
 use crate::sequence::{Sequence, load};
 use crate::shard::ShardHandle;
 use serde::Serialize;
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, KEY_BYTES_MAX, Kind};
 use stratakv_format::superblock::{self, SLOTS, STATE_CLOSED, STATE_OPEN, Slot, segment_pages};
-use stratakv_format::{DeviceIndex, FrameId, LayoutId, PAGE_BYTES, SequenceId, segment};
+use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId, segment};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Frame and sequence ids that are passed over after a crash: those given out before it and not recorded stay unused.
@@ -38,23 +36,6 @@ const IDS_SKIPPED: u64 = 1 << 20;
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<StoreInner>,
-}
-
-pub(crate) struct StoreInner {
-    pub(crate) committer: Arc<Committer>,
-    pub(crate) catalog: Arc<Mutex<Catalog>>,
-    pub(crate) space: Arc<Mutex<Space>>,
-    pub(crate) open_sequences: Mutex<HashSet<SequenceId>>,
-    pub(crate) frame_bytes: usize,
-    pub(crate) lazy_delay: Duration,
-    /// Keys of sequences that were created but not committed yet.
-    pub(crate) reserved_keys: Mutex<HashSet<String>>,
-    next_frame: AtomicU64,
-    next_lsn: AtomicU64,
-    next_sequence: AtomicU64,
-    written: AtomicU64,
-    lazy: Mutex<Option<JoinHandle<()>>>,
-    pub(crate) devices: Arc<Devices>,
 }
 
 /// What is stored about a sequence.
@@ -336,106 +317,21 @@ impl Store {
     }
 }
 
-/// The right to be the only handle of a sequence, and to a key that no commit has made its own yet. Whoever lets go of it has
-/// queued all that it commits.
-pub(crate) struct Claim {
-    pub(crate) store: Arc<StoreInner>,
-    id: SequenceId,
-    /// Empty when no key is reserved.
-    key: String,
-}
-
-impl Claim {
-    /// None when another handle has the sequence or the key.
-    fn new(store: &Arc<StoreInner>, id: SequenceId, key: &str) -> Option<Self> {
-        if !key.is_empty() && !lock(&store.reserved_keys).insert(key.to_owned()) {
-            return None;
-        }
-        if !lock(&store.open_sequences).insert(id) {
-            lock(&store.reserved_keys).remove(key);
-            return None;
-        }
-        Some(Self { store: Arc::clone(store), id, key: key.to_owned() })
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if !self.key.is_empty() {
-            lock(&self.store.reserved_keys).remove(&self.key);
-        }
-        lock(&self.store.open_sequences).remove(&self.id);
+impl StoreOptions {
+    /// Opens the store, or creates it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Configuration`]: no device given, one missing, foreign, doubled or of another store, or with
+    /// permissions that let others in. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
+    /// by another version. [`ErrorKind::Corruption`]: its metadata is damaged beyond the copies.
+    pub fn open(self) -> Result<Store> {
+        Store::open(self)
     }
 }
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("devices", &self.inner.devices.list.len()).finish_non_exhaustive()
-    }
-}
-
-impl StoreInner {
-    /// Id and log sequence number of the next frame.
-    pub(crate) fn next_frame(&self) -> (FrameId, u64) {
-        let id = self.next_frame.fetch_add(1, Ordering::Relaxed);
-        (FrameId(id), self.next_lsn.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn add_written(&self, bytes: u64) {
-        self.written.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
-        self.committer.commit(request)
-    }
-
-    fn flush_commits(&self) -> Result<()> {
-        self.committer.flush()
-    }
-
-    pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
-        let mut request = CommitRequest::default();
-        request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
-        match durability {
-            Durability::Sync => self.commit(request),
-            Durability::Lazy => {
-                self.committer.enqueue(request, Some(Instant::now() + self.lazy_delay));
-                Ok(())
-            }
-            Durability::None => {
-                self.committer.enqueue(request, None);
-                Ok(())
-            }
-        }
-    }
-
-    fn shut(&self) -> Result<()> {
-        // Counters go along, so that ids given out are not given out again.
-        let mut request = CommitRequest::default();
-        let known = lock(&self.catalog).counters;
-        let counters = Counters {
-            frame: self.next_frame.load(Ordering::Relaxed),
-            sequence: self.next_sequence.load(Ordering::Relaxed),
-            lsn: self.next_lsn.load(Ordering::Relaxed),
-            layout: known.layout,
-            lifetime_bytes: known.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
-        };
-        request.records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
-        self.committer.enqueue(request, None);
-        self.committer.close()
-    }
-}
-
-impl Drop for StoreInner {
-    fn drop(&mut self) {
-        // An error here leaves the store as a crash would: recovery takes care of it. A second close finds nothing to do.
-        if !self.committer.is_closed() {
-            let _ = self.shut();
-        }
-        self.committer.stop();
-        if let Some(thread) = lock(&self.lazy).take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! The log: frames in segments, and the manifest that says which of them exist.
 
 mod commit;
+mod core;
 mod devices;
 mod frame;
 mod manifest;
 mod space;
 
 pub(crate) use commit::{CommitRequest, Committer};
+pub(crate) use core::{Claim, StoreInner};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame::{Draft, SequenceIdentity, Tail, WrittenFrame, front_limit, write as write_frame};
 pub(crate) use manifest::{ManifestLog, ManifestPlace, copies_for};

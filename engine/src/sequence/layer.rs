@@ -9,6 +9,7 @@ use crate::summary::MinMax;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
+use stratakv_format::frame::summary_record_bytes;
 use stratakv_format::layout::{BlockGeometry, LayerGeometry};
 
 /// The most bytes of a run's buffer.
@@ -57,14 +58,18 @@ impl Layer {
     pub(crate) fn new(layout: &KvLayout, index: usize, summary: bool, frame_limit: usize) -> Result<Self> {
         let geometry = *layout.kv_layer(index)?;
         let block = *layout.block(index);
+        // A run goes into one frame with its summaries and checksums.
+        let groups = block.blocks_per_page.max(1);
+        let disk = block.extent_bytes(groups);
+        let record = summary_record_bytes(&geometry, MinMax::element(layout.dtype())) + 16;
+        let run_limit = frame_limit.saturating_sub(2 * PAGE_BYTES) / (disk + groups * record) * disk;
         Ok(Self {
             index,
             geometry,
             block,
             dtype: layout.dtype(),
             group_tokens: layout.group_tokens(),
-            // A run goes into one frame with its summaries, which may take twice as much, and checksums, as much again.
-            run_bytes: RUN_BYTES_MAX.min(frame_limit / 5),
+            run_bytes: RUN_BYTES_MAX.min(run_limit),
             tokens: 0,
             table: ExtentTable::default(),
             building: None,

@@ -5,10 +5,9 @@ use super::{Held, Sequence};
 use crate::device::driver::Op;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
-use crate::log::{Devices, SequenceIdentity};
+use crate::log::{Claim, Devices, SequenceIdentity, StoreInner};
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
-use crate::store::{Claim, StoreInner};
 use std::sync::Arc;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,

@@ -81,7 +81,7 @@ fn exhaustion_tells_and_returns_are_announced() {
     let held = arena.lease(SLAB_BYTES).expect("fits");
     let seen = arena.returned().epoch();
     assert_eq!(arena.lease(1).err(), Some(Exhausted::Now));
-    assert_eq!(crate::Error::from(Exhausted::Now).kind(), ErrorKind::Busy);
+    assert_eq!(crate::error::Error::from(Exhausted::Now).kind(), ErrorKind::Busy);
     let waiter = {
         let arena = arena.clone();
         std::thread::spawn(move || {

@@ -118,7 +118,7 @@ fn plain_pages_are_called_plain() {
     if explicit {
         println!("skipped: this system has huge pages reserved");
     } else {
-        assert_eq!(rig.arena.usage().backing, Some(crate::PageBacking::Plain));
+        assert_eq!(rig.arena.usage().backing, Some(crate::device::PageBacking::Plain));
     }
 }
 

@@ -1,0 +1,131 @@
+//! What all parts of an open store share: devices, space, catalog, committer, and the ids given out.
+
+use super::commit::{CommitRequest, Committer};
+use super::devices::Devices;
+use super::space::Space;
+use crate::error::Result;
+use crate::index::{Catalog, Counters};
+use crate::metrics::lock;
+use crate::options::Durability;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use stratakv_format::manifest::{self as m, Kind};
+use stratakv_format::{FrameId, SequenceId};
+use zerocopy::little_endian::U64;
+
+pub(crate) struct StoreInner {
+    pub(crate) committer: Arc<Committer>,
+    pub(crate) catalog: Arc<Mutex<Catalog>>,
+    pub(crate) space: Arc<Mutex<Space>>,
+    pub(crate) open_sequences: Mutex<HashSet<SequenceId>>,
+    pub(crate) frame_bytes: usize,
+    pub(crate) lazy_delay: Duration,
+    /// Keys of sequences that were created but not committed yet.
+    pub(crate) reserved_keys: Mutex<HashSet<String>>,
+    pub(crate) next_frame: AtomicU64,
+    pub(crate) next_lsn: AtomicU64,
+    pub(crate) next_sequence: AtomicU64,
+    pub(crate) written: AtomicU64,
+    pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) devices: Arc<Devices>,
+}
+
+impl StoreInner {
+    /// Id and log sequence number of the next frame.
+    pub(crate) fn next_frame(&self) -> (FrameId, u64) {
+        let id = self.next_frame.fetch_add(1, Ordering::Relaxed);
+        (FrameId(id), self.next_lsn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn add_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
+        self.committer.commit(request)
+    }
+
+    pub(crate) fn flush_commits(&self) -> Result<()> {
+        self.committer.flush()
+    }
+
+    pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        let mut request = CommitRequest::default();
+        request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
+        match durability {
+            Durability::Sync => self.commit(request),
+            Durability::Lazy => {
+                self.committer.enqueue(request, Some(Instant::now() + self.lazy_delay));
+                Ok(())
+            }
+            Durability::None => {
+                self.committer.enqueue(request, None);
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn shut(&self) -> Result<()> {
+        // Counters go along, so that ids given out are not given out again.
+        let mut request = CommitRequest::default();
+        let known = lock(&self.catalog).counters;
+        let counters = Counters {
+            frame: self.next_frame.load(Ordering::Relaxed),
+            sequence: self.next_sequence.load(Ordering::Relaxed),
+            lsn: self.next_lsn.load(Ordering::Relaxed),
+            layout: known.layout,
+            lifetime_bytes: known.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
+        };
+        request.records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
+        self.committer.enqueue(request, None);
+        self.committer.close()
+    }
+}
+
+impl Drop for StoreInner {
+    fn drop(&mut self) {
+        // An error here leaves the store as a crash would: recovery takes care of it. A second close finds nothing to do.
+        if !self.committer.is_closed() {
+            let _ = self.shut();
+        }
+        self.committer.stop();
+        if let Some(thread) = lock(&self.lazy).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The right to be the only handle of a sequence, and to a key that no commit has made its own yet. Whoever lets go of it has
+/// queued all that it commits.
+pub(crate) struct Claim {
+    pub(crate) store: Arc<StoreInner>,
+    id: SequenceId,
+    /// Empty when no key is reserved.
+    key: String,
+}
+
+impl Claim {
+    /// None when another handle has the sequence or the key.
+    pub(crate) fn new(store: &Arc<StoreInner>, id: SequenceId, key: &str) -> Option<Self> {
+        if !key.is_empty() && !lock(&store.reserved_keys).insert(key.to_owned()) {
+            return None;
+        }
+        if !lock(&store.open_sequences).insert(id) {
+            lock(&store.reserved_keys).remove(key);
+            return None;
+        }
+        Some(Self { store: Arc::clone(store), id, key: key.to_owned() })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.key.is_empty() {
+            lock(&self.store.reserved_keys).remove(&self.key);
+        }
+        lock(&self.store.open_sequences).remove(&self.id);
+    }
+}
