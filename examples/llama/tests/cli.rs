@@ -87,3 +87,69 @@ fn errors_name_their_cause() {
         assert!(text.contains(needle), "{text}");
     }
 }
+
+#[test]
+fn stores_that_cannot_serve_say_why() {
+    use std::os::unix::fs::PermissionsExt;
+    let model = fixtures().join("tiny-arch/llama3");
+    let dir = tempfile::tempdir().unwrap();
+    let ids = dir.path().join("ids");
+    std::fs::write(&ids, "5 6 7 8 9 10 11").unwrap();
+    let args = |device: &std::path::Path, more: &[&str]| -> Vec<String> {
+        let paths =
+            [model.to_str().unwrap(), "--prompt-ids", ids.to_str().unwrap(), "--device", device.to_str().unwrap()];
+        let all = [&["generate", "--session", "s", "--max-tokens", "4", "--model"], &paths[..], more].concat();
+        all.into_iter().map(str::to_owned).collect()
+    };
+    let go = |device: &std::path::Path, more: &[&str]| {
+        let args = args(device, more);
+        failure(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let make = |name: &str| {
+        let path = dir.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        path
+    };
+    let text = go(&dir.path().join("nowhere"), &[]);
+    assert!(text.contains("does not exist") && text.contains("Configuration"), "{text}");
+    let shared = make("shared");
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o770)).unwrap();
+    assert!(go(&shared, &[]).contains("chmod"));
+    let foreign = make("foreign");
+    std::fs::write(foreign.join("thesis.tex"), "text").unwrap();
+    assert!(go(&foreign, &[]).contains("Configuration"));
+    assert_eq!(std::fs::read_to_string(foreign.join("thesis.tex")).unwrap(), "text");
+
+    let good = make("good");
+    let run = |more: &[&str]| {
+        let args = args(&good, more);
+        stdout(&kvrun(&args.iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+    let first = run(&[]);
+    assert_eq!(run(&[]), first, "the session repeats its answer");
+    for more in [["--dtype", "bf16"], ["--group-tokens", "8"]] {
+        let text = go(&good, &more);
+        assert!(text.contains("LayoutMismatch") && text.contains("--dtype"), "{text}");
+    }
+    assert!(go(&good, &["--device", good.to_str().unwrap()]).contains("same directory"));
+    let held = stratakv::Store::options().device(&good).open().unwrap();
+    let text = go(&good, &[]);
+    assert!(text.contains("InUse") && text.contains("in use"), "{text}");
+    held.close().unwrap();
+    assert_eq!(run(&[]), first);
+
+    use stratakv_format::superblock::{SLOTS, Slot};
+    use zerocopy::FromBytes;
+    let superblock = good.join("superblock");
+    let mut bytes = std::fs::read(&superblock).unwrap();
+    for slot in bytes.chunks_exact_mut(4096).take(SLOTS) {
+        let mut newer = Slot::read_from_prefix(slot).unwrap().0;
+        newer.features.minor.set(newer.features.minor.get() + 1);
+        slot.copy_from_slice(&newer.encode());
+    }
+    std::fs::write(&superblock, &bytes).unwrap();
+    let text = go(&good, &[]);
+    assert!(text.contains("Unsupported"), "{text}");
+    assert_eq!(std::fs::read(&superblock).unwrap(), bytes);
+}

@@ -43,8 +43,10 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
     )
     .unwrap();
     let notes = backend.notes(report.steps());
-    assert_eq!(backend.status().sequences, 0);
     backend.close().unwrap();
+    // Deletions are durable with the close at the latest.
+    let again = open(options, model.kv_geometry(dtype), [7; 32]).unwrap();
+    assert_eq!(again.status().sequences, 0);
     (report, notes)
 }
 

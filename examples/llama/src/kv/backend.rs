@@ -7,8 +7,8 @@ use clap::ValueEnum;
 use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, StoreStatus, Summary};
 use tempfile::TempDir;
 
-use super::store::{StoreKv, StorePolicy, engine_error, kv_layout};
 use super::KvGeometry;
+use super::store::{StoreKv, StorePolicy, engine_error, kv_layout};
 use crate::budget::Budget;
 use crate::process;
 
@@ -113,7 +113,9 @@ impl Backend {
     pub fn session(&self, name: &str) -> Result<StoreKv> {
         let key = format!("session/{name}");
         match self.store.open_sequence_as(&key, &self.layout) {
-            Ok(sequence) => Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability)),
+            Ok(sequence) => {
+                Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability))
+            }
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
         }
@@ -167,7 +169,10 @@ impl Backend {
             (Some(begin), Some(now)) => format!("{} bytes per step as /proc/self/io has it", per_step(now - begin)),
             _ => "/proc/self/io tells nothing".to_owned(),
         };
-        lines.push(format!("read by {steps} decode steps: {} bytes per step at device completions, {told}", per_step(read)));
+        lines.push(format!(
+            "read by {steps} decode steps: {} bytes per step at device completions, {told}",
+            per_step(read)
+        ));
         lines.push(format!(
             "store: {} bytes written, {} bytes of files; memory {} of {} bytes at most; I/O buffers on {} pages",
             status.written_bytes,
@@ -186,9 +191,7 @@ impl Backend {
     pub fn close(self) -> Result<()> {
         self.store.close().map_err(engine_error)?;
         match self.temporary {
-            Some(place) => {
-                place.directory.close().context("cannot remove the temporary directory")
-            }
+            Some(place) => place.directory.close().context("cannot remove the temporary directory"),
             None => Ok(()),
         }
     }
