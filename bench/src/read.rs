@@ -108,7 +108,7 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
             sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?);
             sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?);
         }
-        sides.checksum.push(checksum_turn(args, block, &mut memory.bytes_mut()[..buffers as usize], length / 8)?);
+        sides.checksum.push(checksum_turn(args, block, &memory.bytes_mut()[..buffers as usize], length / 8)?);
         sides.checksum_cold.push(checksum_turn(args, block, memory.bytes_mut(), length / 8)?);
     }
     let mut result = sides.result(args, block);

@@ -44,16 +44,24 @@ mod x86 {
         let f16 = dtype == DType::F16;
         let narrow =
             is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-        if narrow && is_x86_feature_detected!("avx512f") {
+        match (narrow && is_x86_feature_detected!("avx512f"), narrow, f16) {
             // SAFETY: the CPU has what the function is compiled for.
-            return Some(if f16 {
-                |w, r| unsafe { avx512::<true>(w, r) }
-            } else {
-                |w, r| unsafe { avx512::<false>(w, r) }
-            });
+            (true, _, true) => Some(|weights, record| unsafe { avx512::<true>(weights, record) }),
+            // SAFETY: as above.
+            (true, _, false) => Some(|weights, record| unsafe { avx512::<false>(weights, record) }),
+            (_, true, _) => Some(avx2_fn(f16)),
+            _ => None,
         }
-        // SAFETY: as above.
-        narrow.then_some(if f16 { |w, r| unsafe { avx2::<true>(w, r) } } else { |w, r| unsafe { avx2::<false>(w, r) } })
+    }
+
+    /// Only for a CPU with AVX2, FMA and F16C.
+    fn avx2_fn(f16: bool) -> DotFn {
+        match f16 {
+            // SAFETY: the callers have made sure of it.
+            true => |weights, record| unsafe { avx2::<true>(weights, record) },
+            // SAFETY: as above.
+            false => |weights, record| unsafe { avx2::<false>(weights, record) },
+        }
     }
 
     fn widen<const F16: bool>(bits: u16) -> f32 {
@@ -112,11 +120,10 @@ mod x86 {
 
     #[cfg(test)]
     pub(super) fn every_instance(dtype: DType) -> Vec<DotFn> {
-        let f16 = dtype == DType::F16;
         let mut found: Vec<DotFn> = dot_fn(dtype).into_iter().collect();
         if !found.is_empty() {
-            // SAFETY: an instance was found, and each needs at least AVX2, FMA and F16C.
-            found.push(if f16 { |w, r| unsafe { avx2::<true>(w, r) } } else { |w, r| unsafe { avx2::<false>(w, r) } });
+            // An instance was found, and each needs at least AVX2, FMA and F16C.
+            found.push(avx2_fn(dtype == DType::F16));
         }
         found
     }
