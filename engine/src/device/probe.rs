@@ -23,6 +23,14 @@ impl DirectIo {
         matches!(self, Self::Direct { .. })
     }
 
+    /// The units in which reads bring what was asked and no more: those of direct I/O, whole pages through the page cache.
+    pub(crate) fn read_unit(&self) -> usize {
+        match self {
+            Self::Direct { alignment } if PAGE_BYTES.is_multiple_of((*alignment).max(1)) => (*alignment).max(1),
+            _ => PAGE_BYTES,
+        }
+    }
+
     fn buffered(why: impl Into<String>) -> Self {
         Self::Buffered { why: why.into() }
     }

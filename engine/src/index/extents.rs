@@ -16,6 +16,15 @@ pub(crate) struct SegmentHandle {
     pub(crate) nonce: u64,
     pub(crate) pages: u32,
     pub(crate) file: Arc<DeviceFile>,
+    /// Reads are in multiples of this, a divisor of the page.
+    pub(crate) read_unit: u64,
+}
+
+impl SegmentHandle {
+    /// The smallest range of whole read units around these bytes.
+    pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
+        offset / self.read_unit * self.read_unit..(offset + bytes as u64).next_multiple_of(self.read_unit)
+    }
 }
 
 /// What reading and checking the groups of a frame takes.
@@ -215,6 +224,7 @@ mod tests {
             nonce: 0,
             pages: 8,
             file: Arc::clone(file),
+            read_unit: PAGE_BYTES as u64,
         };
         Arc::new(FrameBody {
             origin: SequenceId(id),

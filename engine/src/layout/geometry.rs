@@ -222,8 +222,8 @@ impl KvLayout {
         layers.map(|l| (l.key_elements() + l.value_elements()) * self.dtype().bytes()).sum()
     }
 
-    /// Bytes read from the device for one group of `layer` that is selected alone, over the bytes of its keys and values:
-    /// 1.0 when blocks are whole pages.
+    /// Bytes read for one group of `layer` that is selected alone, over the bytes of its keys and values, on a device that
+    /// reads whole pages: 1.0 when blocks are whole pages. Devices that read 512 bytes at a time read less of small blocks.
     ///
     /// # Errors
     /// No such layer, or one without KV.

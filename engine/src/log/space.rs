@@ -86,8 +86,14 @@ impl Space {
             return Ok(Arc::clone(handle));
         }
         let file = devices.get(key.0)?.directory.open_file(&segment::file_name(key.1), Access::ReadWrite)?;
-        let handle =
-            Arc::new(SegmentHandle { key, generation: meta.generation, nonce: meta.nonce, pages: meta.pages, file });
+        let handle = Arc::new(SegmentHandle {
+            key,
+            generation: meta.generation,
+            nonce: meta.nonce,
+            pages: meta.pages,
+            file,
+            read_unit: devices.get(key.0)?.directory.direct_io().read_unit() as u64,
+        });
         self.handles.insert(key, Arc::clone(&handle));
         Ok(handle)
     }
@@ -203,7 +209,14 @@ impl Space {
                 (id, 1, file)
             }
         };
-        let handle = Arc::new(SegmentHandle { key: (device, id), generation, nonce: random_u64()?, pages, file });
+        let handle = Arc::new(SegmentHandle {
+            key: (device, id),
+            generation,
+            nonce: random_u64()?,
+            pages,
+            file,
+            read_unit: directory.direct_io().read_unit() as u64,
+        });
         let created = U64::new(super::unix_ms() / 1000);
         let page = |position| SegmentPage {
             magic: segment::MAGIC,

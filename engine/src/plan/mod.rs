@@ -14,7 +14,7 @@ const PART_BYTES: usize = 256 << 10;
 /// The most bytes of a part's buffer, when every block of it lies on pages of its own.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// One read: whole pages of a segment to an offset of the part's buffer.
+/// One read: whole units of a segment (pages, or less where the device reads less) to an offset of the part's buffer.
 pub(crate) struct PlannedRead {
     pub(crate) segment: Arc<SegmentHandle>,
     pub(crate) offset: u64,
@@ -59,10 +59,9 @@ fn plan_part(index: usize, view: &ViewInner, units: Range<usize>, block_bytes: u
             part.blocks.push(None);
             continue;
         };
-        let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        let end = (offset + block_bytes as u64).next_multiple_of(PAGE_BYTES as u64);
+        let std::ops::Range { start: first, end } = frame.segment.readable(*offset, block_bytes);
         match part.reads.last_mut() {
-            // Continues the last read, or lies on its last page.
+            // Continues the last read, or lies in its last unit.
             Some(last)
                 if Arc::ptr_eq(&last.segment, &frame.segment)
                     && first >= last.offset

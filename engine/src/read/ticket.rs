@@ -99,7 +99,7 @@ impl ReadTicket {
         Ok(ticket)
     }
 
-    /// Bytes this read takes from devices, in whole pages.
+    /// Bytes this read takes from devices, in the units they read: 512 bytes mostly, whole pages on some.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.buffer_bytes as u64).sum()

@@ -2,7 +2,7 @@
 //! once; then it is reported with its place.
 
 use super::ticket::read_again;
-use crate::device::arena::{Lease, PAGE_BYTES};
+use crate::device::arena::Lease;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;
@@ -23,9 +23,9 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
             continue;
         }
         let block_bytes = view.layout.block(view.layer).block_bytes;
-        let first = *offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let std::ops::Range { start: first, end } = frame.segment.readable(*offset, block_bytes);
         let start = at - (*offset - first) as usize;
-        let end = (at + block_bytes).next_multiple_of(PAGE_BYTES);
+        let end = start + (end - first) as usize;
         devices.get(frame.segment.key.0)?.counters.retries.add(1);
         read_again(devices, &frame.segment, first, buffer, start..end)?;
         if let Some((plane, expected, found)) = bad(buffer) {
