@@ -211,6 +211,20 @@ impl Store {
         load(claim, id, &meta).map_err(|e| e.during(format!("open sequence {id}")))
     }
 
+    /// Deletes a sequence without opening it, also one that is too damaged to be opened. As [`Sequence::delete`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open; the commit of the deletion failed.
+    pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        let claim = Claim::new(&self.inner, id, "");
+        self.inner.flush_commits()?;
+        if !lock(&self.inner.catalog).sequences.contains_key(&id) {
+            return Err(Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")));
+        }
+        let _claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open")))?;
+        self.inner.delete_sequence(id, durability)
+    }
+
     /// Opens the sequence with this key, which must have exactly this layout, fingerprint included.
     ///
     /// # Errors

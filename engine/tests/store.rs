@@ -483,3 +483,19 @@ fn space_that_a_view_held_comes_back() {
     check(&store, &second, 0, SelectOptions::new(Budget::All));
     assert!(store.status().file_bytes <= 12 * (1 << 20) + 8192);
 }
+
+#[test]
+fn a_sequence_is_deleted_without_a_handle() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(&[dir.path()]).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, 8), SequenceOptions::new().key("x")).unwrap();
+    append(&mut sequence, 0, 0..100);
+    sequence.commit(Durability::Sync).unwrap();
+    let id = sequence.id();
+    assert_eq!(store.delete_sequence_id(id, Durability::Sync).unwrap_err().kind(), ErrorKind::InUse);
+    drop(sequence);
+    store.delete_sequence_id(id, Durability::Sync).unwrap();
+    assert_eq!(store.delete_sequence_id(id, Durability::Sync).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("x").unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(store.sequences().is_empty());
+}
