@@ -12,7 +12,7 @@ use crate::log::{
     copies_for, exhausted, random_u64, unix_ms,
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
-use crate::options::{DriverChoice, SequenceOptions, StoreOptions, Summary};
+use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::read::ReadTicket;
 use crate::reclaim::remove_leftovers;
 use crate::recover::{Found, Opened, open_directories, read_devices, replay};
