@@ -129,7 +129,14 @@ impl Store {
             );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        match read_devices(open_directories(&options.devices)?)? {
+        let directories = open_directories(&options.devices)?;
+        Self::open_in(options, directories)
+    }
+
+    /// Opens or creates a store in these directories.
+    pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
+        let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
+        match read_devices(directories)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create => create(&options, memory, found),
             Opened::Empty(found) => {
@@ -430,8 +437,7 @@ fn start_devices(
     found: Vec<Found>,
     slots: Vec<Slot>,
 ) -> Result<Devices> {
-    let budget = MemoryBudget::new(memory);
-    let arena = Arena::new(Arc::clone(&budget), memory);
+    let (budget, arena) = buffers(memory);
     let kind = match options.driver {
         DriverChoice::Auto => DriverKind::Auto,
         DriverChoice::Uring => DriverKind::Uring,
@@ -447,6 +453,16 @@ fn start_devices(
         list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
     }
     Ok(Devices { list, arena, budget, identity })
+}
+
+fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
+    #[cfg(feature = "sim")]
+    if let Some(kept) = crate::device::sim::thread::memory(memory) {
+        return kept;
+    }
+    let budget = MemoryBudget::new(memory);
+    let arena = Arena::new(Arc::clone(&budget), memory);
+    (budget, arena)
 }
 
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
@@ -592,7 +608,9 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
     let committer = Arc::new(committer);
-    let lazy = {
+    // In a simulation lazy commits are due when the test flushes.
+    let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
+    let lazy = (!simulated).then(|| {
         let committer = Arc::clone(&committer);
         let commit_when_due = move || {
             while committer.wait_due() {
@@ -601,8 +619,8 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
             }
         };
         std::thread::Builder::new().name("stratakv-lazy".into()).spawn(commit_when_due)
-    };
-    let lazy = lazy.map_err(|e| Error::io("start the thread of lazy commits", e))?;
+    });
+    let lazy = lazy.transpose().map_err(|e| Error::io("start the thread of lazy commits", e))?;
     let inner = StoreInner {
         committer,
         catalog,
@@ -616,7 +634,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         next_lsn: AtomicU64::new(counters.lsn),
         next_sequence: AtomicU64::new(counters.sequence),
         written: AtomicU64::new(0),
-        lazy: Mutex::new(Some(lazy)),
+        lazy: Mutex::new(lazy),
         devices,
     };
     Ok(Store { inner: Arc::new(inner) })

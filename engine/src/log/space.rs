@@ -3,6 +3,7 @@
 use super::devices::Devices;
 use super::random_u64;
 use crate::device::directory::Access;
+use crate::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, open_record, seal_record,
@@ -174,6 +175,7 @@ impl Space {
         let (id, generation, file) = match own.free.last() {
             Some(&(id, ended)) => {
                 let file = directory.open_file(&segment::file_name(id), Access::ReadWrite)?;
+                environment::note(Event::SegmentRecycled);
                 (id, ended + 1, file)
             }
             None => {

@@ -7,6 +7,7 @@
 //! | in none | no | the end: what stands behind is cut |
 
 use crate::device::directory::{Access, Directory};
+use crate::environment::{Event, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::Catalog;
 use crate::log::{ManifestPlace, copies_for};
@@ -97,6 +98,7 @@ fn replay_generation(
                 let found = verified.into_iter().find_map(Result::err).map_or(String::new(), |e| e.to_string());
                 return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
             }
+            note_cut(&copies, page);
             break;
         };
         dirty |= verified.iter().any(Result::is_err);
@@ -114,10 +116,24 @@ fn replay_generation(
     if !checkpoint_done {
         return Err(damaged(&copies, 1, "a checkpoint", "a manifest without one".into()));
     }
+    if !pending.is_empty() {
+        note(Event::SplitCut);
+    }
     dirty |= !pending.is_empty();
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     Ok(Replayed { catalog, place, epoch, dirty })
+}
+
+/// Tells a simulation what stands behind the end.
+fn note_cut(copies: &[Copy], page: usize) {
+    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| bytes.iter().any(|&b| b != 0));
+    if cfg!(feature = "sim") && copies.iter().any(behind) {
+        note(Event::ManifestCut);
+        if copies.iter().any(|copy| copy.bytes[page * PAGE_BYTES..].starts_with(&m::BATCH_MAGIC)) {
+            note(Event::TornBatch);
+        }
+    }
 }
 
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize) -> Result<()> {
