@@ -1,1 +1,3 @@
 //! Black-box tests of stratakv live in `tests/`.
+
+pub mod sim;
