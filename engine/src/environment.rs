@@ -14,11 +14,8 @@ pub(crate) struct Sizes {
     pub(crate) batch_bytes: usize,
 }
 
-const SIZES: Sizes = Sizes {
-    manifest_bytes: 4 << 20,
-    zero_bytes: 1 << 20,
-    batch_bytes: stratakv_format::manifest::RECORDS_BYTES_MAX,
-};
+const SIZES: Sizes =
+    Sizes { manifest_bytes: 4 << 20, zero_bytes: 1 << 20, batch_bytes: stratakv_format::manifest::RECORDS_BYTES_MAX };
 
 pub(crate) fn sizes() -> Sizes {
     #[cfg(feature = "sim")]

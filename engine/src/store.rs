@@ -15,7 +15,7 @@ use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, 
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::read::ReadTicket;
 use crate::reclaim::remove_leftovers;
-use crate::recover::{Found, Opened, open_directories, read_devices, replay};
+use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::View;
 use crate::sequence::{Sequence, load};
 use crate::shard::ShardHandle;
@@ -519,7 +519,8 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
     let devices = start_devices(options, memory, identity, found, slots)?;
     let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint())?;
     for device in &devices.list {
-        let file = device.directory.create_file(superblock::FILE, (SLOTS * PAGE_BYTES) as u64)?;
+        // Under another name until it is durable: a superblock is whole from the moment it is there.
+        let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
         // Both slots, so that one that does not verify is damage ever after.
         let mut slot = lock(&device.slot);
         slot.manifest_generation = U64::new(manifest.place().generation);
@@ -529,6 +530,7 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         slot.sequence = U64::new(1);
         device.directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
         device.directory.sync_small(&file)?;
+        device.directory.rename(SUPERBLOCK_NEW, superblock::FILE)?;
         device.directory.sync_dir(".")?;
     }
     start(options, devices, catalog, manifest)
@@ -541,7 +543,10 @@ fn clear(directory: &dyn Directory) -> Result<()> {
             directory.remove_file(&format!("{parent}/{}", entry.name))?;
         }
     }
-    Ok(())
+    match directory.remove_file(SUPERBLOCK_NEW) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
 }
 
 fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {

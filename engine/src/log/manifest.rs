@@ -3,9 +3,9 @@
 use super::devices::Devices;
 use super::random_u64;
 use super::unix_ms;
-use crate::environment::{self, Event};
 use crate::device::directory::Access;
 use crate::device::file::DeviceFile;
+use crate::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use std::sync::Arc;

@@ -14,6 +14,9 @@ use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
 /// How long to wait for the lock: the last writes of a killed process hold it until they land.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
+/// The superblock of a store that is being created.
+pub(crate) const SUPERBLOCK_NEW: &str = "superblock.new";
+
 /// A directory with its superblock slots.
 pub(crate) struct Found {
     pub(crate) directory: Arc<dyn Directory>,
@@ -163,7 +166,7 @@ fn superblock_error(directory: &dyn Directory, e: &FormatError) -> Error {
 fn check_empty(directory: &dyn Directory) -> Result<()> {
     for entry in directory.list(".")? {
         let ours = matches!(entry.name.as_str(), manifest::DIRECTORY | segment::DIRECTORY | "lost+found");
-        if !ours || !entry.is_dir {
+        if !(ours && entry.is_dir || entry.name == SUPERBLOCK_NEW && !entry.is_dir) {
             let text = format!("holds no store and is not empty (there is {:?})", entry.name);
             return Err(configuration(directory.path(), &text));
         }

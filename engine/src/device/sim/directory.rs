@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use stratakv_format::segment;
 
 /// What stands behind a [`DeviceFile`] of a simulated disk.
 #[derive(Clone)]
@@ -215,7 +216,8 @@ impl Directory for SimDirectory {
         if disk.names.get(parent(path)) != Some(&Node::Directory) {
             return Err(Self::failed("create", path, Errno::NOENT));
         }
-        if fate == Fate::Failed || disk.used_bytes() + len > capacity {
+        let full = parent(path) == segment::DIRECTORY && disk.used_bytes(segment::DIRECTORY) + len > capacity;
+        if fate == Fate::Failed || full {
             return Err(Self::failed("create", path, Errno::NOSPC));
         }
         let file = disk.files.len();
@@ -332,7 +334,7 @@ impl Directory for SimDirectory {
 
     fn space(&self) -> Result<Space> {
         let world = lock(&self.world);
-        let available = world.capacity.saturating_sub(world.disks[self.disk].used_bytes());
+        let available = world.capacity.saturating_sub(world.disks[self.disk].used_bytes(segment::DIRECTORY));
         Ok(Space { total: world.capacity, available })
     }
 }

@@ -215,13 +215,13 @@ impl Disk {
         });
     }
 
-    /// Bytes of all files that have a name.
-    pub(super) fn used_bytes(&self) -> u64 {
+    /// Bytes of all files that have a name in `directory`.
+    pub(super) fn used_bytes(&self, directory: &str) -> u64 {
         let bytes = |node: &Node| match node {
             Node::Directory => 0,
             Node::File(index) => self.files.get(*index).map_or(0, |file| file.live.len() as u64),
         };
-        self.names.values().map(bytes).sum()
+        self.names.iter().filter(|(path, _)| parent(path) == directory).map(|(_, node)| bytes(node)).sum()
     }
 
     /// The power went: decides what landed.

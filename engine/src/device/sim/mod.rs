@@ -30,7 +30,7 @@ use world::World;
 pub struct Geometry {
     /// Devices.
     pub devices: usize,
-    /// Bytes of files that each device holds.
+    /// Bytes of segment files that each device takes; the manifest finds room beyond.
     pub device_bytes: u64,
     /// Pages of a fresh manifest file.
     pub manifest_pages: u64,
