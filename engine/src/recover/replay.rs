@@ -167,7 +167,8 @@ fn read_copies(
                     first_batch = first_batch.or(Some(first));
                     copies.push(Copy { device: *device, file: name, bytes });
                 }
-                Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound) => {
+                // A copy that cannot be read is one that is damaged.
+                Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
                     dirty = true;
                     error = Some(e);
                 }
@@ -177,7 +178,10 @@ fn read_copies(
     }
     match (first_batch, error) {
         (Some(first), _) => Ok((copies, first, dirty)),
-        (None, Some(e)) => Err(e.with_kind(ErrorKind::Corruption).during("every copy of the manifest is unusable")),
+        (None, Some(e)) => {
+            let kind = if e.kind() == ErrorKind::Io { ErrorKind::Io } else { ErrorKind::Corruption };
+            Err(e.with_kind(kind).during("every copy of the manifest is unusable"))
+        }
         (None, None) => Err(Error::new(ErrorKind::Corruption, "no device holds a manifest")),
     }
 }

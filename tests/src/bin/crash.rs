@@ -59,7 +59,10 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, json: bool) -> bool {
             Some((case, smallest)) => {
                 let steps: usize = case.rounds.iter().map(|round| round.operations.len()).sum();
                 let (rounds, layout) = (case.rounds.len(), case.layout);
-                eprintln!("FAILED {failure}\n  minimised to {steps} steps in {rounds} rounds, {:?}, layout {layout:?}, {} segment pages, {:?}:\n  {smallest}", case.regime, case.segment_pages, case.geometry);
+                eprintln!(
+                    "FAILED {failure}\n  minimised to {steps} steps in {rounds} rounds, {:?}, layout {layout:?}, {} segment pages, {:?}:\n  {smallest}",
+                    case.regime, case.segment_pages, case.geometry
+                );
             }
             None => eprintln!("FAILED {failure}\n  and did not fail again: something is not decided by the seed"),
         }
@@ -87,7 +90,10 @@ fn plant(seed: u64) -> bool {
         match &outcome.found {
             Some((cases, failure)) => {
                 let what = failure.what.lines().next().unwrap_or_default();
-                println!("{:?}: found in case {cases} of {}: seed {}: {what}", outcome.mutant, outcome.budget, failure.seed);
+                println!(
+                    "{:?}: found in case {cases} of {}: seed {}: {what}",
+                    outcome.mutant, outcome.budget, failure.seed
+                );
             }
             None => println!("{:?}: NOT FOUND in {} cases", outcome.mutant, outcome.budget),
         }

@@ -113,7 +113,12 @@ impl Case {
             geometry,
             segment_pages,
             capacity: (tight || rng.one_in(6)).then(|| devices as u64 * (3 + rng.below(5))),
-            layout: (1 + rng.below(2) as u16, 1 + rng.below(2) as u16, pick(rng, &[8, 16, 32]), pick(rng, &[2, 4, 4, 8])),
+            layout: (
+                1 + rng.below(2) as u16,
+                1 + rng.below(2) as u16,
+                pick(rng, &[8, 16, 32]),
+                pick(rng, &[2, 4, 4, 8]),
+            ),
             dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
             summaries: rng.one_in(3),
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices)).collect(),

@@ -18,7 +18,7 @@ const CHECK_EVERY: u64 = 32;
 pub enum Verdict {
     /// Everything was as the model has it.
     Passed,
-    /// Bit rot was found and reported.
+    /// Damage of the medium was reported.
     Reported,
 }
 
@@ -51,8 +51,8 @@ enum Stop {
     Down,
     /// The store is read-only after a fault.
     Broken,
-    /// Bit rot was reported.
-    Rotten,
+    /// Damage of the medium was reported.
+    Reported,
     /// The case failed.
     Failed(String),
 }
@@ -117,10 +117,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
     let trace = runner.simulation.trace();
     let outcome = match outcome {
         Ok(()) => Ok(Verdict::Passed),
-        Err(Stop::Rotten) => {
-            coverage.add(coverage::ROT_FOUND);
-            Ok(Verdict::Reported)
-        }
+        Err(Stop::Reported) => Ok(Verdict::Reported),
         Err(Stop::Down) => Err("the power is gone although nobody cut it".into()),
         Err(Stop::Broken) => Err("the store is read-only although nothing failed".into()),
         Err(Stop::Failed(what)) => Err(what),
@@ -174,7 +171,11 @@ impl Runner<'_> {
                 Ok(())
             }
             ErrorKind::Io if hit => {
-                coverage.add(if e.to_string().contains("read of") { coverage::READ_ERROR } else { coverage::WRITE_ERROR });
+                coverage.add(if e.to_string().contains("read of") {
+                    coverage::READ_ERROR
+                } else {
+                    coverage::WRITE_ERROR
+                });
                 Ok(())
             }
             ErrorKind::Poisoned | ErrorKind::Indeterminate if hit || tight => {
@@ -183,7 +184,10 @@ impl Runner<'_> {
                 }
                 Err(Stop::Broken)
             }
-            ErrorKind::Corruption if self.rotten => Err(Stop::Rotten),
+            ErrorKind::Corruption if self.rotten => {
+                coverage.add(coverage::ROT_FOUND);
+                Err(Stop::Reported)
+            }
             _ => Err(Stop::Failed(format!("{doing}: unexpected error {e:?}"))),
         }
     }
@@ -248,7 +252,11 @@ impl Runner<'_> {
             self.check_image(coverage)?;
         }
         self.crash_while_opening(&round.again, coverage)?;
-        self.open(coverage)?;
+        match self.open(coverage) {
+            Ok(()) => {}
+            Err(Stop::Broken) => return Err(Stop::Failed("the store does not open after a crash".into())),
+            Err(other) => return Err(other),
+        }
         self.verify(coverage)
     }
 
@@ -284,7 +292,8 @@ impl Runner<'_> {
             }
             Err(e) => {
                 self.fault("open", &e, coverage)?;
-                Err(Stop::Failed(format!("open: {e:?}")))
+                // A fault struck while it was opening: the next attempt must succeed.
+                Err(Stop::Broken)
             }
         }
     }
@@ -301,26 +310,30 @@ impl Runner<'_> {
             let sequence = match self.store()?.open_sequence(&info.key) {
                 Ok(sequence) => sequence,
                 Err(e) => {
-                    self.fault("open a sequence after recovery", &e, coverage)?;
-                    return Err(Stop::Failed(format!("open sequence {}: {e:?}", info.id)));
+                    return Err(self.unreadable("open a sequence after recovery", &e, coverage));
                 }
             };
             let tokens = sequence.len() as usize;
             let ids = sequence.token_ids();
             if !life.ids.starts_with(ids) {
-                return Err(Stop::Failed(format!("sequence {}: token ids {ids:?} are not a front of {:?}", info.id, life.ids)));
+                return Err(Stop::Failed(format!(
+                    "sequence {}: token ids {ids:?} are not a front of {:?}",
+                    info.id, life.ids
+                )));
             }
             let version = Version { tokens, ids: ids.len(), state: sequence.state().map(<[u8]>::to_vec) };
             found.insert(slot, (info.id, version));
             for (layer, salts) in life.layers.iter().enumerate() {
                 let Some(salts) = salts.get(..tokens) else {
-                    return Err(Stop::Failed(format!("sequence {}: {tokens} tokens, more than were appended", info.id)));
+                    return Err(Stop::Failed(format!(
+                        "sequence {}: {tokens} tokens, more than were appended",
+                        info.id
+                    )));
                 };
                 match self.shape.check(self.store()?, &sequence, layer, salts) {
                     Ok(Ok(())) => {}
                     Ok(Err(e)) => {
-                        self.fault("read after recovery", &e, coverage)?;
-                        return Err(Stop::Failed(format!("read after recovery: {e:?}")));
+                        return Err(self.unreadable("read after recovery", &e, coverage));
                     }
                     Err(e) => return Err(Stop::Failed(format!("sequence {}: {e}", info.id))),
                 }
@@ -334,6 +347,15 @@ impl Runner<'_> {
             coverage.add(coverage::LOST);
         }
         Ok(())
+    }
+
+    /// An error of a read that can only come from the medium.
+    fn unreadable(&mut self, doing: &str, e: &Error, coverage: &mut Coverage) -> Stop {
+        match self.fault(doing, e, coverage) {
+            Err(stop) => stop,
+            Ok(()) if e.kind() == ErrorKind::Io => Stop::Reported,
+            Ok(()) => Stop::Failed(format!("{doing}: {e:?}")),
+        }
     }
 
     fn check_image(&mut self, coverage: &mut Coverage) -> Result<(), Stop> {
@@ -419,7 +441,9 @@ impl Runner<'_> {
                     state: sequence.state().map(<[u8]>::to_vec),
                 };
                 if known != id || found != version || life.ids != sequence.token_ids() {
-                    return Err(Stop::Failed(format!("slot {slot}: opened {id} {found:?}, committed {known} {version:?}")));
+                    return Err(Stop::Failed(format!(
+                        "slot {slot}: opened {id} {found:?}, committed {known} {version:?}"
+                    )));
                 }
             }
         }
