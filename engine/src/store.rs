@@ -164,7 +164,7 @@ impl Store {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let mut records = RecordBuffer::default();
-        let layout_id = {
+        let (layout_id, known) = {
             let mut catalog = lock(&inner.catalog);
             let mut reserved = lock(&inner.reserved_keys);
             if !options.key.is_empty() {
@@ -175,19 +175,21 @@ impl Store {
                 reserved.insert(options.key.clone());
             }
             match catalog.find_layout(layout) {
-                Some(id) => id,
+                Some(id) => (id, true),
                 None => {
                     let id = catalog.counters.layout;
                     catalog.counters.layout += 1;
-                    LayoutId(id)
+                    (LayoutId(id), false)
                 }
             }
         };
-        // Recorded with each sequence that may be the first of its layout; a second record of it changes nothing.
-        let mut encoded = Vec::new();
-        layout.raw().encode(&mut encoded);
-        let defined = m::LayoutDefined { layout: U32::new(layout_id.0), reserved: U32::new(0) };
-        records.push(Kind::Layout, &defined, &encoded);
+        // Recorded once: sequences that are created before the first of them commits have a layout id each.
+        if !known {
+            let mut encoded = Vec::new();
+            layout.raw().encode(&mut encoded);
+            let defined = m::LayoutDefined { layout: U32::new(layout_id.0), reserved: U32::new(0) };
+            records.push(Kind::Layout, &defined, &encoded);
+        }
         let id = SequenceId(inner.next_sequence.fetch_add(1, Ordering::Relaxed));
         let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
             Summary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
