@@ -23,10 +23,12 @@ impl Sequence {
         match durability {
             Durability::None => {
                 self.store.committer.check()?;
-                self.owed = true;
+                self.owed = Some((self.len(), self.token_ids.len()));
                 Ok(())
             }
-            _ => self.commit_now(durability).map_err(|e| e.during(format!("commit of sequence {}", self.who.sequence))),
+            _ => self
+                .commit_now(self.len(), self.token_ids.len(), durability)
+                .map_err(|e| e.during(format!("commit of sequence {}", self.who.sequence))),
         }
     }
 
@@ -44,9 +46,9 @@ impl Sequence {
         self.commit(durability)
     }
 
-    pub(super) fn commit_now(&mut self, durability: Durability) -> Result<()> {
+    /// Commits the first `length` tokens and the first `ids` token ids.
+    pub(super) fn commit_now(&mut self, length: u64, ids: usize, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
-        let length = self.len();
         let drafts = self.commit_drafts(length)?;
         self.write_drafts(drafts)?;
         self.land_all()?;
@@ -68,11 +70,11 @@ impl Sequence {
             sequence: U64::new(self.who.sequence.0),
             tokens: U64::new(length),
             state_frame: U64::new(self.state_frame),
-            token_ids: U64::new(self.token_ids.len() as u64),
+            token_ids: U64::new(ids as u64),
             committed_unix_ms: U64::new(unix_ms()),
         };
         request.records.push(Kind::SequenceCommit, &commit, &[]);
-        self.owed = false;
+        self.owed = None;
         self.state_dirty = false;
         self.committed = length;
         match durability {

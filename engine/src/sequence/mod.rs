@@ -39,8 +39,8 @@ pub struct Sequence {
     /// Records that go into the next commit: the sequence's own creation.
     records: RecordBuffer,
     committed: u64,
-    /// A commit at `Durability::None` waits for the next one.
-    owed: bool,
+    /// Tokens and token ids of a commit at `Durability::None` that waits for the next one.
+    owed: Option<(u64, usize)>,
     /// The most bytes a frame may take.
     frame_limit: usize,
     /// Group bytes from which a frame is written.
@@ -90,7 +90,7 @@ impl Sequence {
             frames: Vec::new(),
             records,
             committed: 0,
-            owed: false,
+            owed: None,
             frame_limit,
             frame_target,
             summaries,
@@ -178,7 +178,7 @@ impl Sequence {
     /// # Errors
     /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
     pub fn delete(mut self, durability: Durability) -> Result<()> {
-        self.owed = false;
+        self.owed = None;
         let id = self.who.sequence;
         let never_committed = !self.records.is_empty();
         // Frames under way hold buffers and space: both must be free of them.
@@ -203,7 +203,10 @@ impl Sequence {
 
     /// Writes and queues what a commit at `Durability::None` owes.
     fn settle(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.owed) { self.commit_now(Durability::Lazy) } else { Ok(()) }
+        match self.owed.take() {
+            Some((tokens, ids)) => self.commit_now(tokens, ids, Durability::Lazy),
+            None => Ok(()),
+        }
     }
 
     fn layer(&self, layer: usize) -> Result<&Layer> {
