@@ -82,8 +82,6 @@ pub enum Mutant {
     ManifestSyncSkipped,
     /// The manifest names frames before their data is synced.
     ManifestBeforeData,
-    /// Segments are used again before the deletion that emptied them is durable.
-    ReuseBeforeFlush,
     /// A manifest batch counts although its checksum is wrong.
     TornBatchAccepted,
     /// Recovery drops the last batch.

@@ -4,6 +4,7 @@ use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
+use crate::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
@@ -390,8 +391,8 @@ impl StoreInner {
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {
-            Durability::Sync => self.commit(request),
-            Durability::Lazy => {
+            Durability::Sync if !mutated(Mutant::DeleteNotDurable) => self.commit(request),
+            Durability::Sync | Durability::Lazy => {
                 self.committer.enqueue(request, Some(Instant::now() + self.lazy_delay));
                 Ok(())
             }
@@ -577,6 +578,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         }
     }
     let unclean = replayed.dirty || rotten || slots.iter().any(|slot| slot.state != STATE_CLOSED);
+    let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, found, slots)?;
     let account = replayed.catalog.memory_bytes();
     let manifest = if unclean {

@@ -5,7 +5,7 @@ use super::random_u64;
 use super::unix_ms;
 use crate::device::directory::Access;
 use crate::device::file::DeviceFile;
-use crate::environment::{self, Event};
+use crate::environment::{self, Event, Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use std::sync::Arc;
@@ -123,7 +123,9 @@ impl ManifestLog {
         };
         let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
-        log.sync(devices)?;
+        if !mutated(Mutant::CheckpointNotSynced) {
+            log.sync(devices)?;
+        }
         for device in &devices.list {
             device.directory.sync_dir(m::DIRECTORY)?;
         }
@@ -149,6 +151,9 @@ impl ManifestLog {
     /// Appends records, which take effect together, and makes them durable.
     pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<()> {
         self.write(devices, records, 0)?;
+        if mutated(Mutant::ManifestSyncSkipped) {
+            return Ok(());
+        }
         self.sync(devices)
     }
 

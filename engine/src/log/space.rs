@@ -3,7 +3,7 @@
 use super::devices::Devices;
 use super::random_u64;
 use crate::device::directory::Access;
-use crate::environment::{self, Event};
+use crate::environment::{self, Event, Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, open_record, seal_record,
@@ -185,7 +185,9 @@ impl Space {
                 }
                 let id = SegmentId(own.next_segment);
                 let file = directory.create_file(&segment::file_name(id), bytes)?;
-                directory.sync_dir(segment::DIRECTORY)?;
+                if !mutated(Mutant::SegmentNameNotSynced) {
+                    directory.sync_dir(segment::DIRECTORY)?;
+                }
                 own.next_segment += 1;
                 own.segments += 1;
                 (id, 1, file)

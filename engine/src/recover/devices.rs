@@ -135,7 +135,18 @@ fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>
         }
         Err(e) => return Err(e),
     };
-    let bytes = directory.read_small(&file, 0, SLOTS * PAGE_BYTES)?;
+    let bytes = match directory.read_small(&file, 0, SLOTS * PAGE_BYTES) {
+        // A slot that cannot be read is one that is damaged: the other one counts.
+        Err(e) if e.kind() == ErrorKind::Io => {
+            let slot = |slot| directory.read_small(&file, (slot * PAGE_BYTES) as u64, PAGE_BYTES);
+            let read: Vec<_> = (0..SLOTS).map(slot).collect();
+            if read.iter().all(Result::is_err) {
+                return Err(e);
+            }
+            read.into_iter().flat_map(|page| page.unwrap_or_else(|_| vec![0; PAGE_BYTES])).collect()
+        }
+        other => other?,
+    };
     let newest = superblock::newest(&bytes).map_err(|e| superblock_error(directory, &e))?;
     let slots = bytes.chunks(PAGE_BYTES).enumerate().filter_map(|(index, page)| {
         let slot = Unverified::<Slot>::at_front(page, "superblock").and_then(|slot| slot.verify(index));

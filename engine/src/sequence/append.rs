@@ -65,18 +65,19 @@ impl Sequence {
         tokens: usize,
     ) -> Result<()> {
         let group = self.who.layout.group_tokens();
+        let limit = self.frame_limit / 2;
         let mut at = 0;
         while at < tokens {
             let state = self.layer(layer)?;
             let ready = state.tail_tokens() + (tokens - at);
             if ready >= group
-                && let Some(bytes) = state.wants_buffer(ready / group)
+                && let Some(bytes) = state.wants_buffer(ready / group, limit)
             {
                 let buffer = self.buffer(bytes)?;
                 self.layer_mut(layer)?.give_buffer(buffer)?;
             }
             at += self.layer_mut(layer)?.take(keys, values, at..tokens)?;
-            if self.layer(layer)?.wants_buffer(1).is_some() && self.pending_bytes() >= self.frame_target {
+            if self.layer(layer)?.wants_buffer(1, limit).is_some() && self.pending_bytes() >= self.frame_target {
                 self.write_groups()?;
             }
         }

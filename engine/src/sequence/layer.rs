@@ -118,7 +118,8 @@ impl Layer {
     }
 
     /// Bytes a buffer should have for `groups` more groups; none when there is room.
-    pub(crate) fn wants_buffer(&self, groups: usize) -> Option<usize> {
+    /// At most `limit` bytes, so that a frame can hold it.
+    pub(crate) fn wants_buffer(&self, groups: usize, limit: usize) -> Option<usize> {
         if self.building.as_ref().is_some_and(|b| b.groups < b.capacity) {
             return None;
         }
@@ -126,7 +127,8 @@ impl Layer {
         let fit = |bytes: usize| {
             if self.block.blocks_per_page == 0 { bytes / one } else { bytes / PAGE_BYTES * self.block.blocks_per_page }
         };
-        let capacity = groups.clamp(fit(RUN_BYTES_MIN).max(1), fit(RUN_BYTES_MAX).max(1));
+        let most = |bytes: usize| fit(bytes.min(limit)).max(1);
+        let capacity = groups.clamp(most(RUN_BYTES_MIN), most(RUN_BYTES_MAX));
         Some(self.block.extent_bytes(capacity))
     }
 

@@ -101,8 +101,8 @@ impl Case {
         let geometry = Geometry {
             devices,
             device_bytes: if tight && rng.one_in(2) { 4096 * (40 + rng.below(80)) } else { 64 << 20 },
-            manifest_pages: pick(rng, &[8, 8, 10, 16, 32]),
-            batch_bytes: pick(rng, &[256, 300, 512, 1024, 4000]),
+            manifest_pages: pick(rng, &[6, 6, 8, 10, 24]),
+            batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
         };
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);

@@ -6,7 +6,21 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault, with the cases within which it must be found.
-const BUDGETS: [(Mutant, u64); 1] = [(Mutant::DataSyncSkipped, 2_000)];
+const BUDGETS: [(Mutant, u64); 13] = [
+    (Mutant::DataSyncSkipped, 2_000),
+    (Mutant::ManifestSyncSkipped, 2_000),
+    (Mutant::ManifestBeforeData, 10_000),
+    (Mutant::TornBatchAccepted, 20_000),
+    (Mutant::TailBatchDropped, 2_000),
+    (Mutant::DeleteNotDurable, 5_000),
+    (Mutant::GenerationNotBumped, 20_000),
+    (Mutant::SyncedThroughIgnored, 20_000),
+    (Mutant::CheckpointNotSynced, 10_000),
+    (Mutant::SyncRetried, 10_000),
+    (Mutant::SplitNotAtomic, 10_000),
+    (Mutant::PayloadChecksumIgnored, 10_000),
+    (Mutant::SegmentNameNotSynced, 5_000),
+];
 
 /// How the search for one of them went.
 #[derive(Clone, Debug)]

@@ -82,6 +82,7 @@ impl SimFile {
             world.write_in_part(self.disk, self.file, offset as usize, bytes);
             return Err(errno(format!("simulated write of {} bytes at {offset}", bytes.len()), Errno::IO));
         }
+        world.heal(self.disk, self.file, offset, offset + bytes.len() as u64);
         let file = world.disks[self.disk].files.get_mut(self.file).ok_or_else(lost_power)?;
         file.write(offset as usize, bytes);
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }

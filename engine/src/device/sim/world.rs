@@ -14,11 +14,13 @@ pub struct Faults {
     pub sync: Option<u64>,
     /// A read fails with EIO.
     pub read: Option<u64>,
-    /// The sectors of the failed read stay unreadable.
+    /// A page of the failed read stays unreadable until it is written.
     pub read_stays: bool,
     /// Creating a file fails with ENOSPC.
     pub create: Option<u64>,
 }
+
+const PAGE: u64 = 4096;
 
 /// What an operation does, for the trace and the faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +121,8 @@ impl World {
                 *countdown = None;
                 self.faults_hit += 1;
                 if kind == Kind::Read && self.faults.read_stays {
-                    self.unreadable.push((place.0, place.1, range.0, range.0 + range.1));
+                    let page = self.rng.below(range.1.div_ceil(PAGE)) * PAGE + range.0;
+                    self.unreadable.push((place.0, place.1, page, page + PAGE));
                 }
                 Ok(Fate::Failed)
             }
@@ -133,6 +136,11 @@ impl World {
 
     pub(super) fn is_unreadable(&self, disk: usize, file: usize, start: u64, end: u64) -> bool {
         self.unreadable.iter().any(|bad| (bad.0, bad.1) == (disk, file) && bad.2 < end && start < bad.3)
+    }
+
+    /// A write makes what it covers readable again.
+    pub(super) fn heal(&mut self, disk: usize, file: usize, start: u64, end: u64) {
+        self.unreadable.retain(|bad| (bad.0, bad.1) != (disk, file) || bad.2 < start || end < bad.3);
     }
 
     pub(super) fn restart(&mut self) {
