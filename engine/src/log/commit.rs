@@ -148,12 +148,13 @@ impl Committer {
     }
 
     fn perform(&self, group: &[Queued]) -> Result<()> {
+        // Segments opened by frames that are not part of this group are named by it too.
+        let (mut records, opened) = lock(&self.space).take_pending();
         let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
-        for segment in group.iter().flat_map(|queued| &queued.request.segments) {
+        for segment in group.iter().flat_map(|queued| &queued.request.segments).chain(&opened) {
             segments.insert(segment.key, segment);
         }
         if mutated(Mutant::ManifestBeforeData) {
-            let mut records = lock(&self.space).take_pending();
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
                 self.record(&records)?;
@@ -177,7 +178,6 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             return Ok(());
         }
-        let mut records = lock(&self.space).take_pending();
         for queued in group {
             records.append(&queued.request.records);
         }

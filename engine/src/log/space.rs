@@ -37,6 +37,8 @@ pub(crate) struct Space {
     handles: HashMap<SegmentKey, Arc<SegmentHandle>>,
     /// Segment records that go into the next commit.
     pending: RecordBuffer,
+    /// Segments that these records open: their first and last page must be durable before the records are.
+    opened: Vec<Arc<SegmentHandle>>,
     capacity: Option<u64>,
     next_device: usize,
 }
@@ -48,6 +50,7 @@ impl Space {
             devices: devices.list.iter().map(|d| (d.index, DeviceSpace::default())).collect(),
             handles: HashMap::new(),
             pending: RecordBuffer::default(),
+            opened: Vec::new(),
             capacity,
             next_device: 0,
         };
@@ -134,9 +137,9 @@ impl Space {
         }
     }
 
-    /// Segment records for the next commit.
-    pub(crate) fn take_pending(&mut self) -> RecordBuffer {
-        std::mem::take(&mut self.pending)
+    /// Segment records for the next commit, and the segments to sync before it.
+    pub(crate) fn take_pending(&mut self) -> (RecordBuffer, Vec<Arc<SegmentHandle>>) {
+        (std::mem::take(&mut self.pending), std::mem::take(&mut self.opened))
     }
 
     /// Bytes of all segment files.
@@ -234,6 +237,7 @@ impl Space {
         };
         self.pending.push(Kind::SegmentOpen, &open_record(handle.key, &meta), &[]);
         self.handles.insert(handle.key, Arc::clone(&handle));
+        self.opened.push(Arc::clone(&handle));
         Ok(Active { handle, next_page: 1 })
     }
 }
