@@ -198,8 +198,12 @@ impl Sequence {
         let mut failed = None;
         for at in 0..self.frames.len() {
             let frame = &mut self.frames[at];
-            if frame.runs.is_empty() || (waited && !frame.is_written()) {
+            if frame.runs.is_empty() {
                 continue;
+            }
+            // In order, so that none behind a failed one has landed.
+            if waited && !frame.is_written() {
+                break;
             }
             waited = true;
             if let Err(e) = frame.wait() {
@@ -221,19 +225,25 @@ impl Sequence {
         match failed {
             None => Ok(()),
             Some((at, e)) => {
-                self.requeue(at);
+                self.requeue_from(at);
                 Err(e.during("write of a frame"))
             }
         }
     }
 
-    /// A frame that was not written: its groups wait for another, and its segment takes no more.
-    pub(super) fn requeue(&mut self, at: usize) {
-        let frame = self.frames.remove(at);
-        lock(&self.store.space).abandon(frame.segment());
-        for landed in frame.runs {
-            if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
-                layer.requeue(landed.run);
+    /// A frame that was not written: its groups and those of the frames behind it wait for others, because frames are laid
+    /// over each other in the order of their numbers. Its segment takes no more.
+    pub(super) fn requeue_from(&mut self, at: usize) {
+        if let Some(failed) = self.frames.get(at) {
+            lock(&self.store.space).abandon(failed.segment());
+        }
+        for mut frame in self.frames.split_off(at) {
+            // The buffers must be free before they are written again.
+            let _ = frame.wait();
+            for landed in frame.runs {
+                if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
+                    layer.requeue(landed.run);
+                }
             }
         }
     }

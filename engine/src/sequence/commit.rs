@@ -127,7 +127,7 @@ impl Sequence {
         }
         for at in 0..self.frames.len() {
             if let Err(e) = self.frames[at].wait() {
-                self.requeue(at);
+                self.requeue_from(at);
                 return Err(e.during("write of a frame"));
             }
         }
