@@ -21,10 +21,11 @@ fn one_seed_is_one_history() {
 }
 
 /// Seeds that once found something: a creation cut short, a layout recorded twice, tokens behind a commit at `None`, an
-/// unreadable superblock slot, a run longer than a frame, a segment named before its header was durable.
+/// unreadable superblock slot, a run longer than a frame, a segment named before its header was durable, frames out of
+/// order after a failed write, the state of a failed commit.
 #[test]
 fn seeds_that_found_something() {
-    for seed in [27, 96, 136, 144, 158, 448, 508, 960, 1187, 2370, 3968, 4001, 4800] {
+    for seed in [27, 96, 136, 144, 158, 448, 508, 960, 1187, 2370, 3968, 4001, 4800, 6278, 11_531] {
         if let Err(failure) = run(&Case::generate(seed), &mut Coverage::default()) {
             panic!("{failure}");
         }

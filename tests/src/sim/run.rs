@@ -487,10 +487,14 @@ impl Runner<'_> {
             None => sequence.commit(durability),
         };
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
+        let before = life.state.clone();
         if state.is_some() {
             life.state = state;
         }
         let version = life.now();
+        if committed.is_err() {
+            life.state = before;
+        }
         if durability == Durability::None {
             if committed.is_ok() {
                 life.owed = Some(version);
