@@ -248,7 +248,7 @@ impl Runner<'_> {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
             self.rotten |= self.simulation.rot(prefix, copies, below);
         }
-        if self.case.seed % CHECK_EVERY == 0 && self.case.regime == Regime::Plain {
+        if self.case.seed.is_multiple_of(CHECK_EVERY) && self.case.regime == Regime::Plain {
             self.check_image(coverage)?;
         }
         self.crash_while_opening(&round.again, coverage)?;
