@@ -53,6 +53,7 @@
 pub mod attention;
 #[allow(dead_code, unsafe_code, reason = "unsafe lives here; drivers and the simulator use parts of it each")]
 mod device;
+mod environment;
 pub mod error;
 mod index;
 mod layout;
@@ -72,6 +73,9 @@ mod store;
 mod summary;
 
 pub use device::PageBacking;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use device::sim;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use options::{Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};

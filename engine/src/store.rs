@@ -4,6 +4,7 @@ use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
+use crate::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
@@ -15,7 +16,7 @@ use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, 
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::read::ReadTicket;
 use crate::reclaim::remove_leftovers;
-use crate::recover::{Found, Opened, open_directories, read_devices, replay};
+use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::View;
 use crate::sequence::{Sequence, load};
 use crate::shard::ShardHandle;
@@ -110,7 +111,14 @@ impl Store {
             );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        match read_devices(open_directories(&options.devices)?)? {
+        let directories = open_directories(&options.devices)?;
+        Self::open_in(options, directories)
+    }
+
+    /// Opens or creates a store in these directories.
+    pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
+        let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
+        match read_devices(directories)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create => create(&options, memory, found),
             Opened::Empty(found) => {
@@ -356,8 +364,7 @@ fn start_devices(
     found: Vec<Found>,
     slots: Vec<Slot>,
 ) -> Result<Devices> {
-    let budget = MemoryBudget::new(memory);
-    let arena = Arena::new(Arc::clone(&budget), memory);
+    let (budget, arena) = buffers(memory);
     let kind = match options.driver {
         DriverChoice::Auto => DriverKind::Auto,
         DriverChoice::Uring => DriverKind::Uring,
@@ -374,6 +381,16 @@ fn start_devices(
     }
     let control = arena.lease_zeroed(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     Ok(Devices { list, arena, budget, control: Mutex::new(control), identity })
+}
+
+fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
+    #[cfg(feature = "sim")]
+    if let Some(kept) = crate::device::sim::thread::memory(memory) {
+        return kept;
+    }
+    let budget = MemoryBudget::new(memory);
+    let arena = Arena::new(Arc::clone(&budget), memory);
+    (budget, arena)
 }
 
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
@@ -435,7 +452,8 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
     let devices = start_devices(options, memory, identity, found, slots)?;
     let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint(), 0)?;
     for device in &devices.list {
-        let file = device.directory.create_file(superblock::FILE, (SLOTS * PAGE_BYTES) as u64)?;
+        // Under another name until it is durable: a superblock is whole from the moment it is there.
+        let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
         // Both slots, so that one that does not verify is damage ever after.
         let mut slot = lock(&device.slot);
         slot.manifest_generation = U64::new(manifest.place().generation);
@@ -445,6 +463,7 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         slot.sequence = U64::new(1);
         device.directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
         device.directory.sync_small(&file)?;
+        device.directory.rename(SUPERBLOCK_NEW, superblock::FILE)?;
         device.directory.sync_dir(".")?;
     }
     start(options, devices, catalog, manifest)
@@ -457,7 +476,10 @@ fn clear(directory: &dyn Directory) -> Result<()> {
             directory.remove_file(&format!("{parent}/{}", entry.name))?;
         }
     }
-    Ok(())
+    match directory.remove_file(SUPERBLOCK_NEW) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
 }
 
 fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
@@ -487,6 +509,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         }
     }
     let unclean = replayed.dirty || rotten || slots.iter().any(|slot| slot.state != STATE_CLOSED);
+    let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, found, slots)?;
     let account = replayed.catalog.memory_bytes();
     let manifest = if unclean {
@@ -525,7 +548,9 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
     let committer = Arc::new(committer);
-    let lazy = {
+    // In a simulation lazy commits are due when the test flushes.
+    let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
+    let lazy = (!simulated).then(|| {
         let committer = Arc::clone(&committer);
         let commit_when_due = move || {
             while committer.wait_due() {
@@ -534,8 +559,8 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
             }
         };
         std::thread::Builder::new().name("stratakv-lazy".into()).spawn(commit_when_due)
-    };
-    let lazy = lazy.map_err(|e| Error::io("start the thread of lazy commits", e))?;
+    });
+    let lazy = lazy.transpose().map_err(|e| Error::io("start the thread of lazy commits", e))?;
     let inner = StoreInner {
         committer,
         catalog,
@@ -549,7 +574,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         next_lsn: AtomicU64::new(counters.lsn),
         next_sequence: AtomicU64::new(counters.sequence),
         written: AtomicU64::new(0),
-        lazy: Mutex::new(Some(lazy)),
+        lazy: Mutex::new(lazy),
         devices,
     };
     Ok(Store { inner: Arc::new(inner) })

@@ -12,7 +12,7 @@ pub fn page_crc(page: &[u8; PAGE_BYTES]) -> u32 {
 }
 
 /// CRC-32 of `seed` and then `bytes`, with the bytes of `hole` taken as zero.
-pub(crate) fn crc_with_hole(seed: &[u8], bytes: &[u8], hole: core::ops::Range<usize>) -> u32 {
+pub fn crc_with_hole(seed: &[u8], bytes: &[u8], hole: core::ops::Range<usize>) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(seed);
     crc.update(&bytes[..hole.start]);

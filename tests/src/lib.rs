@@ -5,6 +5,7 @@ pub mod content;
 pub mod disk;
 pub mod image;
 pub mod rng;
+pub mod sim;
 
 /// A number from the environment, to make a test run longer than in the ordinary suite.
 #[must_use]

@@ -54,6 +54,11 @@ pub(crate) trait Directory: Send + Sync {
     /// The descriptor that holds the lock, for a ring to keep.
     fn lock_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Whether it is memory of a simulation, whose operations run on the calling thread.
+    fn is_simulated(&self) -> bool {
+        false
+    }
+
     /// A new file of `len` bytes, their blocks reserved where the file system can ([`DeviceFile::is_preallocated`]).
     /// `NoSpace` leaves nothing behind.
     fn create_file(&self, path: &str, len: u64) -> Result<Arc<DeviceFile>>;

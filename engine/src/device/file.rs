@@ -13,6 +13,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// What stands behind a file: the simulator adds its own variant.
 enum Handle {
     Os(OwnedFd),
+    #[cfg(feature = "sim")]
+    Sim(super::sim::SimFile),
 }
 
 /// A file of a device directory, held open as long as anything refers to it. An opaque handle for drivers.
@@ -28,6 +30,21 @@ impl DeviceFile {
     pub(crate) fn new(fd: OwnedFd, path: &str, direct: bool, preallocated: bool) -> Self {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Self { handle: Handle::Os(fd), path: path.to_owned(), direct, preallocated, id }
+    }
+
+    /// A file of a simulated disk.
+    #[cfg(feature = "sim")]
+    pub(super) fn simulated(file: super::sim::SimFile, path: &str, preallocated: bool) -> Self {
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Self { handle: Handle::Sim(file), path: path.to_owned(), direct: true, preallocated, id }
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn as_simulated(&self) -> Option<&super::sim::SimFile> {
+        match &self.handle {
+            Handle::Os(_) => None,
+            Handle::Sim(file) => Some(file),
+        }
     }
 
     /// Path inside its device directory, for messages.
@@ -51,12 +68,19 @@ impl DeviceFile {
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        let Handle::Os(fd) = &self.handle;
-        fd.as_fd()
+        match &self.handle {
+            Handle::Os(fd) => fd.as_fd(),
+            #[cfg(feature = "sim")]
+            Handle::Sim(_) => unreachable!("a simulated file never meets a driver of the operating system"),
+        }
     }
 
     /// Length in bytes.
     pub(crate) fn len(&self) -> Result<u64> {
+        #[cfg(feature = "sim")]
+        if let Handle::Sim(file) = &self.handle {
+            return file.len();
+        }
         let stat = rustix::fs::fstat(self.fd()).map_err(|e| Error::io(format!("length of {}", self.path), e.into()))?;
         Ok(u64::try_from(stat.st_size).unwrap_or(0))
     }

@@ -15,6 +15,8 @@ pub(crate) mod posix;
 mod probe;
 mod progress;
 mod registered;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub(crate) mod slab;
 pub(crate) mod uring;
 

@@ -4,7 +4,7 @@ use super::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
 use stratakv_format::LayoutId;
-use stratakv_format::manifest::{Kind, LayoutDefined, RECORDS_BYTES_MAX, Records, encode_record};
+use stratakv_format::manifest::{Kind, LayoutDefined, Records, encode_record};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -56,10 +56,11 @@ impl RecordBuffer {
 
     /// The records cut into runs that fit in one batch each: bytes and number of records.
     pub(crate) fn batches(&self) -> Vec<(&[u8], u32)> {
+        let limit = crate::environment::sizes().batch_bytes;
         let mut batches = Vec::new();
         let (mut start, mut first, mut last) = (0, 0, 0);
         for (index, &end) in self.ends.iter().enumerate() {
-            if end - start > RECORDS_BYTES_MAX {
+            if end - start > limit && last > start {
                 batches.push((&self.bytes[start..last], (index - first) as u32));
                 (start, first) = (last, index);
             }
@@ -73,7 +74,7 @@ impl RecordBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stratakv_format::manifest::{SequenceDelete, SequenceTruncate};
+    use stratakv_format::manifest::{RECORDS_BYTES_MAX, SequenceDelete, SequenceTruncate};
     use zerocopy::little_endian::U64;
 
     #[test]

@@ -3,6 +3,7 @@
 use super::devices::Devices;
 use super::manifest::ManifestLog;
 use super::space::Space;
+use crate::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::layout::KvLayout;
@@ -161,8 +162,30 @@ impl Committer {
         for segment in group.iter().flat_map(|queued| &queued.request.segments).chain(&opened) {
             segments.insert(segment.key, segment);
         }
-        self.devices
-            .sync_all(segments.iter().map(|(key, handle)| (key.0, &handle.file)).collect::<Vec<_>>().into_iter())?;
+        if mutated(Mutant::ManifestBeforeData) {
+            group.iter().for_each(|queued| records.append(&queued.request.records));
+            if !records.is_empty() {
+                self.record(&records)?;
+            }
+        }
+        let skipped = mutated(Mutant::DataSyncSkipped);
+        let sync = |s: &Self| {
+            s.devices.sync_all(
+                segments
+                    .iter()
+                    .filter(|_| !skipped)
+                    .map(|(key, handle)| (key.0, &handle.file))
+                    .collect::<Vec<_>>()
+                    .into_iter(),
+            )
+        };
+        match sync(self) {
+            Err(_) if mutated(Mutant::SyncRetried) => sync(self)?,
+            other => other?,
+        }
+        if mutated(Mutant::ManifestBeforeData) {
+            return Ok(());
+        }
         drop(opened);
         let mut defined = BTreeSet::new();
         for queued in group {

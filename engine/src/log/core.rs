@@ -3,6 +3,7 @@
 use super::commit::{CommitRequest, Committer};
 use super::devices::Devices;
 use super::space::Space;
+use crate::environment::{Mutant, mutated};
 use crate::error::Result;
 use crate::index::{Catalog, Counters};
 use crate::metrics::lock;
@@ -56,8 +57,8 @@ impl StoreInner {
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {
-            Durability::Sync => self.commit(request),
-            Durability::Lazy => {
+            Durability::Sync if !mutated(Mutant::DeleteNotDurable) => self.commit(request),
+            Durability::Sync | Durability::Lazy => {
                 self.committer.enqueue(request, Some(Instant::now() + self.lazy_delay));
                 Ok(())
             }

@@ -5,6 +5,7 @@ use super::random_u64;
 use super::unix_ms;
 use crate::device::directory::Access;
 use crate::device::file::DeviceFile;
+use crate::environment::{self, Event, Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use std::sync::Arc;
@@ -14,12 +15,8 @@ use stratakv_format::superblock::{SLOTS, STATE_OPEN};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 use zerocopy::little_endian::{U16, U64};
 
-/// Bytes of a fresh manifest file. A full one ends in a checkpoint.
-const FILE_BYTES_MIN: u64 = 4 << 20;
 /// The most bytes of a manifest, and so of what an open has to replay behind the checkpoint.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Zeros written at once over a fresh file, so that a later sync has no extents to convert.
-const ZERO_BYTES: usize = 1 << 20;
 
 /// Copies of the manifest that the device of this index holds in a store of `devices`.
 pub(crate) fn copies_for(index: DeviceIndex, devices: usize) -> u8 {
@@ -91,7 +88,9 @@ impl ManifestLog {
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
         let batches = state.batches();
         let state_bytes: u64 = batches.iter().map(|(bytes, _)| bytes.len() as u64 + 2 * PAGE_BYTES as u64).sum();
-        let bytes = (FILE_BYTES_MIN + 2 * state_bytes + room * PAGE_BYTES as u64).next_multiple_of(ZERO_BYTES as u64);
+        let sizes = environment::sizes();
+        let bytes = sizes.manifest_bytes + 2 * state_bytes + room * PAGE_BYTES as u64;
+        let bytes = bytes.next_multiple_of(sizes.zero_bytes as u64);
         let mut files = Vec::new();
         for (device, copy) in copies(devices) {
             let directory = &devices.get(device)?.directory;
@@ -118,8 +117,8 @@ impl ManifestLog {
             devices.write_all(&[(device, Arc::clone(&file))], 0, &page.encode())?;
             files.push((device, file));
         }
-        let zeros = vec![0; ZERO_BYTES];
-        for start in (0..bytes).step_by(ZERO_BYTES) {
+        let zeros = vec![0; sizes.zero_bytes];
+        for start in (0..bytes).step_by(sizes.zero_bytes) {
             let skip = if start == 0 { PAGE_BYTES } else { 0 };
             devices.write_all(&files, start + skip as u64, &zeros[skip..])?;
         }
@@ -132,7 +131,9 @@ impl ManifestLog {
         };
         let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
-        log.sync(devices)?;
+        if !mutated(Mutant::CheckpointNotSynced) {
+            log.sync(devices)?;
+        }
         for device in &devices.list {
             device.directory.sync_dir(m::DIRECTORY)?;
         }
@@ -158,12 +159,18 @@ impl ManifestLog {
     /// Appends records, which take effect together, and makes them durable.
     pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<()> {
         self.write(devices, records, 0)?;
+        if mutated(Mutant::ManifestSyncSkipped) {
+            return Ok(());
+        }
         self.sync(devices)
     }
 
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<()> {
         let batches = records.batches();
         let last = batches.len() - 1;
+        if last > 0 {
+            environment::note(Event::SplitBatches);
+        }
         for (index, (records, count)) in batches.into_iter().enumerate() {
             let more = if index < last { FLAG_MORE } else { 0 };
             let place = BatchPlace {
@@ -194,6 +201,7 @@ impl ManifestLog {
     /// follows, then the superblocks, then the old files go. The new one has room for `next`.
     pub(crate) fn checkpoint(&mut self, devices: &Devices, state: &RecordBuffer, next: &RecordBuffer) -> Result<()> {
         let room = pages_of(next) + 2;
+        environment::note(Event::Checkpoint);
         let old = self.place;
         // One batch is kept for the last record of the old generation.
         let next =

@@ -14,16 +14,4 @@ pub(crate) use frame::{Draft, SequenceIdentity, Tail, WrittenFrame, front_limit,
 pub(crate) use manifest::{ManifestLog, ManifestPlace, copies_for};
 pub(crate) use space::Space;
 
-/// Random bytes for ids and nonces.
-///
-/// # Errors
-/// The system has none to give.
-pub(crate) fn random_u64() -> crate::error::Result<u64> {
-    getrandom::u64().map_err(|e| crate::error::Error::new(crate::error::ErrorKind::Io, format!("random numbers: {e}")))
-}
-
-/// Now, in milliseconds since 1970.
-pub(crate) fn unix_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
-}
+pub(crate) use crate::environment::{random_u64, unix_ms};

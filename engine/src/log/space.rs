@@ -3,6 +3,7 @@
 use super::devices::Devices;
 use super::random_u64;
 use crate::device::directory::Access;
+use crate::environment::{self, Event, Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, open_record, seal_record,
@@ -192,6 +193,7 @@ impl Space {
         let (id, generation, file) = match own.free.last() {
             Some(&(id, ended)) => {
                 let file = directory.open_file(&segment::file_name(id), Access::ReadWrite)?;
+                environment::note(Event::SegmentRecycled);
                 (id, ended.saturating_add(1), file)
             }
             None => {
@@ -203,7 +205,9 @@ impl Space {
                 }
                 let id = SegmentId(own.next_segment);
                 let file = directory.create_file(&segment::file_name(id), bytes)?;
-                directory.sync_dir(segment::DIRECTORY)?;
+                if !mutated(Mutant::SegmentNameNotSynced) {
+                    directory.sync_dir(segment::DIRECTORY)?;
+                }
                 own.next_segment += 1;
                 own.segments += 1;
                 (id, 1, file)

@@ -14,6 +14,9 @@ use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
 /// How long to wait for the lock: the last writes of a killed process hold it until they land.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
+/// The superblock of a store that is being created.
+pub(crate) const SUPERBLOCK_NEW: &str = "superblock.new";
+
 /// A directory with its superblock slots.
 pub(crate) struct Found {
     pub(crate) directory: Arc<dyn Directory>,
@@ -132,7 +135,18 @@ fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>
         }
         Err(e) => return Err(e),
     };
-    let bytes = directory.read_small(&file, 0, SLOTS * PAGE_BYTES)?;
+    let bytes = match directory.read_small(&file, 0, SLOTS * PAGE_BYTES) {
+        // A slot that cannot be read is one that is damaged: the other one counts.
+        Err(e) if e.kind() == ErrorKind::Io => {
+            let slot = |slot| directory.read_small(&file, (slot * PAGE_BYTES) as u64, PAGE_BYTES);
+            let read: Vec<_> = (0..SLOTS).map(slot).collect();
+            if read.iter().all(Result::is_err) {
+                return Err(e);
+            }
+            read.into_iter().flat_map(|page| page.unwrap_or_else(|_| vec![0; PAGE_BYTES])).collect()
+        }
+        other => other?,
+    };
     let newest = superblock::newest(&bytes).map_err(|e| superblock_error(directory, &e))?;
     let slots = bytes.chunks(PAGE_BYTES).enumerate().filter_map(|(index, page)| {
         let slot = Unverified::<Slot>::at_front(page, "superblock").and_then(|slot| slot.verify(index));
@@ -163,7 +177,7 @@ fn superblock_error(directory: &dyn Directory, e: &FormatError) -> Error {
 fn check_empty(directory: &dyn Directory) -> Result<()> {
     for entry in directory.list(".")? {
         let ours = matches!(entry.name.as_str(), manifest::DIRECTORY | segment::DIRECTORY | "lost+found");
-        if !ours || !entry.is_dir {
+        if !(ours && entry.is_dir || entry.name == SUPERBLOCK_NEW && !entry.is_dir) {
             let text = format!("holds no store and is not empty (there is {:?})", entry.name);
             return Err(configuration(directory.path(), &text));
         }

@@ -3,5 +3,5 @@
 mod devices;
 mod replay;
 
-pub(crate) use devices::{Found, Opened, open_directories, read_devices};
+pub(crate) use devices::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices};
 pub(crate) use replay::replay;

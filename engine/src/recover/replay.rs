@@ -7,6 +7,7 @@
 //! | in none | no | the end: what stands behind is cut |
 
 use crate::device::directory::{Access, Directory};
+use crate::environment::{Event, Mutant, mutated, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::Catalog;
 use crate::log::{ManifestPlace, copies_for};
@@ -78,7 +79,10 @@ fn replay_generation(
     generation: u64,
     nonce: u64,
 ) -> Result<Replayed> {
-    let (copies, first_batch, mut dirty) = read_copies(devices, store_id, generation, nonce)?;
+    let (mut copies, first_batch, mut dirty) = read_copies(devices, store_id, generation, nonce)?;
+    if mutated(Mutant::TornBatchAccepted) {
+        copies.iter_mut().for_each(|copy| believe(copy, nonce));
+    }
     let named = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
     let synced = named.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
     let mut catalog = Catalog::default();
@@ -93,18 +97,28 @@ fn replay_generation(
             .map(|copy| Batch::verify(copy.bytes.get(page * PAGE_BYTES..).unwrap_or_default(), &place))
             .collect();
         let Some(batch) = verified.iter().find_map(|batch| batch.as_ref().ok()).copied() else {
-            if let Some(word) = durable_word(&copies, page, generation, nonce, sequence, synced) {
+            let word = durable_word(&copies, page, generation, nonce, sequence, synced);
+            if let Some(word) = word.filter(|_| !mutated(Mutant::SyncedThroughIgnored)) {
                 let found = verified.into_iter().find_map(Result::err).map_or(String::new(), |e| e.to_string());
                 return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
             }
+            note_cut(&copies, page);
             break;
         };
+        let last = || {
+            copies
+                .iter()
+                .all(|copy| copy.bytes.get((page + 1) * PAGE_BYTES..).is_none_or(|b| !b.starts_with(&m::BATCH_MAGIC)))
+        };
+        if mutated(Mutant::TailBatchDropped) && !batch.is_checkpoint() && last() {
+            break;
+        }
         dirty |= verified.iter().any(Result::is_err);
         page += batch.header().pages.get() as usize;
         sequence += 1;
         epoch = batch.header().epoch.get();
         pending.push(batch);
-        if !batch.has_more() {
+        if !batch.has_more() || mutated(Mutant::SplitNotAtomic) {
             for batch in pending.drain(..) {
                 apply(&mut catalog, &batch, &copies, page)?;
                 checkpoint_done |= batch.is_checkpoint();
@@ -114,10 +128,37 @@ fn replay_generation(
     if !checkpoint_done {
         return Err(damaged(&copies, 1, "a checkpoint", "a manifest without one".into()));
     }
+    if !pending.is_empty() {
+        note(Event::SplitCut);
+    }
     dirty |= !pending.is_empty();
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     Ok(Replayed { catalog, place, epoch, dirty })
+}
+
+/// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
+fn believe(copy: &mut Copy, nonce: u64) {
+    for page in 1..copy.bytes.len() / PAGE_BYTES {
+        let bytes = &mut copy.bytes[page * PAGE_BYTES..];
+        let pages = Batch::claimed_pages(bytes).map_or(0, |pages| pages as usize);
+        if pages > 0 && pages * PAGE_BYTES <= bytes.len() {
+            let whole = &mut bytes[..pages * PAGE_BYTES];
+            let crc = stratakv_format::checksum::crc_with_hole(&nonce.to_le_bytes(), whole, 4..8);
+            whole[4..8].copy_from_slice(&crc.to_le_bytes());
+        }
+    }
+}
+
+/// Tells a simulation what stands behind the end.
+fn note_cut(copies: &[Copy], page: usize) {
+    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| bytes.iter().any(|&b| b != 0));
+    if cfg!(feature = "sim") && copies.iter().any(behind) {
+        note(Event::ManifestCut);
+        if copies.iter().any(|copy| copy.bytes[page * PAGE_BYTES..].starts_with(&m::BATCH_MAGIC)) {
+            note(Event::TornBatch);
+        }
+    }
 }
 
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize) -> Result<()> {
@@ -151,7 +192,8 @@ fn read_copies(
                     first_batch = first_batch.or(Some(first));
                     copies.push(Copy { device: *device, file: name, bytes });
                 }
-                Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound) => {
+                // A copy that cannot be read is one that is damaged.
+                Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
                     dirty = true;
                     error = Some(e);
                 }
@@ -161,7 +203,10 @@ fn read_copies(
     }
     match (first_batch, error) {
         (Some(first), _) => Ok((copies, first, dirty)),
-        (None, Some(e)) => Err(e.with_kind(ErrorKind::Corruption).during("every copy of the manifest is unusable")),
+        (None, Some(e)) => {
+            let kind = if e.kind() == ErrorKind::Io { ErrorKind::Io } else { ErrorKind::Corruption };
+            Err(e.with_kind(kind).during("every copy of the manifest is unusable"))
+        }
         (None, None) => Err(Error::new(ErrorKind::Corruption, "no device holds a manifest")),
     }
 }

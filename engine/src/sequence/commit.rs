@@ -41,9 +41,14 @@ impl Sequence {
             let text = format!("caller state of {} bytes; at most {CALLER_STATE_BYTES_MAX}", state.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        self.state = Some(state.to_vec());
-        self.state_dirty = true;
-        self.commit(durability)
+        let before = (self.state.replace(state.to_vec()), std::mem::replace(&mut self.state_dirty, true));
+        let committed = self.commit(durability);
+        if committed.is_err() {
+            (self.state, self.state_dirty) = before;
+            // A frame that holds the state that was refused commits it no more.
+            self.frames.iter_mut().for_each(|frame| frame.holds_state = false);
+        }
+        committed
     }
 
     /// Commits the first `length` tokens and the first `ids` token ids.

@@ -2,6 +2,8 @@
 
 mod batch;
 mod inbox;
+#[cfg(feature = "sim")]
+mod inline;
 mod run;
 
 #[cfg(test)]
@@ -26,6 +28,8 @@ pub(crate) struct ShardHandle {
     status: Arc<Mutex<DriverStatus>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: ThreadId,
+    #[cfg(feature = "sim")]
+    inline: Option<inline::Inline>,
 }
 
 impl ShardHandle {
@@ -40,6 +44,10 @@ impl ShardHandle {
         arena: Arena,
         counters: Arc<DeviceCounters>,
     ) -> Result<Self> {
+        #[cfg(feature = "sim")]
+        if dir.is_simulated() {
+            return Ok(Self::simulated(&*dir, counters));
+        }
         let inbox = Arc::new(inbox::Inbox::new());
         let status = Arc::new(Mutex::new(DriverStatus::default()));
         let (report, started) = mpsc::channel();
@@ -67,7 +75,14 @@ impl ShardHandle {
         let thread = thread.map_err(|e| Error::io(format!("start the thread of device {name}"), e))?;
         let thread_id = thread.thread().id();
         match started.recv() {
-            Ok(Ok(())) => Ok(Self { inbox, status, thread: Mutex::new(Some(thread)), thread_id }),
+            Ok(Ok(())) => Ok(Self {
+                inbox,
+                status,
+                thread: Mutex::new(Some(thread)),
+                thread_id,
+                #[cfg(feature = "sim")]
+                inline: None,
+            }),
             Ok(Err(e)) => {
                 let _ = thread.join();
                 Err(e)
@@ -76,16 +91,37 @@ impl ShardHandle {
         }
     }
 
+    /// A shard without a thread.
+    #[cfg(feature = "sim")]
+    fn simulated(dir: &dyn Directory, counters: Arc<DeviceCounters>) -> Self {
+        Self {
+            inbox: Arc::new(inbox::Inbox::new()),
+            status: Arc::new(Mutex::new(DriverStatus { name: "simulated", notes: Vec::new() })),
+            thread: Mutex::default(),
+            thread_id: std::thread::current().id(),
+            inline: Some(inline::Inline::new(Arc::clone(dir.poison()), counters)),
+        }
+    }
+
     /// Hands a batch over. Its outcomes, that of a closed shard included, go to its sink, possibly before this returns.
     ///
     /// # Errors
     /// The batch itself, untouched, when the inbox is full.
     pub(crate) fn submit(&self, batch: Batch) -> Result<(), Batch> {
+        #[cfg(feature = "sim")]
+        if let Some(inline) = &self.inline {
+            inline.run(batch::Accepted::new(batch));
+            return Ok(());
+        }
         self.inbox.push(batch::Accepted::new(batch)).map_err(batch::Accepted::into_batch)
     }
 
     /// The same, but waits for room. Not from a sink.
     pub(crate) fn submit_wait(&self, batch: Batch) {
+        #[cfg(feature = "sim")]
+        if let Some(inline) = &self.inline {
+            return inline.run(batch::Accepted::new(batch));
+        }
         self.inbox.push_wait(batch::Accepted::new(batch));
     }
 

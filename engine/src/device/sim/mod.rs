@@ -1,0 +1,128 @@
+//! Simulated devices: memory that loses, reorders and tears what was not synced when the power goes, and fails on demand.
+//! Everything is decided by a seed, and runs on the calling thread.
+//!
+//! What survives a crash, as POSIX promises it and no more: the bytes of a file that a sync after their write covered; the
+//! names of a directory that a sync of that directory covered. Of the rest any subset lands, in sectors of 512 bytes.
+
+mod directory;
+mod disk;
+mod random;
+pub(crate) mod thread;
+mod world;
+
+pub(crate) use directory::{SimDirectory, SimFile};
+pub use random::Rng;
+pub use thread::{set_mutant, take_events};
+pub use world::Faults;
+
+use crate::environment;
+use crate::error::Result;
+use crate::metrics::lock;
+use crate::options::StoreOptions;
+use crate::store::Store;
+pub use environment::{Event, Mutant};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use world::World;
+
+/// Sizes of a simulation.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// Devices.
+    pub devices: usize,
+    /// Bytes of segment files that each device takes; the manifest finds room beyond.
+    pub device_bytes: u64,
+    /// Pages of a fresh manifest file.
+    pub manifest_pages: u64,
+    /// The most bytes of records of one manifest batch.
+    pub batch_bytes: usize,
+}
+
+/// A machine with its disks. It belongs to one thread: randomness and clock of that thread follow its seed while it lives.
+pub struct Simulation {
+    world: Arc<Mutex<World>>,
+    devices: usize,
+}
+
+impl Simulation {
+    /// Empty disks.
+    #[must_use]
+    pub fn new(geometry: &Geometry, seed: u64) -> Self {
+        thread::enter(seed ^ 0x5eed, geometry.manifest_pages, geometry.batch_bytes);
+        let world = World::new(geometry.devices, geometry.device_bytes, seed);
+        Self { world: Arc::new(Mutex::new(world)), devices: geometry.devices }
+    }
+
+    /// Opens the store on these disks, by the product's own code. `options` name no devices.
+    ///
+    /// # Errors
+    /// As [`StoreOptions::open`].
+    pub fn open(&self, options: StoreOptions) -> Result<Store> {
+        let directories = (0..self.devices).map(|disk| SimDirectory::open(&self.world, disk)).collect();
+        Store::open_in(options, directories)
+    }
+
+    /// The power goes at the `operations`-th device operation from now on, which is caught on its way.
+    pub fn crash_in(&self, operations: u64) {
+        lock(&self.world).crash_in = Some(operations);
+    }
+
+    /// The power goes now.
+    pub fn crash(&self) {
+        lock(&self.world).down = true;
+    }
+
+    /// Whether the power is gone: every operation fails until [`Simulation::restart`].
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        lock(&self.world).down
+    }
+
+    /// The machine comes back with what landed. Handles of before stay dead.
+    pub fn restart(&self) {
+        lock(&self.world).restart();
+    }
+
+    /// Sets the faults to come.
+    pub fn set_faults(&self, faults: Faults) {
+        lock(&self.world).faults = faults;
+    }
+
+    /// How many faults were met so far.
+    #[must_use]
+    pub fn faults_hit(&self) -> u64 {
+        lock(&self.world).faults_hit
+    }
+
+    /// Device operations so far.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        lock(&self.world).operations
+    }
+
+    /// A hash over every operation so far: equal seeds have equal ones.
+    #[must_use]
+    pub fn trace(&self) -> u64 {
+        lock(&self.world).trace
+    }
+
+    /// Bit rot: flips one bit in a file whose path starts with `prefix`, on each of the first `copies` such files at the
+    /// same offset, below `below` bytes. Says whether there was such a file.
+    pub fn rot(&self, prefix: &str, copies: usize, below: u64) -> bool {
+        lock(&self.world).rot(prefix, copies, below)
+    }
+
+    /// Writes the files of all devices into directories `0`, `1`, ... below `path`.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn dump(&self, path: &Path) -> std::io::Result<()> {
+        lock(&self.world).dump(path)
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        thread::leave();
+    }
+}

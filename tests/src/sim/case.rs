@@ -1,0 +1,187 @@
+//! What a case is: everything that happens, decided from its seed before it starts.
+
+use stratakv::sim::{Faults, Geometry, Rng};
+use stratakv::{DType, Durability};
+
+/// Sequences that a case uses at most at a time.
+pub(super) const SLOTS: usize = 4;
+
+/// What goes wrong besides the power.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regime {
+    /// Nothing.
+    Plain,
+    /// Little space.
+    Tight,
+    /// Errors of reads, writes, syncs and creations.
+    Errors,
+    /// Bits flip on the medium while the power is off.
+    Rot,
+}
+
+/// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
+pub enum Operation {
+    /// Appends tokens to the layers of the mask.
+    Append { slot: usize, tokens: usize, layers: u8 },
+    /// Gives token ids.
+    Ids { slot: usize, count: usize },
+    /// Commits, with a state of this many bytes.
+    Commit { slot: usize, durability: Durability, state: Option<usize> },
+    /// Deletes the sequence.
+    Delete { slot: usize, durability: Durability },
+    /// Reads everything and compares.
+    Check { slot: usize },
+    /// Gives the handle back.
+    Close { slot: usize },
+    /// Makes lazy commits durable.
+    Flush,
+    /// Closes the store and opens it again.
+    Reopen,
+}
+
+/// Operations up to a crash, and what follows it.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// Steps.
+    pub operations: Vec<Operation>,
+    /// The power goes in this step or later: index, and device operations from its start.
+    pub crash: (usize, u64),
+    /// Crashes during recovery, at that many device operations.
+    pub again: Vec<u64>,
+    /// Faults from the given step on.
+    pub faults: Option<(usize, Faults)>,
+    /// Bit rot while the power is off: path prefix, copies, and offset limit.
+    pub rot: Option<(&'static str, usize, u64)>,
+}
+
+/// One history.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Where it comes from; also seeds what the devices do.
+    pub seed: u64,
+    /// What goes wrong.
+    pub regime: Regime,
+    /// Sizes of the simulation.
+    pub geometry: Geometry,
+    /// Pages of a segment.
+    pub segment_pages: u64,
+    /// Capacity in segments.
+    pub capacity: Option<u64>,
+    /// Layers, KV heads, head dim, group tokens.
+    pub layout: (u16, u16, u16, u16),
+    /// Element type.
+    pub dtype: DType,
+    /// With min/max summaries.
+    pub summaries: bool,
+    /// What happens.
+    pub rounds: Vec<Round>,
+}
+
+fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
+    from[rng.below(from.len() as u64) as usize]
+}
+
+impl Case {
+    /// The case of this seed.
+    #[must_use]
+    pub fn generate(seed: u64) -> Self {
+        let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0xca5e);
+        let rng = &mut rng;
+        let regime = match rng.below(20) {
+            0..=11 => Regime::Plain,
+            12..=14 => Regime::Tight,
+            15..=18 => Regime::Errors,
+            _ => Regime::Rot,
+        };
+        let devices = pick(rng, &[1, 1, 1, 2, 3]);
+        let segment_pages = pick(rng, &[8, 8, 10, 12, 16]);
+        let tight = regime == Regime::Tight;
+        let geometry = Geometry {
+            devices,
+            device_bytes: if tight && rng.one_in(2) { 4096 * (40 + rng.below(80)) } else { 64 << 20 },
+            manifest_pages: pick(rng, &[6, 6, 8, 10, 24]),
+            batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
+        };
+        let rounds = 2 + rng.below(2) as usize;
+        let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
+        let slots = 1 + rng.below(SLOTS as u64) as usize;
+        Self {
+            seed,
+            regime,
+            geometry,
+            segment_pages,
+            capacity: (tight || rng.one_in(6)).then(|| devices as u64 * (3 + rng.below(5))),
+            layout: (
+                1 + rng.below(2) as u16,
+                1 + rng.below(2) as u16,
+                pick(rng, &[8, 16, 32]),
+                pick(rng, &[2, 4, 4, 8]),
+            ),
+            dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
+            summaries: rng.one_in(3),
+            rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices)).collect(),
+        }
+    }
+}
+
+impl Round {
+    fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize) -> Self {
+        let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots)).collect();
+        // Late in the round: what came before is what can be lost.
+        let crash_at = operations.len() - 1 - (rng.below(length) * rng.below(length) / length) as usize;
+        let again = match rng.below(8) {
+            0..=4 => Vec::new(),
+            5 | 6 => vec![rng.below(70)],
+            _ => vec![rng.below(70), rng.below(70)],
+        };
+        let faults = (regime == Regime::Errors).then(|| {
+            let within = |rng: &mut Rng, most| rng.one_in(2).then(|| rng.below(most));
+            let mut faults = Faults { read_stays: rng.one_in(2), ..Faults::default() };
+            match rng.below(4) {
+                0 => faults.write = Some(rng.below(20)),
+                1 => faults.sync = Some(rng.below(12)),
+                2 => faults.create = Some(rng.below(3)),
+                _ => {
+                    faults.read = Some(rng.below(6));
+                    faults.write = within(rng, 60);
+                    faults.sync = within(rng, 60);
+                }
+            }
+            (rng.below(length) as usize, faults)
+        });
+        let rot = (regime == Regime::Rot).then(|| match rng.below(4) {
+            0 => ("segments/", 1, u64::MAX),
+            1 => ("segments/", 1, 24 << 10),
+            2 => ("manifest/", 1, u64::MAX),
+            _ => ("manifest/", if devices == 1 { 2 } else { devices }, 48 << 10),
+        });
+        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot }
+    }
+}
+
+impl Operation {
+    fn generate(rng: &mut Rng, slots: usize) -> Self {
+        let slot = rng.below(slots as u64) as usize;
+        let durability =
+            pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
+        match rng.below(100) {
+            0..=39 => Self::Append {
+                slot,
+                tokens: 1 + (rng.below(5) * rng.below(8)) as usize,
+                layers: if rng.one_in(8) { 1 + rng.below(2) as u8 } else { 3 },
+            },
+            40..=44 => Self::Ids { slot, count: 1 + rng.below(6) as usize },
+            45..=74 => {
+                let state = rng.one_in(3).then(|| if rng.one_in(8) { 5000 } else { rng.below(60) as usize });
+                Self::Commit { slot, durability, state }
+            }
+            75..=82 => Self::Delete { slot, durability },
+            83..=91 => Self::Check { slot },
+            92..=94 => Self::Close { slot },
+            95..=97 => Self::Flush,
+            _ => Self::Reopen,
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Keys and values that say where they belong, and reading them back.
+
+use super::case::Case;
+use stratakv::{DType, KvLayout, Sequence, Store, TensorView, attend};
+
+/// Shapes of a case.
+pub(super) struct Shape {
+    pub(super) layout: KvLayout,
+    pub(super) layers: usize,
+    heads: usize,
+    dim: usize,
+    group: usize,
+    dtype: DType,
+}
+
+/// The element of a token: exact in every dtype.
+fn element(salt: u64, layer: usize, plane: usize, index: usize) -> f32 {
+    let place = (layer as u64) << 40 | (plane as u64) << 32 | index as u64;
+    let mut x = salt ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((x >> 56) as f32 - 128.0) / 64.0
+}
+
+impl Shape {
+    pub(super) fn new(case: &Case) -> Result<Self, String> {
+        let (layers, heads, dim, group) = case.layout;
+        let builder = KvLayout::builder().layers(layers).kv_heads(heads).head_dim(dim).group_tokens(group);
+        let layout = builder.dtype(case.dtype).build().map_err(|e| format!("layout: {e:?}"))?;
+        let (heads, dim) = (usize::from(heads), usize::from(dim));
+        Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype: case.dtype })
+    }
+
+    pub(super) fn append(&self, sequence: &mut Sequence, layer: usize, salts: &[u64]) -> stratakv::Result<()> {
+        let row = self.heads * self.dim;
+        let plane = |plane| {
+            let tokens = salts.iter();
+            tokens.flat_map(|&salt| (0..row).map(move |i| element(salt, layer, plane, i))).collect::<Vec<f32>>()
+        };
+        let (keys, values) = (plane(0), plane(1));
+        let view = |data| TensorView::token_major(data, salts.len(), self.heads, self.dim);
+        sequence.append(layer, view(&keys), view(&values))
+    }
+
+    /// Reads a layer whole and holds it against what was appended. `Ok(Err)` is an error of the store.
+    pub(super) fn check(
+        &self,
+        store: &Store,
+        sequence: &Sequence,
+        layer: usize,
+        salts: &[u64],
+    ) -> Result<stratakv::Result<()>, String> {
+        if salts.is_empty() {
+            return Ok(Ok(()));
+        }
+        let view = match sequence.select_all(layer) {
+            Ok(view) => view,
+            Err(e) => return Ok(Err(e)),
+        };
+        if !view.positions().eq(0..salts.len() as u64) {
+            return Err(format!("layer {layer}: the view has {} tokens, not {}", view.tokens(), salts.len()));
+        }
+        let batch = match store.read(&[&view]).and_then(stratakv::ReadTicket::wait) {
+            Ok(batch) => batch,
+            Err(e) => return Ok(Err(e)),
+        };
+        let blocks = match batch.get(0) {
+            Ok(blocks) => blocks,
+            Err(e) => return Ok(Err(e)),
+        };
+        for (nth, group) in view.groups().enumerate() {
+            let (keys, values) = match blocks.group(nth) {
+                Ok(planes) => planes,
+                Err(e) => return Ok(Err(e)),
+            };
+            let salts = &salts[group as usize * self.group..][..self.group];
+            for (plane, bytes) in [keys, values].into_iter().enumerate() {
+                self.check_plane(layer, plane, salts, bytes).map_err(|e| format!("group {group}: {e}"))?;
+            }
+        }
+        let query: Vec<f32> = (0..self.heads * self.dim).map(|i| element(salts[0] ^ 77, layer, 2, i) / 2.0).collect();
+        let mut out = vec![0.0; query.len()];
+        if let Err(e) = attend(&query, &view, blocks, &mut out) {
+            return Ok(Err(e));
+        }
+        self.check_attention(layer, salts, &query, &out)?;
+        Ok(Ok(()))
+    }
+
+    fn check_plane(&self, layer: usize, plane: usize, salts: &[u64], bytes: &[u8]) -> Result<(), String> {
+        let size = self.dtype.bytes();
+        if bytes.len() != self.heads * self.group * self.dim * size {
+            return Err(format!("a plane of {} bytes", bytes.len()));
+        }
+        for (index, stored) in bytes.chunks_exact(size).enumerate() {
+            let (head, rest) = (index / (self.group * self.dim), index % (self.group * self.dim));
+            let (token, i) = (rest / self.dim, rest % self.dim);
+            let want = element(salts[token], layer, plane, head * self.dim + i);
+            let same = match self.dtype {
+                DType::F32 => stored == want.to_le_bytes(),
+                DType::Bf16 => stored == half::bf16::from_f32(want).to_le_bytes(),
+                _ => stored == half::f16::from_f32(want).to_le_bytes(),
+            };
+            if !same {
+                return Err(format!("layer {layer}, plane {plane}: token {token} of the group has wrong bytes"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_attention(&self, layer: usize, salts: &[u64], query: &[f32], out: &[f32]) -> Result<(), String> {
+        for head in 0..self.heads {
+            let at = head * self.dim;
+            let scores: Vec<f32> = salts
+                .iter()
+                .map(|&salt| (0..self.dim).map(|i| query[at + i] * element(salt, layer, 0, at + i)).sum::<f32>())
+                .map(|dot| dot / (self.dim as f32).sqrt())
+                .collect();
+            let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let weights: Vec<f32> = scores.iter().map(|score| (score - best).exp()).collect();
+            let total: f32 = weights.iter().sum();
+            for i in 0..self.dim {
+                let values = salts.iter().zip(&weights).map(|(&salt, w)| w * element(salt, layer, 1, at + i));
+                let want = values.sum::<f32>() / total;
+                if (out[at + i] - want).abs() > 2e-4 {
+                    return Err(format!("layer {layer}: attention gives {}, not {want}", out[at + i]));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! What a run must have seen to count.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use stratakv::sim::Event;
+
+/// Cases from which on everything must have been seen.
+const GATE_CASES: u64 = 10_000;
+
+/// Names of what is counted outside of the engine.
+pub(super) const DOUBLE_CRASH: &str = "crash during recovery";
+pub(super) const NO_SPACE: &str = "no space";
+pub(super) const POISONED: &str = "poisoned by a failed sync";
+pub(super) const WRITE_ERROR: &str = "write error";
+pub(super) const READ_ERROR: &str = "read error";
+pub(super) const ROT_FOUND: &str = "bit rot reported";
+pub(super) const CHECKED: &str = "crash image checked by kvfsck";
+pub(super) const LOST: &str = "unacknowledged commits lost";
+pub(super) const LANDED: &str = "unacknowledged commits kept";
+
+/// Counts of what was seen.
+#[derive(Clone, Debug, Default)]
+pub struct Coverage {
+    /// Cases run.
+    pub cases: u64,
+    /// Crashes.
+    pub crashes: u64,
+    /// Operations of the histories.
+    pub operations: u64,
+    /// What was seen, how often.
+    pub seen: BTreeMap<&'static str, u64>,
+}
+
+impl Coverage {
+    pub(super) fn add(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    pub(super) fn add_events(&mut self) {
+        for (event, count) in stratakv::sim::take_events() {
+            *self.seen.entry(name(event)).or_default() += count;
+        }
+    }
+
+    /// What was never seen although it had to be.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        if self.cases < GATE_CASES {
+            return Vec::new();
+        }
+        let events = [
+            Event::SegmentRecycled,
+            Event::Checkpoint,
+            Event::ManifestCut,
+            Event::TornBatch,
+            Event::SplitBatches,
+            Event::SplitCut,
+        ];
+        let own = [DOUBLE_CRASH, NO_SPACE, POISONED, WRITE_ERROR, READ_ERROR, ROT_FOUND, CHECKED, LOST, LANDED];
+        events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
+    }
+}
+
+fn name(event: Event) -> &'static str {
+    match event {
+        Event::SegmentRecycled => "segment recycled",
+        Event::Checkpoint => "checkpoint",
+        Event::ManifestCut => "manifest cut",
+        Event::TornBatch => "torn batch",
+        Event::SplitBatches => "split batches",
+        Event::SplitCut => "split batches cut",
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cases, {} operations, {} crashes", self.cases, self.operations, self.crashes)?;
+        self.seen.iter().try_for_each(|(what, count)| write!(f, "\n  {what}: {count}"))
+    }
+}
