@@ -132,14 +132,15 @@ mod tests {
     use crate::kv::memory::MemoryPolicy;
     use crate::kv::{KvCache, KvDType, KvGeometry, LayerGeometry, MemoryKv};
 
-    /// Between -2 and 2, different at every index.
+    /// Between -1 and 1, different at every index. (Serial sums of 4000 weights of larger ones err by 1e-5 themselves.)
     fn values(seed: u64, count: usize) -> Vec<f32> {
         let mix = |i: u64| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (0..count as u64).map(|i| ((mix(i) ^ mix(i) >> 29) >> 40) as f32 / (1 << 22) as f32 - 2.0).collect()
+        (0..count as u64).map(|i| ((mix(i) ^ mix(i) >> 29) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
     }
 
     #[test]
     fn two_implementations_agree() {
+        let mut most = 0.0f32;
         let layer = |window| LayerGeometry { kv_heads: 2, head_dim: 24, window };
         for dtype in [KvDType::F32, KvDType::F16, KvDType::Bf16] {
             for group in [1, 4, 16] {
@@ -160,12 +161,15 @@ mod tests {
                         }
                         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                         assert!(worst < 1e-5, "{dtype:?}, groups of {group}, round {round}, layer {layer}: {worst}");
+                        most = most.max(worst);
                         assert!(a.iter().any(|x| x.abs() > 1e-3), "values that tell something");
                     }
                 }
                 assert_eq!(own.stats(), grouped.stats());
             }
         }
+        assert!(most > 0.0, "sums in another order");
+        println!("largest difference {most}");
     }
 
     #[test]
