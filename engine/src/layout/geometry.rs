@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(parts(8, 128, 8), 8);
         assert_eq!(parts(2, 64, 4), 128);
         assert_eq!(parts(1, 8, 1), 256, "a page each");
-        assert_eq!(parts(16, 256, 128), 1, "blocks larger than a part");
+        assert_eq!(parts(8, 128, 128), 1, "blocks larger than a part");
         let layout = KvLayout::builder().layer_specs([LayerSpec::none(), LayerSpec::full(1, 8)]).build().unwrap();
         for layer in [0, 2] {
             assert_eq!(layout.part_groups(layer).unwrap_err().kind(), ErrorKind::InvalidArgument);
