@@ -6,6 +6,11 @@ use stratakv_format::DType;
 use stratakv_format::layout::{BlockGeometry, GROUP_TOKENS_MAX, LayerGeometry, Layout};
 use stratakv_format::page::round_up_to_page;
 
+/// Bytes of blocks in a part of a view.
+const PART_BYTES: usize = 256 << 10;
+/// The most bytes of a part's buffer, when every block of it lies on pages of its own.
+const BUFFER_BYTES_MAX: usize = 1 << 20;
+
 /// Geometry of one layer, for models whose layers differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpec {
@@ -232,6 +237,24 @@ impl KvLayout {
         let useful = (geometry.key_elements() + geometry.value_elements()) * self.dtype().bytes() * self.group_tokens();
         Ok(round_up_to_page(self.block(layer).block_bytes) as f64 / useful as f64)
     }
+
+    /// Groups of `layer` in a part of a view. Attention over a view adds up one
+    /// [`Partial`](crate::attention::Partial) per so many of its groups, in rising order, and merges them in that order,
+    /// then one for the tail: with [`attention`](crate::attention) the same sums give the same bits. It depends on the
+    /// geometry of the layer alone, and may change between versions of the engine.
+    ///
+    /// # Errors
+    /// No such layer, or one without KV.
+    pub fn part_groups(&self, layer: usize) -> Result<usize> {
+        self.kv_layer(layer)?;
+        Ok(part_groups(self.block(layer)))
+    }
+}
+
+/// [`KvLayout::part_groups`] by block geometry.
+pub(crate) fn part_groups(block: &BlockGeometry) -> usize {
+    let bytes = block.block_bytes.max(1);
+    (PART_BYTES / bytes).min(BUFFER_BYTES_MAX / round_up_to_page(bytes)).max(1)
 }
 
 const _: () = assert!(GROUP_TOKENS_MAX <= 128, "token masks have 128 bits");
@@ -252,6 +275,22 @@ mod tests {
     fn amplification_of_small_blocks_is_visible() {
         let layout = KvLayout::builder().layers(4).kv_heads(2).head_dim(64).group_tokens(4).build().unwrap();
         assert!((layout.read_amplification(3).unwrap() - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn parts_are_bounded_in_blocks_and_in_scattered_pages() {
+        let parts = |heads, dim, group| {
+            let layout = KvLayout::builder().layers(1).kv_heads(heads).head_dim(dim).group_tokens(group).build();
+            layout.unwrap().part_groups(0).unwrap()
+        };
+        assert_eq!(parts(8, 128, 8), 8);
+        assert_eq!(parts(2, 64, 4), 128);
+        assert_eq!(parts(1, 8, 1), 256, "a page each");
+        assert_eq!(parts(8, 128, 128), 1, "blocks larger than a part");
+        let layout = KvLayout::builder().layer_specs([LayerSpec::none(), LayerSpec::full(1, 8)]).build().unwrap();
+        for layer in [0, 2] {
+            assert_eq!(layout.part_groups(layer).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
     }
 
     #[test]

@@ -3,5 +3,6 @@
 mod geometry;
 mod tensor;
 
+pub(crate) use geometry::part_groups;
 pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
 pub use tensor::{Element, TensorView};

@@ -1,18 +1,13 @@
 //! Views to reads: parts of fixed size, neighbours coalesced. Pure.
 //!
-//! A part is a run of a view's units of about [`PART_BYTES`] of blocks, cut the same way whatever is resident and wherever
+//! A part is a run of a view's units, as many as [`part_groups`] says, cut the same way whatever is resident and wherever
 //! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
 
-use crate::device::arena::PAGE_BYTES;
 use crate::index::SegmentHandle;
+use crate::layout::part_groups;
 use crate::select::{UnitSource, ViewInner};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Bytes of blocks in a part.
-const PART_BYTES: usize = 256 << 10;
-/// The most bytes of a part's buffer, when every block of it lies on pages of its own.
-const BUFFER_BYTES_MAX: usize = 1 << 20;
 
 /// One read: whole units of a segment (pages, or less where the device reads less) to an offset of the part's buffer.
 pub(crate) struct PlannedRead {
@@ -36,9 +31,8 @@ pub(crate) struct Part {
 pub(crate) fn plan(views: &[Arc<ViewInner>]) -> Vec<Part> {
     let mut parts = Vec::new();
     for (index, view) in views.iter().enumerate() {
-        let block_bytes = view.layout.block(view.layer).block_bytes;
-        let scattered = block_bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
-        let per_part = (PART_BYTES / block_bytes.max(1)).min(BUFFER_BYTES_MAX / scattered).max(1);
+        let block = view.layout.block(view.layer);
+        let (block_bytes, per_part) = (block.block_bytes, part_groups(block));
         for start in (0..view.units.len()).step_by(per_part) {
             parts.push(plan_part(index, view, start..(start + per_part).min(view.units.len()), block_bytes));
         }

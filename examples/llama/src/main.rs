@@ -44,9 +44,9 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
     let report = recall::run(
         &model,
         &prompts,
-        dtype,
         (args.cache.policy.name(), &budget),
         &bar,
+        || backend.in_memory(),
         |prompt| backend.create(&format!("recall/{}", prompt.id)),
         |prompt, mut cache| {
             if args.keep {

@@ -94,9 +94,9 @@ fn full_attention_answers_as_the_reference_says() {
         let report = recall::run(
             &model,
             &prompts,
-            dtype,
             ("full", "1"),
             &bar,
+            || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
             |_| Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
             |_, _| Ok(()),
         )
@@ -119,9 +119,9 @@ fn the_newest_tokens_alone_do_not_answer() {
     let report = recall::run(
         &model,
         &prompts,
-        KvDType::F32,
         ("window", "1/13"),
         &ProgressBar::hidden(),
+        || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
         |_| Ok(MemoryKv::new(geometry.clone(), policy)),
         |_, _| Ok(()),
     )

@@ -8,6 +8,7 @@ use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, SequenceOptions, Store
 use tempfile::TempDir;
 
 use super::KvGeometry;
+use super::memory::{MemoryKv, MemoryPolicy};
 use super::store::{StoreKv, StorePolicy, engine_error, kv_layout};
 use crate::budget::Budget;
 use crate::process;
@@ -137,6 +138,14 @@ impl Backend {
         let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
         Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability))
+    }
+
+    /// An empty cache in memory with full attention: what `full` in the store must give, bit by bit.
+    ///
+    /// # Errors
+    /// None that opening the store would not have reported.
+    pub fn in_memory(&self) -> Result<MemoryKv> {
+        MemoryKv::new(self.geometry.clone(), MemoryPolicy::Full).with_groups(self.layout.group_tokens())
     }
 
     /// How the store runs.

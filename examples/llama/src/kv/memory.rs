@@ -1,4 +1,8 @@
 //! Keys and values in memory: the reference against which a store is measured.
+//!
+//! It has kernels of its own, which check those of the engine. Sums in another order differ in the last bits, though, and
+//! where a difference of 1e-7 rounds a later key to the next f16, logits differ by 1e-3. What is to be compared with a
+//! store bit by bit attends in the store's groups instead ([`MemoryKv::with_groups`]).
 
 use std::ops::Range;
 
@@ -6,6 +10,7 @@ use anyhow::{Result, ensure};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 
+use super::grouped::GroupedLayer;
 use super::{Committed, KvCache, KvDType, KvGeometry, KvStats, check_append, check_attend};
 use crate::budget::Budget;
 use crate::simd::{Dots, ExpScores, WeightedSum};
@@ -74,6 +79,8 @@ pub struct MemoryKv {
     geometry: KvGeometry,
     policy: MemoryPolicy,
     layers: Vec<Layer>,
+    /// The same once more in a store's groups, one entry per layer; empty: attend with the kernels here.
+    grouped: Vec<GroupedLayer>,
     committed: Option<Committed>,
     attends: u64,
     bytes_read: u64,
@@ -86,7 +93,19 @@ impl MemoryKv {
         let dtype = geometry.dtype;
         let layer = Layer { keys: Plane::new(dtype), values: Plane::new(dtype), tokens: 0 };
         let layers = vec![layer; geometry.layers.len()];
-        Self { geometry, policy, layers, committed: None, attends: 0, bytes_read: 0 }
+        Self { geometry, policy, layers, grouped: Vec::new(), committed: None, attends: 0, bytes_read: 0 }
+    }
+
+    /// The same empty cache, attending with the engine's kernels in groups of `group_tokens` and in the engine's parts: its
+    /// results equal those of a store with such groups bit by bit, if the store holds the bytes that were appended.
+    ///
+    /// # Errors
+    /// A policy other than full attention, a cache that holds tokens, sizes the engine does not take.
+    pub fn with_groups(mut self, group_tokens: usize) -> Result<Self> {
+        ensure!(self.policy == MemoryPolicy::Full, "groups are for full attention");
+        ensure!(self.layers.iter().all(|l| l.tokens == 0), "groups are for an empty cache");
+        self.grouped = GroupedLayer::layers(&self.geometry, group_tokens)?;
+        Ok(self)
     }
 
     /// Keys of some tokens of one layer, `[tokens, kv_heads, head_dim]`.
@@ -170,9 +189,14 @@ impl MemoryKv {
         for (out, sum) in out.chunks_exact_mut(dim).zip(sums) {
             out.iter_mut().for_each(|x| *x /= sum);
         }
-        self.attends += 1;
-        self.bytes_read += (count * 2 * width * self.geometry.dtype.bytes()) as u64;
+        self.count(layer, count);
         Ok(())
+    }
+
+    /// Counts an attention over `tokens` tokens.
+    fn count(&mut self, layer: usize, tokens: usize) {
+        self.attends += 1;
+        self.bytes_read += (tokens * 2 * self.geometry.layers[layer].width() * self.geometry.dtype.bytes()) as u64;
     }
 
     /// Tokens the policy lets the newest token of this layer see: from the beginning (may be none), and the newest.
@@ -210,12 +234,23 @@ impl KvCache for MemoryKv {
         held.keys.push(keys);
         held.values.push(values);
         held.tokens += tokens;
+        if let Some(grouped) = self.grouped.get_mut(layer) {
+            grouped.push(keys, values);
+        }
         Ok(())
     }
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
         check_attend(&self.geometry, layer, queries, out)?;
-        self.attend_ranges(layer, &self.visible(layer), queries, out)
+        let visible = self.visible(layer);
+        let Some(grouped) = self.grouped.get(layer) else {
+            return self.attend_ranges(layer, &visible, queries, out);
+        };
+        // Full attention sees one range: up to the newest token.
+        let [_, range] = visible;
+        grouped.attend(range.start, queries, out)?;
+        self.count(layer, range.len());
+        Ok(())
     }
 
     fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {

@@ -1,9 +1,11 @@
 //! The KV cache as the runtime sees it: append per layer, attend per layer, commit per step.
 //!
-//! [`memory`] holds everything in memory: full attention, the reference of every accuracy figure, and the `window` policy.
+//! [`memory`] holds everything in memory: full attention, the reference of every accuracy figure, and the `window` policy;
+//! [`grouped`] is how it attends in the groups and parts of a store.
 //! [`store`] keeps them in a stratakv store, of which a step reads what it attends. [`backend`] turns command-line options into caches.
 
 pub mod backend;
+pub mod grouped;
 pub mod memory;
 pub mod store;
 

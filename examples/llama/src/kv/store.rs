@@ -72,6 +72,15 @@ impl std::error::Error for EngineError {
     // Display shows the inner error with its own source already.
 }
 
+/// The engine's name of an element type.
+pub(super) const fn engine_dtype(dtype: KvDType) -> DType {
+    match dtype {
+        KvDType::F32 => DType::F32,
+        KvDType::F16 => DType::F16,
+        KvDType::Bf16 => DType::Bf16,
+    }
+}
+
 /// The engine's layout of a model's cache.
 ///
 /// # Errors
@@ -85,11 +94,7 @@ pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 3
             Some(window) => LayerSpec::sliding(heads, dim, u32::try_from(window)?),
         });
     }
-    let dtype = match geometry.dtype {
-        KvDType::F32 => DType::F32,
-        KvDType::F16 => DType::F16,
-        KvDType::Bf16 => DType::Bf16,
-    };
+    let dtype = engine_dtype(geometry.dtype);
     let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(u16::try_from(group_tokens)?);
     builder.fingerprint(fingerprint).build().map_err(engine_error)
 }

@@ -7,8 +7,7 @@ use indicatif::ProgressBar;
 
 use super::prompts::Prompt;
 use super::report::{Cell, Report};
-use crate::kv::memory::MemoryPolicy;
-use crate::kv::{KvCache, KvDType, KvStats, MemoryKv};
+use crate::kv::{KvCache, KvStats, MemoryKv};
 use crate::model::{Model, Wanted, argmax};
 
 /// Caller state of a recall sequence: there is nothing to resume.
@@ -49,23 +48,24 @@ pub fn answer(model: &Model, prompt: &Prompt, cache: &mut dyn KvCache) -> Result
     Ok(answers)
 }
 
-/// Runs all prompts. `open` makes an empty cache under the policy for one prompt, `close` takes it back when the prompt is done.
+/// Runs all prompts. `full` makes an empty cache in memory for the full attention that a prompt is compared with, `open` one
+/// under the policy, and `close` takes the latter back when the prompt is done.
 ///
 /// # Errors
-/// As [`Model::prefill`] and [`Model::decode`], and what `open` and `close` report; the prompt is named.
+/// As [`Model::prefill`] and [`Model::decode`], and what `full`, `open` and `close` report; the prompt is named.
 pub fn run<C: KvCache>(
     model: &Model,
     prompts: &[Prompt],
-    dtype: KvDType,
     policy: (&str, &str),
     bar: &ProgressBar,
+    full: impl Fn() -> Result<MemoryKv>,
     mut open: impl FnMut(&Prompt) -> Result<C>,
     mut close: impl FnMut(&Prompt, C) -> Result<()>,
 ) -> Result<Report> {
     let mut report = Report::default();
     for prompt in prompts {
         let mut one = || -> Result<()> {
-            let mut full = MemoryKv::new(model.kv_geometry(dtype), MemoryPolicy::Full);
+            let mut full = full()?;
             let mut cache = open(prompt)?;
             let ids = &prompt.prompt[..prompt.query_start];
             let layers = model.config().layers();
