@@ -51,14 +51,13 @@
 
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 pub mod attention;
-#[allow(dead_code, unsafe_code, reason = "unsafe lives here; drivers and the simulator use parts of it each")]
+#[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod device;
 mod environment;
 pub mod error;
 mod index;
 mod layout;
 mod log;
-#[allow(dead_code, reason = "callers grow into it")]
 pub mod metrics;
 mod options;
 mod plan;
@@ -67,7 +66,6 @@ mod reclaim;
 mod recover;
 mod select;
 mod sequence;
-#[allow(dead_code, reason = "callers grow into it")]
 mod shard;
 mod store;
 mod summary;

@@ -67,6 +67,8 @@ pub struct DeviceStatus {
     pub notes: Vec<String>,
     /// Whether I/O bypasses the page cache.
     pub direct: bool,
+    /// Bytes of its file system that are free; none when it cannot be told.
+    pub available_bytes: Option<u64>,
     /// What it did since the store was opened.
     pub counters: DeviceSnapshot,
 }
@@ -290,6 +292,7 @@ impl Store {
                 driver: status.name.to_owned(),
                 notes: status.notes,
                 direct: device.directory.direct_io().is_direct(),
+                available_bytes: device.directory.space().ok().map(|space| space.available),
                 counters: device.counters.snapshot(),
             }
         };

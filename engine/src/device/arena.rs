@@ -229,6 +229,7 @@ impl Arena {
     }
 
     /// Bytes that the budget behind it has given out, for slabs and everything else.
+    #[cfg(test)]
     pub(crate) fn budget_used(&self) -> usize {
         self.0.budget.used()
     }

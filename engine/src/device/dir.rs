@@ -38,6 +38,7 @@ pub(crate) struct DeviceDir {
     root: OwnedFd,
     path: PathBuf,
     access: Access,
+    #[allow(dead_code, reason = "tests tell directories apart by it")]
     identity: Identity,
     direct: DirectIo,
     poison: Arc<Poison>,

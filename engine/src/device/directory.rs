@@ -47,6 +47,7 @@ pub(crate) struct Entry {
 /// The control plane of a device: all that is done to it besides queued I/O. Paths are relative to its root.
 pub(crate) trait Directory: Send + Sync {
     fn path(&self) -> &Path;
+    #[allow(dead_code, reason = "tests tell directories apart by it")]
     fn identity(&self) -> Identity;
     fn direct_io(&self) -> &DirectIo;
     /// Raised by the first failed sync, of whatever kind; then nothing is written any more.

@@ -22,6 +22,7 @@ pub(crate) struct DeviceFile {
     handle: Handle,
     path: String,
     direct: bool,
+    #[allow(dead_code, reason = "see is_preallocated")]
     preallocated: bool,
     id: u64,
 }
@@ -58,6 +59,7 @@ impl DeviceFile {
     }
 
     /// Whether its blocks were reserved at creation, so that writes within its length cannot run out of space.
+    #[allow(dead_code, reason = "tests ask; capacity accounting will")]
     pub(crate) fn is_preallocated(&self) -> bool {
         self.preallocated
     }

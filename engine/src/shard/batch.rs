@@ -13,10 +13,12 @@ pub(crate) enum Priority {
     /// Reads that a caller waits for.
     Demand,
     /// Reads ahead of need.
+    #[allow(dead_code, reason = "tests; the shard keeps its order for them already")]
     Prefetch,
     /// Appends, commits and their syncs.
     Write,
     /// Moving live data out of the way.
+    #[allow(dead_code, reason = "tests; the shard keeps its order for them already")]
     Clean,
 }
 
@@ -61,6 +63,7 @@ impl Accepted {
     }
 
     /// Back to the caller's form: nothing of it has been submitted yet.
+    #[allow(dead_code, reason = "goes with ShardHandle::submit")]
     pub(super) fn into_batch(mut self) -> Batch {
         let requests = std::mem::take(&mut self.requests).collect();
         let ticket = Arc::clone(&self.ticket);

@@ -107,6 +107,7 @@ impl ShardHandle {
     ///
     /// # Errors
     /// The batch itself, untouched, when the inbox is full.
+    #[allow(dead_code, reason = "tests; for callers that must not block")]
     pub(crate) fn submit(&self, batch: Batch) -> Result<(), Batch> {
         #[cfg(feature = "sim")]
         if let Some(inline) = &self.inline {
