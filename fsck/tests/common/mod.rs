@@ -245,11 +245,11 @@ impl Image {
         let groups_end = first + (end - first) / 4 * 4;
         let mut extents = Vec::new();
         let layers = [0_u16, 2];
-        for kind in [KIND_SUMMARY, KIND_GROUPS] {
-            for layer in layers.into_iter().filter(|_| groups_end > first) {
-                extents.push(Extent { kind, layer, first, tokens: (groups_end - first) as u32 });
-            }
-        }
+        let grouped = |kind| {
+            let extent = move |layer| Extent { kind, layer, first, tokens: (groups_end - first) as u32 };
+            layers.into_iter().filter(move |_| groups_end > first).map(extent)
+        };
+        extents.extend(grouped(KIND_SUMMARY));
         for layer in layers.into_iter().filter(|_| end > groups_end) {
             extents.push(Extent { kind: KIND_TAIL, layer, first: groups_end, tokens: (end - groups_end) as u32 });
         }
@@ -257,6 +257,7 @@ impl Image {
         if !state.is_empty() {
             extents.push(Extent { kind: KIND_CALLER_STATE, layer: 0, first: end, tokens: state.len() as u32 });
         }
+        extents.extend(grouped(KIND_GROUPS));
         let planes_of = |e: &Extent| match e.kind {
             KIND_GROUPS => e.tokens as usize / 4 * 2,
             KIND_TAIL => 2,
@@ -315,7 +316,7 @@ impl Image {
                     checksums.push(CHECKSUM.compute(&identity(e.first, e.tokens, 0), &payload[start..]));
                 }
             }
-            if e.kind == KIND_SUMMARY {
+            if e.kind != KIND_GROUPS {
                 front = payload.len().next_multiple_of(PAGE_BYTES);
             }
             let summary = e.kind == KIND_SUMMARY;
