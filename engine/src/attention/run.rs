@@ -41,9 +41,8 @@ impl<'a> Run<'a> {
 
     /// Becomes the run at the start of `pieces`; of no pieces where the first one does not fit the shape (or there is none).
     pub(super) fn set(&mut self, pieces: &[Piece<'a>]) {
-        (self.pieces, self.tokens, self.n_heads) = (0, 0, 0);
+        (self.pieces, self.tokens, self.n_heads, self.group_tokens) = (0, 0, 0, 0);
         let Some(first) = pieces.first() else { return };
-        self.group_tokens = first.group_tokens;
         let element = self.shape.dtype().bytes();
         let (k_row, v_row) = (self.shape.dk() * element, self.shape.dv() * element);
         for piece in pieces {
@@ -65,6 +64,7 @@ impl<'a> Run<'a> {
             }
         }
         if self.pieces > 0 {
+            self.group_tokens = first.group_tokens;
             for (to, head) in self.heads.iter_mut().zip(first.heads) {
                 *to = head as u8; // masks have 128 bits
                 self.n_heads += 1;
