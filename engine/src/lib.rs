@@ -53,7 +53,6 @@
 pub mod attention;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod device;
-mod environment;
 pub mod error;
 mod index;
 mod layout;
@@ -67,13 +66,13 @@ mod recover;
 mod select;
 mod sequence;
 mod shard;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod sim;
 mod store;
 mod summary;
 
 pub use device::PageBacking;
-#[cfg(feature = "sim")]
-#[doc(hidden)]
-pub use device::sim;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use options::{Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};

@@ -3,8 +3,8 @@
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
+use crate::device::environment::{Mutant, mutated};
 use crate::device::slab::{PageBacking, SLAB_BYTES};
-use crate::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;

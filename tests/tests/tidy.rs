@@ -29,7 +29,7 @@ const FLOORS: &[&[&str]] = &[
     &["sequence", "plan", "recover", "reclaim"],
     &["read"],
     &["store", "pipeline"],
-    &["tune"],
+    &["tune", "sim"],
 ];
 
 fn floor(module: &str) -> Option<usize> {

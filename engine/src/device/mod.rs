@@ -9,6 +9,7 @@ mod confine;
 pub(crate) mod dir;
 pub(crate) mod directory;
 pub(crate) mod driver;
+pub(crate) mod environment;
 pub(crate) mod file;
 mod pages;
 pub(crate) mod posix;
@@ -16,7 +17,7 @@ mod probe;
 mod progress;
 mod registered;
 #[cfg(feature = "sim")]
-pub mod sim;
+pub(crate) mod sim;
 pub(crate) mod slab;
 pub(crate) mod uring;
 

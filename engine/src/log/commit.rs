@@ -3,7 +3,7 @@
 use super::devices::Devices;
 use super::manifest::ManifestLog;
 use super::space::Space;
-use crate::environment::{Mutant, mutated};
+use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::layout::KvLayout;

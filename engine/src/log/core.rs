@@ -3,7 +3,7 @@
 use super::commit::{CommitRequest, Committer};
 use super::devices::Devices;
 use super::space::Space;
-use crate::environment::{Mutant, mutated};
+use crate::device::environment::{Mutant, mutated};
 use crate::error::Result;
 use crate::index::{Catalog, Counters};
 use crate::metrics::lock;

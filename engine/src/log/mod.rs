@@ -14,4 +14,4 @@ pub(crate) use frame::{Draft, SequenceIdentity, Tail, WrittenFrame, front_limit,
 pub(crate) use manifest::{ManifestLog, ManifestPlace, copies_for};
 pub(crate) use space::Space;
 
-pub(crate) use crate::environment::{random_u64, unix_ms};
+pub(crate) use crate::device::environment::{random_u64, unix_ms};

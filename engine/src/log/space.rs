@@ -3,7 +3,7 @@
 use super::devices::Devices;
 use super::random_u64;
 use crate::device::directory::Access;
-use crate::environment::{self, Event, Mutant, mutated};
+use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, open_record, seal_record,

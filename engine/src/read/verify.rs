@@ -3,7 +3,7 @@
 
 use super::ticket::read_again;
 use crate::device::arena::Lease;
-use crate::environment::{Mutant, mutated};
+use crate::device::environment::{Mutant, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;

@@ -7,7 +7,7 @@
 //! | in none | no | the end: what stands behind is cut |
 
 use crate::device::directory::{Access, Directory};
-use crate::environment::{Event, Mutant, mutated, note};
+use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::Catalog;
 use crate::log::{ManifestPlace, copies_for};

@@ -2,9 +2,9 @@
 
 use super::batch::{Accepted, Pending};
 use crate::device::driver::Op;
+use crate::device::environment::{Mutant, mutated};
 use crate::device::file::Poison;
 use crate::device::sim;
-use crate::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::DeviceCounters;
 use std::sync::Arc;

@@ -15,11 +15,9 @@ pub use random::Rng;
 pub use thread::{set_mutant, take_events};
 pub use world::Faults;
 
-use crate::environment;
-use crate::error::Result;
+use crate::device::directory::Directory;
+use crate::device::environment;
 use crate::metrics::lock;
-use crate::options::StoreOptions;
-use crate::store::Store;
 pub use environment::{Event, Mutant};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -53,13 +51,9 @@ impl Simulation {
         Self { world: Arc::new(Mutex::new(world)), devices: geometry.devices }
     }
 
-    /// Opens the store on these disks, by the product's own code. `options` name no devices.
-    ///
-    /// # Errors
-    /// As [`StoreOptions::open`].
-    pub fn open(&self, options: StoreOptions) -> Result<Store> {
-        let directories = (0..self.devices).map(|disk| SimDirectory::open(&self.world, disk)).collect();
-        Store::open_in(options, directories)
+    /// The disks, as devices.
+    pub(crate) fn directories(&self) -> Vec<Arc<dyn Directory>> {
+        (0..self.devices).map(|disk| SimDirectory::open(&self.world, disk)).collect()
     }
 
     /// The power goes at the `operations`-th device operation from now on, which is caught on its way.

@@ -1,8 +1,8 @@
-//! The environment of the simulation that runs on this thread: see [`crate::environment`].
+//! The environment of the simulation that runs on this thread: see [`crate::device::environment`].
 
 use super::random::Rng;
 use crate::device::arena::Arena;
-use crate::environment::{Event, Mutant, Sizes};
+use crate::device::environment::{Event, Mutant, Sizes};
 use crate::metrics::MemoryBudget;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
