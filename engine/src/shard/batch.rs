@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
+use crate::sync::drive_until;
 
 /// Who goes first. Lower ones have a bounded number of requests in flight, fewer while demand reads are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +144,9 @@ impl Waiter {
     }
 
     pub(crate) fn wait(&self) -> Result<()> {
+        if drive_until(|| self.is_done()) && !self.is_done() {
+            return Err(Error::new(ErrorKind::Closed, "the simulation has nothing under way that could end this wait"));
+        }
         let mut state = lock(&self.state);
         while state.0 > 0 {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
