@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use super::batch::{Accepted, Pending, Priority};
 use super::inbox::Inbox;
-use crate::device::environment::{Mutant, mutated};
 use crate::device::driver::{Completion, Driver, DriverStatus, Op, Wait};
+use crate::device::environment::{Mutant, mutated};
 use crate::device::file::Poison;
 use crate::error::{Error, ErrorKind};
 use crate::metrics::{DeviceCounters, lock};

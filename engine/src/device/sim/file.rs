@@ -103,8 +103,7 @@ impl File {
             if left > 0 {
                 let old = self.live.get(page as usize).copied().unwrap_or(ZERO);
                 let own = left.min(SECTORS);
-                let content =
-                    if own == SECTORS { change.content } else { pages.mix(old, change.content, |s| s < own) };
+                let content = if own == SECTORS { change.content } else { pages.mix(old, change.content, |s| s < own) };
                 let change = Change { page, content, ..*change };
                 set(&mut self.live, change);
                 self.pending.push((moment, change));
@@ -172,7 +171,8 @@ impl File {
         changes.extend(self.pending.drain(..).map(|(_, change)| change));
         changes.append(&mut self.under_way);
         if !changes.is_empty() || self.pending_pages.is_some() {
-            let writes = changes.chunk_by(|a, b| a.write == b.write).count() + usize::from(self.pending_pages.is_some());
+            let writes =
+                changes.chunk_by(|a, b| a.write == b.write).count() + usize::from(self.pending_pages.is_some());
             let landing = Landing::any(rng, writes);
             let length_lands = match landing {
                 Landing::Nothing => false,
