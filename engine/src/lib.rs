@@ -72,6 +72,7 @@ mod shard;
 pub mod sim;
 mod store;
 mod summary;
+mod sync;
 
 pub use cache::CacheStatus;
 pub use device::PageBacking;

@@ -386,7 +386,8 @@ fn start_devices(
         let index = DeviceIndex(index as u16);
         list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
     }
-    let control = arena.lease_zeroed(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
+    // Not zeroed: only what was copied into it is written.
+    let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     Ok(Devices { list, arena, budget, control: Mutex::new(control), identity })
 }
 

@@ -171,11 +171,7 @@ impl Runner<'_> {
                 Ok(())
             }
             ErrorKind::Io if hit => {
-                coverage.add(if e.to_string().contains("read of") {
-                    coverage::READ_ERROR
-                } else {
-                    coverage::WRITE_ERROR
-                });
+                coverage.add(if e.to_string().contains("read") { coverage::READ_ERROR } else { coverage::WRITE_ERROR });
                 Ok(())
             }
             ErrorKind::Poisoned | ErrorKind::Indeterminate if hit || tight => {
