@@ -14,7 +14,7 @@ enum Step {
     Ask(u16),
     Remove(u16),
     Evict,
-    EndStep,
+    Next,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -22,7 +22,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         12 => (0_u16..40).prop_map(Step::Ask),
         1 => (0_u16..40).prop_map(Step::Remove),
         1 => Just(Step::Evict),
-        2 => Just(Step::EndStep),
+        2 => Just(Step::Next),
     ];
     prop::collection::vec(step, 1..300)
 }
@@ -65,7 +65,7 @@ proptest! {
                         prop_assert!(model.remove(&gone).is_some());
                     }
                 }
-                Step::EndStep => cache.end_step(),
+                Step::Next => cache.end_step(),
             }
             prop_assert_eq!(cache.len(), model.len());
             prop_assert_eq!(cache.bytes(), model.values().sum::<usize>());
