@@ -17,6 +17,10 @@ pub enum Regime {
     Errors,
     /// Bits flip on the medium while the power is off.
     Rot,
+    /// Writes land elsewhere or nowhere, and report success.
+    Astray,
+    /// A read brings a wrong bit once.
+    Flips,
 }
 
 /// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first.
@@ -89,11 +93,13 @@ impl Case {
     pub fn generate(seed: u64) -> Self {
         let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0xca5e);
         let rng = &mut rng;
-        let regime = match rng.below(20) {
-            0..=11 => Regime::Plain,
-            12..=14 => Regime::Tight,
-            15..=18 => Regime::Errors,
-            _ => Regime::Rot,
+        let regime = match rng.below(24) {
+            0..=12 => Regime::Plain,
+            13..=16 => Regime::Tight,
+            17..=20 => Regime::Errors,
+            21 => Regime::Rot,
+            22 => Regime::Astray,
+            _ => Regime::Flips,
         };
         let devices = pick(rng, &[1, 1, 1, 2, 3]);
         let segment_pages = pick(rng, &[8, 8, 10, 12, 16]);
@@ -136,21 +142,7 @@ impl Round {
             5 | 6 => vec![rng.below(70)],
             _ => vec![rng.below(70), rng.below(70)],
         };
-        let faults = (regime == Regime::Errors).then(|| {
-            let within = |rng: &mut Rng, most| rng.one_in(2).then(|| rng.below(most));
-            let mut faults = Faults { read_stays: rng.one_in(2), ..Faults::default() };
-            match rng.below(4) {
-                0 => faults.write = Some(rng.below(20)),
-                1 => faults.sync = Some(rng.below(12)),
-                2 => faults.create = Some(rng.below(3)),
-                _ => {
-                    faults.read = Some(rng.below(6));
-                    faults.write = within(rng, 60);
-                    faults.sync = within(rng, 60);
-                }
-            }
-            (rng.below(length) as usize, faults)
-        });
+        let faults = Self::faults(rng, regime, devices).map(|faults| (rng.below(length) as usize, faults));
         let rot = (regime == Regime::Rot).then(|| match rng.below(4) {
             0 => ("segments/", 1, u64::MAX),
             1 => ("segments/", 1, 24 << 10),
@@ -158,6 +150,39 @@ impl Round {
             _ => ("manifest/", if devices == 1 { 2 } else { devices }, 48 << 10),
         });
         Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot }
+    }
+
+    fn faults(rng: &mut Rng, regime: Regime, devices: usize) -> Option<Faults> {
+        let within = |rng: &mut Rng, most| rng.one_in(2).then(|| rng.below(most));
+        let mut faults = Faults::default();
+        // What nobody may notice, in any regime.
+        if rng.one_in(4) {
+            faults.short = within(rng, 40);
+            faults.interrupted = within(rng, 40);
+            faults.slow = rng.one_in(2).then(|| rng.below(devices as u64) as usize);
+        }
+        match regime {
+            Regime::Plain | Regime::Tight | Regime::Rot => {}
+            Regime::Errors => {
+                faults.read_stays = rng.one_in(2);
+                match rng.below(5) {
+                    0 => faults.write = Some(rng.below(20)),
+                    1 => faults.sync = Some(rng.below(12)),
+                    2 => faults.create = Some(rng.below(3)),
+                    3 => faults.full = Some(rng.below(20)),
+                    _ => {
+                        faults.read = Some(rng.below(6));
+                        faults.write = within(rng, 60);
+                        faults.full = within(rng, 60);
+                        faults.sync = within(rng, 60);
+                    }
+                }
+            }
+            Regime::Astray if rng.one_in(2) => faults.misdirected = Some(rng.below(8)),
+            Regime::Astray => faults.phantom = Some(rng.below(8)),
+            Regime::Flips => faults.flip = Some(rng.below(12)),
+        }
+        (faults != Faults::default()).then_some(faults)
     }
 }
 

@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault, with the cases within which it must be found.
-const BUDGETS: [(Mutant, u64); 13] = [
+const BUDGETS: [(Mutant, u64); 18] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -20,6 +20,11 @@ const BUDGETS: [(Mutant, u64); 13] = [
     (Mutant::SplitNotAtomic, 10_000),
     (Mutant::PayloadChecksumIgnored, 10_000),
     (Mutant::SegmentNameNotSynced, 5_000),
+    (Mutant::SyncBeforeCompletion, 5_000),
+    (Mutant::ShortAccepted, 5_000),
+    (Mutant::ChecksumOfHalf, 20_000),
+    (Mutant::ReuseBeforeFlush, 20_000),
+    (Mutant::NotReadAgain, 20_000),
 ];
 
 /// How the search for one of them went.
