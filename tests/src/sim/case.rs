@@ -1,5 +1,7 @@
 //! What a case is: everything that happens, decided from its seed before it starts.
 
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use stratakv::sim::{Faults, Geometry, Rng};
 use stratakv::{DType, Durability};
 
@@ -7,7 +9,7 @@ use stratakv::{DType, Durability};
 pub(super) const SLOTS: usize = 4;
 
 /// What goes wrong besides the power.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Regime {
     /// Nothing.
     Plain,
@@ -24,7 +26,7 @@ pub enum Regime {
 }
 
 /// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
 pub enum Operation {
     /// Appends tokens to the layers of the mask.
@@ -46,7 +48,7 @@ pub enum Operation {
 }
 
 /// Operations up to a crash, and what follows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
     /// Steps.
     pub operations: Vec<Operation>,
@@ -57,11 +59,11 @@ pub struct Round {
     /// Faults from the given step on.
     pub faults: Option<(usize, Faults)>,
     /// Bit rot while the power is off: path prefix, copies, and offset limit.
-    pub rot: Option<(&'static str, usize, u64)>,
+    pub rot: Option<(Cow<'static, str>, usize, u64)>,
 }
 
 /// One history.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Case {
     /// Where it comes from; also seeds what the devices do.
     pub seed: u64,
@@ -76,11 +78,30 @@ pub struct Case {
     /// Layers, KV heads, head dim, group tokens.
     pub layout: (u16, u16, u16, u16),
     /// Element type.
+    #[serde(with = "dtype")]
     pub dtype: DType,
     /// With min/max summaries.
     pub summaries: bool,
     /// What happens.
     pub rounds: Vec<Round>,
+}
+
+/// Element types by name.
+mod dtype {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use stratakv::DType;
+
+    const ALL: [DType; 3] = [DType::F16, DType::F32, DType::Bf16];
+
+    pub(super) fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
+        format!("{dtype:?}").serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+        let name = String::deserialize(from)?;
+        let found = ALL.into_iter().find(|dtype| format!("{dtype:?}") == name);
+        found.ok_or_else(|| D::Error::custom(format!("no element type {name}")))
+    }
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
@@ -144,10 +165,10 @@ impl Round {
         };
         let faults = Self::faults(rng, regime, devices).map(|faults| (rng.below(length) as usize, faults));
         let rot = (regime == Regime::Rot).then(|| match rng.below(4) {
-            0 => ("segments/", 1, u64::MAX),
-            1 => ("segments/", 1, 24 << 10),
-            2 => ("manifest/", 1, u64::MAX),
-            _ => ("manifest/", if devices == 1 { 2 } else { devices }, 48 << 10),
+            0 => ("segments/".into(), 1, u64::MAX),
+            1 => ("segments/".into(), 1, 24 << 10),
+            2 => ("manifest/".into(), 1, u64::MAX),
+            _ => ("manifest/".into(), if devices == 1 { 2 } else { devices }, 48 << 10),
         });
         Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot }
     }

@@ -42,11 +42,22 @@ pub struct MutantOutcome {
 #[must_use]
 pub fn mutants(first: u64) -> Vec<MutantOutcome> {
     let search = |(mutant, budget)| {
-        set_mutant(Some(mutant));
         let failing = |seed| run(&Case::generate(seed), &mut Coverage::default()).err();
-        let found = (0..budget).find_map(|n| failing(first.wrapping_add(n)).map(|failure| (n + 1, failure)));
-        set_mutant(None);
-        MutantOutcome { mutant, budget, found }
+        let search = || (0..budget).find_map(|n| failing(first.wrapping_add(n)).map(|failure| (n + 1, failure)));
+        MutantOutcome { mutant, budget, found: with_mutant(mutant, search) }
     };
     BUDGETS.into_iter().map(search).collect()
+}
+
+/// Does something with a fault planted.
+pub fn with_mutant<T>(mutant: Mutant, f: impl FnOnce() -> T) -> T {
+    set_mutant(Some(mutant));
+    let out = f();
+    set_mutant(None);
+    out
+}
+
+/// The planted fault of this name.
+pub(super) fn named(name: &str) -> Option<Mutant> {
+    BUDGETS.into_iter().map(|(mutant, _)| mutant).find(|mutant| format!("{mutant:?}") == name)
 }

@@ -220,7 +220,7 @@ impl Runner<'_> {
                 self.note(|| format!("faults to come: {faults:?}"));
                 self.simulation.set_faults(faults);
             }
-            if round.crash.0 == step && round.rot.is_none_or(|(_, copies, _)| copies == 1) {
+            if round.crash.0 == step && round.rot.as_ref().is_none_or(|(_, copies, _)| *copies == 1) {
                 self.note(|| format!("power goes in {} device operations", round.crash.1));
                 self.simulation.crash_in(round.crash.1);
             }
@@ -232,7 +232,7 @@ impl Runner<'_> {
 
     /// The power goes, the machine comes back, perhaps several times, and the store must be as the model has it.
     fn crash(&mut self, round: &Round, coverage: &mut Coverage) -> Result<(), Stop> {
-        if round.rot.is_some_and(|(_, copies, _)| copies > 1) {
+        if round.rot.as_ref().is_some_and(|(_, copies, _)| *copies > 1) {
             // Damage of every copy is told from a torn tail only where a superblock says how far the manifest goes.
             match self.close_store(coverage) {
                 Ok(()) | Err(Stop::Broken) => {}
@@ -245,9 +245,9 @@ impl Runner<'_> {
         self.store = None;
         coverage.crashes += 1;
         self.simulation.restart();
-        if let Some((prefix, copies, below)) = round.rot {
+        if let Some((prefix, copies, below)) = &round.rot {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
-            self.rotten |= self.simulation.rot(prefix, copies, below);
+            self.rotten |= self.simulation.rot(prefix, *copies, *below);
         }
         if self.case.seed.is_multiple_of(CHECK_EVERY) && self.case.regime == Regime::Plain {
             self.check_image(coverage)?;

@@ -24,12 +24,13 @@ use crate::device::directory::Directory;
 use crate::device::environment;
 use crate::metrics::lock;
 pub use environment::{Event, Mutant};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use world::World;
 
 /// Sizes of a simulation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Geometry {
     /// Devices.
     pub devices: usize,

@@ -5,10 +5,12 @@ use super::pages::{PAGE, Pages, SECTOR_BYTES};
 use super::random::Rng;
 use crate::error::{Error, ErrorKind, Result};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Faults to come: each counts down the operations of its kind, on all devices together, and strikes once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Faults {
     /// A write fails with EIO; part of it may be on the medium.
     pub write: Option<u64>,
