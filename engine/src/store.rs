@@ -1,5 +1,6 @@
 //! The store: open, create, sequences, reads, close.
 
+use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
@@ -90,6 +91,8 @@ pub struct StoreStatus {
     pub written_bytes: u64,
     /// Sequences stored.
     pub sequences: usize,
+    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`Sequence::cache_status`].
+    pub cache: Option<CacheStatus>,
 }
 
 impl Store {
@@ -324,6 +327,7 @@ impl Store {
             live_bytes,
             written_bytes: inner.written.load(Ordering::Relaxed),
             sequences,
+            cache: inner.cache.as_ref().map(|cache| cache.status()),
         }
     }
 
@@ -557,6 +561,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
     let committer = Arc::new(committer);
+    let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
     let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
     let lazy = (!simulated).then(|| {
@@ -585,6 +590,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
         devices,
+        cache,
     };
     Ok(Store { inner: Arc::new(inner) })
 }
