@@ -222,7 +222,12 @@ impl Store {
         let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
-        load(claim, id, &meta).map_err(|e| e.during(format!("open sequence {id}")))
+        let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
+            // A bit may have gone wrong on the way and not on the medium: read once more.
+            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
+            _ => Err(e),
+        });
+        loaded.map_err(|e| e.during(format!("open sequence {id}")))
     }
 
     /// Deletes a sequence without opening it, also one that is too damaged to be opened. As [`Sequence::delete`].
