@@ -46,7 +46,6 @@ impl MinMax {
 
     /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid.
     pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
-        let dim = self.elements / heads;
         let start = self.records.len();
         if self.records.capacity() < start + 2 * self.elements {
             // Exact growth in steps: the memory account promises what is really taken.
@@ -54,15 +53,7 @@ impl MinMax {
         }
         self.records.resize(start + 2 * self.elements, 0);
         let (minima, maxima) = self.records[start..].split_at_mut(self.elements);
-        let head_bytes = tokens * dim * dtype.bytes();
-        for head in 0..heads {
-            let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
-            let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
-            match dtype {
-                DType::F32 => extremes_f32(plane, minima, maxima),
-                DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
-            }
-        }
+        extremes(key_plane, heads, tokens, dtype, minima, maxima);
     }
 
     /// The records of groups `range` as they stand on disk.
@@ -129,8 +120,29 @@ impl MinMax {
     }
 }
 
+/// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
+pub(super) fn extremes(
+    key_plane: &[u8],
+    heads: usize,
+    tokens: usize,
+    dtype: DType,
+    minima: &mut [u16],
+    maxima: &mut [u16],
+) {
+    let dim = minima.len() / heads;
+    let head_bytes = tokens * dim * dtype.bytes();
+    for head in 0..heads {
+        let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
+        let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
+        match dtype {
+            DType::F32 => extremes_f32(plane, minima, maxima),
+            DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
+        }
+    }
+}
+
 /// Maps the bits of a 16-bit float to an integer of the same order.
-fn ordered(bits: u16) -> i16 {
+pub(super) fn ordered(bits: u16) -> i16 {
     (bits ^ (((bits as i16) >> 15) as u16 & 0x7fff)) as i16
 }
 
