@@ -111,3 +111,72 @@ impl KeySummary for Bounds {
         self.levels.iter().enumerate().map(|(level, records)| records.bytes_for((groups >> level) + 1)).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Lower and upper bounds hold for every token of every run, at every level, for every element type.
+        #[test]
+        fn bounds_hold_for_every_token(
+            dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::Bf16]),
+            kv_heads in 1_usize..3, ratio in 1_usize..3, key_dim in 1_usize..20, group_tokens in 1_usize..6,
+            groups in 1_usize..10, cut in 0_usize..10, seed in any::<u64>(), magnitude in -4_i32..3,
+        ) {
+            let mut state = seed | 1;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
+            };
+            let shape = KeyShape { kv_heads, key_dim, group_tokens, dtype };
+            let mut summary = KeyBounds { levels: 4 }.layer(0, shape).unwrap();
+            let mut keys = Vec::new();
+            let fill = |summary: &mut dyn KeySummary, keys: &mut Vec<Vec<f32>>, random: &mut dyn FnMut() -> f32| {
+                while summary.groups() < groups {
+                    let mut plane = Vec::new();
+                    for _ in 0..shape.width() * group_tokens {
+                        match dtype {
+                            DType::F32 => plane.extend(random().to_le_bytes()),
+                            DType::F16 => plane.extend(f16::from_f32(random()).to_le_bytes()),
+                            DType::Bf16 => plane.extend(bf16::from_f32(random()).to_le_bytes()),
+                        }
+                    }
+                    let group = KeyGroup::new(shape, &plane, summary.groups() as u64).unwrap();
+                    keys.truncate(summary.groups());
+                    keys.push(group.tokens());
+                    let promised = summary.bytes_for(1);
+                    summary.push(&group);
+                    assert!(summary.bytes() <= promised, "{} bytes, {promised} promised", summary.bytes());
+                }
+            };
+            fill(summary.as_mut(), &mut keys, &mut random);
+            summary.truncate(cut.min(groups));
+            fill(summary.as_mut(), &mut keys, &mut random);
+            let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| random()).collect();
+            let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
+            let mut intervals = Vec::new();
+            for level in 0..4 {
+                prop_assert_eq!(bounds.runs(level), groups >> level);
+                for run in 0..groups >> level {
+                    bounds.intervals(&query, level, run, &mut intervals);
+                    for group in run << level..(run + 1) << level {
+                        for key in keys[group].chunks_exact(shape.width()) {
+                            for (head, q) in query.chunks_exact(key_dim).enumerate() {
+                                let key = &key[head / ratio * key_dim..][..key_dim];
+                                let dot: f64 = q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                                let scale: f64 = q.iter().zip(key).map(|(q, k)| f64::from(q * k).abs()).sum();
+                                prop_assert!(f64::from(intervals[head].upper) >= dot - 1e-5 * scale);
+                                prop_assert!(f64::from(intervals[head].lower) <= dot + 1e-5 * scale);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
