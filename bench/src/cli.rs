@@ -211,8 +211,9 @@ pub(crate) struct DecodeArgs {
     /// Share of a step's selection that the next step keeps.
     #[arg(long, default_value_t = 0.78, value_parser = share)]
     pub(crate) overlap: f64,
-    /// Share of a layer's selection that its prediction names.
-    #[arg(long, default_value_t = 0.9, value_parser = share)]
+    /// Share of a layer's selection that its prediction names; the rest is read on demand. KVSwap attends to what was
+    /// predicted, which is 1.
+    #[arg(long, default_value_t = 1.0, value_parser = share)]
     pub(crate) recall: f64,
     /// Microseconds that a layer computes elsewhere, for the whole batch, several with commas.
     #[arg(long, value_delimiter = ',', default_value = "5000")]
