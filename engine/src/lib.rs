@@ -72,6 +72,7 @@ pub mod sim;
 mod store;
 mod summary;
 mod sync;
+mod transfer;
 
 pub use device::PageBacking;
 pub use error::{Corruption, Error, ErrorKind, Result};
@@ -79,9 +80,10 @@ pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use options::{Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
-pub use sequence::Sequence;
+pub use sequence::{Sequence, SequenceReader};
 pub use store::{DeviceStatus, SequenceInfo, Store, StoreStatus};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
+pub use transfer::{Exported, ImportOptions};
 
 /// The README's example is compiled and run.
 #[cfg(doctest)]

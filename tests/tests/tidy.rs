@@ -30,7 +30,7 @@ const FLOORS: &[&[&str]] = &[
     &["sequence", "plan", "recover", "reclaim"],
     &["read"],
     &["store", "pipeline"],
-    &["tune", "sim"],
+    &["tune", "transfer", "sim"],
 ];
 
 fn floor(module: &str) -> Option<usize> {
