@@ -342,6 +342,9 @@ impl<R: Read> Walk<'_, R> {
                 let text = format!("groups of layer {index} from token {first} on are due");
                 return Err(self.stop(Code::ExportOrder, text, start));
             }
+            if right {
+                self.finite(layout, &header, start);
+            }
             if summaries {
                 let block = (key + value) * group as usize;
                 let keys = self.piece.chunks_exact(block).map(|block| block[..key * group as usize].to_vec());
@@ -351,7 +354,7 @@ impl<R: Read> Walk<'_, R> {
             first += count;
         }
         if tokens > sealed {
-            let (header, start, _) = self.next(PIECE_TAIL)?;
+            let (header, start, right) = self.next(PIECE_TAIL)?;
             let count = tokens - sealed;
             let due = (index, sealed, count, count * (key + value) as u64);
             let found = (
@@ -364,8 +367,30 @@ impl<R: Read> Walk<'_, R> {
                 let text = format!("the last {count} tokens of layer {index} are due");
                 return Err(self.stop(Code::ExportOrder, text, start));
             }
+            if right {
+                self.finite(layout, &header, start);
+            }
         }
         Ok(())
+    }
+
+    /// Keys and values are finite.
+    fn finite(&self, layout: &Layout, header: &PieceHeader, start: u64) {
+        // The exponent of what is not finite is all ones.
+        let (bytes, exponent) = match layout.dtype {
+            DType::F32 => (4, 0x7f80),
+            DType::F16 => (2, 0x7c00),
+            DType::Bf16 => (2, 0x7f80),
+        };
+        let infinite = |element: &[u8]| {
+            let upper = u16::from_le_bytes([element[bytes - 2], element[bytes - 1]]);
+            upper & exponent == exponent
+        };
+        if let Some(nth) = self.piece.chunks_exact(bytes).position(infinite) {
+            let finding = Finding::damage(Code::ExportPiece, "an element is not a finite number");
+            let at = start + (size_of::<PieceHeader>() + nth * bytes) as u64;
+            self.push(self.of(finding, header), at, bytes as u64);
+        }
     }
 
     /// The summaries of the groups of the piece before, whose keys these are (none when they are damaged).

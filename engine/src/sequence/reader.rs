@@ -76,6 +76,7 @@ impl Sequence {
             summaries: self.summaries.share(),
             index,
             _tails: tails,
+            cache: self.cache.clone(),
             claim: None,
         };
         Ok(SequenceReader { inner, _frames: self.index.share() })

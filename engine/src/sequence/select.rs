@@ -77,7 +77,12 @@ impl Sequence {
         let state = self.layer(layer)?;
         let (tokens, group) = (state.tokens, self.who.layout.group_tokens() as u64);
         let span = Span { first_token: 0, tokens, group, groups: 0..tokens / group };
-        self.view(state, &span, &groups.collect::<Vec<_>>())
+        let mut view = self.view(state, &span, &groups.collect::<Vec<_>>())?;
+        // Reading all of it once is no reason to keep any of it.
+        if let Some(inner) = Arc::get_mut(&mut view.inner) {
+            inner.cache = None;
+        }
+        Ok(view)
     }
 
     /// Planes `[kv_heads, tokens, dim]` of the tokens of a layer that fill no group, and how many they are.

@@ -9,13 +9,14 @@ use crate::sequence::{Sequence, SequenceReader};
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::DType;
 use stratakv_format::export::{
     ExportEnd, ExportPage, MAGIC, PIECE_BYTES_MAX, PIECE_END, PIECE_GROUPS, PIECE_KEY, PIECE_LAYOUT, PIECE_STATE,
     PIECE_SUMMARY, PIECE_TAIL, PIECE_TOKEN_IDS, Piece, PieceHeader,
 };
 use stratakv_format::features::Features;
 use stratakv_format::frame::{SUMMARY_MIN_MAX, summary_record_bytes};
-use stratakv_format::{DType, PAGE_BYTES};
+use stratakv_format::layout::{LayerGeometry, Layout};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -86,8 +87,7 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
         let text = "the sequence carries a summary that files of this version do not know";
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    // A piece, its bytes before they get their header, and its summaries.
-    let memory = 3 * PIECE_BYTES_MAX;
+    let memory = memory_bytes(who.layout.raw());
     let _memory = store.devices.reserve(memory, Category::Other).ok_or_else(|| {
         Error::new(ErrorKind::MemoryLimit, format!("an export takes {memory} bytes, more than memory_limit has left"))
     })?;
@@ -136,11 +136,29 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
             groups(sequence, layer, &mut out, &mut bytes)?;
         }
     }
-    let end = PAGE_BYTES.min(size_of::<PieceHeader>() + size_of::<ExportEnd>()) as u64;
+    let end = (size_of::<PieceHeader>() + size_of::<ExportEnd>()) as u64;
     let end = ExportEnd { pieces: U64::new(out.index), file_bytes: U64::new(out.bytes + end) };
     out.piece(&Piece::plain(PIECE_END), end.as_bytes())?;
     out.writer.flush().map_err(|e| Error::io("write of an export", e))?;
     Ok(Exported { tokens: sequence.len(), bytes: out.bytes })
+}
+
+/// Groups of a layer in one piece: their summaries are a piece too, with elements of an f32's size at most.
+fn groups_per_piece(layout: &Layout, layer: &LayerGeometry) -> u64 {
+    let block = layout.block(layer);
+    let dense = block.key_bytes + block.value_bytes;
+    (PIECE_BYTES / dense).min(PIECE_BYTES_MAX / summary_record_bytes(layer, DType::F32)).max(1) as u64
+}
+
+/// The most that is held beside the buffers of reads: a piece, its bytes before they get their header, and its summaries.
+fn memory_bytes(layout: &Layout) -> usize {
+    let layers = layout.layers.iter().filter(|layer| layer.has_kv());
+    let of = |layer: &LayerGeometry| {
+        let (block, groups) = (layout.block(layer), groups_per_piece(layout, layer) as usize);
+        (groups * (block.key_bytes + block.value_bytes), groups * summary_record_bytes(layer, DType::F16))
+    };
+    let largest = layers.map(of).fold((PIECE_BYTES, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+    2 * largest.0.max(largest.1) + largest.1 + 2 * size_of::<PieceHeader>()
 }
 
 /// A read of groups under way.
@@ -151,11 +169,7 @@ fn read(sequence: &Sequence, layer: usize, groups: Range<u64>) -> Result<ReadTic
 
 fn groups(sequence: &Sequence, layer: usize, out: &mut Out<impl Write>, bytes: &mut Vec<u8>) -> Result<()> {
     let layout = &sequence.identity().layout;
-    let (geometry, block) = (layout.kv_layer(layer)?, layout.block(layer));
-    let dense = block.key_bytes + block.value_bytes;
-    // Summaries of a piece are a piece, too; their elements take as much as an f32 at most.
-    let record = summary_record_bytes(geometry, DType::F32);
-    let per_piece = (PIECE_BYTES / dense).min(PIECE_BYTES_MAX / record).max(1) as u64;
+    let per_piece = groups_per_piece(layout.raw(), layout.kv_layer(layer)?);
     let size = layout.group_tokens() as u64;
     let sealed = sequence.len() / size;
     let at = |first: u64| first..(first + per_piece).min(sealed);
