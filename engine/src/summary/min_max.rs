@@ -386,7 +386,7 @@ mod tests {
             let mut summary = MinMax::new(&layer(1, dim), DType::F16);
             let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
             let record = |value: u16| [value.to_le_bytes(), value.to_le_bytes()].concat().repeat(dim_elements);
-            let mut value = 0;
+            let mut value = 0_u16;
             for (count, push, clone) in steps {
                 if push {
                     for _ in 0..count / 2 {
