@@ -28,7 +28,7 @@ pub(super) struct Methods {
 impl Sequence {
     /// Gives the sequence one more way of choosing. Summaries that it needs and that no other selector of the sequence has are
     /// built from the keys there are, read back in pieces of a megabyte, and kept in memory from then on; they are not written
-    /// to disk. Any number of selectors choose from the same stored tokens.
+    /// to disk, and readers and forks start without them. Any number of selectors choose from the same stored tokens.
     ///
     /// # Errors
     /// A layer that the selector's summaries do not suit, keys that cannot be read, [`ErrorKind::MemoryLimit`]; the sequence
