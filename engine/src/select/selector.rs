@@ -126,7 +126,7 @@ fn exp2(x: f32) -> f32 {
     let p = 1.333_355_8e-3_f32;
     let p = p * f + 9.618_129e-3;
     let p = p * f + 5.550_411e-2;
-    let p = p * f + 2.402_265_1e-1;
+    let p = p * f + 2.402_265e-1;
     let p = p * f + 6.931_472e-1;
     let p = p * f + 1.0;
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))

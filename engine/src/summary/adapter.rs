@@ -221,7 +221,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
-        let bytes = self.take(count.checked_mul(4).unwrap_or(usize::MAX))?;
+        let bytes = self.take(count.saturating_mul(4))?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
 }

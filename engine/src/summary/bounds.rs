@@ -164,8 +164,8 @@ mod tests {
                 prop_assert_eq!(bounds.runs(level), groups >> level);
                 for run in 0..groups >> level {
                     bounds.intervals(&query, level, run, &mut intervals);
-                    for group in run << level..(run + 1) << level {
-                        for key in keys[group].chunks_exact(shape.width()) {
+                    for group in &keys[run << level..(run + 1) << level] {
+                        for key in group.chunks_exact(shape.width()) {
                             for (head, q) in query.chunks_exact(key_dim).enumerate() {
                                 let key = &key[head / ratio * key_dim..][..key_dim];
                                 let dot: f64 = q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
