@@ -5,7 +5,7 @@ use crate::error::{ErrorKind, Result};
 use crate::index::Catalog;
 use stratakv_format::{DeviceIndex, manifest, segment};
 
-/// Removes manifest files of other generations and segment files that the catalog does not know: what an unfinished
+/// Removes manifest files of generations other than the one in force and the next, for which they are kept, and segment files that the catalog does not know: what an unfinished
 /// checkpoint or an uncommitted segment left. Call only when `generation` is durable and named by the superblock.
 pub(crate) fn remove_leftovers(
     directory: &dyn Directory,
@@ -18,7 +18,9 @@ pub(crate) fn remove_leftovers(
         _ => Ok(()),
     };
     for entry in directory.list(manifest::DIRECTORY)? {
-        if manifest::parse_file_name(&entry.name).is_some_and(|(other, _)| other != generation) {
+        if manifest::parse_file_name(&entry.name)
+            .is_some_and(|(other, _)| other != generation && other != generation + 1)
+        {
             remove(&format!("{}/{}", manifest::DIRECTORY, entry.name))?;
         }
     }

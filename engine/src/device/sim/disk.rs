@@ -89,6 +89,13 @@ impl File {
         Self { live: vec![0; len], pending: vec![FileChange::Length(len)], ..Self::default() }
     }
 
+    pub(super) fn grow(&mut self, len: usize) {
+        if len > self.live.len() {
+            self.live.resize(len, 0);
+            self.pending.push(FileChange::Length(len));
+        }
+    }
+
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         write_at(&mut self.live, offset, bytes);
         self.pending.push(FileChange::Write { offset, bytes: bytes.to_vec() });
@@ -216,6 +223,15 @@ impl Disk {
     }
 
     /// Bytes of all files that have a name in `directory`.
+    /// Bytes of all files.
+    pub(super) fn all_bytes(&self) -> u64 {
+        let bytes = |node: &Node| match node {
+            Node::Directory => 0,
+            Node::File(index) => self.files.get(*index).map_or(0, |file| file.live.len() as u64),
+        };
+        self.names.values().map(bytes).sum()
+    }
+
     pub(super) fn used_bytes(&self, directory: &str) -> u64 {
         let bytes = |node: &Node| match node {
             Node::Directory => 0,

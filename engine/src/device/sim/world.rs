@@ -46,6 +46,8 @@ pub(super) struct World {
     pub(super) disks: Vec<Disk>,
     pub(super) rng: Rng,
     pub(super) capacity: u64,
+    /// The capacity is that of all files, not of segments alone.
+    pub(super) whole: bool,
     /// Counts restarts: handles of an earlier one are dead.
     pub(super) epoch: u64,
     pub(super) down: bool,
@@ -74,6 +76,7 @@ impl World {
             disks,
             rng: Rng::new(seed),
             capacity,
+            whole: false,
             epoch: 0,
             down: false,
             crash_in: None,
