@@ -71,6 +71,7 @@ mod shard;
 pub mod sim;
 mod store;
 mod summary;
+mod sync;
 
 pub use device::PageBacking;
 pub use error::{Corruption, Error, ErrorKind, Result};

@@ -20,7 +20,7 @@ use crate::log::{
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::read::ReadTicket;
-use crate::reclaim::remove_leftovers;
+use crate::reclaim::{remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::View;
 use crate::sequence::{Sequence, load};
@@ -387,7 +387,8 @@ fn start_devices(
         let index = DeviceIndex(index as u16);
         list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
     }
-    let control = arena.lease_zeroed(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
+    // Not zeroed: only what was copied into it is written.
+    let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     Ok(Devices { list, arena, budget, control: Mutex::new(control), identity, files: OpenFiles::new() })
 }
 
@@ -530,6 +531,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.sequence = counters.sequence.saturating_add(IDS_SKIPPED);
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
+        settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
         // Numbers of batches that were cut are passed over too.
         let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();

@@ -5,7 +5,7 @@ use stratakv_tests::sim::{Case, Coverage, run, run_many, run_verbose};
 #[test]
 fn two_thousand_crash_cases() {
     let mut coverage = Coverage::default();
-    let (passed, failures) = run_many(1_000_000, 2_000, &mut coverage, 1);
+    let (passed, failures) = run_many(1_000_000, 2_000, &mut coverage, 1, 2);
     assert!(failures.is_empty(), "{}", failures[0]);
     assert_eq!(passed, 2_000);
     assert!(coverage.crashes > 4_000 && coverage.operations > 40_000);

@@ -25,6 +25,14 @@ pub(crate) fn sizes() -> Sizes {
     SIZES
 }
 
+/// Whether this thread simulates.
+pub(crate) fn is_simulated() -> bool {
+    #[cfg(feature = "sim")]
+    return crate::device::sim::thread::sizes().is_some();
+    #[cfg(not(feature = "sim"))]
+    false
+}
+
 /// Random bytes for ids and nonces.
 ///
 /// # Errors

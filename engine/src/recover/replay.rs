@@ -7,7 +7,7 @@
 //! | in none | no | the end: what stands behind is cut |
 
 use crate::device::directory::{Access, Directory};
-use crate::device::environment::{Event, Mutant, mutated, note};
+use crate::device::environment::{self, Event, Mutant, mutated, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::Catalog;
 use crate::log::{ManifestPlace, copies_for};
@@ -152,8 +152,12 @@ fn believe(copy: &mut Copy, nonce: u64) {
 
 /// Tells a simulation what stands behind the end.
 fn note_cut(copies: &[Copy], page: usize) {
-    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| bytes.iter().any(|&b| b != 0));
-    if cfg!(feature = "sim") && copies.iter().any(behind) {
+    if !environment::is_simulated() {
+        return;
+    }
+    let not_zero = |chunk: &[u8]| chunk.iter().fold(0, |or, byte| or | byte) != 0;
+    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| bytes.chunks(64).any(not_zero));
+    if copies.iter().any(behind) {
         note(Event::ManifestCut);
         if copies.iter().any(|copy| copy.bytes[page * PAGE_BYTES..].starts_with(&m::BATCH_MAGIC)) {
             note(Event::TornBatch);
@@ -225,7 +229,7 @@ fn read_copy(
     if len > FILE_BYTES_MAX {
         return Err(Error::new(ErrorKind::Corruption, format!("{name} has {len} bytes")));
     }
-    let mut bytes = Vec::with_capacity(len as usize);
+    let mut bytes = directory.read_small(&file, 0, len.min(CHUNK_BYTES) as usize)?;
     while (bytes.len() as u64) < len {
         let want = (len - bytes.len() as u64).min(CHUNK_BYTES) as usize;
         let chunk = directory.read_small(&file, bytes.len() as u64, want)?;

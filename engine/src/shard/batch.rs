@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
+use crate::sync::drive_until;
 
 /// Who goes first. Lower ones have a bounded number of requests in flight, fewer while demand reads are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,40 +133,51 @@ pub(super) fn closed() -> Error {
 
 /// A sink for callers that block: wait until all requests ended, get the first error.
 pub(crate) struct Waiter {
-    state: Mutex<(usize, Option<Error>)>,
+    state: Mutex<WaiterState>,
     ended: Condvar,
+}
+
+struct WaiterState {
+    left: usize,
+    error: Option<Error>,
+    /// Threads that block. A notification is a system call even when nobody does.
+    blocked: usize,
 }
 
 impl Waiter {
     /// For `count` requests.
     pub(crate) fn new(count: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new((count, None)), ended: Condvar::new() })
+        let state = WaiterState { left: count, error: None, blocked: 0 };
+        Arc::new(Self { state: Mutex::new(state), ended: Condvar::new() })
     }
 
     pub(crate) fn wait(&self) -> Result<()> {
-        let mut state = lock(&self.state);
-        while state.0 > 0 {
-            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if drive_until(|| self.is_done()) && !self.is_done() {
+            return Err(Error::new(ErrorKind::Closed, "the simulation has nothing under way that could end this wait"));
         }
-        state.1.as_ref().map_or(Ok(()), |e| Err(e.duplicate()))
+        let mut state = lock(&self.state);
+        while state.left > 0 {
+            state.blocked += 1;
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.blocked -= 1;
+        }
+        state.error.as_ref().map_or(Ok(()), |e| Err(e.duplicate()))
     }
-}
 
-impl Waiter {
     /// Whether all requests ended.
     pub(crate) fn is_done(&self) -> bool {
-        lock(&self.state).0 == 0
+        lock(&self.state).left == 0
     }
 }
 
 impl Sink for Waiter {
     fn complete(&self, _tag: u64, outcome: Result<()>) {
         let mut state = lock(&self.state);
-        state.0 = state.0.saturating_sub(1);
+        state.left = state.left.saturating_sub(1);
         if let Err(e) = outcome {
-            state.1.get_or_insert(e);
+            state.error.get_or_insert(e);
         }
-        if state.0 == 0 {
+        if state.left == 0 && state.blocked > 0 {
             self.ended.notify_all();
         }
     }

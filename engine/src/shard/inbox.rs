@@ -77,6 +77,11 @@ impl Inbox {
         Some(batch)
     }
 
+    #[cfg(feature = "sim")]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Before the shard blocks. `false`: something has come in, do not block.
     pub(super) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);

@@ -1,53 +1,91 @@
-//! A shard of a simulated device: it has no thread, a batch runs on the one that submits it.
+//! Shards of simulated devices: they have no threads. Whoever waits on the simulating thread drives them, turn by turn, and
+//! the simulation chooses whose turn it is.
 
-use super::batch::{Accepted, Pending};
-use crate::device::driver::Op;
-use crate::device::environment::{Mutant, mutated};
-use crate::device::file::Poison;
-use crate::device::sim;
-use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::DeviceCounters;
-use std::sync::Arc;
+use super::run::Shard;
+use crate::device::sim::thread::choose;
+use crate::sync;
+use std::cell::{Cell, RefCell};
 
-pub(super) struct Inline {
-    poison: Arc<Poison>,
-    counters: Arc<DeviceCounters>,
+thread_local! {
+    /// The shards of this thread; one that is having its turn is out.
+    static SHARDS: RefCell<Vec<(u64, Option<Shard>)>> = const { RefCell::new(Vec::new()) };
+    static NEXT: Cell<u64> = const { Cell::new(1) };
 }
 
+/// A shard that lives on this thread.
+pub(super) struct Inline(u64);
+
 impl Inline {
-    pub(super) fn new(poison: Arc<Poison>, counters: Arc<DeviceCounters>) -> Self {
-        Self { poison, counters }
+    pub(super) fn new(shard: Shard) -> Self {
+        let id = NEXT.get();
+        NEXT.set(id + 1);
+        SHARDS.with_borrow_mut(|shards| shards.push((id, Some(shard))));
+        sync::set_drive(Some(turn));
+        Self(id)
     }
 
-    /// Runs the requests of a batch in an order of the simulation's choice.
-    pub(super) fn run(&self, mut batch: Accepted) {
-        let mut requests: Vec<(Op, Pending)> = std::iter::from_fn(|| batch.next()).collect();
-        while !requests.is_empty() {
-            let (op, pending) = requests.swap_remove(sim::thread::choose(requests.len()));
-            let outcome = self.execute(&op);
-            drop(op);
-            pending.complete(outcome);
-        }
-    }
-
-    fn execute(&self, op: &Op) -> Result<()> {
-        if !op.is_read() {
-            self.poison.check()?;
-        }
-        let file = op.file().as_simulated();
-        let file = file.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "a file of another device"))?;
-        let outcome = file.execute(op);
-        match (&outcome, op) {
-            (Ok(()), Op::Read { .. }) => self.counters.reads.add(1),
-            (Ok(()), Op::Write { .. }) => self.counters.writes.add(1),
-            (Ok(()), Op::Sync { .. }) => self.counters.syncs.add(1),
-            (Err(e), _) => {
-                self.counters.errors.add(1);
-                if matches!(op, Op::Sync { .. }) && !mutated(Mutant::SyncRetried) {
-                    self.poison.set(e);
-                }
+    /// Something was handed over: it is taken in now or later, and something else may end meanwhile.
+    pub(super) fn submitted(&self) {
+        match choose(4) {
+            0 => {}
+            1 => {
+                turn();
             }
+            _ => with(self.0, Shard::take_in),
         }
-        outcome
     }
+
+    /// Does all that is left, and ends it.
+    pub(super) fn close(&self) {
+        let is_here = |shards: &RefCell<Vec<(u64, Option<Shard>)>>| shards.borrow().iter().any(|(id, _)| *id == self.0);
+        if !SHARDS.with(is_here) {
+            return;
+        }
+        let mut left = true;
+        while left {
+            left = false;
+            with(self.0, |shard| left = shard.turn());
+        }
+        // Dropped outside of the list: it completes what it still has.
+        let gone = SHARDS.with_borrow_mut(|shards| {
+            let at = shards.iter().position(|(id, _)| *id == self.0);
+            at.map(|at| shards.remove(at))
+        });
+        drop(gone);
+        SHARDS.with_borrow(|shards| {
+            if shards.is_empty() {
+                sync::set_drive(None);
+            }
+        });
+    }
+}
+
+/// Calls `f` on a shard, which is out of the list meanwhile: what completes may submit more, or close it.
+fn with(id: u64, f: impl FnOnce(&mut Shard)) {
+    let taken = SHARDS.with_borrow_mut(|shards| shards.iter_mut().find(|(own, _)| *own == id)?.1.take());
+    let Some(mut shard) = taken else { return };
+    f(&mut shard);
+    let left = SHARDS.with_borrow_mut(|shards| match shards.iter_mut().find(|(own, _)| *own == id) {
+        Some((_, place)) => {
+            *place = Some(shard);
+            None
+        }
+        None => Some(shard),
+    });
+    drop(left);
+}
+
+/// One shard does something; `false` when none has anything to do.
+fn turn() -> bool {
+    let next = SHARDS.with_borrow(|shards| {
+        let busy = || shards.iter().filter(|(_, shard)| shard.as_ref().is_some_and(Shard::is_busy));
+        let count = busy().count();
+        let at = if count > 1 { choose(count) } else { 0 };
+        busy().nth(at).map(|(id, _)| *id)
+    });
+    let Some(id) = next else { return false };
+    with(id, |shard| {
+        shard.turn();
+    });
+    true
 }

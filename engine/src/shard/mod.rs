@@ -18,6 +18,8 @@ use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::{Driver, DriverKind, DriverStatus};
 use crate::device::posix::Posix;
+#[cfg(feature = "sim")]
+use crate::device::sim::SimDriver;
 use crate::device::uring::Uring;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
@@ -46,7 +48,7 @@ impl ShardHandle {
     ) -> Result<Self> {
         #[cfg(feature = "sim")]
         if dir.is_simulated() {
-            return Ok(Self::simulated(&*dir, counters));
+            return Ok(Self::simulated(&dir, counters));
         }
         let inbox = Arc::new(inbox::Inbox::new());
         let status = Arc::new(Mutex::new(DriverStatus::default()));
@@ -91,15 +93,20 @@ impl ShardHandle {
         }
     }
 
-    /// A shard without a thread.
+    /// A shard without a thread of its own.
     #[cfg(feature = "sim")]
-    fn simulated(dir: &dyn Directory, counters: Arc<DeviceCounters>) -> Self {
+    fn simulated(dir: &Arc<dyn Directory>, counters: Arc<DeviceCounters>) -> Self {
+        let inbox = Arc::new(inbox::Inbox::new());
+        let status = Arc::new(Mutex::new(DriverStatus::default()));
+        let driver = Box::new(SimDriver::new(Arc::clone(&counters)));
+        let poison = Arc::clone(dir.poison());
+        let shard = run::Shard::new(driver, Arc::clone(&inbox), poison, Arc::clone(&status), counters);
         Self {
-            inbox: Arc::new(inbox::Inbox::new()),
-            status: Arc::new(Mutex::new(DriverStatus { name: "simulated", notes: Vec::new() })),
+            inbox,
+            status,
             thread: Mutex::default(),
             thread_id: std::thread::current().id(),
-            inline: Some(inline::Inline::new(Arc::clone(dir.poison()), counters)),
+            inline: Some(inline::Inline::new(shard)),
         }
     }
 
@@ -109,21 +116,23 @@ impl ShardHandle {
     /// The batch itself, untouched, when the inbox is full.
     #[allow(dead_code, reason = "tests; for callers that must not block")]
     pub(crate) fn submit(&self, batch: Batch) -> Result<(), Batch> {
-        #[cfg(feature = "sim")]
-        if let Some(inline) = &self.inline {
-            inline.run(batch::Accepted::new(batch));
-            return Ok(());
-        }
-        self.inbox.push(batch::Accepted::new(batch)).map_err(batch::Accepted::into_batch)
+        let pushed = self.inbox.push(batch::Accepted::new(batch)).map_err(batch::Accepted::into_batch);
+        self.submitted();
+        pushed
     }
 
     /// The same, but waits for room. Not from a sink.
     pub(crate) fn submit_wait(&self, batch: Batch) {
+        self.inbox.push_wait(batch::Accepted::new(batch));
+        self.submitted();
+    }
+
+    #[inline]
+    fn submitted(&self) {
         #[cfg(feature = "sim")]
         if let Some(inline) = &self.inline {
-            return inline.run(batch::Accepted::new(batch));
+            inline.submitted();
         }
-        self.inbox.push_wait(batch::Accepted::new(batch));
     }
 
     /// Submits requests and waits for all of them; the first error. Not from a sink.
@@ -146,6 +155,10 @@ impl ShardHandle {
     /// Takes no more batches, executes those accepted, and ends the thread. A second call does nothing.
     pub(crate) fn close(&self) {
         self.inbox.close();
+        #[cfg(feature = "sim")]
+        if let Some(inline) = &self.inline {
+            return inline.close();
+        }
         // A sink may hold the last handle; its own thread cannot wait for itself.
         if std::thread::current().id() != self.thread_id
             && let Some(thread) = lock(&self.thread).take()

@@ -25,6 +25,9 @@ enum Command {
         /// Failures after which to stop.
         #[arg(long, default_value_t = 5)]
         failures: usize,
+        /// Threads; 0 for one per core.
+        #[arg(long, default_value_t = 0)]
+        jobs: usize,
         /// One line of JSON at the end instead of text.
         #[arg(long)]
         json: bool,
@@ -41,16 +44,20 @@ fn main() -> ExitCode {
     // What panics is a failure of its case and reported with it.
     std::panic::set_hook(Box::new(|_| {}));
     let good = match Arguments::parse().command {
-        Command::Sim { cases, seed, failures, json } => simulate(cases, seed, failures, json),
+        Command::Sim { cases, seed, failures, jobs, json } => simulate(cases, seed, failures, cores(jobs), json),
         Command::Mutants { seed } => plant(seed),
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn simulate(cases: u64, seed: u64, failures_max: usize, json: bool) -> bool {
+fn cores(jobs: usize) -> usize {
+    if jobs > 0 { jobs } else { std::thread::available_parallelism().map_or(1, usize::from) }
+}
+
+fn simulate(cases: u64, seed: u64, failures_max: usize, jobs: usize, json: bool) -> bool {
     let start = Instant::now();
     let mut coverage = Coverage::default();
-    let (passed, failures) = run_many(seed, cases, &mut coverage, failures_max);
+    let (passed, failures) = run_many(seed, cases, &mut coverage, failures_max, jobs);
     let seconds = start.elapsed().as_secs_f64();
     let missing = coverage.missing();
     let per_minute = coverage.cases as f64 * 60.0 / seconds;
@@ -69,7 +76,7 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, json: bool) -> bool {
     }
     if json {
         let report = serde_json::json!({
-            "passed": passed, "failed": failures.len(), "first_seed": seed, "seconds": seconds, "cases_per_minute": per_minute,
+            "passed": passed, "failed": failures.len(), "first_seed": seed, "seconds": seconds, "cases_per_minute": per_minute, "jobs": jobs,
             "failed_seeds": failures.iter().map(|failure| failure.seed).collect::<Vec<_>>(),
             "operations": coverage.operations, "crashes": coverage.crashes, "seen": coverage.seen, "never_seen": missing,
         });
@@ -79,7 +86,10 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, json: bool) -> bool {
         if !missing.is_empty() {
             println!("never seen: {}", missing.join(", "));
         }
-        println!("{seconds:.1} s, {per_minute:.0} cases a minute\n{passed} passed, {} failed", failures.len());
+        println!(
+            "{seconds:.1} s, {per_minute:.0} cases a minute on {jobs} threads\n{passed} passed, {} failed",
+            failures.len()
+        );
     }
     failures.is_empty() && missing.is_empty()
 }

@@ -42,6 +42,16 @@ impl Coverage {
         }
     }
 
+    /// Adds what another run saw.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.cases += other.cases;
+        self.crashes += other.crashes;
+        self.operations += other.operations;
+        for (what, count) in other.seen {
+            *self.seen.entry(what).or_default() += count;
+        }
+    }
+
     /// What was never seen although it had to be.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {

@@ -1,12 +1,15 @@
 //! A simulated disk as a device directory, and the operations that shards hand to it.
 
-use super::disk::{File, Node, parent};
+use super::disk::{Node, parent};
+use super::file::File;
+use super::pages::PAGE;
+use super::thread::choose;
 use super::world::{Fate, Kind, World, errno, lost_power};
-use crate::device::arena::PAGE_BYTES;
 use crate::device::directory::{Access, Directory, Entry, Identity, SMALL_BYTES_MAX, Space};
 use crate::device::driver::Op;
 use crate::device::file::{DeviceFile, Poison};
 use crate::device::probe::DirectIo;
+use crate::device::progress::InFlight;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use rustix::io::Errno;
@@ -22,6 +25,16 @@ pub(crate) struct SimFile {
     disk: usize,
     file: usize,
     epoch: u64,
+    in_segment: bool,
+}
+
+/// A queued operation at its disk.
+pub(super) struct Arrival {
+    file: Option<SimFile>,
+    /// Completions before it.
+    moment: u64,
+    /// Its number, for a write that met a device with power.
+    write: Option<u64>,
 }
 
 /// A simulated disk as an opened store sees it.
@@ -40,92 +53,181 @@ impl SimFile {
         if world.down || world.epoch != self.epoch {
             return Err(lost_power());
         }
-        Ok(world.disks[self.disk].files.get(self.file).map_or(0, |file| file.live.len() as u64))
+        Ok(world.disks[self.disk].files.get(self.file).map_or(0, |file| file.len() as u64))
+    }
+
+    fn place(&self) -> (usize, usize) {
+        (self.disk, self.file)
     }
 
     fn begin(&self, kind: Kind, offset: u64, len: usize) -> Result<(MutexGuard<'_, World>, Fate)> {
         let mut world = lock(&self.world);
-        let fate = world.begin(self.epoch, kind, (self.disk, self.file), (offset, len as u64))?;
+        let fate = world.begin(self.epoch, kind, self.place(), (offset, len as u64))?;
         Ok((world, fate))
     }
 
-    fn aligned(what: &str, offset: u64, len: usize) -> Result<()> {
-        if offset.is_multiple_of(PAGE_BYTES as u64) && len.is_multiple_of(PAGE_BYTES) {
-            return Ok(());
-        }
-        Err(errno(format!("{what} of {len} bytes at {offset}, not in whole pages"), Errno::INVAL))
+    fn is_aligned(offset: u64, len: usize) -> bool {
+        offset.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE)
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+    /// What reads see from `offset` on, as far as the file goes.
+    fn copy(&self, world: &World, offset: u64, into: &mut [u8]) -> usize {
+        let Some(file) = world.disks[self.disk].files.get(self.file) else { return 0 };
+        let first = offset as usize / PAGE;
+        let mut count = 0;
+        for (index, to) in into.chunks_mut(PAGE).enumerate() {
+            let Some(page) = file.page(first + index) else { break };
+            to.copy_from_slice(&world.pages.get(page)[..to.len()]);
+            count += to.len();
+        }
+        count
+    }
+
+    fn read_small(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
         let doing = || format!("simulated read of {} bytes at {offset}", into.len());
         let (world, fate) = self.begin(Kind::Read, offset, into.len())?;
-        let end = offset + into.len() as u64;
         match fate {
             Fate::Caught => return Err(lost_power()),
-            Fate::Failed => return Err(errno(doing(), Errno::IO)),
-            Fate::Done if world.is_unreadable(self.disk, self.file, offset, end) => {
+            Fate::Failed(e) => return Err(errno(doing(), e)),
+            _ if world.is_unreadable(self.place(), offset, offset + into.len() as u64) => {
                 return Err(errno(doing(), Errno::IO));
             }
-            Fate::Done => {}
+            _ => {}
         }
-        let file = world.disks[self.disk].files.get(self.file).ok_or_else(lost_power)?;
-        let bytes = file.live.get(offset as usize..).unwrap_or_default();
-        let count = bytes.len().min(into.len());
-        into[..count].copy_from_slice(&bytes[..count]);
+        let count = self.copy(&world, offset, into);
+        flip(fate, &mut into[..count]);
         Ok(count)
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        Self::aligned("write", offset, bytes.len())?;
-        let (mut world, fate) = self.begin(Kind::Write, offset, bytes.len())?;
-        if fate == Fate::Failed {
-            world.write_in_part(self.disk, self.file, offset as usize, bytes);
-            return Err(errno(format!("simulated write of {} bytes at {offset}", bytes.len()), Errno::IO));
+    fn write_small(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let doing = || format!("simulated write of {} bytes at {offset}", bytes.len());
+        if !Self::is_aligned(offset, bytes.len()) {
+            return Err(errno(doing(), Errno::INVAL));
         }
-        world.heal(self.disk, self.file, offset, offset + bytes.len() as u64);
-        let file = world.disks[self.disk].files.get_mut(self.file).ok_or_else(lost_power)?;
-        file.write(offset as usize, bytes);
-        if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }
+        let write = lock(&self.world).arrive(self.epoch, self.place(), offset, bytes).ok_or_else(lost_power)?;
+        let (mut world, fate) = self.begin(Kind::Write, offset, bytes.len())?;
+        match fate {
+            Fate::Caught => Err(lost_power()),
+            Fate::Failed(e) => {
+                world.fail(self.place(), write, e);
+                Err(errno(doing(), e))
+            }
+            _ => {
+                world.complete(self.place(), write, offset, bytes.len(), 0);
+                Ok(())
+            }
+        }
     }
 
-    fn sync(&self) -> Result<()> {
+    /// Makes durable what had completed by `moment`.
+    fn sync(&self, moment: u64) -> Result<()> {
         let (mut world, fate) = self.begin(Kind::Sync, 0, 0)?;
         let file = world.disks[self.disk].files.get_mut(self.file).ok_or_else(lost_power)?;
         match fate {
-            Fate::Done => {
-                file.sync();
+            Fate::Caught => Err(lost_power()),
+            Fate::Failed(e) => {
+                file.doom();
+                Err(errno("simulated sync".into(), e))
+            }
+            _ => {
+                file.sync(moment);
                 Ok(())
             }
-            Fate::Failed => {
-                file.doom();
-                Err(errno("simulated sync".into(), Errno::IO))
-            }
-            Fate::Caught => Err(lost_power()),
         }
     }
+}
 
-    /// Executes one operation of a shard.
-    pub(crate) fn execute(&self, op: &Op) -> Result<()> {
-        match op {
-            Op::Read { offset, into, .. } => {
-                let memory = into.memory();
-                Self::aligned("read", *offset, memory.len)?;
-                // SAFETY: the read target allows the device, and nobody else, to write these bytes while it lives.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(memory.address.as_ptr(), memory.len) };
-                let got = self.read(*offset, bytes)?;
-                if got == memory.len {
-                    return Ok(());
-                }
-                let source = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, format!("{got} bytes were there"));
-                Err(Error::io(op.describe(), source))
-            }
-            Op::Write { offset, from, .. } => {
-                let memory = from.memory();
+/// A wrong bit in what a read brings.
+fn flip(fate: Fate, bytes: &mut [u8]) {
+    if let Fate::Flipped(bit) = fate
+        && let Some(byte) = bytes.get_mut(bit as usize / 8)
+    {
+        *byte ^= 1 << (bit % 8);
+    }
+}
+
+/// What the driver of an operating system would have got for an error of the simulation.
+fn negative(e: Errno) -> i32 {
+    -e.raw_os_error()
+}
+
+impl Arrival {
+    /// Lets what is left of an operation arrive.
+    pub(super) fn of(flight: &InFlight) -> Self {
+        let Some(file) = flight.op().file().as_simulated() else {
+            return Self { file: None, moment: 0, write: None };
+        };
+        let mut world = lock(&file.world);
+        let write = match (flight.op(), flight.rest()) {
+            (Op::Write { .. }, Some((offset, memory))) => {
                 // SAFETY: the write source keeps these bytes mapped and unchanged while it lives.
-                self.write(*offset, unsafe { std::slice::from_raw_parts(memory.address.as_ptr(), memory.len) })
+                let bytes = unsafe { std::slice::from_raw_parts(memory.address.as_ptr(), memory.len) };
+                world.arrive(file.epoch, file.place(), offset, bytes)
             }
-            Op::Sync { .. } => self.sync(),
+            _ => None,
+        };
+        Self { moment: world.moment, write, file: Some(file.clone()) }
+    }
+
+    /// Whether its device is slow and others go first this time.
+    pub(super) fn is_held_back(&self) -> bool {
+        let Some(file) = &self.file else { return false };
+        let slow = lock(&file.world).faults.slow == Some(file.disk);
+        slow && choose(8) > 0
+    }
+
+    /// It ends: bytes moved, or a negative error number.
+    pub(super) fn complete(&self, flight: &InFlight) -> i32 {
+        let Some(file) = &self.file else { return negative(Errno::BADF) };
+        let Some((offset, memory)) = flight.rest() else {
+            return match file.sync(self.moment) {
+                Ok(()) => 0,
+                Err(_) => negative(Errno::IO),
+            };
+        };
+        let read = flight.op().is_read();
+        let kind = if read { Kind::Read } else { Kind::Write };
+        if !SimFile::is_aligned(offset, memory.len) {
+            return negative(Errno::INVAL);
         }
+        let Ok((mut world, mut fate)) = file.begin(kind, offset, memory.len) else { return negative(Errno::IO) };
+        if fate == Fate::Done {
+            fate = world.disturb(kind, file.place(), offset, memory.len, file.in_segment);
+        }
+        if fate == Fate::Caught {
+            return negative(Errno::IO);
+        }
+        if read {
+            match fate {
+                Fate::Failed(e) => return negative(e),
+                _ if world.is_unreadable(file.place(), offset, offset + memory.len as u64) => {
+                    return negative(Errno::IO);
+                }
+                _ => {}
+            }
+            // SAFETY: the read target allows the device, and nobody else, to write these bytes while it lives.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.address.as_ptr(), memory.len) };
+            let moved = if let Fate::Short(sectors) = fate { sectors * 512 } else { bytes.len() };
+            let count = file.copy(&world, offset, &mut bytes[..moved]);
+            flip(fate, &mut bytes[..count]);
+            return count as i32;
+        }
+        let Some(write) = self.write else { return negative(Errno::IO) };
+        let (moved, shift) = match fate {
+            Fate::Failed(e) => {
+                world.fail(file.place(), write, e);
+                return negative(e);
+            }
+            Fate::Phantom => {
+                world.forget(file.place(), write);
+                return memory.len as i32;
+            }
+            Fate::Short(sectors) => (sectors * 512, 0),
+            Fate::Misdirected(pages) => (memory.len, pages),
+            _ => (memory.len, 0),
+        };
+        world.complete(file.place(), write, offset, moved, shift);
+        moved as i32
     }
 }
 
@@ -137,13 +239,14 @@ impl SimDirectory {
             disk,
             epoch,
             path: PathBuf::from(format!("simulated-{disk}")),
-            direct: DirectIo::Direct { alignment: PAGE_BYTES },
+            direct: DirectIo::Direct { alignment: PAGE },
             poison: Arc::default(),
         })
     }
 
     fn file(&self, file: usize, path: &str, preallocated: bool) -> Arc<DeviceFile> {
-        let handle = SimFile { world: Arc::clone(&self.world), disk: self.disk, file, epoch: self.epoch };
+        let in_segment = parent(path) == segment::DIRECTORY;
+        let handle = SimFile { world: Arc::clone(&self.world), disk: self.disk, file, epoch: self.epoch, in_segment };
         Arc::new(DeviceFile::simulated(handle, path, preallocated))
     }
 
@@ -221,11 +324,11 @@ impl Directory for SimDirectory {
             true => disk.all_bytes() + len > capacity,
             false => parent(path) == segment::DIRECTORY && disk.used_bytes(segment::DIRECTORY) + len > capacity,
         };
-        if fate == Fate::Failed || full {
+        if matches!(fate, Fate::Failed(_)) || full {
             return Err(Self::failed("create", path, Errno::NOSPC));
         }
         let file = disk.files.len();
-        disk.files.push(File::with_length(len as usize));
+        disk.files.push(File::with_pages((len as usize).div_ceil(PAGE)));
         disk.put(path, Node::File(file));
         drop(world);
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(self.file(file, path, true)) }
@@ -251,13 +354,13 @@ impl Directory for SimDirectory {
         let (mut world, fate) = self.begin(Kind::Create, file.path())?;
         let (capacity, whole) = (world.capacity, world.whole);
         let disk = &mut world.disks[self.disk];
-        let before = disk.files.get(own).map_or(0, |file| file.live.len() as u64);
+        let before = disk.files.get(own).map_or(0, |file| file.len() as u64);
         let full = whole && disk.all_bytes() + len.saturating_sub(before) > capacity;
-        if fate == Fate::Failed || full {
+        if matches!(fate, Fate::Failed(_)) || full {
             return Err(Self::failed("grow", file.path(), Errno::NOSPC));
         }
         if let Some(file) = disk.files.get_mut(own) {
-            file.grow(len as usize);
+            file.grow((len as usize).div_ceil(PAGE));
         }
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }
     }
@@ -289,7 +392,7 @@ impl Directory for SimDirectory {
         let entry = |(name, node): (&String, &Node)| {
             let (is_dir, len) = match node {
                 Node::Directory => (true, 0),
-                Node::File(file) => (false, disk.files.get(*file).map_or(0, |file| file.live.len() as u64)),
+                Node::File(file) => (false, disk.files.get(*file).map_or(0, |file| file.len() as u64)),
             };
             let name = name.rsplit_once('/').map_or(name.as_str(), |(_, name)| name).to_owned();
             Entry { name, is_dir, len }
@@ -315,38 +418,40 @@ impl Directory for SimDirectory {
         self.poison.check()?;
         let (mut world, fate) = self.begin(Kind::Sync, path)?;
         match fate {
-            Fate::Done => {
-                world.disks[self.disk].sync_names(path);
-                Ok(())
-            }
             Fate::Caught => Err(lost_power()),
-            Fate::Failed => {
-                let error = errno(format!("sync directory {path}"), Errno::IO);
+            Fate::Failed(e) => {
+                let error = errno(format!("sync directory {path}"), e);
                 self.poison.set(&error);
                 Err(error)
+            }
+            _ => {
+                world.disks[self.disk].sync_names(path);
+                Ok(())
             }
         }
     }
 
     fn read_small(&self, file: &DeviceFile, offset: u64, len: usize) -> Result<Vec<u8>> {
-        if len > SMALL_BYTES_MAX || !offset.is_multiple_of(PAGE_BYTES as u64) {
+        if len > SMALL_BYTES_MAX || !offset.is_multiple_of(PAGE as u64) {
             let text = format!("small read of {len} bytes at {offset} of {}", file.path());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let mut bytes = vec![0; len];
-        let got = Self::handle(file)?.read(offset, &mut bytes)?;
+        let got = Self::handle(file)?.read_small(offset, &mut bytes)?;
         bytes.truncate(got);
         Ok(bytes)
     }
 
     fn write_small(&self, file: &DeviceFile, offset: u64, bytes: &[u8]) -> Result<()> {
         self.poison.check()?;
-        Self::handle(file)?.write(offset, bytes)
+        Self::handle(file)?.write_small(offset, bytes)
     }
 
     fn sync_small(&self, file: &DeviceFile) -> Result<()> {
         self.poison.check()?;
-        let synced = Self::handle(file)?.sync();
+        let file = Self::handle(file)?;
+        let moment = lock(&file.world).moment;
+        let synced = file.sync(moment);
         if let Err(e) = &synced {
             self.poison.set(e);
         }

@@ -1,16 +1,21 @@
 //! Simulated devices: memory that loses, reorders and tears what was not synced when the power goes, and fails on demand.
 //! Everything is decided by a seed, and runs on the calling thread.
 //!
-//! What survives a crash, as POSIX promises it and no more: the bytes of a file that a sync after their write covered; the
-//! names of a directory that a sync of that directory covered. Of the rest any subset lands, in sectors of 512 bytes.
+//! What survives a crash, as POSIX promises it and no more: the bytes of writes that had completed when a sync of their file
+//! was submitted that ended; the names of a directory that a sync of that directory covered. Of the rest, completed or still
+//! under way, any subset lands, in sectors of 512 bytes.
 
 mod directory;
 mod disk;
+mod driver;
+mod file;
+mod pages;
 mod random;
 pub(crate) mod thread;
 mod world;
 
 pub(crate) use directory::{SimDirectory, SimFile};
+pub(crate) use driver::SimDriver;
 pub use random::Rng;
 pub use thread::{set_mutant, take_events};
 pub use world::Faults;
@@ -89,6 +94,12 @@ impl Simulation {
     #[must_use]
     pub fn faults_hit(&self) -> u64 {
         lock(&self.world).faults_hit
+    }
+
+    /// How many faults were met so far that no device reported: wrong bits, writes that went astray.
+    #[must_use]
+    pub fn silent_faults_hit(&self) -> u64 {
+        lock(&self.world).silent_hit
     }
 
     /// Device operations so far.

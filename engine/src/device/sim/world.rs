@@ -1,15 +1,19 @@
 //! The machine: its disks, its power, the faults it has in store.
 
-use super::disk::{Disk, Node, SECTOR_BYTES};
+use super::disk::{Disk, Node};
+use super::pages::{PAGE, Pages, SECTOR_BYTES};
 use super::random::Rng;
 use crate::error::{Error, ErrorKind, Result};
+use rustix::io::Errno;
 use std::path::Path;
 
 /// Faults to come: each counts down the operations of its kind, on all devices together, and strikes once.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// A write fails with EIO; part of it may be on the medium.
     pub write: Option<u64>,
+    /// A write fails with ENOSPC; nothing of it is there.
+    pub full: Option<u64>,
     /// A sync fails with EIO; syncs behind it succeed, but what was pending never lands by them.
     pub sync: Option<u64>,
     /// A read fails with EIO.
@@ -18,9 +22,19 @@ pub struct Faults {
     pub read_stays: bool,
     /// Creating a file fails with ENOSPC.
     pub create: Option<u64>,
+    /// A queued read or write moves fewer bytes than asked for.
+    pub short: Option<u64>,
+    /// A queued read or write is interrupted before it moves anything.
+    pub interrupted: Option<u64>,
+    /// A read brings one wrong bit; the medium is as it was.
+    pub flip: Option<u64>,
+    /// A queued write to a segment lands elsewhere in it and reports success.
+    pub misdirected: Option<u64>,
+    /// A queued write to a segment reports success and never happens.
+    pub phantom: Option<u64>,
+    /// This device is slow: others overtake it most of the time.
+    pub slow: Option<usize>,
 }
-
-const PAGE: u64 = 4096;
 
 /// What an operation does, for the trace and the faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +53,23 @@ pub(super) enum Fate {
     /// The power goes while it is on its way.
     Caught,
     /// The device reports an error.
-    Failed,
+    Failed(Errno),
+    /// Only this many sectors move.
+    Short(usize),
+    /// It lands this many pages from where it belongs.
+    Misdirected(i64),
+    /// It is reported and does not happen.
+    Phantom,
+    /// One bit, by number, is wrong.
+    Flipped(u64),
 }
+
+/// File of a disk.
+pub(super) type Place = (usize, usize);
 
 pub(super) struct World {
     pub(super) disks: Vec<Disk>,
+    pub(super) pages: Pages,
     pub(super) rng: Rng,
     pub(super) capacity: u64,
     /// The capacity is that of all files, not of segments alone.
@@ -53,15 +79,35 @@ pub(super) struct World {
     pub(super) down: bool,
     pub(super) crash_in: Option<u64>,
     pub(super) operations: u64,
+    /// Grows with every completion.
+    pub(super) moment: u64,
+    writes: u64,
     pub(super) trace: u64,
     pub(super) faults: Faults,
     pub(super) faults_hit: u64,
-    /// Disk, file, first byte and end of what cannot be read.
-    unreadable: Vec<(usize, usize, u64, u64)>,
+    /// Faults that no device reported.
+    pub(super) silent_hit: u64,
+    /// What cannot be read: first byte and end.
+    unreadable: Vec<(Place, u64, u64)>,
 }
 
-pub(super) fn errno(doing: String, errno: rustix::io::Errno) -> Error {
+pub(super) fn errno(doing: String, errno: Errno) -> Error {
     Error::io(doing, errno.into())
+}
+
+/// Counts a fault down; whether it strikes now.
+fn strikes(countdown: &mut Option<u64>) -> bool {
+    match countdown {
+        Some(0) => {
+            *countdown = None;
+            true
+        }
+        Some(left) => {
+            *left -= 1;
+            false
+        }
+        None => false,
+    }
 }
 
 impl World {
@@ -74,6 +120,7 @@ impl World {
         }
         Self {
             disks,
+            pages: Pages::new(),
             rng: Rng::new(seed),
             capacity,
             whole: false,
@@ -81,9 +128,12 @@ impl World {
             down: false,
             crash_in: None,
             operations: 0,
+            moment: 0,
+            writes: 0,
             trace: 0xcbf2_9ce4_8422_2325,
             faults: Faults::default(),
             faults_hit: 0,
+            silent_hit: 0,
             unreadable: Vec::new(),
         }
     }
@@ -92,15 +142,32 @@ impl World {
         self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01b3);
     }
 
-    /// Begins an operation.
+    /// A write arrives; its number. None without power.
+    pub(super) fn arrive(&mut self, epoch: u64, place: Place, offset: u64, bytes: &[u8]) -> Option<u64> {
+        if self.down || epoch != self.epoch {
+            return None;
+        }
+        self.writes += 1;
+        for value in [u64::MAX, place.0 as u64, place.1 as u64, offset] {
+            self.mix(value);
+        }
+        let file = self.disks[place.0].files.get_mut(place.1)?;
+        for (index, page) in bytes.as_chunks().0.iter().enumerate() {
+            file.arrive(self.writes, offset as usize / PAGE + index, self.pages.put(page));
+        }
+        Some(self.writes)
+    }
+
+    /// Begins the end of an operation: whether it gets there.
     ///
     /// # Errors
     /// The power is gone, or was in between.
-    pub(super) fn begin(&mut self, epoch: u64, kind: Kind, place: (usize, usize), range: (u64, u64)) -> Result<Fate> {
+    pub(super) fn begin(&mut self, epoch: u64, kind: Kind, place: Place, range: (u64, u64)) -> Result<Fate> {
         if self.down || epoch != self.epoch {
             return Err(lost_power());
         }
         self.operations += 1;
+        self.moment += 1;
         for value in [kind as u64, place.0 as u64, place.1 as u64, range.0, range.1] {
             self.mix(value);
         }
@@ -112,43 +179,88 @@ impl World {
             Some(left) => *left -= 1,
             None => {}
         }
-        let countdown = match kind {
-            Kind::Read => &mut self.faults.read,
-            Kind::Write => &mut self.faults.write,
-            Kind::Sync => &mut self.faults.sync,
-            Kind::Create => &mut self.faults.create,
-            Kind::Names => return Ok(Fate::Done),
-        };
-        match countdown {
-            Some(0) => {
-                *countdown = None;
-                self.faults_hit += 1;
-                if kind == Kind::Read && self.faults.read_stays {
-                    let page = self.rng.below(range.1.div_ceil(PAGE)) * PAGE + range.0;
-                    self.unreadable.push((place.0, place.1, page, page + PAGE));
+        let faults = &mut self.faults;
+        let (fate, silent) = match kind {
+            Kind::Read if strikes(&mut faults.read) => {
+                if faults.read_stays {
+                    let page = self.rng.below(range.1.div_ceil(PAGE as u64)) * PAGE as u64 + range.0;
+                    self.unreadable.push((place, page, page + PAGE as u64));
                 }
-                Ok(Fate::Failed)
+                (Fate::Failed(Errno::IO), false)
             }
-            Some(left) => {
-                *left -= 1;
-                Ok(Fate::Done)
-            }
-            None => Ok(Fate::Done),
+            Kind::Read if strikes(&mut faults.flip) => (Fate::Flipped(self.rng.below(range.1 * 8)), true),
+            Kind::Write if strikes(&mut faults.write) => (Fate::Failed(Errno::IO), false),
+            Kind::Write if strikes(&mut faults.full) => (Fate::Failed(Errno::NOSPC), false),
+            Kind::Sync if strikes(&mut faults.sync) => (Fate::Failed(Errno::IO), false),
+            Kind::Create if strikes(&mut faults.create) => (Fate::Failed(Errno::NOSPC), false),
+            _ => return Ok(Fate::Done),
+        };
+        self.faults_hit += 1;
+        self.silent_hit += u64::from(silent);
+        Ok(fate)
+    }
+
+    /// What only a queued transfer of `len` bytes meets, where nothing else strikes.
+    pub(super) fn disturb(&mut self, kind: Kind, place: Place, offset: u64, len: usize, in_segment: bool) -> Fate {
+        let faults = &mut self.faults;
+        let fate = if strikes(&mut faults.short) {
+            let sectors = len / SECTOR_BYTES;
+            Fate::Short(1 + self.rng.below(sectors.saturating_sub(1) as u64) as usize)
+        } else if strikes(&mut faults.interrupted) {
+            Fate::Failed(Errno::INTR)
+        } else if kind == Kind::Write && in_segment && strikes(&mut faults.misdirected) {
+            let pages = self.disks[place.0].files.get(place.1).map_or(0, |file| file.len() / PAGE);
+            let room = (pages - len / PAGE) as u64;
+            self.silent_hit += 1;
+            Fate::Misdirected(self.rng.below(room + 1) as i64 - (offset / PAGE as u64) as i64)
+        } else if kind == Kind::Write && in_segment && strikes(&mut faults.phantom) {
+            self.silent_hit += 1;
+            Fate::Phantom
+        } else {
+            return Fate::Done;
+        };
+        self.faults_hit += 1;
+        fate
+    }
+
+    /// A write completes, `bytes` of it, `shift` pages from where it belongs.
+    pub(super) fn complete(&mut self, place: Place, write: u64, offset: u64, bytes: usize, shift: i64) {
+        let offset = offset.wrapping_add_signed(shift * PAGE as i64);
+        self.heal(place, offset, offset + bytes as u64);
+        if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
+            file.complete(&mut self.pages, write, bytes / SECTOR_BYTES, self.moment, shift);
         }
     }
 
-    pub(super) fn is_unreadable(&self, disk: usize, file: usize, start: u64, end: u64) -> bool {
-        self.unreadable.iter().any(|bad| (bad.0, bad.1) == (disk, file) && bad.2 < end && start < bad.3)
+    /// A write fails. Of one that met a full device nothing is there.
+    pub(super) fn fail(&mut self, place: Place, write: u64, e: Errno) {
+        if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
+            match e {
+                Errno::NOSPC | Errno::INTR => file.forget(write),
+                _ => file.fail(&mut self.pages, write, self.moment, &mut self.rng),
+            }
+        }
+    }
+
+    /// A write that never happens.
+    pub(super) fn forget(&mut self, place: Place, write: u64) {
+        if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
+            file.forget(write);
+        }
+    }
+
+    pub(super) fn is_unreadable(&self, place: Place, start: u64, end: u64) -> bool {
+        self.unreadable.iter().any(|bad| bad.0 == place && bad.1 < end && start < bad.2)
     }
 
     /// A write makes what it covers readable again.
-    pub(super) fn heal(&mut self, disk: usize, file: usize, start: u64, end: u64) {
-        self.unreadable.retain(|bad| (bad.0, bad.1) != (disk, file) || bad.2 < start || end < bad.3);
+    pub(super) fn heal(&mut self, place: Place, start: u64, end: u64) {
+        self.unreadable.retain(|bad| bad.0 != place || bad.1 < start || end < bad.2);
     }
 
     pub(super) fn restart(&mut self) {
         for disk in &mut self.disks {
-            disk.crash(&mut self.rng);
+            disk.crash(&mut self.pages, &mut self.rng);
         }
         self.down = false;
         self.crash_in = None;
@@ -173,8 +285,8 @@ impl World {
         let first = if copies == 1 { place as usize % found.len() } else { 0 };
         for &(disk, file) in found.iter().skip(first).take(copies) {
             if let Some(file) = self.disks[disk].files.get_mut(file) {
-                let len = (file.live.len() as u64).min(below).max(1);
-                file.rot((place % len) as usize, bit);
+                let len = (file.len() as u64).min(below).max(1);
+                file.rot(&mut self.pages, (place % len) as usize, bit);
             }
         }
         self.faults_hit += 1;
@@ -193,24 +305,15 @@ impl World {
                     Node::File(file) => {
                         let mut options = std::fs::OpenOptions::new();
                         let mut out = options.write(true).create_new(true).mode(0o600).open(root.join(name))?;
-                        let bytes = self.disks[index].files.get(*file).map_or(&[][..], |file| &file.live);
-                        std::io::Write::write_all(&mut out, bytes)?;
+                        let pages = self.disks[index].files.get(*file).map_or(&[][..], |file| file.pages());
+                        for page in pages {
+                            std::io::Write::write_all(&mut out, self.pages.get(*page))?;
+                        }
                     }
                 }
             }
         }
         Ok(())
-    }
-
-    /// Part of a write reaches the medium although the device reports an error.
-    pub(super) fn write_in_part(&mut self, disk: usize, file: usize, offset: usize, bytes: &[u8]) {
-        for (index, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
-            if self.rng.one_in(2)
-                && let Some(file) = self.disks[disk].files.get_mut(file)
-            {
-                file.write(offset + index * SECTOR_BYTES, sector);
-            }
-        }
     }
 }
 

@@ -1,0 +1,81 @@
+//! Driver `simulated`: operations arrive at a simulated disk and complete later, in an order of the simulation's choice.
+
+use super::directory::Arrival;
+use super::thread::choose;
+use crate::device::driver::{Completion, Driver, Op, Wait, Wake};
+use crate::device::progress::{InFlight, Step};
+use crate::error::Result;
+use crate::metrics::DeviceCounters;
+use std::sync::Arc;
+
+/// Operations under way at most.
+const DEPTH: usize = 32;
+
+struct NoWake;
+
+impl Wake for NoWake {
+    fn wake(&self) {}
+}
+
+struct Slot {
+    id: u64,
+    flight: InFlight,
+    arrival: Arrival,
+}
+
+/// See the top of the file.
+pub(crate) struct SimDriver {
+    slots: Vec<Slot>,
+    counters: Arc<DeviceCounters>,
+}
+
+impl SimDriver {
+    pub(crate) fn new(counters: Arc<DeviceCounters>) -> Self {
+        Self { slots: Vec::new(), counters }
+    }
+}
+
+impl Driver for SimDriver {
+    fn room(&self) -> usize {
+        DEPTH.saturating_sub(self.slots.len())
+    }
+
+    fn queue(&mut self, id: u64, op: Op) {
+        let flight = InFlight::new(op);
+        let arrival = Arrival::of(&flight);
+        self.slots.push(Slot { id, flight, arrival });
+    }
+
+    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
+        if wait == Wait::No || self.slots.is_empty() {
+            return Ok(());
+        }
+        let at = choose(self.slots.len());
+        let slot = &mut self.slots[at];
+        if slot.arrival.is_held_back() {
+            return Ok(());
+        }
+        let result = slot.arrival.complete(&slot.flight);
+        match slot.flight.on_result(result, &self.counters) {
+            Step::Done(outcome) => {
+                done.push(Completion { id: slot.id, outcome });
+                self.slots.swap_remove(at);
+            }
+            // Time does not count here.
+            Step::Again | Step::Later(_) => slot.arrival = Arrival::of(&slot.flight),
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::new(NoWake)
+    }
+
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+}
