@@ -71,6 +71,12 @@ pub enum Event {
     SplitBatches,
     /// Recovery cut a run of batches whose last one was missing.
     SplitCut,
+    /// Cleaning moved a frame.
+    FrameMoved,
+    /// A sequence was evicted.
+    Evicted,
+    /// A sequence expired.
+    Expired,
 }
 
 /// Counts an event of this thread's simulation.
