@@ -3,7 +3,7 @@
 
 use super::ticket::read_again;
 use crate::device::arena::Lease;
-use crate::device::environment::{Mutant, mutated};
+use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;
@@ -30,7 +30,9 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         let counters = &devices.get(frame.segment.key.0)?.counters;
         counters.checksum_failures.add(1);
         counters.rereads.add(1);
-        read_again(devices, &frame.segment, first, buffer, start..end)?;
+        if !mutated(Mutant::NotReadAgain) {
+            read_again(devices, &frame.segment, first, buffer, start..end)?;
+        }
         if let Some((plane, expected, found)) = bad(buffer) {
             let geometry = view.layout.block(view.layer);
             devices.get(frame.segment.key.0)?.counters.checksum_failures.add(1);
@@ -87,7 +89,8 @@ fn mismatch(
             plane as u16,
         );
         let (start, len) = geometry.plane(plane);
-        let found = block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, data));
+        let found =
+            block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
         let expected = frame.checksums.get(first_checksum + plane).copied().unwrap_or(!found);
         (expected != found && !mutated(Mutant::PayloadChecksumIgnored)).then_some((plane, expected, found))
     })
