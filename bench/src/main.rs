@@ -6,6 +6,7 @@
 
 #[allow(unsafe_code, reason = "unsafe lives here: a ring and its buffers without the engine around them")]
 mod bare;
+mod churn;
 mod cli;
 mod commit;
 mod fio;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(args),
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
+        Command::Churn(args) => churn::run(args),
         Command::Select(args) => select::run(args),
     });
     match outcome {

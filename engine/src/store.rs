@@ -155,6 +155,7 @@ impl Store {
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check()?;
+        inner.committer.check_tables()?;
         if options.key.len() > KEY_BYTES_MAX {
             let text = format!("key of {} bytes; at most {KEY_BYTES_MAX}", options.key.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -612,7 +613,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let mut manifest = manifest;
     keep_spare(&devices, &space, &mut manifest)?;
-    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
+    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest)?;
     let committer = Arc::new(committer);
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
