@@ -8,7 +8,11 @@
 mod bare;
 mod churn;
 mod cli;
+mod codec;
 mod commit;
+mod decode;
+mod decode_trace;
+mod devices;
 mod fio;
 mod ingest;
 mod read;
@@ -28,6 +32,9 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(args),
         Command::Churn(args) => churn::run(args),
         Command::Select(args) => select::run(args),
+        Command::Decode(args) => decode::run(args),
+        Command::Codec(args) => codec::run(args),
+        Command::Devices(command) => devices::run(command),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
