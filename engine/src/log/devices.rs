@@ -6,7 +6,7 @@ use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
-use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
+use crate::shard::{Batch, Priority, Request, Lanes, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};
@@ -61,6 +61,8 @@ pub(crate) struct Devices {
     /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
     pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,
+    /// Rings of threads that read for themselves.
+    pub(crate) lanes: Lanes,
 }
 
 impl Devices {
@@ -96,6 +98,7 @@ impl Devices {
             return false;
         }
         // A ring that has a slab registered lets go of it when it wakes.
+        self.lanes.close_idle();
         self.list.iter().for_each(|device| device.shard.nudge());
         let deadline = std::time::Instant::now() + TRIM_WAIT;
         loop {

@@ -4,15 +4,18 @@ mod batch;
 mod inbox;
 #[cfg(feature = "sim")]
 mod inline;
+mod lane;
 mod run;
 
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{JoinHandle, ThreadId};
 
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
+pub(crate) use lane::{LaneBatch, Lanes};
 
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
@@ -28,6 +31,10 @@ use crate::metrics::{DeviceCounters, lock};
 pub(crate) struct ShardHandle {
     inbox: Arc<inbox::Inbox>,
     status: Arc<Mutex<DriverStatus>>,
+    counters: Arc<DeviceCounters>,
+    /// Demand reads that callers drive themselves.
+    beside: Arc<AtomicUsize>,
+    uring: bool,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: ThreadId,
     #[cfg(feature = "sim")]
@@ -53,14 +60,18 @@ impl ShardHandle {
         let inbox = Arc::new(inbox::Inbox::new());
         let status = Arc::new(Mutex::new(DriverStatus::default()));
         let (report, started) = mpsc::channel();
+        let beside = Arc::<AtomicUsize>::default();
+        let kept = Arc::clone(&counters);
         let main = {
             let (inbox, status, name) = (Arc::clone(&inbox), Arc::clone(&status), name.to_owned());
+            let beside = Arc::clone(&beside);
             move || {
                 let _burial = Burial(Arc::clone(&inbox));
                 // The ring belongs to the thread that made it.
                 match start_driver(&name, kind, &*dir, &arena, &counters) {
                     Ok(driver) => {
-                        let shard = run::Shard::new(driver, inbox, Arc::clone(dir.poison()), status, counters);
+                        let poison = Arc::clone(dir.poison());
+                        let shard = run::Shard::new(driver, inbox, poison, status, counters).beside(beside);
                         let _ = report.send(Ok(()));
                         shard.run();
                     }
@@ -76,10 +87,15 @@ impl ShardHandle {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(main);
         let thread = thread.map_err(|e| Error::io(format!("start the thread of device {name}"), e))?;
         let thread_id = thread.thread().id();
-        match started.recv() {
+        let started = started.recv();
+        let uring = lock(&status).name == Uring::NAME;
+        match started {
             Ok(Ok(())) => Ok(Self {
                 inbox,
+                uring,
                 status,
+                counters: kept,
+                beside,
                 thread: Mutex::new(Some(thread)),
                 thread_id,
                 #[cfg(feature = "sim")]
@@ -100,10 +116,14 @@ impl ShardHandle {
         let status = Arc::new(Mutex::new(DriverStatus::default()));
         let driver = Box::new(SimDriver::new(Arc::clone(&counters)));
         let poison = Arc::clone(dir.poison());
+        let kept = Arc::clone(&counters);
         let shard = run::Shard::new(driver, Arc::clone(&inbox), poison, Arc::clone(&status), counters);
         Self {
             inbox,
             status,
+            counters: kept,
+            beside: Arc::default(),
+            uring: false,
             thread: Mutex::default(),
             thread_id: std::thread::current().id(),
             inline: Some(inline::Inline::new(shard)),
@@ -145,6 +165,19 @@ impl ShardHandle {
     /// Makes the shard look around: after [`Arena::trim`] or after files were closed, so that it lets go of them too.
     pub(crate) fn nudge(&self) {
         self.inbox.nudge();
+    }
+
+    /// Whether its device is read through io_uring, so that callers may drive reads themselves.
+    pub(super) fn drives_uring(&self) -> bool {
+        self.uring
+    }
+
+    pub(super) fn counters(&self) -> &Arc<DeviceCounters> {
+        &self.counters
+    }
+
+    pub(super) fn beside(&self) -> &AtomicUsize {
+        &self.beside
     }
 
     /// The driver in use, and what it has to do without.
