@@ -234,7 +234,8 @@ impl Tables<'_> {
     }
 }
 
-/// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard. Wait on the result.
+/// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard, or writes it on this thread
+/// when the caller would only wait (`here`). Wait on the result.
 ///
 /// # Errors
 /// No space or memory for it, or a write that had to be waited for failed. The frame does not exist.
@@ -245,6 +246,7 @@ pub(crate) fn write(
     who: &SequenceIdentity,
     device: DeviceIndex,
     draft: &Draft,
+    here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
@@ -411,9 +413,14 @@ pub(crate) fn write(
         }
         offset += run.disk_bytes() as u64;
     }
-    let waiter = Waiter::new(requests.len());
-    let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
-    devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
+    let shard = &devices.get(device)?.shard;
+    let waiter = Waiter::new(if here { 1 } else { requests.len() });
+    if here {
+        waiter.complete(0, shard.write_here(requests));
+    } else {
+        let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
+        shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
+    }
 
     let meta = FrameMeta {
         origin: who.sequence,
