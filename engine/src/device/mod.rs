@@ -25,4 +25,5 @@ pub(crate) mod uring;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use pages::advise_huge;
 pub use slab::PageBacking;

@@ -6,7 +6,7 @@ use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
-use crate::shard::{Batch, Priority, Request, Lanes, ShardHandle, Sink, Waiter};
+use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};

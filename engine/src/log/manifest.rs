@@ -136,6 +136,7 @@ impl ManifestLog {
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             log.sync(devices)?;
+            log.settled()?;
         }
         for device in &devices.list {
             device.directory.sync_dir(m::DIRECTORY)?;

@@ -158,11 +158,9 @@ impl Sequence {
             layer.freeze()?;
             for run in &layer.pending {
                 let records = layer.summary.as_ref().map(|summary| {
-                    let mut bytes = Vec::new();
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    summary.encode(first..end, &mut bytes);
-                    (MinMax::element(self.who.layout.dtype()), end - first, bytes)
+                    (MinMax::element(self.who.layout.dtype()), end - first, summary.encoded(first..end))
                 });
                 let more = run.disk_bytes() + records.as_ref().map_or(0, |(.., bytes)| bytes.len()) + run.groups * 16;
                 if let Some(last) = drafts.last()

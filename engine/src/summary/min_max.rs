@@ -51,6 +51,7 @@ impl MinMax {
         if self.records.capacity() < start + 2 * self.elements {
             // Exact growth in steps: the memory account promises what is really taken.
             self.records.reserve_exact((2 * self.elements).max(start / 4));
+            crate::device::advise_huge(self.records.spare_capacity_mut());
         }
         self.records.resize(start + 2 * self.elements, 0);
         let (minima, maxima) = self.records[start..].split_at_mut(self.elements);
@@ -66,9 +67,8 @@ impl MinMax {
     }
 
     /// The records of groups `range` as they stand on disk.
-    pub(crate) fn encode(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
-        let records = &self.records[range.start * 2 * self.elements..range.end * 2 * self.elements];
-        out.extend_from_slice(bytemuck::cast_slice(records));
+    pub(crate) fn encoded(&self, range: std::ops::Range<usize>) -> &[u8] {
+        bytemuck::cast_slice(&self.records[range.start * 2 * self.elements..range.end * 2 * self.elements])
     }
 
     /// Puts records as they stand on disk from `first_group` on; those that were there from that group on are dropped.
@@ -160,9 +160,9 @@ fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
                 }
             }
         }
-        for (out, value) in minima.iter_mut().zip(low).chain(maxima.iter_mut().zip(high)) {
-            *out = unordered(value);
-        }
+        // Two loops: a chained one does not become vector instructions.
+        minima.iter_mut().zip(low).for_each(|(out, value)| *out = unordered(value));
+        maxima.iter_mut().zip(high).for_each(|(out, value)| *out = unordered(value));
     }
 }
 
@@ -297,7 +297,7 @@ mod tests {
             summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
         }
         let mut bytes = Vec::new();
-        summary.encode(0..3, &mut bytes);
+        bytes.extend_from_slice(summary.encoded(0..3));
         assert_eq!(bytes.len(), summary.bytes_for(3));
         let mut again = MinMax::new(&layer(2, 4), DType::F16);
         again.extend(&bytes);
