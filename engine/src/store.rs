@@ -1,5 +1,6 @@
 //! The store: open, create, sequences, reads, close.
 
+use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
@@ -90,6 +91,8 @@ pub struct StoreStatus {
     pub written_bytes: u64,
     /// Sequences stored.
     pub sequences: usize,
+    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`Sequence::cache_status`].
+    pub cache: Option<CacheStatus>,
 }
 
 impl Store {
@@ -218,7 +221,12 @@ impl Store {
         let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
-        load(claim, id, &meta).map_err(|e| e.during(format!("open sequence {id}")))
+        let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
+            // A bit may have gone wrong on the way and not on the medium: read once more.
+            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
+            _ => Err(e),
+        });
+        loaded.map_err(|e| e.during(format!("open sequence {id}")))
     }
 
     /// Deletes a sequence without opening it, also one that is too damaged to be opened. As [`Sequence::delete`].
@@ -332,6 +340,7 @@ impl Store {
             live_bytes,
             written_bytes: inner.written.load(Ordering::Relaxed),
             sequences,
+            cache: inner.cache.as_ref().map(|cache| cache.status()),
         }
     }
 
@@ -566,6 +575,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
     let committer = Arc::new(committer);
+    let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
     let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
     let lazy = (!simulated).then(|| {
@@ -594,6 +604,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
         devices,
+        cache,
     };
     Ok(Store { inner: Arc::new(inner) })
 }
