@@ -15,6 +15,7 @@ use crate::log::{
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::remove_leftovers;
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
@@ -279,7 +280,20 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
     pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
-        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?)
+        self.read_as(views, Urgency::Demand(None))
+    }
+
+    /// Reads views that may be needed soon: behind reads that somebody waits for, before writes. What a cache holds already is
+    /// not counted as asked for.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_ahead(&self, views: &[&View]) -> Result<ReadTicket> {
+        self.read_as(views, Urgency::Ahead)
+    }
+
+    pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
+        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
     }
 
     fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {
