@@ -8,7 +8,6 @@ use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
-use crate::shard::Waiter;
 use std::sync::Arc;
 use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
@@ -47,8 +46,6 @@ pub(crate) struct ManifestLog {
     epoch: u64,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
     file_pages: u64,
-    /// The sync of second copies on the same device, which runs on behind the first copy's.
-    behind: Option<Arc<Waiter>>,
 }
 
 fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
@@ -73,7 +70,7 @@ impl ManifestLog {
             file_pages = file_pages.min(file.len()? / PAGE_BYTES as u64);
             files.push((device, file));
         }
-        Ok(Self { place, epoch, files, file_pages, behind: None })
+        Ok(Self { place, epoch, files, file_pages })
     }
 
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
@@ -132,11 +129,12 @@ impl ManifestLog {
             synced_through: first_batch.saturating_sub(1),
             next_page: 1,
         };
-        let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64, behind: None };
+        let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
-            log.sync(devices)?;
-            log.settled()?;
+            // New files have extents of their own to be made durable.
+            devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
+            log.place.synced_through = log.place.next_batch - 1;
         }
         for device in &devices.list {
             device.directory.sync_dir(m::DIRECTORY)?;
@@ -170,8 +168,6 @@ impl ManifestLog {
     }
 
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<()> {
-        // The batch says that the one before is durable, on every copy.
-        self.settled()?;
         let batches = records.batches();
         let last = batches.len() - 1;
         if last > 0 {
@@ -198,25 +194,18 @@ impl ManifestLog {
     }
 
     fn sync(&mut self, devices: &Devices) -> Result<()> {
-        // One copy per device makes the batch durable. A second one on the same device guards against damage alone: its sync
-        // would wait for the first one's and so double what a commit waits for; it follows, and the next batch waits for it.
-        let mut firsts = Vec::new();
-        let mut seconds = Vec::new();
+        // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
+        // for them, the sync of one flushes the device for both.
+        let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
         for (device, file) in &self.files {
-            let known = firsts.iter().any(|(known, _)| known == device);
-            if known { &mut seconds } else { &mut firsts }.push((*device, Arc::clone(file)));
+            let covered = synced.iter().any(|(known, _)| known == device);
+            if !covered || !devices.get(*device)?.directory.sync_covers_overwrites() {
+                synced.push((*device, file));
+            }
         }
-        devices.sync_all(firsts.iter().map(|(device, file)| (*device, file)))?;
-        if !seconds.is_empty() {
-            self.behind = Some(devices.sync_behind(&seconds)?);
-        }
+        devices.sync_all(synced.into_iter())?;
         self.place.synced_through = self.place.next_batch - 1;
         Ok(())
-    }
-
-    /// Waits until every copy holds durably what one of them does.
-    fn settled(&self) -> Result<()> {
-        self.behind.as_ref().map_or(Ok(()), |behind| behind.wait())
     }
 
     /// Ends this generation in favour of a new one that starts with `state`: the new one whole, then the word that it
@@ -233,7 +222,6 @@ impl ManifestLog {
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
         last.push(Kind::Superseded, &superseded, &[]);
         self.append(devices, &last)?;
-        self.settled()?;
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
         for (device, copy) in copies(devices) {
@@ -257,7 +245,6 @@ impl ManifestLog {
 
     /// Writes one slot of every superblock.
     pub(crate) fn mark(&self, devices: &Devices, state: u8) -> Result<()> {
-        self.settled()?;
         for device in &devices.list {
             device.write_superblock(|slot| {
                 slot.epoch = U64::new(self.epoch);
