@@ -139,9 +139,9 @@ fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
 
 /// Whether the file system is known to overwrite in place and to flush the device in every fdatasync: ext4 and XFS are.
 fn writes_in_place(root: &OwnedFd) -> bool {
-    const EXT4: i64 = 0xef53;
-    const XFS: i64 = 0x5846_5342;
-    rustix::fs::fstatfs(root).is_ok_and(|stat| matches!(i64::from(stat.f_type), EXT4 | XFS))
+    const EXT4: rustix::fs::FsWord = 0xef53;
+    const XFS: rustix::fs::FsWord = 0x5846_5342;
+    rustix::fs::fstatfs(root).is_ok_and(|stat| stat.f_type == EXT4 || stat.f_type == XFS)
 }
 
 fn make_root(path: &Path) -> Result<()> {
