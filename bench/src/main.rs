@@ -8,6 +8,9 @@
 mod bare;
 mod cli;
 mod commit;
+mod decode;
+mod decode_trace;
+mod devices;
 mod fio;
 mod ingest;
 mod read;
@@ -26,6 +29,8 @@ fn main() -> ExitCode {
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Select(args) => select::run(args),
+        Command::Decode(args) => decode::run(args),
+        Command::Devices(command) => devices::run(command),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -52,6 +52,7 @@
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 pub mod attention;
 mod cache;
+pub mod codec;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod device;
 pub mod error;
