@@ -199,8 +199,7 @@ impl Case<'_> {
     }
 
     fn run(&self, home: &Path) -> Result<DecodeResult> {
-        let mut options = StoreOptions::default();
-        options.cache = self.cache();
+        let options = StoreOptions { cache: self.cache(), ..StoreOptions::default() };
         let options = options.memory_limit(ByteSize(WORKING_BYTES + (self.cache_mib() << 20)));
         let store = open_store_with(&self.args.common, home, options)?;
         let mut sequences: Vec<Sequence> =

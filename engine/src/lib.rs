@@ -75,6 +75,7 @@ pub mod sim;
 mod store;
 mod summary;
 mod sync;
+mod transfer;
 
 pub use cache::CacheStatus;
 pub use device::PageBacking;
@@ -86,9 +87,10 @@ pub use options::{
 };
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
-pub use sequence::Sequence;
+pub use sequence::{Sequence, SequenceReader};
 pub use store::{DeviceStatus, SequenceInfo, Store, StoreStatus};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
+pub use transfer::{Exported, ImportOptions};
 
 /// The README's example is compiled and run.
 #[cfg(doctest)]

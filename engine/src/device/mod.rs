@@ -25,5 +25,4 @@ pub(crate) mod uring;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use pages::advise_huge;
 pub use slab::PageBacking;

@@ -1,25 +1,7 @@
 //! Which pages the kernel really gave.
 
 use std::fs::File;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-
-use rustix::mm::{Advice, madvise};
-
-use super::slab::SLAB_BYTES;
-
-/// Asks for huge pages behind memory that is about to be filled, where it spans any: a fault per 2 MiB instead of 4 KiB.
-pub(crate) fn advise_huge<T>(memory: &mut [MaybeUninit<T>]) {
-    let bytes = size_of_val(memory);
-    let start: *mut u8 = memory.as_mut_ptr().cast();
-    let skip = start.align_offset(SLAB_BYTES);
-    if bytes < skip.saturating_add(SLAB_BYTES) {
-        return;
-    }
-    let len = (bytes - skip) / SLAB_BYTES * SLAB_BYTES;
-    // SAFETY: the range lies inside `memory`, and the advice changes no bytes. Refused where there are no huge pages.
-    let _ = unsafe { madvise(start.add(skip).cast(), len, Advice::LinuxHugepage) };
-}
 
 /// Whether this range, a mapping of its own, stands on huge pages throughout.
 pub(super) fn is_huge(start: usize, len: usize) -> bool {

@@ -82,24 +82,24 @@ impl Draft {
         run: Arc<Run>,
         group_tokens: u64,
         planes: usize,
-        summary: Option<(DType, usize, &[u8])>,
+        summary: Option<(DType, usize, Vec<&[u8]>)>,
     ) {
         self.run_bytes += run.disk_bytes();
         self.holds(run.first_group * group_tokens);
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
-        if let Some((element, groups, bytes)) = summary.filter(|(_, groups, _)| *groups > 0) {
-            self.front_bytes += bytes.len().next_multiple_of(8);
+        if let Some((element, groups, pieces)) = summary.filter(|(_, groups, _)| *groups > 0) {
+            self.front_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>().next_multiple_of(8);
             match self.summaries.last_mut() {
                 Some(last) if last.layer == run.layer && last.first_group + last.groups as u64 == run.first_group => {
                     last.groups += groups;
-                    last.bytes.extend_from_slice(bytes);
+                    pieces.iter().for_each(|piece| last.bytes.extend_from_slice(piece));
                 }
                 _ => self.summaries.push(SummaryPart {
                     layer: run.layer,
                     first_group: run.first_group,
                     groups,
                     element,
-                    bytes: bytes.to_vec(),
+                    bytes: pieces.concat(),
                 }),
             }
         }

@@ -160,9 +160,15 @@ impl Sequence {
                 let records = layer.summary.as_ref().map(|summary| {
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    (MinMax::element(self.who.layout.dtype()), end - first, summary.encoded(first..end))
+                    (
+                        MinMax::element(self.who.layout.dtype()),
+                        end - first,
+                        summary.encoded(first..end).collect::<Vec<_>>(),
+                    )
                 });
-                let more = run.disk_bytes() + records.as_ref().map_or(0, |(.., bytes)| bytes.len()) + run.groups * 16;
+                let more = run.disk_bytes()
+                    + records.as_ref().map_or(0, |(.., pieces)| pieces.iter().map(|piece| piece.len()).sum())
+                    + run.groups * 16;
                 if let Some(last) = drafts.last()
                     && !last.is_empty()
                     && last.bytes() + more + 4096 > self.frame_limit
