@@ -338,7 +338,7 @@ impl Counts {
 }
 
 /// Computes elsewhere, as a GPU would: this thread sleeps, and is on time.
-fn sleep_until(due: Instant) {
+pub(crate) fn sleep_until(due: Instant) {
     const EARLY: Duration = Duration::from_micros(150);
     let left = due.saturating_duration_since(Instant::now());
     if left > EARLY {
