@@ -2,7 +2,7 @@
 
 use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
-use crate::device::directory::Directory;
+use crate::device::directory::{Access, Directory};
 use crate::device::driver::DriverKind;
 use crate::device::environment::{Mutant, mutated};
 use crate::device::slab::{PageBacking, SLAB_BYTES};
@@ -52,6 +52,8 @@ pub struct SequenceInfo {
     pub tokens: u64,
     /// Bytes of its frames on devices, header and padding included.
     pub disk_bytes: u64,
+    /// The sequence it was forked from, which may be gone.
+    pub parent: Option<u64>,
     /// When it was created, milliseconds since 1970.
     pub created_unix_ms: u64,
     /// When it was last committed, milliseconds since 1970.
@@ -117,16 +119,17 @@ impl Store {
             );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        let directories = open_directories(&options.devices)?;
+        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let directories = open_directories(&options.devices, access)?;
         Self::open_in(options, directories)
     }
 
     /// Opens or creates a store in these directories.
     pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
-        match read_devices(directories)? {
+        match read_devices(directories, options.read_only)? {
             Opened::Store(found) => open_existing(&options, memory, found),
-            Opened::Empty(found) if options.create => create(&options, memory, found),
+            Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
             Opened::Empty(found) => {
                 let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();
                 let text = format!("device directory {path}: holds no store, and creating one was not asked for");
@@ -272,6 +275,7 @@ impl Store {
             key: meta.key.clone(),
             tokens: meta.tokens,
             disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,
         };
@@ -360,11 +364,23 @@ impl Store {
     /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`]: clones, sequences or reads of it are alive. Otherwise what the last commit brought.
+    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way are:
+    /// then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise what the
+    /// last commit brought.
     pub fn close(self) -> Result<()> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(inner) => inner.shut(),
-            Err(_) => Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences")),
+        let Ok(inner) = Arc::try_unwrap(self.inner) else {
+            return Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"));
+        };
+        let devices = Arc::downgrade(&inner.devices);
+        inner.shut()?;
+        drop(inner);
+        match devices.strong_count() {
+            0 => Ok(()),
+            reads => {
+                let text =
+                    format!("the store is closed, but {reads} reads hold its directories until they are dropped");
+                Err(Error::new(ErrorKind::InUse, text))
+            }
         }
     }
 }
@@ -543,6 +559,12 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, found, slots)?;
     let account = replayed.catalog.memory_bytes();
+    if options.read_only {
+        check_account(account, memory)?;
+        // What recovery would write stands in memory alone, and is found again each time.
+        let manifest = ManifestLog::read_only(replayed.place, replayed.epoch);
+        return start(options, devices, replayed.catalog, manifest);
+    }
     let manifest = if unclean {
         let counters = &mut replayed.catalog.counters;
         counters.frame = counters.frame.saturating_add(IDS_SKIPPED);
@@ -564,11 +586,16 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     for device in &devices.list {
         remove_leftovers(&*device.directory, device.index, manifest.place().generation, &replayed.catalog)?;
     }
-    if account > memory / 2 {
-        let text = format!("the tables of this store take {account} bytes, too much for memory_limit {memory}");
-        return Err(Error::new(ErrorKind::MemoryLimit, text));
-    }
+    check_account(account, memory)?;
     start(options, devices, replayed.catalog, manifest)
+}
+
+fn check_account(bytes: usize, memory: usize) -> Result<()> {
+    if bytes <= memory / 2 {
+        return Ok(());
+    }
+    let text = format!("the tables of this store take {bytes} bytes, too much for memory_limit {memory}");
+    Err(Error::new(ErrorKind::MemoryLimit, text))
 }
 
 fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: ManifestLog) -> Result<Store> {
@@ -582,7 +609,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
     let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
-    let lazy = (!simulated).then(|| {
+    let lazy = (!simulated && !options.read_only).then(|| {
         let committer = Arc::clone(&committer);
         let commit_when_due = move || {
             while committer.wait_due() {

@@ -73,6 +73,15 @@ impl ManifestLog {
         Ok(Self { place, epoch, files, file_pages })
     }
 
+    /// A manifest that was read to `place` and that nothing is appended to.
+    pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
+        Self { place, epoch, files: Vec::new(), file_pages: 0 }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
     /// superblocks do not name it yet. `room`: pages that must be left behind the state.
     pub(crate) fn create(
