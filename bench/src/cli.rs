@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Select(SelectArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
     Decode(DecodeArgs),
+    /// Codecs on keys and values of a real model, and the share of a transfer to compress.
+    Codec(CodecArgs),
     /// Makes disks of a known speed out of files, and takes them away again. Takes root.
     #[command(subcommand)]
     Devices(DevicesCommand),
@@ -233,6 +235,37 @@ pub(crate) struct DecodeArgs {
     /// Seed of the selections.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench codec --kv tests/fixtures/recall-tiny/reference.safetensors --json
+
+Lossy codecs are measured with their errors; planes that a codec cannot make 5 % smaller are kept raw and count so. For theta the
+reads are emulated by the clock; decoding is real.")]
+pub(crate) struct CodecArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Keys and values: a safetensors file with f32 tensors `k_*` and `v_*` of `[kv_heads, tokens, head_dim]`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kv: PathBuf,
+    /// Tokens of a group, several with commas; theta takes the first.
+    #[arg(long, value_delimiter = ',', default_value = "8,16,64", value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: Vec<u16>,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) seconds: f64,
+    /// Bytes per second to solve theta for, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "250M,500M,1G,2G,4G", value_parser = size)]
+    pub(crate) bandwidth: Vec<ByteSize>,
+    /// Bytes of keys and values that a layer reads.
+    #[arg(long, default_value = "4MiB", value_parser = size)]
+    pub(crate) layer_bytes: ByteSize,
+    /// Microseconds that a layer computes elsewhere.
+    #[arg(long, default_value_t = 2000)]
+    pub(crate) compute_us: u64,
+    /// Layers of each point of the sweep; the time is the median of all but the first.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) layers: u32,
 }
 
 /// None: by itself.

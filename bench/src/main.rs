@@ -7,6 +7,7 @@
 #[allow(unsafe_code, reason = "unsafe lives here: a ring and its buffers without the engine around them")]
 mod bare;
 mod cli;
+mod codec;
 mod commit;
 mod decode;
 mod decode_trace;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(args),
         Command::Select(args) => select::run(args),
         Command::Decode(args) => decode::run(args),
+        Command::Codec(args) => codec::run(args),
         Command::Devices(command) => devices::run(command),
     });
     match outcome {
