@@ -423,6 +423,7 @@ fn every_combination_of_two_devices_has_the_outcome_of_the_table() {
         for second in DEVICES {
             let what = format!("{first:?}, {second:?}");
             let root = scratch.path().join("case");
+            fs::create_dir_all(&root).unwrap();
             let mut dirs = Vec::new();
             for (at, is) in [first, second].into_iter().enumerate() {
                 let from = match is {
