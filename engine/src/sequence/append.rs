@@ -54,6 +54,11 @@ impl Sequence {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].
     pub fn push_token_ids(&mut self, ids: &[u32]) -> Result<()> {
+        self.store.committer.check()?;
+        self.add_token_ids(ids)
+    }
+
+    pub(super) fn add_token_ids(&mut self, ids: &[u32]) -> Result<()> {
         let held = self.index.bytes() + ids.len() * 4;
         if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "no memory for token ids within memory_limit"));
