@@ -2,7 +2,7 @@
 
 use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
-use crate::device::directory::Directory;
+use crate::device::directory::{Access, Directory};
 use crate::device::driver::DriverKind;
 use crate::device::environment::{Mutant, mutated};
 use crate::device::slab::{PageBacking, SLAB_BYTES};
@@ -16,12 +16,12 @@ use crate::log::{
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
-use crate::read::ReadTicket;
+use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::remove_leftovers;
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
-use crate::select::View;
+use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
-use crate::shard::ShardHandle;
+use crate::shard::{Lanes, ShardHandle};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,6 +52,8 @@ pub struct SequenceInfo {
     pub tokens: u64,
     /// Bytes of its frames on devices, header and padding included.
     pub disk_bytes: u64,
+    /// The sequence it was forked from, which may be gone.
+    pub parent: Option<u64>,
     /// When it was created, milliseconds since 1970.
     pub created_unix_ms: u64,
     /// When it was last committed, milliseconds since 1970.
@@ -117,16 +119,17 @@ impl Store {
             );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        let directories = open_directories(&options.devices)?;
+        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let directories = open_directories(&options.devices, access)?;
         Self::open_in(options, directories)
     }
 
     /// Opens or creates a store in these directories.
     pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
-        match read_devices(directories)? {
+        match read_devices(directories, options.read_only)? {
             Opened::Store(found) => open_existing(&options, memory, found),
-            Opened::Empty(found) if options.create => create(&options, memory, found),
+            Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
             Opened::Empty(found) => {
                 let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();
                 let text = format!("device directory {path}: holds no store, and creating one was not asked for");
@@ -272,6 +275,7 @@ impl Store {
             key: meta.key.clone(),
             tokens: meta.tokens,
             disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,
         };
@@ -297,13 +301,26 @@ impl Store {
     }
 
     pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
+        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
+    }
+
+    fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {
         let own = self.inner.devices.identity.instance;
         if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
             let text = format!("view {at} belongs to another store, or to an earlier opening of this one");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let views = views.iter().map(|view| Arc::clone(&view.inner)).collect();
-        ReadTicket::new(Arc::clone(&self.inner.devices), views, urgency)
+        Ok(views.iter().map(|view| Arc::clone(&view.inner)).collect())
+    }
+
+    /// Reads and checks the blocks of views, as [`Self::read`] and [`ReadTicket::wait`] together do, with the calling thread
+    /// itself at the device: no other thread is woken, which counts for small batches. Nothing else happens on this thread
+    /// meanwhile; use [`Self::read`] to compute while blocks arrive.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`ReadTicket::wait`].
+    pub fn read_now(&self, views: &[&View]) -> Result<ReadBatch> {
+        ReadTicket::read_now(Arc::clone(&self.inner.devices), self.own_views(views)?)
     }
 
     /// How the store runs: drivers, memory, bytes.
@@ -360,11 +377,23 @@ impl Store {
     /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`]: clones, sequences or reads of it are alive. Otherwise what the last commit brought.
+    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way are:
+    /// then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise what the
+    /// last commit brought.
     pub fn close(self) -> Result<()> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(inner) => inner.shut(),
-            Err(_) => Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences")),
+        let Ok(inner) = Arc::try_unwrap(self.inner) else {
+            return Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"));
+        };
+        let devices = Arc::downgrade(&inner.devices);
+        inner.shut()?;
+        drop(inner);
+        match devices.strong_count() {
+            0 => Ok(()),
+            reads => {
+                let text =
+                    format!("the store is closed, but {reads} reads hold its directories until they are dropped");
+                Err(Error::new(ErrorKind::InUse, text))
+            }
         }
     }
 }
@@ -411,7 +440,8 @@ fn start_devices(
     }
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
-    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity })
+    let lanes = Lanes::new(arena.clone());
+    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity, lanes })
 }
 
 fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
@@ -543,6 +573,12 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, found, slots)?;
     let account = replayed.catalog.memory_bytes();
+    if options.read_only {
+        check_account(account, memory)?;
+        // What recovery would write stands in memory alone, and is found again each time.
+        let manifest = ManifestLog::read_only(replayed.place, replayed.epoch);
+        return start(options, devices, replayed.catalog, manifest);
+    }
     let manifest = if unclean {
         let counters = &mut replayed.catalog.counters;
         counters.frame = counters.frame.saturating_add(IDS_SKIPPED);
@@ -564,11 +600,16 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     for device in &devices.list {
         remove_leftovers(&*device.directory, device.index, manifest.place().generation, &replayed.catalog)?;
     }
-    if account > memory / 2 {
-        let text = format!("the tables of this store take {account} bytes, too much for memory_limit {memory}");
-        return Err(Error::new(ErrorKind::MemoryLimit, text));
-    }
+    check_account(account, memory)?;
     start(options, devices, replayed.catalog, manifest)
+}
+
+fn check_account(bytes: usize, memory: usize) -> Result<()> {
+    if bytes <= memory / 2 {
+        return Ok(());
+    }
+    let text = format!("the tables of this store take {bytes} bytes, too much for memory_limit {memory}");
+    Err(Error::new(ErrorKind::MemoryLimit, text))
 }
 
 fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: ManifestLog) -> Result<Store> {
@@ -582,7 +623,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
     let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
-    let lazy = (!simulated).then(|| {
+    let lazy = (!simulated && !options.read_only).then(|| {
         let committer = Arc::clone(&committer);
         let commit_when_due = move || {
             while committer.wait_due() {

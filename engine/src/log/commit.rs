@@ -54,6 +54,8 @@ pub(crate) struct Committer {
     manifest: Mutex<ManifestLog>,
     /// Set by the first commit that failed midway.
     broken: Mutex<Option<Error>>,
+    /// Nothing is ever committed.
+    read_only: bool,
 }
 
 impl Committer {
@@ -64,6 +66,7 @@ impl Committer {
         manifest: ManifestLog,
     ) -> Self {
         lock(&space).set_metadata_bytes(manifest.file_bytes());
+        let read_only = manifest.is_read_only();
         Self {
             devices,
             space,
@@ -72,12 +75,20 @@ impl Committer {
             changed: Condvar::new(),
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
+            read_only,
         }
     }
 
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// # Errors
-    /// An earlier commit failed midway.
+    /// An earlier commit failed midway, or the store is open for reading only.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
+        }
         match &*lock(&self.broken) {
             None => Ok(()),
             Some(cause) => {

@@ -57,6 +57,7 @@ impl StoreInner {
     }
 
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        self.committer.check()?;
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {
@@ -73,6 +74,10 @@ impl StoreInner {
     }
 
     pub(crate) fn shut(&self) -> Result<()> {
+        if self.committer.is_read_only() {
+            self.committer.stop();
+            return Ok(());
+        }
         // Counters go along, so that ids given out are not given out again.
         let mut request = CommitRequest::default();
         let known = lock(&self.catalog).counters;

@@ -73,6 +73,15 @@ impl ManifestLog {
         Ok(Self { place, epoch, files, file_pages })
     }
 
+    /// A manifest that was read to `place` and that nothing is appended to.
+    pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
+        Self { place, epoch, files: Vec::new(), file_pages: 0 }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
     /// superblocks do not name it yet. `room`: pages that must be left behind the state.
     pub(crate) fn create(
@@ -132,7 +141,9 @@ impl ManifestLog {
         let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
-            log.sync(devices)?;
+            // New files have extents of their own to be made durable.
+            devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
+            log.place.synced_through = log.place.next_batch - 1;
         }
         for device in &devices.list {
             device.directory.sync_dir(m::DIRECTORY)?;
@@ -192,7 +203,16 @@ impl ManifestLog {
     }
 
     fn sync(&mut self, devices: &Devices) -> Result<()> {
-        devices.sync_all(self.files.iter().map(|(device, file)| (*device, file)))?;
+        // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
+        // for them, the sync of one flushes the device for both.
+        let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
+        for (device, file) in &self.files {
+            let covered = synced.iter().any(|(known, _)| known == device);
+            if !covered || !devices.get(*device)?.directory.sync_covers_overwrites() {
+                synced.push((*device, file));
+            }
+        }
+        devices.sync_all(synced.into_iter())?;
         self.place.synced_through = self.place.next_batch - 1;
         Ok(())
     }

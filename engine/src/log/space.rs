@@ -86,7 +86,8 @@ impl Space {
         if let Some(handle) = self.handles.get(&key) {
             return Ok(Arc::clone(handle));
         }
-        let file = devices.get(key.0)?.directory.open_file(&segment::file_name(key.1), Access::ReadWrite)?;
+        let directory = &devices.get(key.0)?.directory;
+        let file = directory.open_file(&segment::file_name(key.1), directory.access())?;
         let handle = Arc::new(SegmentHandle {
             key,
             generation: meta.generation,
