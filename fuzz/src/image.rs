@@ -53,7 +53,7 @@ fn read_all(simulation: &Simulation) -> stratakv::Result<()> {
 /// kvfsck calls clean what the engine does not read, or either panics.
 pub fn check(data: &[u8], fix: bool) {
     let devices = 1 + usize::from(data.first().is_some_and(|byte| byte & 1 == 1));
-    let geometry = Geometry { devices, device_bytes: 64 << 20, manifest_pages: 6, batch_bytes: 4000 };
+    let geometry = Geometry { devices, device_bytes: 64 << 20, manifest_pages: 6, batch_bytes: 4000, whole: false };
     let simulation = Simulation::new(&geometry, 7);
     let store = simulation.open(options()).expect("a new store");
     fill(&store).expect("a store to fill");

@@ -25,7 +25,7 @@ fn layout() -> KvLayout {
 }
 
 fn simulation(seed: u64) -> Simulation {
-    let geometry = Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 8, batch_bytes: 4000 };
+    let geometry = Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 8, batch_bytes: 4000, whole: false };
     Simulation::new(&geometry, seed)
 }
 
@@ -282,7 +282,7 @@ fn panic_in_drop() {
 fn recycled_log_tail_adopted() {
     for seed in 0..20 {
         let simulation = simulation(seed);
-        let store = simulation.open(options().capacity(ByteSize::kib(64 * 6))).expect("a store");
+        let store = simulation.open(options().capacity(ByteSize::kib(64 * 8 + 400))).expect("a store");
         for life in 0..30 {
             let key = format!("s{life}");
             let mut sequence = create(&store, &key);
@@ -412,7 +412,7 @@ fn idle_spin() {
 fn status_beside_commits_and_cleaning_never_deadlocks() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let dirs = device_dirs(scratch.path(), 1);
-    let store = small_options(&dirs).capacity(ByteSize::mib(16)).open().expect("a store");
+    let store = small_options(&dirs).capacity(ByteSize::mib(32)).open().expect("a store");
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -448,7 +448,7 @@ fn writes_in_flight_when_everything_is_dropped() {
 fn padding_shows_no_old_bytes() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let dirs = device_dirs(scratch.path(), 1);
-    let store = small_options(&dirs).capacity(ByteSize::mib(12)).open().expect("a store");
+    let store = small_options(&dirs).capacity(ByteSize::mib(32)).open().expect("a store");
     for life in 0..25 {
         let mut sequence = create(&store, &format!("s{life}"));
         for _ in 0..5 {
