@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::slab::{PageBacking, SLAB_BYTES, Slab};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, MemoryBudget, lock};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// Unit of alignment on disk and in memory.
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -405,6 +405,12 @@ pub(crate) struct WriteSource {
 }
 
 impl WriteSource {
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies in the extent, which is mapped and initialised. While a write source is alive no read into
+        // the lease can start and no `&mut` slice over it can be had, so the bytes do not change.
+        unsafe { std::slice::from_raw_parts(self.memory().address.as_ptr(), self.range.len()) }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.range.len()
     }

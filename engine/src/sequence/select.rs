@@ -100,7 +100,7 @@ impl Sequence {
     ) -> Result<Option<DType>> {
         let Some(summary) = &self.layer(layer)?.summary else { return Ok(None) };
         out.clear();
-        summary.encode(groups.start as usize..groups.end as usize, out);
+        summary.encoded(groups.start as usize..groups.end as usize).for_each(|piece| out.extend_from_slice(piece));
         Ok(Some(summary.dtype()))
     }
 
@@ -146,7 +146,7 @@ fn source(state: &Layer, group: u64) -> Result<UnitSource> {
         return Ok(UnitSource::Run { run: Arc::clone(run), index });
     }
     let place = extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?;
-    Ok(UnitSource::Disk { frame: Arc::clone(place.frame), offset: place.offset, checksum: place.checksum })
+    Ok(UnitSource::Disk { frame: place.frame, offset: place.offset, checksum: place.checksum })
 }
 
 pub(super) fn check_query(state: &Layer, query: &[f32]) -> Result<()> {
