@@ -436,7 +436,7 @@ pub(super) fn check_block(
     layer: &super::Layer,
     group: u64,
     tokens: u64,
-    place: &crate::index::BlockPlace<'_>,
+    place: &crate::index::BlockPlace,
     block: &[u8],
 ) -> Result<()> {
     for plane in 0..layer.geometry.planes() {
