@@ -191,6 +191,10 @@ impl Directory for DeviceDir {
         &self.poison
     }
 
+    fn access(&self) -> Access {
+        self.access
+    }
+
     fn lock_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.root.as_fd())
     }
@@ -223,6 +227,16 @@ impl Directory for DeviceDir {
         };
         let (fd, direct) = self.open_fd(path, flags).map_err(|e| self.error("open", path, e))?;
         Ok(Arc::new(DeviceFile::new(fd, path, direct, false)))
+    }
+
+    fn grow_file(&self, file: &DeviceFile, len: u64) -> Result<()> {
+        self.check_writable()?;
+        let before = file.len()?;
+        preallocate(&file.fd(), len).map(|_| ()).map_err(|e| {
+            // What was reserved before the space ran out is given back.
+            let _ = rustix::fs::ftruncate(file.fd(), before);
+            self.error("grow", file.path(), e)
+        })
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
@@ -356,7 +370,7 @@ impl Directory for DeviceDir {
 }
 
 /// Reserves the blocks of `len` bytes, or where the file system cannot only sets the length; says whether it reserved.
-fn preallocate(fd: &OwnedFd, len: u64) -> Result<bool, Errno> {
+fn preallocate(fd: &impl AsFd, len: u64) -> Result<bool, Errno> {
     if len == 0 {
         return Ok(false);
     }
