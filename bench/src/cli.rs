@@ -8,6 +8,7 @@ const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
   kvbench ingest --device /nvme0 --size 8GiB --fio
   kvbench commit --device /nvme0
+  kvbench churn --device /nvme0 --capacity 4GiB --json
   kvbench select --tokens 32768,131072
 
 Results go to stdout, progress to stderr. With --json each result is one object on a line of its own. Everything kvbench
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Ingest(IngestArgs),
     /// Durable commits of one decode step, beside the same bytes written by plain calls.
     Commit(CommitArgs),
+    /// Sequences of mixed lengths that come and go in a store kept nearly full: what the devices take for it.
+    Churn(ChurnArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
@@ -164,6 +167,37 @@ pub(crate) struct CommitArgs {
     /// Commits in all.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) commits: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench churn --device /nvme0 --capacity 4GiB --full 0.8 --json")]
+pub(crate) struct ChurnArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of all files of the store.
+    #[arg(long, default_value = "4GiB", value_parser = size)]
+    pub(crate) capacity: ByteSize,
+    /// Bytes of a segment.
+    #[arg(long, default_value = "64MiB", value_parser = size)]
+    pub(crate) segment: ByteSize,
+    /// The share of the capacity that lives.
+    #[arg(long, default_value_t = 0.8)]
+    pub(crate) full: f64,
+    /// Tokens of the shortest sequence, of 16 KiB each.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) shortest: u64,
+    /// Tokens of the longest; every magnitude in between is as frequent as the others.
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) longest: u64,
+    /// How often all that lives is written anew.
+    #[arg(long, default_value_t = 3.0)]
+    pub(crate) turnover: f64,
+    /// Decides which sequences come and go.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Without min/max summaries.
+    #[arg(long)]
+    pub(crate) no_summary: bool,
 }
 
 #[derive(Args, Debug)]

@@ -163,6 +163,18 @@ fn an_interrupted_run_removes_its_files() {
     assert!(!begun(), "files are left");
 }
 
+#[test]
+fn churn_counts_what_cleaning_costs() {
+    let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
+    let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
+    assert_positive(
+        &found[0],
+        &["kv_bytes", "device_bytes", "summary_bytes", "live_share", "usage_over_du", "gb_per_s"],
+    );
+    let amplification = found[0]["write_amplification"].as_f64().expect("a number");
+    assert!((1.0..4.0).contains(&amplification), "{}", found[0]);
+}
+
 fn devices(dir: &std::path::Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
     command.arg("devices").args(arguments).arg("--dir").arg(dir).output().expect("kvbench starts")

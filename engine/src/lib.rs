@@ -81,14 +81,17 @@ pub use cache::CacheStatus;
 pub use device::PageBacking;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
+pub use metrics::{Evicted, EvictionReason};
 pub use options::{
     Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability, SequenceOptions,
     StoreOptions, Summary,
 };
-pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
-pub use store::{DeviceStatus, SequenceInfo, Store, StoreStatus};
+pub use store::{
+    CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage,
+};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 pub use transfer::{Exported, ImportOptions};
 

@@ -2,12 +2,10 @@
 //!
 //! Invariant: `MemoryBudget::used` is the sum of all live reservations and never exceeds the limit.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::sync::drive_until;
+pub(crate) use crate::sync::EventCount;
 use serde::Serialize;
 
 /// Locks a mutex whose data stays valid when a holder panics.
@@ -183,75 +181,6 @@ impl Drop for HeldBytes {
     }
 }
 
-/// Lets threads and tasks wait until "something happened since I looked".
-///
-/// Protocol of a waiter: read [`EventCount::epoch`], try, and on failure wait for the epoch to pass. A notification between
-/// the two ends the wait at once. Ordering: the waiter raises `waiters`, then reads the epoch; the notifier raises the
-/// epoch, then reads `waiters`; both pairs are separated by a sequentially consistent fence, so one of the two sees the other.
-#[derive(Default)]
-pub(crate) struct EventCount {
-    epoch: AtomicU64,
-    waiters: AtomicUsize,
-    wakers: Mutex<Vec<Waker>>,
-    condvar: Condvar,
-}
-
-impl EventCount {
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn notify(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-        if self.waiters.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let wakers = {
-            let mut wakers = lock(&self.wakers);
-            self.waiters.fetch_sub(wakers.len(), Ordering::Relaxed);
-            std::mem::take(&mut *wakers)
-        };
-        self.condvar.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Blocks until the epoch is past `seen` or the deadline came; `true` for the former.
-    pub(crate) fn wait_past(&self, seen: u64, deadline: Option<Instant>) -> bool {
-        if drive_until(|| self.epoch() != seen) && (deadline.is_some() || self.epoch() != seen) {
-            // Where nothing is under way any more, time passes.
-            return self.epoch() != seen;
-        }
-        let mut guard = lock(&self.wakers);
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut passed = self.epoch() != seen;
-        while !passed {
-            let rest = deadline.map_or(Duration::from_secs(3600), |d| d.saturating_duration_since(Instant::now()));
-            if rest.is_zero() {
-                break;
-            }
-            guard = self.condvar.wait_timeout(guard, rest).unwrap_or_else(PoisonError::into_inner).0;
-            passed = self.epoch() != seen;
-        }
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-        passed
-    }
-
-    /// Registers a task to be woken once by the next notification. `false` when the epoch is past `seen` already: try again.
-    pub(crate) fn wake_past(&self, seen: u64, waker: &Waker) -> bool {
-        let mut wakers = lock(&self.wakers);
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if self.epoch() != seen {
-            self.waiters.fetch_sub(1, Ordering::Relaxed);
-            return false;
-        }
-        wakers.push(waker.clone());
-        true
-    }
-}
-
 /// Memory held at one moment and the most that was ever held, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
@@ -318,6 +247,113 @@ device_counters! {
     submissions,
     /// Attempts repeated after EINTR or EAGAIN.
     retries,
+    /// Reads that failed.
+    read_errors,
+    /// Writes that failed for want of space: ENOSPC, EDQUOT, EFBIG.
+    no_space,
+    /// Writes that failed otherwise.
+    write_errors,
+    /// Syncs that failed: the first one ends all writing.
+    failed_syncs,
+    /// Blocks that did not match their checksum when they were read.
+    checksum_failures,
+    /// Blocks that were read again for that.
+    rereads,
+}
+
+impl DeviceCounters {
+    /// Counts a request that failed, by what it was.
+    pub(crate) fn failed(&self, op: OpKind, no_space: bool) {
+        self.errors.add(1);
+        match op {
+            OpKind::Read => &self.read_errors,
+            OpKind::Write if no_space => &self.no_space,
+            OpKind::Write => &self.write_errors,
+            OpKind::Sync => &self.failed_syncs,
+        }
+        .add(1);
+    }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpKind {
+    Read,
+    Write,
+    Sync,
+}
+
+/// Why a sequence went by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum EvictionReason {
+    /// Its time to live was over.
+    Expired,
+    /// Space was short, and it was evictable.
+    Space,
+}
+
+/// A sequence that went by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Evicted {
+    /// Id.
+    pub id: u64,
+    /// Key, empty when it had none.
+    pub key: String,
+    /// Committed tokens.
+    pub tokens: u64,
+    /// Bytes of frames that nobody else refers to.
+    pub bytes: u64,
+    /// Why.
+    pub reason: EvictionReason,
+}
+
+type Observer = Arc<dyn Fn(&Evicted) + Send + Sync>;
+
+/// Events that wait for an observer, at most.
+const EVENTS_MAX: usize = 1024;
+
+/// Who is told of sequences that went. No lock is held while it is.
+#[derive(Default)]
+pub(crate) struct Observers {
+    observer: Mutex<Option<Observer>>,
+    waiting: Mutex<std::collections::VecDeque<Evicted>>,
+    pub(crate) lost: Counter,
+}
+
+impl Observers {
+    pub(crate) fn tell(&self, event: Evicted) {
+        let observer = lock(&self.observer).clone();
+        match observer {
+            Some(observer) => observer(&event),
+            None => {
+                let mut waiting = lock(&self.waiting);
+                if waiting.len() == EVENTS_MAX {
+                    waiting.pop_front();
+                    self.lost.add(1);
+                }
+                waiting.push_back(event);
+            }
+        }
+    }
+
+    /// From now on this one is told, first of what happened before.
+    pub(crate) fn set(&self, observer: Observer) {
+        *lock(&self.observer) = Some(Arc::clone(&observer));
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        waiting.iter().for_each(|event| observer(event));
+    }
+}
+
+/// What the store as a whole did and met since it was opened.
+#[derive(Default)]
+pub(crate) struct StoreCounters {
+    pub(crate) evictions: Counter,
+    pub(crate) expirations: Counter,
+    pub(crate) cleaned_segments: Counter,
+    pub(crate) moved_bytes: Counter,
+    pub(crate) checksum_failures: Counter,
+    pub(crate) no_space: Counter,
 }
 
 /// A count that any thread may raise.
@@ -337,6 +373,8 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::Waker;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn budget_never_exceeds_its_limit() {
@@ -378,6 +416,6 @@ mod tests {
         assert!(!budget.returned().wake_past(seen, Waker::noop()));
         assert!(budget.returned().wake_past(budget.returned().epoch(), Waker::noop()));
         budget.returned().notify();
-        assert_eq!(budget.returned().waiters.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.returned().waiters(), 0);
     }
 }

@@ -1,29 +1,36 @@
 //! The store: open, create, sequences, reads, close.
 
+mod maintain;
+mod usage;
+
+pub use maintain::{CleanReport, Health};
+pub use usage::{DeviceUsage, NamespaceUsage, Usage};
+
 use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
 use crate::device::directory::{Access, Directory};
 use crate::device::driver::DriverKind;
 use crate::device::environment::{Mutant, mutated};
+use crate::device::lazy::OpenFiles;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CONTROL_BYTES, Claim, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
-    copies_for, exhausted, random_u64, unix_ms,
+    CONTROL_BYTES, Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space,
+    StoreInner, copies_for, exhausted, keep_spare, manifest_copies, random_u64, unix_ms,
 };
-use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
+use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, Observers, StoreCounters, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
-use crate::reclaim::remove_leftovers;
+use crate::reclaim::{self, remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use crate::shard::{Lanes, ShardHandle};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stratakv_format::features::Features;
@@ -127,6 +134,11 @@ impl Store {
     /// Opens or creates a store in these directories.
     pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
+        let (low, high) = (options.low_watermark, options.high_watermark);
+        if !(low > 0.0 && low <= high && high <= 1.0) {
+            let text = format!("watermarks {low} and {high} are not 0 < low <= high <= 1");
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
         match read_devices(directories, options.read_only)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
@@ -150,6 +162,7 @@ impl Store {
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check()?;
+        inner.committer.check_tables()?;
         if options.key.len() > KEY_BYTES_MAX {
             let text = format!("key of {} bytes; at most {KEY_BYTES_MAX}", options.key.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -185,14 +198,15 @@ impl Store {
             layout: layout_id,
             summaries,
             created_unix_ms: unix_ms(),
-            ttl_ms: 0,
+            ttl_ms: options.ttl_ms,
             replicas: 1,
-            evictable: 0,
+            evictable: options.evictable,
             parent: None,
             tokens: 0,
             token_ids: 0,
             state_frame: None,
             committed_unix_ms: 0,
+            used_unix_ms: 0,
             refs: Vec::new(),
         };
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
@@ -204,6 +218,7 @@ impl Store {
             layout_id,
             layout: layout.clone(),
         };
+        lock(&inner.space).classify(id, class_of(&meta));
         Sequence::new(claim, who, records)
     }
 
@@ -226,9 +241,17 @@ impl Store {
         let claim = Claim::new(&self.inner, id, "");
         // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
         self.inner.flush_commits()?;
-        let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
+        let meta = {
+            let mut catalog = lock(&self.inner.catalog);
+            let found = catalog.sequences.get_mut(&id);
+            found.map(|meta| {
+                meta.used_unix_ms = unix_ms();
+                meta.clone()
+            })
+        };
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
+        lock(&self.inner.space).classify(id, class_of(&meta));
         let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
             // A bit may have gone wrong on the way and not on the medium: read once more.
             (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
@@ -373,29 +396,6 @@ impl Store {
     pub fn flush(&self) -> Result<()> {
         self.inner.flush_commits()
     }
-
-    /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way are:
-    /// then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise what the
-    /// last commit brought.
-    pub fn close(self) -> Result<()> {
-        let Ok(inner) = Arc::try_unwrap(self.inner) else {
-            return Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"));
-        };
-        let devices = Arc::downgrade(&inner.devices);
-        inner.shut()?;
-        drop(inner);
-        match devices.strong_count() {
-            0 => Ok(()),
-            reads => {
-                let text =
-                    format!("the store is closed, but {reads} reads hold its directories until they are dropped");
-                Err(Error::new(ErrorKind::InUse, text))
-            }
-        }
-    }
 }
 
 impl StoreOptions {
@@ -441,7 +441,16 @@ fn start_devices(
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = Lanes::new(arena.clone());
-    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity, lanes })
+    Ok(Devices {
+        list,
+        arena,
+        budget,
+        control: Mutex::new(control),
+        identity,
+        lanes,
+        files: OpenFiles::new(),
+        tend: Arc::default(),
+    })
 }
 
 fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
@@ -511,7 +520,11 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         directory.sync_dir(".")?;
     }
     let devices = start_devices(options, memory, identity, found, slots)?;
-    let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint(), 0)?;
+    let manifest = {
+        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
+        let start = GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit };
+        ManifestLog::create(&devices, &start, &catalog.checkpoint())?
+    };
     for device in &devices.list {
         // Under another name until it is durable: a superblock is whole from the moment it is there.
         let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
@@ -585,11 +598,25 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.sequence = counters.sequence.saturating_add(IDS_SKIPPED);
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
+        settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
         // Numbers of batches that were cut are passed over too.
         let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();
         let generation = place.generation.saturating_add(1);
-        let next = ManifestLog::create(&devices, generation, place.generation, first_batch, replayed.epoch, &state, 0)?;
+        // Beside what there is, the spare files of this generation counted in.
+        let files = replayed.catalog.segments.len() as u64 * u64::from(identity.segment_pages) * PAGE_BYTES as u64
+            + devices.list.len() as u64 * (SLOTS * PAGE_BYTES) as u64
+            + place.next_page * PAGE_BYTES as u64 * manifest_copies(&devices);
+        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
+        let start = GenerationStart {
+            generation,
+            previous: place.generation,
+            first_batch,
+            epoch: replayed.epoch,
+            room: 0,
+            limit,
+        };
+        let next = ManifestLog::create(&devices, &start, &state)?;
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {
@@ -618,7 +645,11 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let frame_bytes = usize::try_from(options.frame_bytes.bytes()).unwrap_or(usize::MAX);
     let counters = catalog.counters;
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
-    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
+    let mut manifest = manifest;
+    if !options.read_only {
+        keep_spare(&devices, &space, &mut manifest)?;
+    }
+    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest)?;
     let committer = Arc::new(committer);
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
@@ -650,8 +681,44 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         lazy: Mutex::new(lazy),
         devices,
         cache,
+        health: StoreCounters::default(),
+        observers: Observers::default(),
+        cleaning: Mutex::default(),
+        watermarks: (options.high_watermark, options.low_watermark),
+        room: reclaim::make_room,
+        tender: Mutex::default(),
+        rest: AtomicBool::new(false),
     };
-    Ok(Store { inner: Arc::new(inner) })
+    let inner = Arc::new(inner);
+    if options.read_only {
+        // Nothing changes.
+    } else if simulated {
+        reclaim::expire(&inner)?;
+    } else {
+        start_tending(&inner)?;
+    }
+    Ok(Store { inner })
+}
+
+/// Starts the background that keeps the store in shape. It holds the store only while it does something.
+fn start_tending(inner: &Arc<StoreInner>) -> Result<()> {
+    if inner.devices.list.iter().any(|device| device.directory.is_simulated()) {
+        return Ok(());
+    }
+    inner.rest.store(false, Ordering::Relaxed);
+    let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.tend));
+    let thread = std::thread::Builder::new().name("stratakv-tend".into()).spawn(move || reclaim::run(&store, &wake));
+    *lock(&inner.tender) = Some(thread.map_err(|e| Error::io("start the thread that tends the store", e))?);
+    Ok(())
+}
+
+/// Sequences that end in the same way share segments.
+fn class_of(meta: &SequenceMeta) -> u8 {
+    match (meta.ttl_ms, meta.evictable) {
+        (0, 0) => 0,
+        (_, 0) => 1,
+        _ => 2,
+    }
 }
 
 fn random_id() -> Result<[u8; 16]> {

@@ -56,6 +56,7 @@ pub(crate) fn unix_ms() -> u64 {
 }
 
 /// What a simulation wants to have seen, so that a run which never got there fails.
+#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "some are noted by the simulated devices only"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(not(feature = "sim"), allow(unreachable_pub, dead_code, reason = "public with the simulation only"))]
 pub enum Event {
@@ -71,6 +72,12 @@ pub enum Event {
     SplitBatches,
     /// Recovery cut a run of batches whose last one was missing.
     SplitCut,
+    /// Cleaning moved a frame.
+    FrameMoved,
+    /// A sequence was evicted.
+    Evicted,
+    /// A sequence expired.
+    Expired,
     /// All that waited was made durable together: a state that a crash may leave ends here.
     GroupCommit,
     /// A sync was submitted while writes to its file were under way.

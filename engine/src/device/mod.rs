@@ -12,6 +12,7 @@ pub(crate) mod driver;
 pub(crate) mod environment;
 pub(crate) mod file;
 pub(crate) mod here;
+pub(crate) mod lazy;
 mod pages;
 pub(crate) mod posix;
 mod probe;

@@ -6,11 +6,11 @@ use super::space::Space;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::Result;
-use crate::index::{Catalog, Counters};
-use crate::metrics::lock;
+use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
+use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +33,17 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
+    pub(crate) health: StoreCounters,
+    pub(crate) observers: Observers,
+    /// One cleaning at a time.
+    pub(crate) cleaning: Mutex<()>,
+    /// Shares of the room for frames from which on evictable sequences go, and down to which.
+    pub(crate) watermarks: (f64, f64),
+    /// Makes room when there is none: see [`StoreInner::make_room`].
+    pub(crate) room: fn(&Arc<Self>) -> Result<bool>,
+    pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
+    /// The background is to end.
+    pub(crate) rest: AtomicBool,
     /// Resident blocks of all sequences that have no cache of their own.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }
@@ -42,6 +53,49 @@ impl StoreInner {
     pub(crate) fn next_frame(&self) -> (FrameId, u64) {
         let id = self.next_frame.fetch_add(1, Ordering::Relaxed);
         (FrameId(id), self.next_lsn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The slot of a committed frame that was read as `body` says, wherever it lies by now.
+    pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
+        let catalog = lock(&self.catalog);
+        let mut space = lock(&self.space);
+        let read = (body.segment.key, body.page);
+        let slot = space.place_frame(id, body);
+        if let Some(frame) = catalog.frames.get(&id) {
+            let key = (frame.location.device, frame.location.segment);
+            if (key, frame.location.page) != read
+                && let Some(segment) = catalog.segments.get(&key)
+            {
+                let segment = space.handle(&self.devices, key, segment)?;
+                slot.moved(&segment, frame.location.page);
+            }
+        }
+        Ok(slot)
+    }
+
+    /// Makes room for an append that found none, by all means there are. Whether there is more now.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
+        self.health.no_space.add(1);
+        (self.room)(self)
+    }
+
+    /// Whether the background is to end.
+    pub(crate) fn resting(&self) -> bool {
+        self.rest.load(Ordering::Relaxed)
+    }
+
+    /// Ends the background, and waits until it has.
+    pub(crate) fn stop_tending(&self) {
+        self.rest.store(true, Ordering::Relaxed);
+        self.devices.tend.notify();
+        if let Some(thread) = lock(&self.tender).take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
     }
 
     pub(crate) fn add_written(&self, bytes: u64) {
@@ -81,12 +135,13 @@ impl StoreInner {
         // Counters go along, so that ids given out are not given out again.
         let mut request = CommitRequest::default();
         let known = lock(&self.catalog).counters;
+        self.written.store(0, Ordering::Relaxed);
         let counters = Counters {
             frame: self.next_frame.load(Ordering::Relaxed),
             sequence: self.next_sequence.load(Ordering::Relaxed),
             lsn: self.next_lsn.load(Ordering::Relaxed),
             layout: known.layout,
-            lifetime_bytes: known.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
+            lifetime_bytes: self.committer.lifetime_bytes(),
         };
         request.records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
         self.committer.enqueue(request, None);
@@ -100,6 +155,7 @@ impl Drop for StoreInner {
         if !self.committer.is_closed() {
             let _ = self.shut();
         }
+        self.stop_tending();
         self.committer.stop();
         if let Some(thread) = lock(&self.lazy).take() {
             let _ = thread.join();
@@ -135,6 +191,7 @@ impl Drop for Claim {
         if !self.key.is_empty() {
             lock(&self.store.reserved_keys).remove(&self.key);
         }
+        lock(&self.store.space).settle(self.id);
         lock(&self.store.open_sequences).remove(&self.id);
     }
 }

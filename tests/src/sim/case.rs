@@ -45,6 +45,8 @@ pub enum Operation {
     Flush,
     /// Closes the store and opens it again.
     Reopen,
+    /// Cleans all that is dead.
+    Clean,
 }
 
 /// Operations up to a crash, and what follows it.
@@ -125,11 +127,17 @@ impl Case {
         let devices = pick(rng, &[1, 1, 1, 2, 3]);
         let segment_pages = pick(rng, &[8, 8, 10, 12, 16]);
         let tight = regime == Regime::Tight;
+        let full = tight && rng.one_in(2);
+        let whole = full && rng.one_in(2);
+        let manifest_pages = pick(rng, &[6, 6, 8, 10, 24]);
+        // Two generations of two copies, with the state at its largest.
+        let metadata = if whole { 4096 * (2 + 4 * (manifest_pages + 24)) } else { 0 };
         let geometry = Geometry {
             devices,
-            device_bytes: if tight && rng.one_in(2) { 4096 * (40 + rng.below(80)) } else { 64 << 20 },
-            manifest_pages: pick(rng, &[6, 6, 8, 10, 24]),
+            device_bytes: if full { 4096 * (40 + rng.below(80)) + metadata } else { 64 << 20 },
+            manifest_pages,
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
+            whole,
         };
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
@@ -150,6 +158,30 @@ impl Case {
             summaries: rng.one_in(3),
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices)).collect(),
         }
+    }
+}
+
+impl Case {
+    /// A case from any bytes: the first eight are a seed, the rest replaces its operations, four bytes each, and the
+    /// crashes during recovery.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let (seed, rest) = bytes.split_at(bytes.len().min(8));
+        let seed = seed.iter().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
+        let mut case = Self::generate(seed);
+        let (again, rest) = rest.split_at(rest.len().min(3));
+        let operations: Vec<_> = rest.as_chunks::<4>().0.iter().take(120).map(|b| Operation::from_bytes(*b)).collect();
+        let rounds = case.rounds.len();
+        let each = operations.len().div_ceil(rounds).max(1);
+        for (round, operations) in case.rounds.iter_mut().zip(operations.chunks(each)) {
+            round.operations = operations.to_vec();
+            round.crash.0 = round.crash.0.min(operations.len() - 1);
+            if let Some((at, _)) = &mut round.faults {
+                *at = (*at).min(operations.len() - 1);
+            }
+            round.again = again.iter().filter(|at| **at < 128).map(|at| u64::from(*at)).collect();
+        }
+        case
     }
 }
 
@@ -208,6 +240,23 @@ impl Round {
 }
 
 impl Operation {
+    fn from_bytes([what, place, size, more]: [u8; 4]) -> Self {
+        let slot = usize::from(place) % SLOTS;
+        let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
+        match what % 8 {
+            0 | 1 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
+            2 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
+            3 | 4 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
+            5 => Self::Delete { slot, durability },
+            6 => Self::Check { slot },
+            _ => match more % 4 {
+                0 => Self::Flush,
+                1 => Self::Reopen,
+                _ => Self::Close { slot },
+            },
+        }
+    }
+
     fn generate(rng: &mut Rng, slots: usize) -> Self {
         let slot = rng.below(slots as u64) as usize;
         let durability =
@@ -226,7 +275,8 @@ impl Operation {
             75..=82 => Self::Delete { slot, durability },
             83..=91 => Self::Check { slot },
             92..=94 => Self::Close { slot },
-            95..=97 => Self::Flush,
+            95 | 96 => Self::Flush,
+            97 | 98 => Self::Clean,
             _ => Self::Reopen,
         }
     }

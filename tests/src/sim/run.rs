@@ -157,7 +157,12 @@ impl Runner<'_> {
         let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(segment));
         let options = options.frame_bytes(ByteSize::kib(64));
         match self.case.capacity {
-            Some(segments) => options.capacity(ByteSize(segments * segment)),
+            Some(segments) => {
+                // Beside the segments the files of two manifest generations.
+                let copies = if self.case.geometry.devices == 1 { 2 } else { self.case.geometry.devices.min(3) } as u64;
+                let metadata = 2 * copies * (self.case.geometry.manifest_pages + 16) * 4096;
+                options.capacity(ByteSize(segments * segment + metadata))
+            }
             None => options,
         }
     }
@@ -398,6 +403,11 @@ impl Runner<'_> {
                 self.model.attempted(flushed.is_ok());
                 flushed.or_else(|e| self.fault("flush", &e, coverage))
             }
+            Operation::Clean => {
+                let cleaned = self.store()?.clean();
+                self.model.attempted(cleaned.is_ok());
+                cleaned.map(drop).or_else(|e| self.fault("clean", &e, coverage))
+            }
             Operation::Reopen => {
                 self.close_store(coverage)?;
                 self.open(coverage)?;
@@ -519,7 +529,10 @@ impl Runner<'_> {
             }
         } else {
             let down = self.simulation.is_down();
-            let doubtful = |e: &Error| down || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
+            // One that found no room for a checkpoint waits for the next commit.
+            let queued = |e: &Error| e.to_string().contains("stays queued");
+            let doubtful =
+                |e: &Error| down || queued(e) || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
             let handed_over = match &committed {
                 Ok(()) => true,
                 Err(e) => durability == Durability::Sync && doubtful(e),

@@ -71,6 +71,13 @@ impl File {
         Self { live: vec![ZERO; pages], pending_pages: Some(pages), ..Self::default() }
     }
 
+    pub(super) fn grow(&mut self, pages: usize) {
+        if pages > self.live.len() {
+            self.live.resize(pages, ZERO);
+            self.pending_pages = Some(pages);
+        }
+    }
+
     /// Length in bytes.
     pub(super) fn len(&self) -> usize {
         self.live.len() * PAGE
@@ -155,6 +162,13 @@ impl File {
         let page = offset / PAGE;
         self.live.get_mut(page).into_iter().for_each(&mut flip);
         self.durable.get_mut(page).into_iter().for_each(&mut flip);
+    }
+
+    /// Other bytes on the medium, durably.
+    pub(super) fn replace(&mut self, pages: &mut Pages, bytes: &[u8]) {
+        self.durable = bytes.as_chunks().0.iter().map(|page| pages.put(page)).collect();
+        self.live.clone_from(&self.durable);
+        (self.pending_pages, self.pending, self.doomed) = (None, Vec::new(), Vec::new());
     }
 
     fn land_length(&mut self) {

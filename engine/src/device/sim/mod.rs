@@ -34,12 +34,15 @@ use world::World;
 pub struct Geometry {
     /// Devices.
     pub devices: usize,
-    /// Bytes of segment files that each device takes; the manifest finds room beyond.
+    /// Bytes of segment files that each device takes; the manifest finds room beyond, unless `whole`.
     pub device_bytes: u64,
     /// Pages of a fresh manifest file.
     pub manifest_pages: u64,
     /// The most bytes of records of one manifest batch.
     pub batch_bytes: usize,
+    /// `device_bytes` are those of all files.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 /// A machine with its disks. It belongs to one thread: randomness and clock of that thread follow its seed while it lives.
@@ -53,7 +56,8 @@ impl Simulation {
     #[must_use]
     pub fn new(geometry: &Geometry, seed: u64) -> Self {
         thread::enter(seed ^ 0x5eed, geometry.manifest_pages, geometry.batch_bytes);
-        let world = World::new(geometry.devices, geometry.device_bytes, seed);
+        let mut world = World::new(geometry.devices, geometry.device_bytes, seed);
+        world.whole = geometry.whole;
         Self { world: Arc::new(Mutex::new(world)), devices: geometry.devices }
     }
 
@@ -122,6 +126,23 @@ impl Simulation {
     /// same offset, below `below` bytes. Says whether there was such a file.
     pub fn rot(&self, prefix: &str, copies: usize, below: u64) -> bool {
         lock(&self.world).rot(prefix, copies, below)
+    }
+
+    /// Paths of the files of a device, in order.
+    #[must_use]
+    pub fn files(&self, device: usize) -> Vec<String> {
+        lock(&self.world).files(device)
+    }
+
+    /// What a file holds; none without it.
+    #[must_use]
+    pub fn contents(&self, device: usize, path: &str) -> Option<Vec<u8>> {
+        lock(&self.world).contents(device, path)
+    }
+
+    /// Puts other bytes, whole pages, on the medium under a file that exists.
+    pub fn replace(&self, device: usize, path: &str, bytes: &[u8]) {
+        lock(&self.world).replace(device, path, bytes);
     }
 
     /// Writes the files of all devices into directories `0`, `1`, ... below `path`.
