@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn sparse_layers_start_with_long_chunks_and_dense_ones_with_groups() {
-        assert_eq!(initial_level(1024, 0.6, 7), 0);
+        assert_eq!(initial_level(1024, 0.95, 7), 0);
         assert!(initial_level(1024, 0.02, 7) >= 5);
         let levels: Vec<usize> = [0.5, 0.3, 0.1, 0.03].map(|rho| initial_level(1024, rho, 7)).to_vec();
         assert!(levels.windows(2).all(|w| w[0] <= w[1]), "{levels:?}");
