@@ -121,7 +121,10 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        self.tell(Err(closed()));
+        // Mostly it was told already, and an error takes memory.
+        if self.ticket.is_some() {
+            self.tell(Err(closed()));
+        }
     }
 }
 
