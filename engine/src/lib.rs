@@ -86,7 +86,7 @@ pub use options::{
     Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability, SequenceOptions,
     StoreOptions, Summary,
 };
-pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
 pub use store::{

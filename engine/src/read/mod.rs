@@ -3,10 +3,12 @@
 mod ahead;
 mod attend;
 mod batch;
+mod event;
 mod ticket;
 mod times;
 mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{ReadBatch, ViewBlocks};
+pub use event::EventWaker;
 pub use ticket::ReadTicket;
