@@ -426,6 +426,19 @@ fn read_block_once(
     let bytes = (skip + layer.block.block_bytes).next_multiple_of(PAGE_BYTES);
     let pages = read(devices, &[(&place.frame.segment, first, bytes)])?.pop().unwrap_or_default();
     let block = pages.get(skip..skip + layer.block.block_bytes).unwrap_or_default();
+    check_block(devices, layer, group, tokens, place, block)?;
+    Ok(block.to_vec())
+}
+
+/// Holds a block against its checksums.
+pub(super) fn check_block(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    place: &crate::index::BlockPlace,
+    block: &[u8],
+) -> Result<()> {
     for plane in 0..layer.geometry.planes() {
         let (start, len) = layer.block.plane(plane);
         let identity = PlaneIdentity::new(
@@ -452,7 +465,7 @@ fn read_block_once(
             }));
         }
     }
-    Ok(block.to_vec())
+    Ok(())
 }
 
 fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {

@@ -4,6 +4,7 @@ mod append;
 mod commit;
 mod layer;
 mod load;
+mod methods;
 mod reader;
 mod select;
 mod truncate;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
+pub use methods::SelectorId;
 pub use reader::SequenceReader;
 
 /// One token stream of a store: what an inference session appends to and reads from. One handle at a time; `Send`, so that it
@@ -55,6 +57,8 @@ pub struct Sequence {
     /// Group bytes from which a frame is written.
     frame_target: usize,
     summaries: Reservation,
+    methods: methods::Methods,
+    method_bytes: Reservation,
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
@@ -97,6 +101,7 @@ impl Sequence {
             })
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
+        let method_bytes = reserve(0, Category::Summaries)?;
         let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(size_of::<Self>(), Category::Index)?);
         let frame_target = store.frame_bytes.min(frame_limit / 2);
         let cache = store.cache.clone();
@@ -120,6 +125,8 @@ impl Sequence {
             frame_limit,
             frame_target,
             summaries,
+            methods: methods::Methods::default(),
+            method_bytes,
             index,
             _tails: tails,
             claim: Some(claim),

@@ -100,6 +100,8 @@ impl Sequence {
             frame_limit: self.frame_limit,
             frame_target: self.frame_target,
             summaries: self.summaries.share(),
+            methods: super::methods::Methods::default(),
+            method_bytes: reserve(0, Category::Summaries)?,
             index,
             _tails: tails,
             cache: self.cache.clone(),
