@@ -18,8 +18,9 @@ pub struct LeoAm {
     pub density: Option<f64>,
 }
 
-/// The number of initial chunks `m`, a power of two below `groups`, for which the evaluations expected are fewest:
-/// `f(m) = m * sum_{i < log2(n / m)} (2 rho)^i`; then the level of chunks of `n / m` groups.
+/// The level of chunks, of `2^level` groups, to begin with: that for which the evaluations expected are fewest, which for `m`
+/// chunks of `n` groups are `m * sum_{i <= log2(n / m)} (2 rho)^i`. (The paper's sum ends one term earlier, which would count
+/// none at all for `m = n`.)
 fn initial_level(groups: usize, density: f64, levels: usize) -> usize {
     let cost = |level: usize| {
         let chunks = groups as f64 / (1_u64 << level) as f64;

@@ -34,9 +34,11 @@ pub struct Row {
     /// Half of its 95 % interval, from the differences per prompt.
     pub minus_full_interval: f64,
     /// Share of full attention's weight that falls on the selected tokens, mean over steps, layers and query heads.
-    pub mass_recall: f64,
+    /// `None` without a probe.
+    pub mass_recall: Option<f64>,
     /// Length of the difference of the attention outputs over that of full attention's, mean over steps and layers.
-    pub output_error: f64,
+    /// `None` without a probe.
+    pub output_error: Option<f64>,
     /// Bytes of summaries in memory per token and layer.
     pub resident_bytes_per_token: f64,
     /// Bytes read per decode step.
@@ -167,8 +169,8 @@ impl Comparison {
                 accuracy: 0.0,
                 minus_full: 0.0,
                 minus_full_interval: 0.0,
-                mass_recall: 0.0,
-                output_error: 0.0,
+                mass_recall: None,
+                output_error: None,
                 resident_bytes_per_token: 0.0,
                 read_bytes_per_step: 0.0,
                 reads_per_step: 0.0,
@@ -206,7 +208,7 @@ impl Comparison {
         for r in &self.rows {
             let _ = writeln!(
                 out,
-                "{},{},{},{},{:.4},{:.4},{:.4},{:.4},{:.4},{:.2},{:.0},{:.1},{:.3}",
+                "{},{},{},{},{:.4},{:.4},{:.4},{},{},{:.2},{:.0},{:.1},{:.3}",
                 r.method,
                 r.budget,
                 r.context,
@@ -214,8 +216,8 @@ impl Comparison {
                 r.accuracy,
                 r.minus_full,
                 r.minus_full_interval,
-                r.mass_recall,
-                r.output_error,
+                r.mass_recall.map_or_else(String::new, |x| format!("{x:.4}")),
+                r.output_error.map_or_else(String::new, |x| format!("{x:.4}")),
                 r.resident_bytes_per_token,
                 r.read_bytes_per_step,
                 r.reads_per_step,
@@ -267,8 +269,8 @@ impl Row {
         self.read_bytes_per_step = bytes / steps;
         self.reads_per_step = reads / steps;
         self.step_ms = seconds * 1e3 / steps;
-        self.mass_recall = mass / probes.max(1.0);
-        self.output_error = error / probes.max(1.0);
+        self.mass_recall = (probes > 0.0).then(|| mass / probes);
+        self.output_error = (probes > 0.0).then(|| error / probes);
     }
 }
 
@@ -293,7 +295,7 @@ impl fmt::Display for Comparison {
         for r in &self.rows {
             writeln!(
                 f,
-                "{:<18} {:>6} {:>7} {:>4} {:>7.1} {:>6.1} +- {:>5.1} {:>6.3} {:>7.4} {:>8.1} {:>11.0} {:>7.1} {:>8.2}",
+                "{:<18} {:>6} {:>7} {:>4} {:>7.1} {:>6.1} +- {:>5.1} {:>6} {:>7} {:>8.1} {:>11.0} {:>7.1} {:>8.2}",
                 r.method,
                 r.budget,
                 r.context,
@@ -301,8 +303,8 @@ impl fmt::Display for Comparison {
                 100.0 * r.accuracy,
                 100.0 * r.minus_full,
                 100.0 * r.minus_full_interval,
-                r.mass_recall,
-                r.output_error,
+                r.mass_recall.map_or_else(|| "-".into(), |x| format!("{x:.3}")),
+                r.output_error.map_or_else(|| "-".into(), |x| format!("{x:.4}")),
                 r.resident_bytes_per_token,
                 r.read_bytes_per_step,
                 r.reads_per_step,
@@ -336,7 +338,7 @@ mod tests {
         assert_eq!((row.n, row.accuracy), (3, 0.5), "tasks count alike");
         assert!((row.minus_full + 1.0 / 3.0).abs() < 1e-9);
         assert_eq!((row.resident_bytes_per_token, row.read_bytes_per_step, row.step_ms), (8.0, 50.0, 250.0));
-        assert!((row.mass_recall - 0.75).abs() < 1e-9 && (row.output_error - 0.1).abs() < 1e-9);
+        assert!((row.mass_recall.unwrap() - 0.75).abs() < 1e-9 && (row.output_error.unwrap() - 0.1).abs() < 1e-9);
         let (mean, half, n) = table.paired("a", "b", "1/13").unwrap();
         assert!((mean - 1.0 / 3.0).abs() < 1e-9 && (half - 1.96 / 3.0).abs() < 1e-9 && n == 3);
         assert!(table.paired("a", "c", "1/13").is_none());
