@@ -31,6 +31,8 @@ pub(crate) struct CommitRequest {
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
+    /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
+    pub(crate) pins: Vec<Arc<SegmentHandle>>,
 }
 
 struct Queued {
@@ -250,7 +252,7 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
-                self.record(&records, Vec::new())?;
+                self.record(records.clone(), Vec::new())?;
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
@@ -277,7 +279,7 @@ impl Committer {
         }
         if !records.is_empty() {
             let flights = group.iter_mut().flat_map(|queued| std::mem::take(&mut queued.request.flights)).collect();
-            match self.record(&records, flights) {
+            match self.record(records, flights) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
@@ -301,10 +303,10 @@ impl Committer {
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, records: &RecordBuffer, flights: Vec<Flight>) -> Result<(), Failed> {
+    fn record(&self, mut records: RecordBuffer, flights: Vec<Flight>) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
-        if !manifest.has_room(records) {
-            self.checkpoint(&mut manifest, records)?;
+        if !manifest.has_room(&records) {
+            self.checkpoint(&mut manifest, &records)?;
         }
         {
             let mut catalog = lock(&self.catalog);
@@ -312,7 +314,7 @@ impl Committer {
             // What was in flight is live: nobody sees it as neither.
             drop(flights);
         }
-        Ok(manifest.append(&self.devices, records)?)
+        Ok(manifest.append(&self.devices, &records)?)
     }
 
     /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.
@@ -349,7 +351,7 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(&records, Vec::new())?;
+        self.record(records, Vec::new())?;
         let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);

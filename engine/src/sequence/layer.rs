@@ -101,6 +101,13 @@ impl Layer {
         self.pending.iter().map(|run| run.disk_bytes()).sum::<usize>() + building
     }
 
+    /// The layer as it is now, for a reader: what comes later does not change it. It takes nothing more itself.
+    pub(crate) fn snapshot(&mut self) -> Result<Self> {
+        self.freeze()?;
+        let (table, tail, summary) = (self.table.clone(), Arc::clone(&self.tail), self.summary.clone());
+        Ok(Self { table, building: None, pending: Vec::new(), tail, summary, ..*self })
+    }
+
     pub(crate) fn mark(&self) -> LayerMark {
         LayerMark { tokens: self.tokens, tail: Arc::clone(&self.tail) }
     }

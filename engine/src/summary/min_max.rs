@@ -4,24 +4,47 @@
 //! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
 //! maximum up, so that the bound holds in any case.
 
+use crate::metrics::Reservation;
 use half::bf16;
+use std::ops::Range;
+use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::layout::LayerGeometry;
 
-/// The records of one layer, by group.
-#[derive(Clone, Debug)]
-pub(crate) struct MinMax {
-    /// Minima `[kv_heads, key_dim]` and then maxima, per group.
+/// Bytes of records that are shared as one between a sequence and its forks and readers.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// Records of consecutive groups, with their part of the memory account.
+struct Chunk {
     records: Vec<u16>,
+    held: Option<Reservation>,
+}
+
+/// Takes bytes off the memory budget.
+pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Option<Reservation>;
+
+/// The records of one layer, by group. Cheap to clone: clones share chunks until they change them.
+#[derive(Clone)]
+pub(crate) struct MinMax {
+    /// Minima `[kv_heads, key_dim]` and then maxima, per group; all chunks but the last hold [`Self::chunk_groups`] of them.
+    /// The last may hold more than count.
+    chunks: Vec<Arc<Chunk>>,
+    groups: usize,
     /// Elements of the minima of one record.
     elements: usize,
     element: DType,
 }
 
+impl Chunk {
+    fn bytes(&self) -> usize {
+        self.held.as_ref().map_or(0, Reservation::bytes)
+    }
+}
+
 impl MinMax {
     /// No records yet, for keys of `dtype`.
     pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
-        Self { records: Vec::new(), elements: layer.key_elements(), element: Self::element(dtype) }
+        Self { chunks: Vec::new(), groups: 0, elements: layer.key_elements(), element: Self::element(dtype) }
     }
 
     /// Element type of the records for keys of `dtype`.
@@ -31,29 +54,81 @@ impl MinMax {
 
     /// Groups with a record.
     pub(crate) fn groups(&self) -> usize {
-        self.records.len() / (2 * self.elements)
+        self.groups
     }
 
-    /// Bytes in memory that `groups` more records take.
-    pub(crate) fn bytes_for(&self, groups: usize) -> usize {
-        4 * self.elements * groups
+    /// Elements of one record.
+    fn record(&self) -> usize {
+        2 * self.elements
+    }
+
+    /// Groups of a full chunk.
+    fn chunk_groups(&self) -> usize {
+        (CHUNK_BYTES / (2 * self.record())).max(1)
     }
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.records.capacity() * 2
+        self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid.
+    /// Makes room for `more` groups. `false` when there is no memory for it; the records are as they were.
+    pub(crate) fn room(&mut self, more: usize, reserve: Reserve<'_>) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let (record, full) = (self.record(), self.chunk_groups());
+        let end = self.groups + more;
+        for index in self.groups / full..end.div_ceil(full) {
+            let used = self.groups.saturating_sub(index * full).min(full) * record;
+            let wanted = (end - index * full).min(full) * record;
+            let chunk = self.chunks.get_mut(index);
+            if let Some(chunk) = chunk.and_then(Arc::get_mut)
+                && chunk.records.capacity() >= wanted
+            {
+                continue;
+            }
+            // Growth comes in steps.
+            let elements = (wanted + wanted / 4).min(full * record);
+            let Some(held) = reserve(2 * elements) else { return false };
+            let mut records = Vec::new();
+            records.reserve_exact(elements);
+            let chunk = |records| Arc::new(Chunk { records, held: Some(held) });
+            match self.chunks.get_mut(index) {
+                Some(old) => {
+                    records.extend_from_slice(&old.records[..used]);
+                    *old = chunk(records);
+                }
+                None => self.chunks.push(chunk(records)),
+            }
+        }
+        true
+    }
+
+    /// The next records that lie in one chunk, at most `count`, of zeros. There must be [room](Self::room) for them.
+    fn slots(&mut self, count: usize) -> &mut [u16] {
+        let (record, full) = (self.record(), self.chunk_groups());
+        let (index, first) = (self.groups / full, self.groups % full);
+        let count = count.min(full - first);
+        let chunk = self.chunks.get_mut(index).and_then(Arc::get_mut);
+        debug_assert!(chunk.is_some(), "no room was made");
+        let Some(chunk) = chunk else { return &mut [] };
+        chunk.records.truncate(first * record);
+        chunk.records.resize((first + count) * record, 0);
+        self.groups += count;
+        &mut chunk.records[first * record..]
+    }
+
+    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid. There must
+    /// be [room](Self::room) for it.
     pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
         let dim = self.elements / heads;
-        let start = self.records.len();
-        if self.records.capacity() < start + 2 * self.elements {
-            // Exact growth in steps: the memory account promises what is really taken.
-            self.records.reserve_exact((2 * self.elements).max(start / 4));
+        let elements = self.elements;
+        let slot = self.slots(1);
+        if slot.is_empty() {
+            return;
         }
-        self.records.resize(start + 2 * self.elements, 0);
-        let (minima, maxima) = self.records[start..].split_at_mut(self.elements);
+        let (minima, maxima) = slot.split_at_mut(elements);
         let head_bytes = tokens * dim * dtype.bytes();
         for head in 0..heads {
             let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
@@ -65,31 +140,68 @@ impl MinMax {
         }
     }
 
-    /// The records of groups `range` as they stand on disk.
-    pub(crate) fn encode(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
-        let records = &self.records[range.start * 2 * self.elements..range.end * 2 * self.elements];
-        out.extend_from_slice(bytemuck::cast_slice(records));
+    /// The records of groups `range`, in pieces.
+    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+        let (record, full) = (self.record(), self.chunk_groups());
+        let chunks = self.chunks.iter().enumerate().skip(range.start / full);
+        chunks.take_while(move |(index, _)| index * full < range.end).map(move |(index, chunk)| {
+            let first = index * full;
+            let (start, end) = (range.start.max(first) - first, range.end.min(first + full) - first);
+            &chunk.records[start * record..end * record]
+        })
     }
 
-    /// Puts records as they stand on disk from `first_group` on; those that were there from that group on are dropped.
-    /// `false` when there is a gap before them.
-    pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8]) -> bool {
-        if first_group > self.groups() {
+    /// The records of groups `range` as they stand on disk.
+    pub(crate) fn encode(&self, range: Range<usize>, out: &mut Vec<u8>) {
+        for piece in self.pieces(range) {
+            out.extend_from_slice(bytemuck::cast_slice(piece));
+        }
+    }
+
+    /// Puts records as they stand on disk from `first_group` on, over those that were there. Groups before them without a
+    /// record have one of zeros. `false` when there is no memory.
+    pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8], reserve: Reserve<'_>) -> bool {
+        let mut rest = bytes.as_chunks::<2>().0;
+        let record = self.record();
+        let end = first_group + rest.len() / record;
+        // What stands behind them is put back afterwards.
+        let start = first_group.min(self.groups);
+        let before = std::mem::replace(&mut self.groups, start);
+        if before > start && before > end {
+            let mut kept = Vec::new();
+            self.groups = before;
+            self.encode(end..before, &mut kept);
+            self.groups = start;
+            return self.lay(first_group, bytes, reserve) && self.lay(end, &kept, reserve);
+        }
+        if !self.room(end - start, reserve) {
+            self.groups = before;
             return false;
         }
-        self.truncate(first_group);
-        self.extend(bytes);
+        while self.groups < first_group {
+            let gap = first_group - self.groups;
+            if self.slots(gap).is_empty() {
+                return false;
+            }
+        }
+        while rest.len() >= record {
+            let slots = self.slots(rest.len() / record);
+            if slots.is_empty() {
+                return false;
+            }
+            let taken;
+            (taken, rest) = rest.split_at(slots.len());
+            for (slot, bits) in slots.iter_mut().zip(taken) {
+                *slot = u16::from_le_bytes(*bits);
+            }
+        }
         true
-    }
-
-    fn extend(&mut self, bytes: &[u8]) {
-        self.records.reserve_exact(bytes.len() / 2);
-        self.records.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
     }
 
     /// Drops the records from `groups` on.
     pub(crate) fn truncate(&mut self, groups: usize) {
-        self.records.truncate(groups * 2 * self.elements);
+        self.groups = self.groups.min(groups);
+        self.chunks.truncate(self.groups.div_ceil(self.chunk_groups()));
     }
 
     /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`, and `dot`
@@ -101,7 +213,7 @@ impl MinMax {
         &self,
         query: &[f32],
         heads: usize,
-        range: std::ops::Range<usize>,
+        range: Range<usize>,
         dot: impl Fn(&[f32], &[u16]) -> f32,
         scores: &mut Vec<f32>,
     ) {
@@ -118,9 +230,9 @@ impl MinMax {
                 }
             }
         }
-        let record = 2 * self.elements;
-        let stored = &self.records[range.start * record..range.end * record];
-        scores.extend(stored.chunks_exact(record).map(|record| dot(&weights, record)));
+        for piece in self.pieces(range) {
+            scores.extend(piece.chunks_exact(self.record()).map(|record| dot(&weights, record)));
+        }
     }
 
     /// Element type of the records.
@@ -203,11 +315,17 @@ fn round_down(x: f32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::{Category, MemoryBudget};
     use half::f16;
     use proptest::prelude::*;
 
     fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
         LayerGeometry { kv_heads, key_dim, value_dim: key_dim, window: None }
+    }
+
+    fn plenty() -> impl FnMut(usize) -> Option<Reservation> {
+        let budget = MemoryBudget::new(1 << 30);
+        move |bytes| budget.try_reserve(bytes, Category::Summaries)
     }
 
     fn to_bytes(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
@@ -246,6 +364,7 @@ mod tests {
             let query: Vec<f32> = (0..heads * ratio * dim).map(|_| random()).collect();
             let (bytes, stored) = to_bytes(&keys, dtype);
             let mut summary = MinMax::new(&layer(heads as u16, dim as u16), dtype);
+            prop_assert!(summary.room(1, &mut plenty()));
             summary.push(&bytes, heads, tokens, dtype);
             let mut scores = Vec::new();
             let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
@@ -289,20 +408,82 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn clones_keep_their_records_and_pay_for_what_they_hold(
+            steps in prop::collection::vec((0_usize..40, 0_usize..4, any::<bool>()), 1..40), dim in 100_u16..700,
+        ) {
+            // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
+            let elements = usize::from(dim);
+            let budget = MemoryBudget::new(1 << 30);
+            let mut reserve = |bytes| budget.try_reserve(bytes, Category::Summaries);
+            let mut summary = MinMax::new(&layer(1, dim), DType::F16);
+            let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
+            let record = |value: u16| value.to_le_bytes().repeat(2 * elements);
+            let mut value = 0_u16;
+            for (count, kind, clone) in steps {
+                value += 1;
+                match kind {
+                    0 => {
+                        prop_assert!(summary.room(count, &mut reserve));
+                        for _ in 0..count / 2 {
+                            value += 1;
+                            summary.push(&value.to_le_bytes().repeat(elements), 1, 1, DType::F16);
+                            model.push(value);
+                        }
+                    }
+                    1 => {
+                        // Behind a gap, over the middle, over the end.
+                        let first = count * (model.len() + 3) / 40;
+                        prop_assert!(summary.lay(first, &record(value).repeat(7), &mut reserve));
+                        model.resize(model.len().max(first + 7), 0);
+                        model[first..first + 7].fill(value);
+                    }
+                    2 => {
+                        summary.truncate(count);
+                        model.truncate(count);
+                    }
+                    _ => {
+                        let before = budget.used();
+                        prop_assert!(!summary.room(count + 1, &mut |_| None) || budget.used() == before);
+                    }
+                }
+                if clone {
+                    let before = budget.used();
+                    kept.push((summary.clone(), model.clone()));
+                    prop_assert_eq!(budget.used(), before, "a clone costs nothing");
+                }
+            }
+            kept.push((summary, model));
+            for (summary, model) in kept {
+                prop_assert_eq!(summary.groups(), model.len());
+                let middle = model.len() / 3..model.len();
+                let mut bytes = Vec::new();
+                summary.encode(middle.clone(), &mut bytes);
+                prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
+                let mut scores = Vec::new();
+                let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
+                summary.scores(&vec![1.0; elements], 1, 0..model.len(), dot, &mut scores);
+                prop_assert_eq!(scores, model.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
+            }
+            prop_assert_eq!(budget.used(), 0, "all dropped");
+        }
+    }
+
     #[test]
     fn records_survive_disk() {
         let mut summary = MinMax::new(&layer(2, 4), DType::F16);
+        assert!(summary.room(3, &mut plenty()));
         for group in 0..3 {
             let keys: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 7 % 13) as f32 - group as f32).collect();
             summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
         }
         let mut bytes = Vec::new();
         summary.encode(0..3, &mut bytes);
-        assert_eq!(bytes.len(), summary.bytes_for(3));
         let mut again = MinMax::new(&layer(2, 4), DType::F16);
-        again.extend(&bytes);
-        assert_eq!(again.records, summary.records);
-        again.truncate(1);
-        assert_eq!(again.groups(), 1);
+        assert!(again.lay(0, &bytes, &mut plenty()));
+        let mut same = Vec::new();
+        again.encode(0..3, &mut same);
+        assert_eq!(same, bytes);
     }
 }
