@@ -241,10 +241,8 @@ impl Committer {
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
         let fresh = (records.clone(), opened.clone());
-        if !opened.is_empty() {
-            let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..lock(&self.catalog).counters };
-            records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
-        }
+        // Now and then, so that a crash forgets little of what was written.
+        let counted = !opened.is_empty();
         let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
         for segment in group.iter().flat_map(|queued| &queued.request.segments).chain(&opened) {
             segments.insert(segment.key, segment);
@@ -252,7 +250,7 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
-                self.record(records.clone(), Vec::new())?;
+                self.record(records.clone(), Vec::new(), false)?;
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
@@ -279,7 +277,7 @@ impl Committer {
         }
         if !records.is_empty() {
             let flights = group.iter_mut().flat_map(|queued| std::mem::take(&mut queued.request.flights)).collect();
-            match self.record(records, flights) {
+            match self.record(records, flights, counted) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
@@ -303,7 +301,7 @@ impl Committer {
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, mut records: RecordBuffer, flights: Vec<Flight>) -> Result<(), Failed> {
+    fn record(&self, mut records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
         if !manifest.has_room(&records) {
             self.checkpoint(&mut manifest, &records)?;
@@ -313,6 +311,10 @@ impl Committer {
             records.apply(&mut catalog)?;
             // What was in flight is live: nobody sees it as neither.
             drop(flights);
+            if counted {
+                let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..catalog.counters };
+                records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
+            }
         }
         Ok(manifest.append(&self.devices, &records)?)
     }
@@ -351,7 +353,7 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(records, Vec::new())?;
+        self.record(records, Vec::new(), false)?;
         let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);

@@ -8,12 +8,13 @@ mod load;
 mod select;
 mod truncate;
 
+use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::KvLayout;
 use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
-use crate::options::Durability;
+use crate::options::{CacheOptions, Durability};
 use layer::Layer;
 use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
@@ -55,6 +56,8 @@ pub struct Sequence {
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
+    /// Resident blocks: the store's cache, or its own.
+    cache: Option<Arc<BlockCache>>,
     /// The last to go: what the sequence commits is queued by then.
     claim: Option<Claim>,
 }
@@ -111,8 +114,10 @@ impl Sequence {
         let tails = reserve(tail_bytes, Category::Tails)?;
         let index = reserve(size_of::<Self>(), Category::Index)?;
         let frame_target = store.frame_bytes.min(frame_limit / 2);
+        let cache = store.cache.clone();
         Ok(Self {
             store,
+            cache,
             who,
             layers,
             token_ids: Vec::new(),
@@ -206,6 +211,24 @@ impl Sequence {
     pub fn summary_bytes(&self) -> u64 {
         let summaries = self.layers.iter().flatten().filter_map(|layer| layer.summary.as_ref());
         summaries.map(|summary| summary.bytes() as u64).sum()
+    }
+
+    /// Gives the sequence a cache of its own, in place of the store's or of an earlier one; none means no cache at all.
+    /// Blocks that forks share stay in the cache of whoever read them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`]: its bytes are not free; [`ErrorKind::Configuration`]: fewer than 2 MiB. It then has none.
+    pub fn set_cache(&mut self, options: Option<CacheOptions>) -> Result<()> {
+        // An earlier one gives its memory back first.
+        self.cache = None;
+        self.cache = options.map(|options| self.store.devices.block_cache(&options)).transpose()?;
+        Ok(())
+    }
+
+    /// What the cache that it reads through holds and has saved: its own, or the store's.
+    #[must_use]
+    pub fn cache_status(&self) -> Option<CacheStatus> {
+        self.cache.as_ref().map(|cache| cache.status())
     }
 
     /// Deletes the sequence. With [`Durability::Sync`] it stays deleted after a crash; otherwise the deletion is durable

@@ -40,6 +40,8 @@ pub(crate) enum Stream {
 struct Active {
     handle: Arc<SegmentHandle>,
     next_page: u32,
+    /// The only sequence that wrote to it so far.
+    only: Option<SequenceId>,
 }
 
 impl Active {
@@ -142,7 +144,7 @@ impl Space {
                 }
                 SegmentState::Open => {
                     let handle = space.handle(devices, *key, meta)?;
-                    space.retire(key.0, Active { handle, next_page: meta.used_pages });
+                    space.retire(key.0, Active { handle, next_page: meta.used_pages, only: None });
                 }
             }
         }
