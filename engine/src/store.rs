@@ -20,6 +20,7 @@ use crate::log::{
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+use crate::plan::Urgency;
 use crate::read::ReadTicket;
 use crate::reclaim::{remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
@@ -211,7 +212,12 @@ impl Store {
         let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
-        load(claim, id, &meta).map_err(|e| e.during(format!("open sequence {id}")))
+        let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
+            // A bit may have gone wrong on the way and not on the medium: read once more.
+            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
+            _ => Err(e),
+        });
+        loaded.map_err(|e| e.during(format!("open sequence {id}")))
     }
 
     /// Deletes a sequence without opening it, also one that is too damaged to be opened. As [`Sequence::delete`].
@@ -264,13 +270,26 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
     pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
+        self.read_as(views, Urgency::Demand(None))
+    }
+
+    /// Reads views that may be needed soon: behind reads that somebody waits for, before writes. What a cache holds already is
+    /// not counted as asked for.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_ahead(&self, views: &[&View]) -> Result<ReadTicket> {
+        self.read_as(views, Urgency::Ahead)
+    }
+
+    pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
         let own = self.inner.devices.identity.instance;
         if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
             let text = format!("view {at} belongs to another store, or to an earlier opening of this one");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let views = views.iter().map(|view| Arc::clone(&view.inner)).collect();
-        ReadTicket::new(Arc::clone(&self.inner.devices), views)
+        ReadTicket::new(Arc::clone(&self.inner.devices), views, urgency)
     }
 
     /// How the store runs: drivers, memory, bytes.

@@ -6,7 +6,7 @@
 use crate::cache::{BlockKey, Resident};
 use crate::index::SegmentHandle;
 use crate::layout::part_groups;
-use crate::select::{Unit, UnitSource, ViewInner};
+use crate::select::{UnitSource, ViewInner};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,10 +14,9 @@ use std::sync::Arc;
 /// Why blocks are read now.
 #[derive(Clone, Copy)]
 pub(crate) enum Urgency<'a> {
-    /// Somebody waits for them; those named are brought by a read ahead.
+    /// Somebody waits for them; those named were selected by a read ahead, which brings them.
     Demand(Option<&'a HashSet<BlockKey>>),
     /// They may be needed soon.
-    #[allow(dead_code, reason = "the decode pipeline, and tests")]
     Ahead,
 }
 
@@ -57,12 +56,12 @@ pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>) -> Vec<Part> 
     for (index, view) in views.iter().enumerate() {
         let block = view.layout.block(view.layer);
         let (block_bytes, per_part) = (block.block_bytes, part_groups(block));
-        let wanted = |unit: &Unit| unit.source.key(view.layer).filter(|key| !urgency.awaited(key));
         let mut resident = match &view.cache {
             None => Vec::new(),
             Some(cache) => {
                 let asker = (view.sequence, view.layer as u32);
-                cache.find(asker, view.units.iter().map(wanted), block_bytes, urgency.is_ahead())
+                let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
+                cache.find(asker, keys, block_bytes, urgency.is_ahead())
             }
         };
         resident.resize_with(view.units.len(), || None);

@@ -1,8 +1,10 @@
 //! Read batches: many views in one call, submitted together, verified part by part, attended in a fixed order.
 
+mod ahead;
 mod attend;
 mod batch;
 mod ticket;
+mod times;
 mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};

@@ -2,6 +2,7 @@
 
 use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
+use super::times::Times;
 use super::verify;
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
@@ -23,11 +24,12 @@ use std::time::Instant;
 use stratakv_format::DeviceIndex;
 
 /// What the shards report to.
-struct Progress {
+pub(super) struct Progress {
     /// Requests of each part that have not ended.
     left: Vec<AtomicU32>,
     errors: Mutex<BTreeMap<usize, Error>>,
     changed: EventCount,
+    pub(super) times: Times,
 }
 
 impl Sink for Progress {
@@ -37,6 +39,7 @@ impl Sink for Progress {
             lock(&self.errors).entry(part).or_insert(e);
         }
         if self.left.get(part).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
+            self.times.ended();
             self.changed.notify();
         }
     }
@@ -57,20 +60,21 @@ impl Progress {
 /// what was not submitted yet.
 pub struct ReadTicket {
     devices: Arc<Devices>,
-    views: Vec<Arc<ViewInner>>,
-    parts: Vec<Part>,
+    pub(super) views: Vec<Arc<ViewInner>>,
+    pub(super) parts: Vec<Part>,
     buffers: Vec<Option<Lease>>,
     /// Parts whose blocks were checked.
     verified: Vec<bool>,
     failures: Vec<Option<Error>>,
-    progress: Arc<Progress>,
+    pub(super) progress: Arc<Progress>,
     cancel: Arc<AtomicBool>,
-    submitted: bool,
+    pub(super) submitted: bool,
+    priority: Priority,
 }
 
 impl ReadTicket {
-    pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<Self> {
-        let parts = plan(&views, Urgency::Demand(None));
+    pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
+        let parts = plan(&views, urgency);
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
         if needed > limit {
@@ -83,6 +87,7 @@ impl ReadTicket {
             left: parts.iter().map(|part| AtomicU32::new(part.reads.len() as u32)).collect(),
             errors: Mutex::default(),
             changed: EventCount::default(),
+            times: Times::default(),
         };
         let mut ticket = Self {
             buffers: parts.iter().map(|_| None).collect(),
@@ -94,6 +99,7 @@ impl ReadTicket {
             progress: Arc::new(progress),
             cancel: Arc::default(),
             submitted: false,
+            priority: if urgency.is_ahead() { Priority::Prefetch } else { Priority::Demand },
         };
         ticket.try_submit()?;
         Ok(ticket)
@@ -146,10 +152,11 @@ impl ReadTicket {
             }
         }
         self.submitted = true;
+        self.progress.times.begun();
         for (device, requests) in batches {
             let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
             let cancel = Some(Arc::clone(&self.cancel));
-            let batch = Batch { requests, priority: Priority::Demand, sink, cancel };
+            let batch = Batch { requests, priority: self.priority, sink, cancel };
             self.devices.get(device)?.shard.submit_wait(batch);
         }
         Ok(true)
@@ -213,6 +220,10 @@ impl ReadTicket {
     }
 
     fn wait_part(&self, part: usize, deadline: Option<Instant>) -> Result<()> {
+        if self.progress.is_done(part) {
+            return Ok(());
+        }
+        let _waiting = self.progress.times.wait();
         loop {
             let seen = self.progress.changed.epoch();
             if self.progress.is_done(part) {
@@ -247,7 +258,7 @@ impl ReadTicket {
         let parts = std::mem::take(&mut self.parts).into_iter().zip(buffers);
         ReadBatch::new(
             std::mem::take(&mut self.views),
-            parts.map(|(part, buffer)| PartBuffer { part, buffer }).collect(),
+            parts.map(|(part, buffer)| PartBuffer { part, buffer: buffer.map(Arc::new) }).collect(),
             std::mem::take(&mut self.failures),
         )
     }
@@ -330,6 +341,7 @@ impl Future for ReadTicket {
             progress: Arc::clone(&this.progress),
             cancel: Arc::default(),
             submitted: true,
+            priority: this.priority,
         };
         Poll::Ready(Ok(taken.into_batch()))
     }

@@ -3,7 +3,7 @@
 
 use super::ticket::read_again;
 use crate::device::arena::Lease;
-use crate::device::environment::{Mutant, mutated};
+use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;
@@ -28,7 +28,9 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         let start = at - (*offset - first) as usize;
         let end = start + (end - first) as usize;
         devices.get(frame.segment.key.0)?.counters.retries.add(1);
-        read_again(devices, &frame.segment, first, buffer, start..end)?;
+        if !mutated(Mutant::NotReadAgain) {
+            read_again(devices, &frame.segment, first, buffer, start..end)?;
+        }
         if let Some((plane, expected, found)) = bad(buffer) {
             let geometry = view.layout.block(view.layer);
             let (plane_offset, plane_bytes) = geometry.plane(plane);
@@ -84,7 +86,8 @@ fn mismatch(
             plane as u16,
         );
         let (start, len) = geometry.plane(plane);
-        let found = block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, data));
+        let found =
+            block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
         let expected = frame.checksums.get(first_checksum + plane).copied().unwrap_or(!found);
         (expected != found && !mutated(Mutant::PayloadChecksumIgnored)).then_some((plane, expected, found))
     })

@@ -3,6 +3,7 @@
 
 use super::{Held, Sequence};
 use crate::device::driver::Op;
+use crate::device::environment::covered;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
 use crate::log::{Claim, Devices, SequenceIdentity, StoreInner};
@@ -252,7 +253,7 @@ impl Sequence {
             descriptor.tokens.get(),
             plane as u16,
         );
-        let computed = self.store.devices.identity.checksum.compute(&identity, bytes);
+        let computed = self.store.devices.identity.checksum.compute(&identity, covered(bytes));
         match view.checksums(descriptor).get(plane).map(|c| c.get()) {
             Some(stored) if stored == computed => Ok(bytes),
             stored => Err(damaged(format!("checksum {computed:#018x}, stored {:#018x}", stored.unwrap_or(0)))),
@@ -405,8 +406,21 @@ impl Sequence {
     }
 }
 
-/// One block, read by itself and checked.
+/// One block, read by itself and checked; one that is wrong is read once more.
 pub(super) fn read_block(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    place: &crate::index::BlockPlace,
+) -> Result<Vec<u8>> {
+    read_block_once(devices, layer, group, tokens, place).or_else(|e| match e.kind() {
+        ErrorKind::Corruption => read_block_once(devices, layer, group, tokens, place),
+        _ => Err(e),
+    })
+}
+
+fn read_block_once(
     devices: &Devices,
     layer: &super::Layer,
     group: u64,
@@ -430,7 +444,7 @@ pub(super) fn read_block(
             plane as u16,
         );
         let data = block.get(start..start + len).unwrap_or_default();
-        let found = devices.identity.checksum.compute(&identity, data);
+        let found = devices.identity.checksum.compute(&identity, covered(data));
         let expected = place.frame.checksums.get(place.checksum + plane).copied();
         if expected != Some(found) {
             return Err(Error::corrupt(Corruption {

@@ -190,6 +190,7 @@ impl Space {
     }
 
     /// The slot of a frame, if anybody reads it.
+    #[allow(dead_code, reason = "for cleaning and shrinking")]
     pub(crate) fn frame_slot(&self, id: FrameId) -> Option<Arc<FrameSlot>> {
         self.frames.get(&id).and_then(Weak::upgrade)
     }
@@ -202,6 +203,7 @@ impl Space {
     }
 
     /// Says what ends a sequence: see [`Stream::Shared`].
+    #[allow(dead_code, reason = "for cleaning and shrinking")]
     pub(crate) fn classify(&mut self, sequence: SequenceId, class: u8) {
         self.growing.entry(sequence).or_default().class = class;
     }
@@ -262,6 +264,7 @@ impl Space {
     }
 
     /// Seals the segments of a device that are open with room and nobody's, so that what is dead in them can be had back.
+    #[allow(dead_code, reason = "for cleaning and shrinking")]
     pub(crate) fn seal_partial(&mut self) -> bool {
         let partial: Vec<Active> = self.devices.values_mut().flat_map(|own| std::mem::take(&mut own.partial)).collect();
         // One that holds nothing is as good as free.
