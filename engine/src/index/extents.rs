@@ -302,7 +302,14 @@ mod tests {
             in_flight: AtomicU64::new(0),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        Arc::new(FrameSlot::new(FrameBody { origin, nonce: 0, segment, page: 1, header_crc: 0, checksums: Arc::default() }))
+        Arc::new(FrameSlot::new(FrameBody {
+            origin,
+            nonce: 0,
+            segment,
+            page: 1,
+            header_crc: 0,
+            checksums: Arc::default(),
+        }))
     }
 
     fn any_file() -> Arc<LazyFile> {
