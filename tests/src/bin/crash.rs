@@ -1,10 +1,16 @@
 //! `crash sim`: crash cases on simulated devices. `crash mutants`: faults planted in the engine, which `sim` must find.
+//! `crash kill`: processes killed on the real driver. `crash replay`: power failures under real file systems.
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use stratakv_tests::sim::{Case, Coverage, Failure, History, MutantOutcome, minimise, mutants, run_many, with_mutant};
+use stratakv_tests::disk::device_dirs;
+use stratakv_tests::real::{Job, kill, replay};
+use stratakv_tests::sim::{
+    Case, Coverage, Failure, History, MutantOutcome, minimise, mutants, named, run_many, with_mutant,
+};
 
 /// Crash tests of stratakv.
 #[derive(Parser)]
@@ -42,6 +48,46 @@ enum Command {
         #[arg(long)]
         record: Option<PathBuf>,
     },
+    /// Processes on the real driver, killed at any moment; their stores checked, opened and compared.
+    Kill {
+        /// Kills.
+        #[arg(long, default_value_t = 500)]
+        cycles: u64,
+        /// Where the stores lie; they go at the end.
+        #[arg(long, default_value = "/tmp")]
+        dir: PathBuf,
+        /// First seed.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Processes at a time; 0 for two per core.
+        #[arg(long, default_value_t = 0)]
+        jobs: usize,
+    },
+    /// Power failures of a block device under ext4 and xfs: what it may have kept is mounted, checked, opened and compared.
+    /// Takes root.
+    Replay {
+        /// Images.
+        #[arg(long, default_value_t = 500)]
+        images: u64,
+        /// First seed.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// A fault planted in the engine, by its name in `mutants`: the run must fail.
+        #[arg(long)]
+        mutant: Option<String>,
+    },
+    /// The process that `kill` kills.
+    #[command(hide = true)]
+    Worker {
+        /// Decides what it does.
+        seed: u64,
+        /// First new name.
+        next: u64,
+        /// Devices.
+        devices: usize,
+        /// Their parent.
+        dir: PathBuf,
+    },
     /// Histories kept as files, each run on devices that behave in many ways.
     History {
         /// Files.
@@ -56,6 +102,12 @@ fn main() -> ExitCode {
         Command::Sim { cases, seed, failures, jobs, json } => simulate(cases, seed, failures, cores(jobs), json),
         Command::Mutants { seed, record } => plant(seed, record.as_deref()),
         Command::History { files } => histories(&files),
+        Command::Kill { cycles, dir, seed, jobs } => kill_processes(cycles, dir, seed, jobs),
+        Command::Replay { images, seed, mutant } => replay_images(images, seed, mutant.as_deref()),
+        Command::Worker { seed, next, devices, dir } => {
+            let job = Job { dirs: device_dirs(&dir, devices), seed, next };
+            kill::worker(&job).inspect_err(|e| eprintln!("{e}")).is_ok()
+        }
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -112,6 +164,74 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, jobs: usize, json: bool)
         );
     }
     failures.is_empty() && missing.is_empty()
+}
+
+/// Set by Ctrl-C: what is under way ends, and everything is put away.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+fn end_on_interrupt() {
+    if let Err(e) = ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)) {
+        eprintln!("an interrupt will not clean up: {e}");
+    }
+}
+
+fn kill_processes(cycles: u64, dir: PathBuf, seed: u64, jobs: usize) -> bool {
+    end_on_interrupt();
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(e) => {
+            eprintln!("this program: {e}");
+            return false;
+        }
+    };
+    let start = Instant::now();
+    let jobs = if jobs > 0 { jobs } else { 2 * cores(0) };
+    let outcome = kill::run(&kill::Plan { cycles, dir, seed, jobs, program }, &STOP);
+    let seconds = start.elapsed().as_secs_f64();
+    outcome.failures.iter().for_each(|failure| println!("FAILED {failure}"));
+    println!(
+        "{} durable commits acknowledged, {} kills while the store opened\n{seconds:.1} s, {:.0} kills a minute",
+        outcome.commits,
+        outcome.early,
+        outcome.passed as f64 * 60.0 / seconds
+    );
+    println!("{} passed, {} failed", outcome.passed, outcome.failures.len());
+    outcome.failures.is_empty() && outcome.passed == cycles
+}
+
+fn replay_images(images: u64, seed: u64, mutant: Option<&str>) -> bool {
+    let mutant = match mutant.map(|name| named(name).ok_or(name)).transpose() {
+        Ok(mutant) => mutant,
+        Err(name) => {
+            eprintln!("there is no planted fault {name}");
+            return false;
+        }
+    };
+    let file_systems = match replay::possible() {
+        Ok(file_systems) => file_systems,
+        Err(why) => {
+            println!("skipped: {why}");
+            return true;
+        }
+    };
+    for missing in ["ext4", "xfs"].iter().filter(|fs| !file_systems.iter().any(|found| found == *fs)) {
+        println!("skipped: {missing}, there is no mkfs.{missing}");
+    }
+    end_on_interrupt();
+    let start = Instant::now();
+    let outcome = replay::run(&replay::Plan { images, seed, file_systems, mutant }, &STOP);
+    let seconds = start.elapsed().as_secs_f64();
+    outcome.failures.iter().for_each(|failure| println!("FAILED {failure}"));
+    outcome.by_file_system.iter().for_each(|(name, count)| println!("{name}: {count} images"));
+    println!(
+        "{} recordings of {} requests, {} with a failed write or flush\n{seconds:.1} s, {:.0} images a minute",
+        outcome.recordings.0,
+        outcome.entries,
+        outcome.recordings.1,
+        outcome.passed as f64 * 60.0 / seconds
+    );
+    println!("{} passed, {} failed", outcome.passed, outcome.failures.len());
+    outcome.failures.is_empty() && outcome.passed == images
 }
 
 fn histories(files: &[PathBuf]) -> bool {

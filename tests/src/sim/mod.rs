@@ -14,7 +14,7 @@ pub use case::{Case, Operation, Regime, Round};
 pub use coverage::Coverage;
 pub use history::History;
 pub use minimise::minimise;
-pub use mutants::{MutantOutcome, mutants, with_mutant};
+pub use mutants::{MutantOutcome, mutants, named, with_mutant};
 pub use run::{Failure, Verdict, run, run_verbose};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

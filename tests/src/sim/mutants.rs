@@ -58,6 +58,7 @@ pub fn with_mutant<T>(mutant: Mutant, f: impl FnOnce() -> T) -> T {
 }
 
 /// The planted fault of this name.
-pub(super) fn named(name: &str) -> Option<Mutant> {
+#[must_use]
+pub fn named(name: &str) -> Option<Mutant> {
     BUDGETS.into_iter().map(|(mutant, _)| mutant).find(|mutant| format!("{mutant:?}") == name)
 }
