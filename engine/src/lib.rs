@@ -79,6 +79,7 @@ pub use cache::CacheStatus;
 pub use device::PageBacking;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
+pub use metrics::{Evicted, EvictionReason};
 pub use options::{
     Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability, SequenceOptions,
     StoreOptions, Summary,
@@ -86,7 +87,9 @@ pub use options::{
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
 pub use sequence::Sequence;
-pub use store::{DeviceStatus, DeviceUsage, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage};
+pub use store::{
+    CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage,
+};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 
 /// The README's example is compiled and run.

@@ -128,6 +128,10 @@ pub struct StoreOptions {
     pub driver: DriverChoice,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
+    /// With a capacity: the share of the room for frames that may live before evictable sequences go. Default 0.95.
+    pub high_watermark: f64,
+    /// The share that may live when they have gone. Default 0.90.
+    pub low_watermark: f64,
     /// Keeps blocks that were read, for all sequences that have no cache of their own. Default: none.
     pub cache: Option<CacheOptions>,
 }
@@ -144,6 +148,8 @@ impl Default for StoreOptions {
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
             lazy_delay_ms: 1000,
+            high_watermark: 0.95,
+            low_watermark: 0.90,
             cache: None,
         }
     }
@@ -203,6 +209,13 @@ impl StoreOptions {
     #[must_use]
     pub fn driver(mut self, driver: DriverChoice) -> Self {
         self.driver = driver;
+        self
+    }
+
+    /// The shares of the room for frames that may live before evictable sequences go, and when they have gone.
+    #[must_use]
+    pub fn watermarks(mut self, high: f64, low: f64) -> Self {
+        (self.high_watermark, self.low_watermark) = (high, low);
         self
     }
 
@@ -295,6 +308,8 @@ pub enum Summary {
 pub struct SequenceOptions {
     pub(crate) key: String,
     pub(crate) summaries: Vec<Summary>,
+    pub(crate) ttl_ms: u64,
+    pub(crate) evictable: u8,
 }
 
 impl SequenceOptions {
@@ -308,6 +323,21 @@ impl SequenceOptions {
     #[must_use]
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = key.into();
+        self
+    }
+
+    /// How long it lives from its creation, in whole milliseconds. Then it is deleted, once nobody has it open.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1);
+        self
+    }
+
+    /// It may be deleted when space is short and nobody has it open: those of the highest `priority` go first, of those the
+    /// least recently used. 0, the default, keeps it.
+    #[must_use]
+    pub fn evictable(mut self, priority: u8) -> Self {
+        self.evictable = priority;
         self
     }
 
@@ -372,6 +402,7 @@ mod tests {
         assert_eq!(options.segment_bytes, ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
         assert_eq!(options.lazy_delay_ms, 1000);
+        assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());
     }

@@ -71,6 +71,12 @@ pub enum Event {
     SplitBatches,
     /// Recovery cut a run of batches whose last one was missing.
     SplitCut,
+    /// Cleaning moved a frame.
+    FrameMoved,
+    /// A sequence was evicted.
+    Evicted,
+    /// A sequence expired.
+    Expired,
     /// All that waited was made durable together: a state that a crash may leave ends here.
     GroupCommit,
     /// A sync was submitted while writes to its file were under way.

@@ -26,6 +26,8 @@ pub(crate) struct SequenceMeta {
     pub(crate) token_ids: u64,
     pub(crate) state_frame: Option<FrameId>,
     pub(crate) committed_unix_ms: u64,
+    /// When a handle last had it, or the last commit: as far as this opening of the store knows.
+    pub(crate) used_unix_ms: u64,
     /// Frames with the token below which they belong to this sequence, in the order of their LSN.
     pub(crate) refs: Vec<(FrameId, u64)>,
 }
@@ -67,6 +69,8 @@ pub(crate) struct SegmentMeta {
     pub(crate) used_pages: u32,
     /// Pages of frames that sequences refer to.
     pub(crate) live_pages: u64,
+    /// The newest frame that was committed in it: how old it is.
+    pub(crate) last_lsn: u64,
 }
 
 /// Numbers that never go back.
@@ -152,6 +156,7 @@ impl Catalog {
                 sequence.token_ids = commit.token_ids.get();
                 sequence.state_frame = (state != 0).then_some(FrameId(state));
                 sequence.committed_unix_ms = commit.committed_unix_ms.get();
+                sequence.used_unix_ms = sequence.used_unix_ms.max(sequence.committed_unix_ms);
             }
             Record::Counters(c) => {
                 let own = &mut self.counters;
@@ -210,6 +215,7 @@ impl Catalog {
             token_ids: 0,
             state_frame: None,
             committed_unix_ms: create.created_unix_ms.get(),
+            used_unix_ms: create.created_unix_ms.get(),
             refs: Vec::new(),
         };
         self.insert_sequence(SequenceId(create.sequence.get()), key, meta)
@@ -228,6 +234,7 @@ impl Catalog {
             key: key_text(key, fork.key_bytes.get())?,
             created_unix_ms: fork.created_unix_ms.get(),
             committed_unix_ms: fork.created_unix_ms.get(),
+            used_unix_ms: fork.created_unix_ms.get(),
             parent: Some((parent_id, tokens)),
             tokens: parent.tokens.min(tokens),
             token_ids: parent.token_ids.min(tokens),
@@ -286,6 +293,7 @@ impl Catalog {
         }
         segment.used_pages = segment.used_pages.max(end as u32);
         segment.live_pages += u64::from(location.pages);
+        segment.last_lsn = segment.last_lsn.max(frame.lsn.get());
         self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
         self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
         let meta = FrameMeta {
@@ -341,10 +349,12 @@ impl Catalog {
         };
         let from = std::mem::replace(&mut frame.location, to);
         frame.header_crc = moved.header_crc.get();
+        let lsn = frame.lsn;
         let old = self.segment_mut((from.device, from.segment))?;
         old.live_pages = old.live_pages.saturating_sub(u64::from(from.pages));
         let new = self.segment_mut((to.device, to.segment))?;
         new.live_pages += u64::from(to.pages);
+        new.last_lsn = new.last_lsn.max(lsn);
         new.used_pages = new.used_pages.max(to.page.saturating_add(to.pages));
         Ok(())
     }
@@ -363,6 +373,7 @@ impl Catalog {
             state: SegmentState::Open,
             used_pages: 1,
             live_pages: 0,
+            last_lsn: 0,
         };
         self.segments.insert(key, meta);
         Ok(())

@@ -11,12 +11,15 @@ use crate::metrics::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use stratakv_format::LayoutId;
-use stratakv_format::manifest::Kind;
+use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::STATE_CLOSED;
+use stratakv_format::{FrameId, LayoutId, Location};
+use zerocopy::little_endian::{U32, U64};
 
 /// How the error of a commit ends that was not recorded for want of space, and is with the next that finds some.
 const STALLED: &str = "stays queued, and is made with the next one that finds room";
+/// Commits that wait for a sync, at most.
+const QUEUE_MAX: usize = 4096;
 /// How soon a commit that found no space is tried again by itself.
 const STALL_WAIT: Duration = Duration::from_secs(1);
 
@@ -29,10 +32,28 @@ pub(crate) struct CommitRequest {
     pub(crate) records: RecordBuffer,
     /// Segments that its frames were written to.
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
+    /// Frames that were copied elsewhere. Those that were deleted or moved in the meantime are passed over.
+    pub(crate) moves: Vec<Move>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
+}
+
+impl CommitRequest {
+    /// The file of a free segment is to be removed.
+    pub(crate) fn removed(&mut self, key: SegmentKey, generation: u64) {
+        self.records.push(Kind::SegmentFree, &free_record(key, generation, true), &[]);
+    }
+}
+
+/// A frame that lies elsewhere now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub(crate) frame: FrameId,
+    pub(crate) from: Location,
+    pub(crate) to: Location,
+    pub(crate) header_crc: u32,
 }
 
 struct Queued {
@@ -148,6 +169,10 @@ impl Committer {
 
     /// Queues a commit that need not be durable yet; it is with the next sync, or when `due` (never for `None`).
     pub(crate) fn enqueue(&self, request: CommitRequest, due: Option<Instant>) {
+        if lock(&self.queue).waiting.len() >= QUEUE_MAX {
+            // Whoever queues faster than the background commits does it himself. A failure stands in the committer.
+            let _ = self.commit(CommitRequest::default());
+        }
         if mutated(Mutant::ReuseBeforeFlush) {
             self.reuse_early(&request);
         }
@@ -269,6 +294,21 @@ impl Committer {
             return Ok(());
         }
         drop(opened);
+        {
+            // Before the records of the group, which may delete them.
+            let catalog = lock(&self.catalog);
+            for moved in group.iter().flat_map(|queued| &queued.request.moves) {
+                if catalog.frames.get(&moved.frame).is_some_and(|frame| frame.location == moved.from) {
+                    let record = m::FrameMoved {
+                        frame: U64::new(moved.frame.0),
+                        location: moved.to.to_raw(),
+                        header_crc: U32::new(moved.header_crc),
+                        reserved: U32::new(0),
+                    };
+                    records.push(Kind::FrameMoved, &record, &[]);
+                }
+            }
+        }
         let mut defined = BTreeSet::new();
         for queued in &*group {
             if let Some((id, layout)) = &queued.request.layout
@@ -409,6 +449,11 @@ impl Committer {
     pub(crate) fn stop(&self) {
         lock(&self.queue).closed = true;
         self.changed.notify_all();
+    }
+
+    /// Commits that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        lock(&self.queue).waiting.len()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -7,10 +7,10 @@ use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
-use crate::metrics::lock;
+use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +33,19 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
+    /// Who holds the devices besides reads.
+    pub(crate) devices_held: usize,
+    pub(crate) health: StoreCounters,
+    pub(crate) observers: Observers,
+    /// One cleaning at a time.
+    pub(crate) cleaning: Mutex<()>,
+    /// Shares of the room for frames from which on evictable sequences go, and down to which.
+    pub(crate) watermarks: (f64, f64),
+    /// Makes room when there is none: see [`StoreInner::make_room`].
+    pub(crate) room: fn(&Arc<Self>) -> Result<bool>,
+    pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
+    /// The background is to end.
+    pub(crate) rest: AtomicBool,
     /// Resident blocks of all sequences that have no cache of their own.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }
@@ -83,6 +96,31 @@ impl StoreInner {
             }
         }
         Ok(slot)
+    }
+
+    /// Makes room for an append that found none, by all means there are. Whether there is more now.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
+        self.health.no_space.add(1);
+        (self.room)(self)
+    }
+
+    /// Whether the background is to end.
+    pub(crate) fn resting(&self) -> bool {
+        self.rest.load(Ordering::Relaxed)
+    }
+
+    /// Ends the background, and waits until it has.
+    pub(crate) fn stop_tending(&self) {
+        self.rest.store(true, Ordering::Relaxed);
+        self.devices.tend.notify();
+        if let Some(thread) = lock(&self.tender).take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
     }
 
     pub(crate) fn add_written(&self, bytes: u64) {
@@ -137,6 +175,7 @@ impl Drop for StoreInner {
         if !self.committer.is_closed() {
             let _ = self.shut();
         }
+        self.stop_tending();
         self.committer.stop();
         if let Some(thread) = lock(&self.lazy).take() {
             let _ = thread.join();

@@ -7,7 +7,7 @@ use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
+use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::CacheOptions;
 use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
@@ -66,6 +66,8 @@ pub(crate) struct Devices {
     pub(crate) identity: Identity,
     /// Segment files that are open.
     pub(crate) files: Arc<OpenFiles>,
+    /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
+    pub(crate) tend: Arc<EventCount>,
 }
 
 impl Devices {

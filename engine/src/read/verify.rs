@@ -27,12 +27,15 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         let std::ops::Range { start: first, end } = frame.segment.readable(*offset, block_bytes);
         let start = at - (*offset - first) as usize;
         let end = start + (end - first) as usize;
-        devices.get(frame.segment.key.0)?.counters.retries.add(1);
+        let counters = &devices.get(frame.segment.key.0)?.counters;
+        counters.checksum_failures.add(1);
+        counters.rereads.add(1);
         if !mutated(Mutant::NotReadAgain) {
             read_again(devices, &frame.segment, first, buffer, start..end)?;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
             let geometry = view.layout.block(view.layer);
+            devices.get(frame.segment.key.0)?.counters.checksum_failures.add(1);
             let (plane_offset, plane_bytes) = geometry.plane(plane);
             return Err(Error::corrupt(Corruption {
                 code: "payload-checksum",

@@ -4,7 +4,7 @@ use super::{Held, Sequence};
 use crate::device::arena::{Exhausted, Lease};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
-use crate::log::{CommitRequest, Draft, WrittenFrame, exhausted, write_frame};
+use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
 use crate::summary::MinMax;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 /// Frames that may be on their way before an append waits for the oldest.
 const FRAMES_IN_FLIGHT: usize = 2;
 /// How long an append waits for memory that views and reads hold.
+/// How often an append that finds no space makes room and tries again.
+const ROOM_TRIES: usize = 8;
 const MEMORY_WAIT: Duration = Duration::from_secs(10);
 
 impl Sequence {
@@ -174,13 +176,17 @@ impl Sequence {
     /// Hands drafts to the log. Runs leave their layer's pending list as their frame is on its way.
     pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>) -> Result<()> {
         for draft in drafts.iter().filter(|draft| !draft.is_empty()) {
-            let frame = match self.write_draft(draft) {
-                Err(e) if e.kind() == ErrorKind::NoSpace => {
-                    // What was deleted since, or held by views until now, gives its segments back with a commit.
-                    self.store.commit(CommitRequest::default())?;
-                    self.write_draft(draft)?
+            let mut tries = 0;
+            let frame = loop {
+                match self.write_draft(draft) {
+                    Err(e) if e.kind() == ErrorKind::NoSpace && tries < ROOM_TRIES => {
+                        tries += 1;
+                        if !self.store.make_room()? {
+                            tries = ROOM_TRIES;
+                        }
+                    }
+                    other => break other?,
                 }
-                other => other?,
             };
             self.store.add_written(frame.meta.location.bytes());
             for landed in &frame.runs {

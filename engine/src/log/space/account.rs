@@ -48,12 +48,10 @@ impl Space {
         u64::from(self.segment_pages) * PAGE_BYTES as u64
     }
 
-    #[allow(dead_code, reason = "for cleaning and shrinking")]
     pub(crate) fn capacity(&self) -> Option<u64> {
         self.capacity
     }
 
-    #[allow(dead_code, reason = "for cleaning and shrinking")]
     pub(crate) fn set_capacity(&mut self, capacity: Option<u64>) {
         self.capacity = capacity;
     }

@@ -71,6 +71,7 @@ pub(crate) fn allocate(
                 changed.wait_past(seen, None);
             }
             Step::Open(opening) => {
+                devices.tend.notify();
                 let opened = open_segment(devices, &opening);
                 let outcome = lock(space).opened(devices, stream, &opening, opened);
                 changed.notify();
@@ -242,6 +243,7 @@ impl Space {
             state: SegmentState::Open,
             used_pages: 1,
             live_pages: 0,
+            last_lsn: 0,
         };
         let key = (device, id);
         self.pending.push(Kind::SegmentOpen, &open_record(key, &meta), &[]);
