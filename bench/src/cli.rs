@@ -8,6 +8,7 @@ const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
   kvbench ingest --device /nvme0 --size 8GiB --fio
   kvbench commit --device /nvme0
+  kvbench churn --device /nvme0 --capacity 4GiB --json
   kvbench select --tokens 32768,131072
 
 Results go to stdout, progress to stderr. With --json each result is one object on a line of its own. Everything kvbench
@@ -29,8 +30,63 @@ pub(crate) enum Command {
     Ingest(IngestArgs),
     /// Durable commits of one decode step, beside the same bytes written by plain calls.
     Commit(CommitArgs),
+    /// Sequences of mixed lengths that come and go in a store kept nearly full: what the devices take for it.
+    Churn(ChurnArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
+    /// Decode steps with resident blocks and reads ahead, beside the same without.
+    Decode(DecodeArgs),
+    /// Codecs on keys and values of a real model, and the share of a transfer to compress.
+    Codec(CodecArgs),
+    /// Makes disks of a known speed out of files, and takes them away again. Takes root.
+    #[command(subcommand)]
+    Devices(DevicesCommand),
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum DevicesCommand {
+    /// Image files, loop devices, ext4, limits of bytes per second (cgroup v1).
+    Up(UpArgs),
+    /// Unmounts, detaches and removes them, half-made ones too.
+    Down(DownArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example: kvbench devices up --dir /nvme0 --count 4 --size 2GiB --read-bps 250M --write-bps 250M --slow 3:60M"
+)]
+pub(crate) struct UpArgs {
+    /// Directory for the images and mount points.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Devices.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) count: u32,
+    /// Bytes of each.
+    #[arg(long, default_value = "1GiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+    /// Bytes per second that each may read. No limit without.
+    #[arg(long, value_parser = size)]
+    pub(crate) read_bps: Option<ByteSize>,
+    /// Bytes per second that each may write. No limit without.
+    #[arg(long, value_parser = size)]
+    pub(crate) write_bps: Option<ByteSize>,
+    /// A device that is slower: its number, from 0, and its bytes per second, for reads and writes.
+    #[arg(long, value_name = "K:BPS", value_parser = slow)]
+    pub(crate) slow: Option<(u32, u64)>,
+    /// One JSON object per device instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DownArgs {
+    /// The directory given to `up`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Why it was skipped, as a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What every subcommand knows.
@@ -111,6 +167,37 @@ pub(crate) struct CommitArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench churn --device /nvme0 --capacity 4GiB --full 0.8 --json")]
+pub(crate) struct ChurnArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of all files of the store.
+    #[arg(long, default_value = "4GiB", value_parser = size)]
+    pub(crate) capacity: ByteSize,
+    /// Bytes of a segment.
+    #[arg(long, default_value = "64MiB", value_parser = size)]
+    pub(crate) segment: ByteSize,
+    /// The share of the capacity that lives.
+    #[arg(long, default_value_t = 0.8)]
+    pub(crate) full: f64,
+    /// Tokens of the shortest sequence, of 16 KiB each.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) shortest: u64,
+    /// Tokens of the longest; every magnitude in between is as frequent as the others.
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) longest: u64,
+    /// How often all that lives is written anew.
+    #[arg(long, default_value_t = 3.0)]
+    pub(crate) turnover: f64,
+    /// Decides which sequences come and go.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Without min/max summaries.
+    #[arg(long)]
+    pub(crate) no_summary: bool,
+}
+
+#[derive(Args, Debug)]
 #[command(after_help = "Example: kvbench select --tokens 32768,131072 --json")]
 pub(crate) struct SelectArgs {
     #[command(flatten)]
@@ -124,6 +211,119 @@ pub(crate) struct SelectArgs {
     /// Summaries to hold in memory, in all: more than the caches hold, for the layers of a step are scanned in turn.
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub(crate) working_set: ByteSize,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example: kvbench decode --device /nvme0 --read-bps 250M --policy none,lru --pipeline off,on --json
+
+The same context and compute time is measured for every policy with every setting of --pipeline; `speedup` is the step time of
+the first of them over each. With --read-bps the store lies on a disk of that speed made of a file (root only)."
+)]
+pub(crate) struct DecodeArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of each sequence, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "32768", value_parser = clap::value_parser!(u32).range(64..=1 << 24))]
+    pub(crate) context: Vec<u32>,
+    /// Sequences.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) batch: u32,
+    /// Layers.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// Tokens selected per layer and sequence.
+    #[arg(long, default_value_t = 400)]
+    pub(crate) budget: u32,
+    /// Which resident blocks go when others come, several with commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "none,lru")]
+    pub(crate) policy: Vec<DecodePolicy>,
+    /// Whether the next layer's reads go ahead, several with commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
+    pub(crate) pipeline: Vec<Switch>,
+    /// Share of a step's selection that the next step keeps.
+    #[arg(long, default_value_t = 0.78, value_parser = share)]
+    pub(crate) overlap: f64,
+    /// Share of a layer's selection that its prediction names; the rest is read on demand. KVSwap attends to what was
+    /// predicted, which is 1.
+    #[arg(long, default_value_t = 1.0, value_parser = share)]
+    pub(crate) recall: f64,
+    /// Microseconds that a layer computes elsewhere, for the whole batch, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "5000")]
+    pub(crate) layer_compute_us: Vec<u64>,
+    /// MiB of the cache for all sequences; `auto` is 1.25 times what a step selects.
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = cache_mib)]
+    pub(crate) cache_mib: CacheMib,
+    /// Bytes per second that the device may read. The device as it is without.
+    #[arg(long, value_parser = size)]
+    pub(crate) read_bps: Option<ByteSize>,
+    /// Steps that count, after those that fill the caches.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) steps: u32,
+    /// Bytes of keys and values on the device at most: longer contexts select from what is stored.
+    #[arg(long, default_value = "8GiB", value_parser = size)]
+    pub(crate) stored: ByteSize,
+    /// Seed of the selections.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench codec --kv tests/fixtures/recall-tiny/reference.safetensors --json
+
+Lossy codecs are measured with their errors; planes that a codec cannot make 5 % smaller are kept raw and count so. For theta the
+reads are emulated by the clock; decoding is real.")]
+pub(crate) struct CodecArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Keys and values: a safetensors file with f32 tensors `k_*` and `v_*` of `[kv_heads, tokens, head_dim]`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kv: PathBuf,
+    /// Tokens of a group, several with commas; theta takes the first.
+    #[arg(long, value_delimiter = ',', default_value = "8,16,64", value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: Vec<u16>,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) seconds: f64,
+    /// Bytes per second to solve theta for, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "250M,500M,1G,2G,4G", value_parser = size)]
+    pub(crate) bandwidth: Vec<ByteSize>,
+    /// Bytes of keys and values that a layer reads.
+    #[arg(long, default_value = "4MiB", value_parser = size)]
+    pub(crate) layer_bytes: ByteSize,
+    /// Microseconds that a layer computes elsewhere.
+    #[arg(long, default_value_t = 2000)]
+    pub(crate) compute_us: u64,
+    /// Layers of each point of the sweep; the time is the median of all but the first.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) layers: u32,
+}
+
+/// None: by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheMib(pub(crate) Option<u64>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DecodePolicy {
+    /// No cache.
+    None,
+    /// KVSwap's slots.
+    Fifo,
+    /// Least recently used.
+    Lru,
+    /// SWARM's cost-effectiveness.
+    Swarm,
+    /// A general one.
+    S3Fifo,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    Off,
+    On,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -155,6 +355,24 @@ impl From<Checksum> for ChecksumChoice {
             Checksum::Crc64 => Self::Crc64Nvme,
             Checksum::Crc32 => Self::Crc32,
         }
+    }
+}
+
+fn slow(text: &str) -> Result<(u32, u64), String> {
+    let wrong = || format!("{text:?} is not K:BPS, a device and its bytes per second (try 3:60M)");
+    let (device, bps) = text.split_once(':').ok_or_else(wrong)?;
+    Ok((device.parse().map_err(|_| wrong())?, size(bps)?.0))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("{text} is not between 0 and 1")) }
+}
+
+fn cache_mib(text: &str) -> Result<CacheMib, String> {
+    match text {
+        "auto" => Ok(CacheMib(None)),
+        _ => text.parse().map(|mib| CacheMib(Some(mib))).map_err(|_| format!("{text:?} is neither MiB nor auto")),
     }
 }
 

@@ -42,6 +42,41 @@ fn read_measures_each_block_size() {
 }
 
 #[test]
+fn decode_compares_caches_and_pipelines() {
+    let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
+    let more =
+        ["--policy", "none,fifo,lru,swarm,s3-fifo", "--pipeline", "off,on", "--layer-compute-us", "100", "--json"];
+    let found = results(&[&arguments[..], &more[..]].concat());
+    assert_eq!(found.len(), 10);
+    for (at, result) in found.iter().enumerate() {
+        assert_positive(result, &["tokens_per_s", "step_ms", "io_ms", "bytes_read_per_step", "resident_bytes_peak"]);
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        assert!((0.0..=1.0).contains(&number("io_hidden_share")));
+        assert_eq!((number("hit_rate") > 0.3, at == 0), (at >= 2, result["speedup"].is_null()), "{result}");
+        // Every selected block of every layer and sequence, or what is not resident of it.
+        let all = 2.0 * 2.0 * 8.0 * 32768.0;
+        assert!(if at < 2 { number("bytes_read_per_step") == all } else { number("bytes_read_per_step") < 0.7 * all });
+    }
+}
+
+#[test]
+fn codecs_are_measured_on_real_keys_and_values() {
+    let kv = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/recall-tiny/reference.safetensors");
+    let arguments = ["codec", "--kv", kv, "--group", "8", "--seconds", "0.005", "--rounds", "1", "--layers", "3"];
+    let found = results(&[&arguments[..], &["--bandwidth", "250M", "--layer-bytes", "256KiB", "--json"]].concat());
+    let (theta, codecs) = found.split_last().expect("results");
+    for result in codecs {
+        assert_positive(result, &["stored_share", "encode_gb_per_s", "decode_gb_per_s", "planes"]);
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        let lossy = result["codec"].as_str().is_some_and(|codec| codec.starts_with("int"));
+        assert_eq!(lossy, number("relative_error") > 0.0, "{result}");
+        assert!(number("relative_error") < 0.15 && number("stored_share") <= 1.0, "{result}");
+    }
+    assert!(codecs.len() >= 16);
+    assert_positive(theta, &["theta_ms", "best_ms", "ratio_best", "ratio", "decode_gb_per_s"]);
+}
+
+#[test]
 fn read_runs_on_the_other_driver_and_checksum() {
     let arguments =
         ["read", "--block", "16KiB", "--batch", "4", "--seconds", "0.05", "--rounds", "1", "--size", "4MiB"];
@@ -126,4 +161,49 @@ fn an_interrupted_run_removes_its_files() {
     assert!(kill.success());
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(!begun(), "files are left");
+}
+
+#[test]
+fn churn_counts_what_cleaning_costs() {
+    let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
+    let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
+    assert_positive(
+        &found[0],
+        &["kv_bytes", "device_bytes", "summary_bytes", "live_share", "usage_over_du", "gb_per_s"],
+    );
+    let amplification = found[0]["write_amplification"].as_f64().expect("a number");
+    assert!((1.0..4.0).contains(&amplification), "{}", found[0]);
+}
+
+fn devices(dir: &std::path::Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+    command.arg("devices").args(arguments).arg("--dir").arg(dir).output().expect("kvbench starts")
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn devices_come_and_go() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = devices(dir.path(), &["up", "--count", "2", "--size", "32MiB", "--json"]);
+    let (out, err) = (String::from_utf8_lossy(&up.stdout), String::from_utf8_lossy(&up.stderr));
+    if out.contains("skipped") || err.contains("losetup") {
+        return println!("skipped: {out}{err}");
+    }
+    assert!(up.status.success(), "{err}");
+    let found: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(found.len(), 2);
+    let paths: Vec<&str> = found.iter().filter_map(|device| device["path"].as_str()).collect();
+    std::fs::write(std::path::Path::new(paths[1]).join("file"), "x").expect("the device takes files");
+    // What stands there is not overwritten, and a mistake takes nothing down.
+    assert_eq!(devices(dir.path(), &["up", "--count", "1"]).status.code(), Some(1));
+    assert!(std::path::Path::new(paths[1]).join("file").exists());
+    let down = devices(dir.path(), &["down"]);
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    assert!(paths.iter().all(|path| !mounts.contains(path)));
+    // Nothing there is no error; a slow device that is not there is.
+    assert!(devices(dir.path(), &["down"]).status.success());
+    assert_eq!(devices(dir.path(), &["up", "--count", "1", "--slow", "1:1M"]).status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
 }

@@ -147,6 +147,10 @@ impl Store {
         }
     }
 
+    pub(crate) fn inner(&self) -> &Arc<StoreInner> {
+        &self.inner
+    }
+
     /// Creates a sequence. It is stored with its first commit.
     ///
     /// # Errors
@@ -154,6 +158,7 @@ impl Store {
     /// [`ErrorKind::MemoryLimit`]: no memory for its tails.
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
+        inner.committer.check_tables()?;
         let (id, claim) = inner.claim(&options.key)?;
         let mut records = RecordBuffer::default();
         let layout_id = {
@@ -597,7 +602,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let mut manifest = manifest;
     keep_spare(&devices, &space, &mut manifest)?;
-    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
+    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest)?;
     let committer = Arc::new(committer);
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.

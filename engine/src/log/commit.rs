@@ -7,7 +7,7 @@ use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::layout::KvLayout;
-use crate::metrics::lock;
+use crate::metrics::{Category, Reservation, lock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -86,6 +86,28 @@ pub(crate) struct Committer {
     broken: Mutex<Option<Error>>,
     /// Bytes written to the devices before the store was opened.
     lifetime_bytes: u64,
+    tables: Mutex<Tables>,
+}
+
+/// The memory that the catalog takes.
+struct Tables {
+    account: Reservation,
+    /// Entries when it was last measured.
+    entries: usize,
+    /// It has grown beyond what `memory_limit` has left.
+    short: bool,
+}
+
+impl Tables {
+    /// Follows the catalog when it has grown or shrunk by an eighth.
+    fn follow(&mut self, devices: &Devices, catalog: &Catalog) {
+        let entries = catalog.frames.len() + catalog.sequences.len() + catalog.segments.len();
+        if entries.abs_diff(self.entries) > self.entries / 8 + 64 || self.short {
+            self.entries = entries;
+            let bytes = catalog.memory_bytes();
+            self.short = !devices.resize(&mut self.account, bytes + bytes / 8);
+        }
+    }
 }
 
 /// How a group commit failed.
@@ -140,10 +162,17 @@ impl Committer {
         space: Arc<Mutex<Space>>,
         catalog: Arc<Mutex<Catalog>>,
         manifest: ManifestLog,
-    ) -> Self {
+    ) -> Result<Self> {
         lock(&space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
-        let lifetime_bytes = lock(&catalog).counters.lifetime_bytes;
-        Self {
+        let (lifetime_bytes, bytes) = {
+            let catalog = lock(&catalog);
+            (catalog.counters.lifetime_bytes, catalog.memory_bytes())
+        };
+        let account = devices.reserve(bytes + bytes / 8, Category::Index).ok_or_else(|| {
+            let text = format!("the tables of this store take {bytes} bytes, more than memory_limit has left");
+            Error::new(ErrorKind::MemoryLimit, text)
+        })?;
+        Ok(Self {
             devices,
             space,
             catalog,
@@ -152,7 +181,18 @@ impl Committer {
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
             lifetime_bytes,
+            tables: Mutex::new(Tables { account, entries: 0, short: false }),
+        })
+    }
+
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`]: the tables of the store leave no memory for more of it. Deleting helps.
+    pub(crate) fn check_tables(&self) -> Result<()> {
+        if !lock(&self.tables).short {
+            return Ok(());
         }
+        let text = "the tables of the store have outgrown memory_limit; delete sequences or raise it";
+        Err(Error::new(ErrorKind::MemoryLimit, text))
     }
 
     /// # Errors
@@ -355,6 +395,7 @@ impl Committer {
             records.apply(&mut catalog)?;
             // What was in flight is live: nobody sees it as neither.
             drop(flights);
+            lock(&self.tables).follow(&self.devices, &catalog);
             if counted {
                 let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..catalog.counters };
                 records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);

@@ -223,7 +223,12 @@ impl ManifestLog {
                 continue;
             }
             match take_file(&**directory, &name, wanted, 0) {
-                Ok((_, len)) => kept += len,
+                Ok((file, len)) => {
+                    if len != there {
+                        directory.sync_small(&file)?;
+                    }
+                    kept += len;
+                }
                 Err(e) if e.kind() == ErrorKind::NoSpace => kept += there,
                 Err(e) => return Err(e),
             }

@@ -59,7 +59,7 @@ pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>) -> Vec<Part> 
         let mut resident = match &view.cache {
             None => Vec::new(),
             Some(cache) => {
-                let asker = (view.sequence, view.layer as u32);
+                let asker = (view.sequence, view.layer as u32, view.length);
                 let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
                 cache.find(asker, keys, block_bytes, urgency.is_ahead())
             }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use stratakv_format::error::FormatErrorCode;
-use stratakv_format::superblock::{self, SLOTS, Slot};
-use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
+use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot};
+use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified, manifest, segment};
 
 /// How long to wait for the lock: the last writes of a killed process hold it until they land.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -76,6 +76,9 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opene
     if empty == found.len() {
         return Ok(Opened::Empty(found));
     }
+    if empty > 0 && is_cut_short(&found) {
+        return undo(found).map(Opened::Empty);
+    }
     if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
         let text = "holds no store, but another directory given does; is the right disk mounted there?";
         return Err(configuration(missing.directory.path(), text));
@@ -83,6 +86,43 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opene
     check_one_store(&found)?;
     found.sort_by_key(|f| f.slot.map(|s| s.device_index.get()));
     Ok(Opened::Store(found))
+}
+
+/// Whether a creation over several devices was cut short: those that have a superblock have the first one, and the manifest
+/// names nothing. A store is used only once all its devices have one, so that nothing can be lost.
+fn is_cut_short(found: &[Found]) -> bool {
+    let Some(first) = found.iter().find_map(|f| f.slot) else { return false };
+    let slots: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
+    let fresh = slots.iter().all(|slot| {
+        slot.store_id == first.store_id
+            && slot.sequence.get() < SLOTS as u64
+            && slot.manifest_generation.get() == 1
+            && slot.epoch.get() == 1
+            && slot.state == STATE_OPEN
+            && usize::from(slot.device_count.get()) == found.len()
+    });
+    let devices: Vec<_> = found
+        .iter()
+        .filter_map(|f| f.slot.map(|slot| (DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory))))
+        .collect();
+    let unused = || {
+        super::replay(&devices, &slots, first.store_id).is_ok_and(|replayed| {
+            let catalog = &replayed.catalog;
+            catalog.sequences.is_empty() && catalog.segments.is_empty() && catalog.layouts.is_empty()
+        })
+    };
+    fresh && unused()
+}
+
+/// Takes the superblocks of a creation that was cut short away. The first device's goes last: it is the one that says so.
+fn undo(mut found: Vec<Found>) -> Result<Vec<Found>> {
+    found.sort_by_key(|f| std::cmp::Reverse(f.slot.map(|slot| slot.device_index.get())));
+    for own in found.iter_mut().filter(|f| f.slot.is_some()) {
+        own.directory.remove_file(superblock::FILE)?;
+        own.directory.sync_dir(".")?;
+        (own.slot, own.slots) = (None, Vec::new());
+    }
+    Ok(found)
 }
 
 fn check_one_store(found: &[Found]) -> Result<()> {

@@ -298,8 +298,12 @@ impl Layer {
     /// Tail tokens below `length` that no written frame holds.
     pub(crate) fn unwritten_tail(&self, length: u64) -> Option<Tail> {
         let sealed = self.groups() * self.group_tokens as u64;
-        let first = self.tail_written.max(sealed);
-        let end = self.tokens.min(length);
+        self.tail_piece(self.tail_written.max(sealed), self.tokens.min(length))
+    }
+
+    /// Tail tokens `first..end`, none when that is empty.
+    pub(crate) fn tail_piece(&self, first: u64, end: u64) -> Option<Tail> {
+        let sealed = self.groups() * self.group_tokens as u64;
         if first >= end {
             return None;
         }

@@ -5,6 +5,7 @@ mod commit;
 mod fork;
 mod layer;
 mod load;
+mod reader;
 mod select;
 mod truncate;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
+pub use reader::SequenceReader;
 
 /// One token stream of a store: what an inference session appends to and reads from. One handle at a time; `Send`, so that it
 /// can move between threads. Tokens that were not committed are gone when it is dropped.
@@ -268,6 +270,14 @@ impl Sequence {
             Some((tokens, ids)) => self.commit_to(tokens, ids, Durability::Lazy),
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<StoreInner> {
+        &self.store
+    }
+
+    pub(crate) fn identity(&self) -> &SequenceIdentity {
+        &self.who
     }
 
     fn layer(&self, layer: usize) -> Result<&Layer> {
