@@ -23,12 +23,12 @@ use crate::log::{
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, Observers, StoreCounters, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
-use crate::read::ReadTicket;
+use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{self, remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
-use crate::select::View;
+use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
-use crate::shard::ShardHandle;
+use crate::shard::{Lanes, ShardHandle};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -305,13 +305,26 @@ impl Store {
     }
 
     pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
+        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
+    }
+
+    fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {
         let own = self.inner.devices.identity.instance;
         if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
             let text = format!("view {at} belongs to another store, or to an earlier opening of this one");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let views = views.iter().map(|view| Arc::clone(&view.inner)).collect();
-        ReadTicket::new(Arc::clone(&self.inner.devices), views, urgency)
+        Ok(views.iter().map(|view| Arc::clone(&view.inner)).collect())
+    }
+
+    /// Reads and checks the blocks of views, as [`Self::read`] and [`ReadTicket::wait`] together do, with the calling thread
+    /// itself at the device: no other thread is woken, which counts for small batches. Nothing else happens on this thread
+    /// meanwhile; use [`Self::read`] to compute while blocks arrive.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`ReadTicket::wait`].
+    pub fn read_now(&self, views: &[&View]) -> Result<ReadBatch> {
+        ReadTicket::read_now(Arc::clone(&self.inner.devices), self.own_views(views)?)
     }
 
     /// How the store runs: drivers, memory, bytes.
@@ -408,6 +421,7 @@ fn start_devices(
     }
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
+    let lanes = Lanes::new(arena.clone());
     Ok(Devices {
         list,
         arena,
@@ -416,6 +430,7 @@ fn start_devices(
         identity,
         files: OpenFiles::new(),
         tend: Arc::default(),
+        lanes,
     })
 }
 

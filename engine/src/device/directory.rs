@@ -60,6 +60,12 @@ pub(crate) trait Directory: Send + Sync {
         false
     }
 
+    /// Whether a sync of any file also makes durable what was completely written before to places of other files that had
+    /// been written and synced already: the file system writes them in place and flushes the whole device in every sync.
+    fn sync_covers_overwrites(&self) -> bool {
+        false
+    }
+
     /// A new file of `len` bytes, their blocks reserved where the file system can ([`DeviceFile::is_preallocated`]).
     /// `NoSpace` leaves nothing behind.
     fn create_file(&self, path: &str, len: u64) -> Result<Arc<DeviceFile>>;

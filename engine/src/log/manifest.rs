@@ -183,7 +183,9 @@ impl ManifestLog {
         let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64, spare_bytes: 0 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
-            log.sync(devices)?;
+            // New files have extents of their own to be made durable.
+            devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
+            log.place.synced_through = log.place.next_batch - 1;
         }
         for device in &devices.list {
             device.directory.sync_dir(m::DIRECTORY)?;
@@ -281,7 +283,16 @@ impl ManifestLog {
     }
 
     fn sync(&mut self, devices: &Devices) -> Result<()> {
-        devices.sync_all(self.files.iter().map(|(device, file)| (*device, file)))?;
+        // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
+        // for them, the sync of one flushes the device for both.
+        let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
+        for (device, file) in &self.files {
+            let covered = synced.iter().any(|(known, _)| known == device);
+            if !covered || !devices.get(*device)?.directory.sync_covers_overwrites() {
+                synced.push((*device, file));
+            }
+        }
+        devices.sync_all(synced.into_iter())?;
         self.place.synced_through = self.place.next_batch - 1;
         Ok(())
     }

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 /// Frames that may be on their way before an append waits for the oldest.
 const FRAMES_IN_FLIGHT: usize = 2;
-/// How long an append waits for memory that views and reads hold.
+/// The largest frame that a commit writes on its own thread.
+const WRITE_HERE_MAX: usize = 4 << 20;
 /// How often an append that finds no space makes room and tries again.
 const ROOM_TRIES: usize = 8;
+/// How long an append waits for memory that views and reads hold.
 const MEMORY_WAIT: Duration = Duration::from_secs(10);
 
 impl Sequence {
@@ -141,7 +143,7 @@ impl Sequence {
             self.land(true)?;
         }
         let drafts = self.group_drafts()?;
-        self.write_drafts(drafts)
+        self.write_drafts(drafts, false)
     }
 
     /// Drafts of all groups collected, each within the limit of a frame.
@@ -152,13 +154,17 @@ impl Sequence {
             layer.freeze()?;
             for run in &layer.pending {
                 let records = layer.summary.as_ref().map(|summary| {
-                    let mut bytes = Vec::new();
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    summary.encode(first..end, &mut bytes);
-                    (MinMax::element(self.who.layout.dtype()), end - first, bytes)
+                    (
+                        MinMax::element(self.who.layout.dtype()),
+                        end - first,
+                        summary.encoded(first..end).collect::<Vec<_>>(),
+                    )
                 });
-                let more = run.disk_bytes() + records.as_ref().map_or(0, |(.., bytes)| bytes.len()) + run.groups * 16;
+                let more = run.disk_bytes()
+                    + records.as_ref().map_or(0, |(.., pieces)| pieces.iter().map(|piece| piece.len()).sum())
+                    + run.groups * 16;
                 if let Some(last) = drafts.last()
                     && !last.is_empty()
                     && last.bytes() + more + 4096 > self.frame_limit
@@ -173,12 +179,14 @@ impl Sequence {
         Ok(drafts)
     }
 
-    /// Hands drafts to the log. Runs leave their layer's pending list as their frame is on its way.
-    pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>) -> Result<()> {
-        for draft in drafts.iter().filter(|draft| !draft.is_empty()) {
+    /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their layer's pending list as their frame is on its way.
+    pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>, waits: bool) -> Result<()> {
+        let last = drafts.iter().rposition(|draft| !draft.is_empty());
+        for (at, draft) in drafts.iter().enumerate().filter(|(_, draft)| !draft.is_empty()) {
+            let here = waits && Some(at) == last && draft.bytes() <= WRITE_HERE_MAX;
             let mut tries = 0;
             let frame = loop {
-                match self.write_draft(draft) {
+                match self.write_draft(draft, here) {
                     Err(e) if e.kind() == ErrorKind::NoSpace && tries < ROOM_TRIES => {
                         tries += 1;
                         if !self.store.make_room()? {
@@ -199,10 +207,10 @@ impl Sequence {
         Ok(())
     }
 
-    fn write_draft(&self, draft: &Draft) -> Result<WrittenFrame> {
+    fn write_draft(&self, draft: &Draft, here: bool) -> Result<WrittenFrame> {
         let device = lock(&self.store.space).next_device(&self.store.devices);
         let ids = self.store.next_frame();
-        write_frame(&self.store.devices, &self.store.space, ids, &self.who, device, draft)
+        write_frame(&self.store.devices, &self.store.space, ids, &self.who, device, draft, here)
     }
 
     /// Takes note of frames whose writes ended; with `wait`, at least of the oldest. Their groups are read from the device

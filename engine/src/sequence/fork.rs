@@ -38,7 +38,7 @@ impl Sequence {
     fn fork_with(&mut self, key: &str) -> Result<Self> {
         self.store.committer.check()?;
         let drafts = self.group_drafts()?;
-        self.write_drafts(drafts)?;
+        self.write_drafts(drafts, true)?;
         self.land_all()?;
         let (id, claim) = self.store.claim(key)?;
         let parent = Some((self.who.sequence, self.len()));

@@ -28,7 +28,6 @@ impl Sequence {
             let block = self.cut_block(at, tokens);
             blocks.push(block.map_err(|e| e.during(format!("truncate to {tokens} tokens, layer {at}")))?);
         }
-        self.unshare_summaries()?;
         for (layer, block) in self.layers.iter_mut().zip(&blocks) {
             if let Some(layer) = layer {
                 layer.cut(tokens, block.as_deref());

@@ -72,6 +72,11 @@ impl MinMax {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
+    /// Bytes that a clone has to itself: the list of chunks.
+    pub(crate) fn own_bytes(&self) -> usize {
+        self.chunks.capacity() * size_of::<Arc<Chunk>>()
+    }
+
     /// Makes room for `more` groups. `false` when there is no memory for it; the records are as they were.
     pub(crate) fn room(&mut self, more: usize, reserve: Reserve<'_>) -> bool {
         if more == 0 {
@@ -151,11 +156,9 @@ impl MinMax {
         })
     }
 
-    /// The records of groups `range` as they stand on disk.
-    pub(crate) fn encode(&self, range: Range<usize>, out: &mut Vec<u8>) {
-        for piece in self.pieces(range) {
-            out.extend_from_slice(bytemuck::cast_slice(piece));
-        }
+    /// The records of groups `range` as they stand on disk, in pieces.
+    pub(crate) fn encoded(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        self.pieces(range).map(bytemuck::cast_slice)
     }
 
     /// Puts records as they stand on disk from `first_group` on, over those that were there. Groups before them without a
@@ -170,7 +173,7 @@ impl MinMax {
         if before > start && before > end {
             let mut kept = Vec::new();
             self.groups = before;
-            self.encode(end..before, &mut kept);
+            self.encoded(end..before).for_each(|piece| kept.extend_from_slice(piece));
             self.groups = start;
             return self.lay(first_group, bytes, reserve) && self.lay(end, &kept, reserve);
         }
@@ -459,7 +462,7 @@ mod tests {
                 prop_assert_eq!(summary.groups(), model.len());
                 let middle = model.len() / 3..model.len();
                 let mut bytes = Vec::new();
-                summary.encode(middle.clone(), &mut bytes);
+                summary.encoded(middle.clone()).for_each(|piece| bytes.extend_from_slice(piece));
                 prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
                 let mut scores = Vec::new();
                 let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
@@ -478,12 +481,9 @@ mod tests {
             let keys: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 7 % 13) as f32 - group as f32).collect();
             summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
         }
-        let mut bytes = Vec::new();
-        summary.encode(0..3, &mut bytes);
+        let bytes = summary.encoded(0..3).collect::<Vec<_>>().concat();
         let mut again = MinMax::new(&layer(2, 4), DType::F16);
         assert!(again.lay(0, &bytes, &mut plenty()));
-        let mut same = Vec::new();
-        again.encode(0..3, &mut same);
-        assert_eq!(same, bytes);
+        assert_eq!(again.encoded(0..3).collect::<Vec<_>>().concat(), bytes);
     }
 }
