@@ -428,6 +428,7 @@ fn start_devices(
         budget,
         control: Mutex::new(control),
         identity,
+        lanes,
         files: OpenFiles::new(),
         tend: Arc::default(),
         lanes,

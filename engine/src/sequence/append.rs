@@ -179,7 +179,8 @@ impl Sequence {
         Ok(drafts)
     }
 
-    /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their layer's pending list as their frame is on its way.
+    /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their
+    /// layer's pending list as their frame is on its way.
     pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>, waits: bool) -> Result<()> {
         let last = drafts.iter().rposition(|draft| !draft.is_empty());
         for (at, draft) in drafts.iter().enumerate().filter(|(_, draft)| !draft.is_empty()) {

@@ -287,9 +287,9 @@ impl Space {
         let mut sealed = Vec::new();
         for own in self.devices.values_mut() {
             sealed.extend(own.partial.extract_if(.., |active| wasted(active)));
-            let keys: Vec<Stream> =
+            let streams: Vec<Stream> =
                 own.streams.iter().filter(|(_, active)| wasted(active)).map(|(stream, _)| *stream).collect();
-            sealed.extend(keys.iter().filter_map(|stream| own.streams.remove(stream)));
+            sealed.extend(streams.iter().filter_map(|stream| own.streams.remove(stream)));
         }
         sealed.into_iter().for_each(|active| self.seal(active));
     }
