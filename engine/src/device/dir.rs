@@ -191,6 +191,10 @@ impl Directory for DeviceDir {
         &self.poison
     }
 
+    fn access(&self) -> Access {
+        self.access
+    }
+
     fn lock_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.root.as_fd())
     }

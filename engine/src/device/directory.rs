@@ -55,6 +55,11 @@ pub(crate) trait Directory: Send + Sync {
     /// The descriptor that holds the lock, for a ring to keep.
     fn lock_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// What it was opened for, and what its files can be opened for.
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
     /// Whether it is memory of a simulation, whose operations run on the calling thread.
     fn is_simulated(&self) -> bool {
         false

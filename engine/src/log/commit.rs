@@ -84,6 +84,8 @@ pub(crate) struct Committer {
     manifest: Mutex<ManifestLog>,
     /// Set by the first commit that failed midway.
     broken: Mutex<Option<Error>>,
+    /// Nothing is ever committed.
+    read_only: bool,
     /// Bytes written to the devices before the store was opened.
     lifetime_bytes: u64,
     tables: Mutex<Tables>,
@@ -172,6 +174,7 @@ impl Committer {
             let text = format!("the tables of this store take {bytes} bytes, more than memory_limit has left");
             Error::new(ErrorKind::MemoryLimit, text)
         })?;
+        let read_only = manifest.is_read_only();
         Ok(Self {
             devices,
             space,
@@ -180,6 +183,7 @@ impl Committer {
             changed: Condvar::new(),
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
+            read_only,
             lifetime_bytes,
             tables: Mutex::new(Tables { account, entries: 0, short: false }),
         })
@@ -195,9 +199,16 @@ impl Committer {
         Err(Error::new(ErrorKind::MemoryLimit, text))
     }
 
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// # Errors
-    /// An earlier commit failed midway.
+    /// An earlier commit failed midway, or the store is open for reading only.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
+        }
         match &*lock(&self.broken) {
             None => Ok(()),
             Some(cause) => {

@@ -33,8 +33,6 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
-    /// Who holds the devices besides reads.
-    pub(crate) devices_held: usize,
     pub(crate) health: StoreCounters,
     pub(crate) observers: Observers,
     /// One cleaning at a time.
@@ -136,6 +134,7 @@ impl StoreInner {
     }
 
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        self.committer.check()?;
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {
@@ -152,6 +151,10 @@ impl StoreInner {
     }
 
     pub(crate) fn shut(&self) -> Result<()> {
+        if self.committer.is_read_only() {
+            self.committer.stop();
+            return Ok(());
+        }
         // Counters go along, so that ids given out are not given out again.
         let mut request = CommitRequest::default();
         let known = lock(&self.catalog).counters;

@@ -123,6 +123,15 @@ impl ManifestLog {
         Ok(Self { place, epoch, files, file_pages, spare_bytes: 0 })
     }
 
+    /// A manifest that was read to `place` and that nothing is appended to.
+    pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
+        Self { place, epoch, files: Vec::new(), file_pages: 0, spare_bytes: 0 }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
     /// superblocks do not name it yet.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {

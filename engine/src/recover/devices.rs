@@ -39,7 +39,7 @@ fn configuration(path: &Path, text: &str) -> Error {
 }
 
 /// Opens and locks the directories.
-pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Directory>>> {
+pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn Directory>>> {
     if paths.is_empty() {
         return Err(Error::new(ErrorKind::Configuration, "no device directory was given"));
     }
@@ -57,7 +57,7 @@ pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Director
             return Err(configuration(path, &text));
         }
     }
-    let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: LOCK_WAIT };
+    let options = DirOptions { access, create: false, lock_wait: LOCK_WAIT };
     let mut opened: Vec<Arc<dyn Directory>> = Vec::new();
     for path in paths {
         opened.push(DeviceDir::open(path, options)?);
@@ -66,7 +66,9 @@ pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Director
 }
 
 /// Reads the superblocks and sees that they make one whole store, or none at all.
-pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opened> {
+///
+/// Features that may be read but not written are no hindrance with `read_only`.
+pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool) -> Result<Opened> {
     let mut found = Vec::new();
     for directory in directories {
         let (slot, slots) = read_superblock(&*directory)?;
@@ -76,14 +78,14 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opene
     if empty == found.len() {
         return Ok(Opened::Empty(found));
     }
-    if empty > 0 && is_cut_short(&found) {
+    if empty > 0 && !read_only && is_cut_short(&found) {
         return undo(found).map(Opened::Empty);
     }
     if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
         let text = "holds no store, but another directory given does; is the right disk mounted there?";
         return Err(configuration(missing.directory.path(), text));
     }
-    check_one_store(&found)?;
+    check_one_store(&found, read_only)?;
     found.sort_by_key(|f| f.slot.map(|s| s.device_index.get()));
     Ok(Opened::Store(found))
 }
@@ -125,7 +127,7 @@ fn undo(mut found: Vec<Found>) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-fn check_one_store(found: &[Found]) -> Result<()> {
+fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
     let slots: Vec<(&Path, &Slot)> =
         found.iter().filter_map(|f| f.slot.as_ref().map(|slot| (f.directory.path(), slot))).collect();
     let Some((first_path, first)) = slots.first() else { return Ok(()) };
@@ -134,7 +136,7 @@ fn check_one_store(found: &[Found]) -> Result<()> {
             let text = format!("belongs to another store than {}", first_path.display());
             return Err(configuration(path, &text));
         }
-        if !slot.features.writable() {
+        if !read_only && !slot.features.writable() {
             let text = format!("device directory {}: has features this build can read but not write", path.display());
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
@@ -188,11 +190,25 @@ fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>
         other => other?,
     };
     let newest = superblock::newest(&bytes).map_err(|e| superblock_error(directory, &e))?;
+    let newest = newest.into_inner();
     let slots = bytes.chunks(PAGE_BYTES).enumerate().filter_map(|(index, page)| {
         let slot = Unverified::<Slot>::at_front(page, "superblock").and_then(|slot| slot.verify(index));
         slot.ok().map(stratakv_format::Verified::into_inner)
     });
-    Ok((Some(newest.into_inner()), slots.collect()))
+    let slots: Vec<Slot> = slots.collect();
+    if slots.iter().any(|slot| (slot.store_id, slot.device_id) != (newest.store_id, newest.device_id)) {
+        let place = Corruption {
+            code: "superblock-slot",
+            device: newest.device_index.get(),
+            file: superblock::FILE.into(),
+            offset: 0,
+            len: (SLOTS * PAGE_BYTES) as u64,
+            expected: "two slots of one device".into(),
+            found: "slots of two".into(),
+        };
+        return Err(Error::corrupt(place).during(format!("device directory {}", directory.path().display())));
+    }
+    Ok((Some(newest), slots))
 }
 
 fn superblock_error(directory: &dyn Directory, e: &FormatError) -> Error {

@@ -54,7 +54,13 @@ impl Sequence {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].
     pub fn push_token_ids(&mut self, ids: &[u32]) -> Result<()> {
-        if !self.account(ids.len() * 4) {
+        self.store.committer.check()?;
+        self.add_token_ids(ids)
+    }
+
+    pub(super) fn add_token_ids(&mut self, ids: &[u32]) -> Result<()> {
+        let held = self.index.bytes() + ids.len() * 4;
+        if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "no memory for token ids within memory_limit"));
         }
         self.token_ids.extend_from_slice(ids);
