@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stratakv_format::features::Features;
-use stratakv_format::manifest::{self as m, KEY_BYTES_MAX, Kind};
+use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::{self, SLOTS, STATE_CLOSED, STATE_OPEN, Slot, segment_pages};
 use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId, segment};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -161,26 +161,11 @@ impl Store {
     /// [`ErrorKind::MemoryLimit`]: no memory for its tails.
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
-        inner.committer.check()?;
         inner.committer.check_tables()?;
-        if options.key.len() > KEY_BYTES_MAX {
-            let text = format!("key of {} bytes; at most {KEY_BYTES_MAX}", options.key.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let id = SequenceId(inner.next_sequence.fetch_add(1, Ordering::Relaxed));
-        let taken =
-            || Error::new(ErrorKind::AlreadyExists, format!("a sequence with the key {:?} exists", options.key));
-        let claim = Claim::new(inner, id, &options.key).ok_or_else(taken)?;
-        if !options.key.is_empty() {
-            // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
-            inner.flush_commits()?;
-        }
+        let (id, claim) = inner.claim(&options.key)?;
         let mut records = RecordBuffer::default();
         let layout_id = {
             let mut catalog = lock(&inner.catalog);
-            if catalog.keys.contains_key(&options.key) {
-                return Err(taken());
-            }
             match catalog.find_layout(layout) {
                 Some(id) => id,
                 None => {
@@ -447,9 +432,9 @@ fn start_devices(
         budget,
         control: Mutex::new(control),
         identity,
-        lanes,
         files: OpenFiles::new(),
         tend: Arc::default(),
+        lanes,
     })
 }
 

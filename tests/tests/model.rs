@@ -49,6 +49,8 @@ enum Op {
     DropViews,
     DropHandle { key: usize, close: bool },
     Delete { key: usize, durability: usize },
+    Truncate { key: usize, part: usize },
+    Fork { from: usize, to: usize },
     Flush,
     Reopen { close: bool },
     Crash { seed: u64 },
@@ -70,7 +72,9 @@ fn op() -> impl Strategy<Value = Op> {
         5 => Just(Op::Read),
         1 => Just(Op::DropViews),
         2 => (key.clone(), any::<bool>()).prop_map(|(key, close)| Op::DropHandle { key, close }),
-        1 => (key, 0_usize..3).prop_map(|(key, durability)| Op::Delete { key, durability }),
+        1 => (key.clone(), 0_usize..3).prop_map(|(key, durability)| Op::Delete { key, durability }),
+        2 => (key.clone(), 0_usize..101).prop_map(|(key, part)| Op::Truncate { key, part }),
+        3 => (key.clone(), key).prop_map(|(from, to)| Op::Fork { from, to }),
         1 => Just(Op::Flush),
         1 => any::<bool>().prop_map(|close| Op::Reopen { close }),
         1 => any::<u64>().prop_map(|seed| Op::Crash { seed }),
@@ -339,6 +343,28 @@ impl World {
         slot.now = Snapshot::default();
     }
 
+    /// Keeps about `part` percent of the tokens.
+    fn truncate(&mut self, key: usize, part: usize) {
+        let slot = self.slot(key);
+        let kept = slot.now.len() * part / 100;
+        slot.handle.as_mut().expect("a handle").truncate(kept as u64).expect("a cut");
+        slot.now.layers.iter_mut().for_each(|layer| layer.truncate(kept));
+        slot.now.ids.truncate(kept);
+    }
+
+    /// A sequence under the key `to`, when there is none, that starts like `from`.
+    fn fork(&mut self, from: usize, to: usize) {
+        if from == to || self.slots[&to].last().is_some() || self.slots[&to].handle.is_some() {
+            return;
+        }
+        let parent = self.slot(from);
+        let handle = parent.handle.as_mut().expect("a handle").fork_as(&format!("key-{to}")).expect("a fork");
+        let now = parent.now.clone();
+        assert_same(&handle, &now);
+        let slot = self.slots.get_mut(&to).expect("a slot");
+        (slot.handle, slot.now) = (Some(handle), now);
+    }
+
     fn reopen(&mut self, close: bool) {
         self.views.clear();
         self.slots.values_mut().for_each(Slot::forget_handle);
@@ -432,6 +458,8 @@ impl World {
                 }
                 slot.forget_handle();
             }
+            Op::Truncate { key, part } => self.truncate(key, part),
+            Op::Fork { from, to } => self.fork(from, to),
             Op::Delete { key, durability: level } => self.delete(key, durability(level)),
             Op::Flush => self.store().flush().expect("flush"),
             Op::Reopen { close } => self.reopen(close),

@@ -312,6 +312,14 @@ impl Catalog {
         Ok(())
     }
 
+    /// Whether this very frame is known, wherever it lies by now.
+    pub(crate) fn has_frame(&self, frame: &m::Frame) -> bool {
+        let known = self.frames.get(&FrameId(frame.frame.get()));
+        known.is_some_and(|known| {
+            (known.origin.0, known.lsn, known.nonce) == (frame.origin.get(), frame.lsn.get(), frame.nonce.get())
+        })
+    }
+
     fn reference(&mut self, sequence: SequenceId, id: FrameId, token_end: u64) -> Applied {
         let Some(frame) = self.frames.get_mut(&id) else {
             return Err(format!("frame {id} does not exist"));

@@ -74,6 +74,8 @@ pub(crate) struct FrameBody {
     pub(crate) segment: Arc<SegmentHandle>,
     /// First page of the frame in its segment.
     pub(crate) page: u32,
+    /// CRC of its header there.
+    pub(crate) header_crc: u32,
     /// Checksums of its groups: per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
 }
@@ -97,12 +99,17 @@ impl FrameSlot {
         Arc::clone(&lock(&self.0))
     }
 
+    /// Its memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + lock(&self.0).memory_bytes()
+    }
+
     /// The frame lies elsewhere from now on.
-    pub(crate) fn moved(&self, segment: &Arc<SegmentHandle>, page: u32) {
+    pub(crate) fn moved(&self, segment: &Arc<SegmentHandle>, page: u32, header_crc: u32) {
         let mut body = lock(&self.0);
         let checksums = Arc::clone(&body.checksums);
         let segment = Arc::clone(segment);
-        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, checksums });
+        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, header_crc, checksums });
     }
 }
 
@@ -188,10 +195,10 @@ impl Extent {
     }
 }
 
-/// The groups of one layer, from the first on without gaps.
+/// The groups of one layer, from the first on without gaps. Cheap to clone: clones share the table until one of them changes.
 #[derive(Clone, Default)]
 pub(crate) struct ExtentTable {
-    extents: Vec<Extent>,
+    extents: Arc<Vec<Extent>>,
 }
 
 impl ExtentTable {
@@ -232,14 +239,18 @@ impl ExtentTable {
         });
         pieces.push(extent);
         pieces.extend(behind);
-        self.extents.splice(from..to, pieces);
+        Arc::make_mut(&mut self.extents).splice(from..to, pieces);
         Ok(())
     }
 
     /// Keeps the first `groups`.
     pub(crate) fn truncate(&mut self, groups: u64) {
-        self.extents.retain(|e| e.first_group < groups);
-        if let Some(last) = self.extents.last_mut() {
+        if groups >= self.groups() {
+            return;
+        }
+        let extents = Arc::make_mut(&mut self.extents);
+        extents.truncate(extents.partition_point(|e| e.first_group < groups));
+        if let Some(last) = extents.last_mut() {
             last.groups = last.groups.min((groups - last.first_group) as usize);
         }
     }
@@ -252,7 +263,7 @@ impl ExtentTable {
 
     /// Extents that `old` backs are backed by `new`, which has the same groups at its front.
     pub(crate) fn replace(&mut self, old: &Arc<Run>, new: &Arc<Run>) {
-        for extent in &mut self.extents {
+        for extent in Arc::make_mut(&mut self.extents) {
             if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, old)) {
                 extent.source = Source::Memory(Arc::clone(new));
             }
@@ -261,7 +272,7 @@ impl ExtentTable {
 
     /// Every extent in memory that `run` backs goes over to its place on disk.
     pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameSlot>, page: u32, checksum: usize) {
-        for extent in &mut self.extents {
+        for extent in Arc::make_mut(&mut self.extents) {
             if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, run)) {
                 extent.source = Source::Disk { frame: Arc::clone(frame), page, checksum };
             }
@@ -291,7 +302,14 @@ mod tests {
             in_flight: AtomicU64::new(0),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        Arc::new(FrameSlot::new(FrameBody { origin, nonce: 0, segment, page: 1, checksums: Arc::default() }))
+        Arc::new(FrameSlot::new(FrameBody {
+            origin,
+            nonce: 0,
+            segment,
+            page: 1,
+            header_crc: 0,
+            checksums: Arc::default(),
+        }))
     }
 
     fn any_file() -> Arc<LazyFile> {

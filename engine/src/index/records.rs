@@ -4,7 +4,7 @@ use super::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
 use stratakv_format::LayoutId;
-use stratakv_format::manifest::{Kind, LayoutDefined, Records, encode_record};
+use stratakv_format::manifest::{Kind, LayoutDefined, Record, Records, encode_record};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -42,16 +42,41 @@ impl RecordBuffer {
         self.ends.len()
     }
 
-    /// Applies them to a catalog, in order.
+    /// Applies them to a catalog, in order. Records that announce a frame which it has are dropped: a sequence and its forks
+    /// announce the frames that they share, and whoever commits first makes them known.
     ///
     /// # Errors
     /// One contradicts what the catalog holds.
-    pub(crate) fn apply(&self, catalog: &mut Catalog) -> Result<()> {
-        for record in Records::new(&self.bytes, self.ends.len() as u32) {
-            let applied = record.map_err(|e| e.to_string()).and_then(|record| catalog.apply(&record));
+    pub(crate) fn apply(&mut self, catalog: &mut Catalog) -> Result<()> {
+        let mut known = Vec::new();
+        for (index, record) in Records::new(&self.bytes, self.ends.len() as u32).enumerate() {
+            let applied = record.map_err(|e| e.to_string()).and_then(|record| match record {
+                Record::Frame(frame) if catalog.has_frame(frame) => {
+                    known.push(index);
+                    Ok(())
+                }
+                record => catalog.apply(&record),
+            });
             applied.map_err(|e| Error::new(ErrorKind::Corruption, format!("manifest record: {e}")))?;
         }
+        if !known.is_empty() {
+            self.drop_records(&known);
+        }
         Ok(())
+    }
+
+    /// Takes the records with these rising indexes out.
+    fn drop_records(&mut self, dropped: &[usize]) {
+        let old = std::mem::take(self);
+        let mut dropped = dropped.iter().copied().peekable();
+        let mut start = 0;
+        for (index, &end) in old.ends.iter().enumerate() {
+            if dropped.next_if_eq(&index).is_none() {
+                self.bytes.extend_from_slice(&old.bytes[start..end]);
+                self.ends.push(self.bytes.len());
+            }
+            start = end;
+        }
     }
 
     /// The records cut into runs that fit in one batch each: bytes and number of records.

@@ -36,6 +36,8 @@ pub(crate) struct CommitRequest {
     pub(crate) moves: Vec<Move>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
+    /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
+    pub(crate) pins: Vec<Arc<SegmentHandle>>,
 }
 
 impl CommitRequest {
@@ -458,7 +460,7 @@ impl Committer {
     /// The fault of a store that frees segments when a deletion is queued.
     fn reuse_early(&self, request: &CommitRequest) {
         let mut after = lock(&self.catalog).clone();
-        if request.records.apply(&mut after).is_ok() {
+        if request.records.clone().apply(&mut after).is_ok() {
             let mut space = lock(&self.space);
             for (key, segment) in after.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed) {
                 if segment.live_pages == 0 && space.reclaimable(*key) {

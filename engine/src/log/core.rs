@@ -5,7 +5,7 @@ use super::devices::Devices;
 use super::space::Space;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::Durability;
@@ -55,6 +55,29 @@ impl StoreInner {
         (FrameId(id), self.next_lsn.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The right to a new sequence with this key, empty for none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the key is too long. [`ErrorKind::AlreadyExists`]: it is taken.
+    pub(crate) fn claim(self: &Arc<Self>, key: &str) -> Result<(SequenceId, Claim)> {
+        self.committer.check()?;
+        if key.len() > m::KEY_BYTES_MAX {
+            let text = format!("key of {} bytes; at most {}", key.len(), m::KEY_BYTES_MAX);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let id = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
+        let taken = || Error::new(ErrorKind::AlreadyExists, format!("a sequence with the key {key:?} exists"));
+        let claim = Claim::new(self, id, key).ok_or_else(taken)?;
+        if !key.is_empty() {
+            // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
+            self.flush_commits()?;
+            if lock(&self.catalog).keys.contains_key(key) {
+                return Err(taken());
+            }
+        }
+        Ok((id, claim))
+    }
+
     /// The slot of a committed frame that was read as `body` says, wherever it lies by now.
     pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
         let catalog = lock(&self.catalog);
@@ -67,7 +90,7 @@ impl StoreInner {
                 && let Some(segment) = catalog.segments.get(&key)
             {
                 let segment = space.handle(&self.devices, key, segment)?;
-                slot.moved(&segment, frame.location.page);
+                slot.moved(&segment, frame.location.page, frame.header_crc);
             }
         }
         Ok(slot)

@@ -487,6 +487,7 @@ pub(crate) fn write(
         nonce,
         segment: Arc::clone(&segment),
         page: location.page,
+        header_crc,
         checksums: tables.checksums[group_checksums..].into(),
     };
     Ok(WrittenFrame {

@@ -157,7 +157,7 @@ fn move_frames(inner: &StoreInner, key: SegmentKey, frames: &[(FrameId, FrameMet
             && let Some(meta) = catalog.segments.get(&to)
         {
             let segment = space.handle(&inner.devices, to, meta)?;
-            slot.moved(&segment, moved.to.page);
+            slot.moved(&segment, moved.to.page, moved.header_crc);
         }
     }
     done.segments = u64::from(whole);

@@ -1,11 +1,11 @@
 //! Appending: tokens become groups, full buffers become frames.
 
-use super::Sequence;
+use super::{Held, Sequence};
 use crate::device::arena::{Exhausted, Lease};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
 use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
-use crate::metrics::lock;
+use crate::metrics::{Category, lock};
 use crate::summary::MinMax;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 const FRAMES_IN_FLIGHT: usize = 2;
 /// The largest frame that a commit writes on its own thread.
 const WRITE_HERE_MAX: usize = 4 << 20;
-/// How long an append waits for memory that views and reads hold.
 /// How often an append that finds no space makes room and tries again.
 const ROOM_TRIES: usize = 8;
+/// How long an append waits for memory that views and reads hold.
 const MEMORY_WAIT: Duration = Duration::from_secs(10);
 
 impl Sequence {
@@ -94,33 +94,18 @@ impl Sequence {
         Ok(())
     }
 
-    /// Accounts for the summaries that the tokens will bring.
+    /// Takes the memory of the summaries that the tokens will bring.
     fn reserve_for(&mut self, layer: usize, tokens: usize) -> Result<()> {
         let group = self.who.layout.group_tokens();
-        let state = self.layer(layer)?;
-        let groups = (state.tail_tokens() + tokens) / group;
+        let groups = (self.layer(layer)?.tail_tokens() + tokens) / group;
         self.reserve_methods(layer, groups, 0)?;
-        let state = self.layer(layer)?;
-        let Some(summary) = &state.summary else { return Ok(()) };
-        // Growth comes in steps of a quarter at most.
-        let grown = |summary: &MinMax, groups| {
-            let needed = summary.bytes_for(summary.groups() + groups);
-            if needed > summary.bytes() { needed + needed / 4 } else { summary.bytes() }
-        };
-        let others: usize = self
-            .layers
-            .iter()
-            .flatten()
-            .filter(|other| other.index != layer)
-            .filter_map(|other| other.summary.as_ref())
-            .map(|summary| grown(summary, 0))
-            .sum();
-        let bytes = others + grown(summary, groups);
-        if bytes > self.summaries.bytes() && !self.store.devices.resize(&mut self.summaries, bytes) {
-            let text = format!("summaries of {bytes} bytes do not fit in what memory_limit has left");
-            return Err(Error::new(ErrorKind::MemoryLimit, text));
+        let devices = Arc::clone(&self.store.devices);
+        let state = self.layer_mut(layer)?;
+        let Some(summary) = &mut state.summary else { return Ok(()) };
+        match summary.room(groups, &mut |bytes| devices.reserve(bytes, Category::Summaries)) {
+            true => Ok(()),
+            false => Err(super::no_memory(&format!("the summaries of {groups} groups"))),
         }
-        Ok(())
     }
 
     /// A buffer. When there is none, writes what is collected and waits for frames to land.
@@ -143,6 +128,15 @@ impl Sequence {
                 return Err(Error::new(ErrorKind::Busy, text));
             }
         }
+    }
+
+    /// Accounts for the tables as they are, and `more`. `false` when it does not fit.
+    pub(super) fn account(&mut self, more: usize) -> bool {
+        let tables: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
+        let held: usize = self.held.iter().map(|held| size_of::<Held>() + held.slot.memory_bytes()).sum();
+        let written: usize = self.frames.iter().map(|frame| frame.body.memory_bytes()).sum();
+        let bytes = size_of::<Self>() + tables + held + written + self.token_ids.capacity() * 4 + more;
+        self.store.devices.resize(&mut self.index, bytes)
     }
 
     pub(super) fn pending_bytes(&self) -> usize {
@@ -252,9 +246,7 @@ impl Sequence {
                     layer.table.landed(&landed.run, &body, landed.page, landed.checksum);
                 }
             }
-            let bytes: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
-            let held = self.index.bytes().max(bytes + self.token_ids.len() * 4) + body.now().memory_bytes();
-            if !self.store.devices.resize(&mut self.index, held) {
+            if !self.account(0) {
                 return Err(Error::new(ErrorKind::MemoryLimit, "no memory for the index within memory_limit"));
             }
         }

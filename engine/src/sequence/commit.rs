@@ -1,6 +1,6 @@
 //! Committing: everything since the last commit becomes durable at once, with the caller's state and the token ids.
 
-use super::{Held, Sequence};
+use super::{Held, Sequence, Shared};
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{ref_record, release_record};
@@ -67,10 +67,20 @@ impl Sequence {
         let mut request =
             CommitRequest { layout, records: std::mem::take(&mut self.records), ..CommitRequest::default() };
         let mut released = 0;
+        for held in &mut self.held {
+            let Some(shared) = held.shared.take() else { continue };
+            let (segment, record) = held.announcement();
+            request.records.push(Kind::Frame, &record, &[]);
+            request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, held.frame, held.token_end), &[]);
+            match shared {
+                Shared::Named => request.pins.push(segment),
+                Shared::Unnamed => request.segments.push(segment),
+            }
+        }
         for mut frame in self.frames.drain(..) {
             request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
-            self.held.push(Held { frame: frame.id, first_token: frame.first_token });
+            self.held.push(Held::written(&frame, None));
             if frame.holds_state {
                 released = std::mem::replace(&mut self.state_frame, frame.id.0);
             }
@@ -139,7 +149,7 @@ impl Sequence {
     }
 
     /// Waits until every frame is written.
-    fn land_all(&mut self) -> Result<()> {
+    pub(super) fn land_all(&mut self) -> Result<()> {
         if mutated(Mutant::SyncBeforeCompletion) {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use crate::device::environment::covered;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
 use crate::log::{Claim, Devices, SequenceIdentity, StoreInner};
-use crate::metrics::lock;
+use crate::metrics::{Category, lock};
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::Arc;
 use stratakv_format::frame::{
@@ -162,6 +162,7 @@ impl Sequence {
             nonce: reference.meta.nonce,
             segment: Arc::clone(&reference.segment),
             page: reference.meta.location.page,
+            header_crc: reference.meta.header_crc,
             checksums,
         };
         let held = self.index.bytes() + body.memory_bytes();
@@ -171,7 +172,14 @@ impl Sequence {
         let body = self.store.place_frame(reference.id, body)?;
         let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
         let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
-        self.held.push(Held { frame: reference.id, first_token });
+        self.held.push(Held {
+            frame: reference.id,
+            meta: reference.meta.clone(),
+            slot: Arc::clone(&body),
+            first_token,
+            token_end: reference.token_end,
+            shared: None,
+        });
         let mut checksum = 0;
         // Where a tail and a group of one frame overlap, the tail is the newer.
         let is_tail = |d: &&Descriptor| d.kind.get() == KIND_TAIL;
@@ -306,13 +314,15 @@ impl Sequence {
             let found = format!("a summary of element type {}", descriptor.element);
             return Err(corrupt(reference, "frame-header", 0, 0, found));
         }
-        let held = self.summaries.bytes();
-        if !self.store.devices.resize(&mut self.summaries, held + bytes.len()) {
-            return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
-        }
+        let devices = Arc::clone(&self.store.devices);
         let layer = self.layer_mut(index)?;
-        if layer.summary.as_mut().is_none_or(|summary| summary.lay(first, bytes)) {
-            return Ok(());
+        let Some(summary) = &mut layer.summary else { return Ok(()) };
+        if first <= summary.groups() {
+            let mut reserve = |bytes| devices.reserve(bytes, Category::Summaries);
+            return match summary.lay(first, bytes, &mut reserve) {
+                true => Ok(()),
+                false => Err(super::no_memory("the summaries of a stored sequence")),
+            };
         }
         let found = format!("summaries of layer {index} from group {first} on, with none before");
         Err(corrupt(reference, "coverage", 0, 0, found))
@@ -390,10 +400,6 @@ impl Sequence {
             None => self.state = None,
             Some(frame) if frame.0 == self.state_frame => {}
             Some(frame) => return Err(lost(format!("the caller's state of frame {frame} is not there"))),
-        }
-        let held: usize = self.layers.iter().flatten().filter_map(|l| l.summary.as_ref()).map(|s| s.bytes()).sum();
-        if !self.store.devices.resize(&mut self.summaries, held) {
-            return Err(Error::new(ErrorKind::MemoryLimit, "the summaries do not fit in memory_limit"));
         }
         self.set_committed(tokens, meta.state_frame);
         Ok(())

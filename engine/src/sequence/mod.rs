@@ -2,6 +2,7 @@
 
 mod append;
 mod commit;
+mod fork;
 mod layer;
 mod load;
 mod methods;
@@ -11,7 +12,7 @@ mod truncate;
 
 use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::RecordBuffer;
+use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::KvLayout;
 use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
@@ -43,7 +44,7 @@ pub struct Sequence {
     state_frame: u64,
     /// Frames whose writes are under way or ended, and that no commit names yet.
     frames: Vec<WrittenFrame>,
-    /// Frames that commits named.
+    /// Frames that commits named, its own or those of whom it was forked from.
     held: Vec<Held>,
     /// Records that go into the next commit before its own: creation, cuts.
     records: RecordBuffer,
@@ -56,7 +57,6 @@ pub struct Sequence {
     frame_limit: usize,
     /// Group bytes from which a frame is written.
     frame_target: usize,
-    summaries: Reservation,
     methods: methods::Methods,
     method_bytes: Reservation,
     index: Reservation,
@@ -69,10 +69,27 @@ pub struct Sequence {
 }
 
 /// A frame that the sequence refers to.
+#[derive(Clone)]
 struct Held {
     frame: FrameId,
+    meta: FrameMeta,
+    /// Where it is.
+    slot: Arc<FrameSlot>,
     /// The lowest token it holds anything of; none when it holds only the caller's state.
     first_token: Option<u64>,
+    /// Tokens from here on were cut off.
+    token_end: u64,
+    /// What the next commit does about it, when no commit of this sequence has named it yet.
+    shared: Option<Shared>,
+}
+
+/// A frame taken over from another sequence.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shared {
+    /// A commit of that one named it.
+    Named,
+    /// Nobody has: it may not be durable.
+    Unnamed,
 }
 
 impl Sequence {
@@ -102,7 +119,7 @@ impl Sequence {
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
         let method_bytes = reserve(0, Category::Summaries)?;
-        let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(size_of::<Self>(), Category::Index)?);
+        let index = reserve(size_of::<Self>(), Category::Index)?;
         let frame_target = store.frame_bytes.min(frame_limit / 2);
         let cache = store.cache.clone();
         Ok(Self {
@@ -124,7 +141,6 @@ impl Sequence {
             owed: None,
             frame_limit,
             frame_target,
-            summaries,
             methods: methods::Methods::default(),
             method_bytes,
             index,
@@ -300,4 +316,8 @@ impl std::fmt::Debug for Sequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sequence").field("id", &self.who.sequence).field("len", &self.len()).finish_non_exhaustive()
     }
+}
+
+fn no_memory(what: &str) -> Error {
+    Error::new(ErrorKind::MemoryLimit, format!("{what}: no memory within memory_limit"))
 }

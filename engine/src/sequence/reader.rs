@@ -99,7 +99,6 @@ impl Sequence {
             owed: None,
             frame_limit: self.frame_limit,
             frame_target: self.frame_target,
-            summaries: self.summaries.share(),
             methods: super::methods::Methods::default(),
             method_bytes: reserve(0, Category::Summaries)?,
             index,
@@ -108,20 +107,6 @@ impl Sequence {
             claim: None,
         };
         Ok(SequenceReader { inner, _frames: self.index.share() })
-    }
-
-    /// Before summaries are cut off: what readers share stays accounted for, what is left to this sequence is reserved anew.
-    pub(super) fn unshare_summaries(&mut self) -> Result<()> {
-        if !self.summaries.is_shared() {
-            return Ok(());
-        }
-        let bytes = self.summary_bytes() as usize;
-        let own = self.store.devices.reserve(bytes, Category::Summaries).ok_or_else(|| {
-            let text = format!("summaries of {bytes} bytes beside those that readers hold do not fit in memory_limit");
-            Error::new(ErrorKind::MemoryLimit, text)
-        })?;
-        self.summaries = own;
-        Ok(())
     }
 }
 

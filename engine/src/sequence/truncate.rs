@@ -1,7 +1,7 @@
 //! Cutting a sequence back to its first tokens: speculative decoding that was rejected, a conversation taken back.
 
+use super::Sequence;
 use super::load::read_block;
-use super::{Held, Sequence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Source, release_record};
 use std::sync::Arc;
@@ -21,12 +21,13 @@ impl Sequence {
             let text = format!("truncate to {tokens} tokens of a sequence of {}", self.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        // Frames that the cut leaves nothing of are let go: no write into them may be under way.
+        self.land_all()?;
         let mut blocks = Vec::with_capacity(self.layers.len());
         for at in 0..self.layers.len() {
             let block = self.cut_block(at, tokens);
             blocks.push(block.map_err(|e| e.during(format!("truncate to {tokens} tokens, layer {at}")))?);
         }
-        self.unshare_summaries()?;
         for (layer, block) in self.layers.iter_mut().zip(&blocks) {
             if let Some(layer) = layer {
                 layer.cut(tokens, block.as_deref());
@@ -42,6 +43,8 @@ impl Sequence {
             (*owed, *owed_ids) = ((*owed).min(tokens), (*owed_ids).min(ids));
         }
         self.cut_frames(tokens);
+        // It only shrinks.
+        self.account(0);
         Ok(())
     }
 
@@ -65,29 +68,33 @@ impl Sequence {
         read_block(&Arc::clone(&self.store.devices), layer, group, size, &place).map(Some)
     }
 
-    /// Frames hold less of the sequence from now on. Those that hold no whole group of it are let go: the next commit writes
-    /// the tail anew, so that cutting and growing again piles up nothing.
+    /// Frames hold less of the sequence from now on: whole groups only, as the next commit writes the tail anew. Those that hold
+    /// none are let go, so that cutting and growing again piles up nothing.
     fn cut_frames(&mut self, tokens: u64) {
-        let sequence = self.who.sequence;
-        for frame in &mut self.frames {
-            frame.token_end = frame.token_end.min(tokens);
-        }
-        if !self.stored {
-            return;
-        }
-        let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(tokens) };
-        self.records.push(Kind::SequenceTruncate, &cut, &[]);
+        let (sequence, state_frame) = (self.who.sequence, self.state_frame);
         let sealed = tokens / self.who.layout.group_tokens() as u64 * self.who.layout.group_tokens() as u64;
-        let (records, state_frame) = (&mut self.records, self.state_frame);
-        self.held.retain_mut(|Held { frame, first_token }| {
-            if first_token.is_some_and(|first| first < sealed) {
+        let keeps = |first_token: Option<u64>| first_token.is_some_and(|first| first < sealed);
+        self.frames.retain(|frame| frame.holds_state || keeps(frame.first_token));
+        for frame in &mut self.frames {
+            frame.token_end = frame.token_end.min(sealed);
+            frame.first_token = frame.first_token.filter(|first| *first < sealed);
+        }
+        if self.stored {
+            let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(sealed) };
+            self.records.push(Kind::SequenceTruncate, &cut, &[]);
+        }
+        let records = &mut self.records;
+        self.held.retain_mut(|held| {
+            held.token_end = held.token_end.min(sealed);
+            if keeps(held.first_token) {
                 return true;
             }
-            *first_token = None;
-            if frame.0 != state_frame {
-                records.push(Kind::FrameRelease, &release_record(sequence, *frame), &[]);
+            held.first_token = None;
+            let keep = held.frame.0 == state_frame;
+            if !keep && held.shared.is_none() {
+                records.push(Kind::FrameRelease, &release_record(sequence, held.frame), &[]);
             }
-            frame.0 == state_frame
+            keep
         });
     }
 }

@@ -4,29 +4,47 @@
 //! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
 //! maximum up, so that the bound holds in any case.
 
+use crate::metrics::Reservation;
 use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::layout::LayerGeometry;
 
-/// Bytes of the records that are shared as one between a sequence and its readers.
+/// Bytes of records that are shared as one between a sequence and its forks and readers.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// The records of one layer, by group. Cheap to clone: clones share full chunks.
-#[derive(Clone, Debug)]
+/// Records of consecutive groups, with their part of the memory account.
+struct Chunk {
+    records: Vec<u16>,
+    held: Option<Reservation>,
+}
+
+/// Takes bytes off the memory budget.
+pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Option<Reservation>;
+
+/// The records of one layer, by group. Cheap to clone: clones share chunks until they change them.
+#[derive(Clone)]
 pub(crate) struct MinMax {
     /// Minima `[kv_heads, key_dim]` and then maxima, per group; all chunks but the last hold [`Self::chunk_groups`] of them.
-    chunks: Vec<Arc<Vec<u16>>>,
+    /// The last may hold more than count.
+    chunks: Vec<Arc<Chunk>>,
+    groups: usize,
     /// Elements of the minima of one record.
     elements: usize,
     element: DType,
 }
 
+impl Chunk {
+    fn bytes(&self) -> usize {
+        self.held.as_ref().map_or(0, Reservation::bytes)
+    }
+}
+
 impl MinMax {
     /// No records yet, for keys of `dtype`.
     pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
-        Self { chunks: Vec::new(), elements: layer.key_elements(), element: Self::element(dtype) }
+        Self { chunks: Vec::new(), groups: 0, elements: layer.key_elements(), element: Self::element(dtype) }
     }
 
     /// Element type of the records for keys of `dtype`.
@@ -36,8 +54,7 @@ impl MinMax {
 
     /// Groups with a record.
     pub(crate) fn groups(&self) -> usize {
-        let last = self.chunks.last().map_or(0, |chunk| chunk.len() / self.record());
-        self.chunks.len().saturating_sub(1) * self.chunk_groups() + last
+        self.groups
     }
 
     /// Elements of one record.
@@ -50,104 +67,135 @@ impl MinMax {
         (CHUNK_BYTES / (2 * self.record())).max(1)
     }
 
-    /// Bytes in memory that `groups` more records take.
-    pub(crate) fn bytes_for(&self, groups: usize) -> usize {
-        4 * self.elements * groups
-    }
-
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.capacity() * 2).sum()
+        self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Bytes that a clone has to itself once either side goes on: the last chunk and the list.
+    /// Bytes that a clone has to itself: the list of chunks.
     pub(crate) fn own_bytes(&self) -> usize {
-        self.chunks.last().map_or(0, |chunk| chunk.capacity() * 2) + self.chunks.len() * size_of::<Arc<Vec<u16>>>()
+        self.chunks.capacity() * size_of::<Arc<Chunk>>()
     }
 
-    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid.
+    /// Makes room for `more` groups. `false` when there is no memory for it; the records are as they were.
+    pub(crate) fn room(&mut self, more: usize, reserve: Reserve<'_>) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let (record, full) = (self.record(), self.chunk_groups());
+        let end = self.groups + more;
+        for index in self.groups / full..end.div_ceil(full) {
+            let used = self.groups.saturating_sub(index * full).min(full) * record;
+            let wanted = (end - index * full).min(full) * record;
+            let chunk = self.chunks.get_mut(index);
+            if let Some(chunk) = chunk.and_then(Arc::get_mut)
+                && chunk.records.capacity() >= wanted
+            {
+                continue;
+            }
+            // Growth comes in steps.
+            let elements = (wanted + wanted / 4).min(full * record);
+            let Some(held) = reserve(2 * elements) else { return false };
+            let mut records = Vec::new();
+            records.reserve_exact(elements);
+            let chunk = |records| Arc::new(Chunk { records, held: Some(held) });
+            match self.chunks.get_mut(index) {
+                Some(old) => {
+                    records.extend_from_slice(&old.records[..used]);
+                    *old = chunk(records);
+                }
+                None => self.chunks.push(chunk(records)),
+            }
+        }
+        true
+    }
+
+    /// The next records that lie in one chunk, at most `count`, of zeros. There must be [room](Self::room) for them.
+    fn slots(&mut self, count: usize) -> &mut [u16] {
+        let (record, full) = (self.record(), self.chunk_groups());
+        let (index, first) = (self.groups / full, self.groups % full);
+        let count = count.min(full - first);
+        let chunk = self.chunks.get_mut(index).and_then(Arc::get_mut);
+        debug_assert!(chunk.is_some(), "no room was made");
+        let Some(chunk) = chunk else { return &mut [] };
+        chunk.records.truncate(first * record);
+        chunk.records.resize((first + count) * record, 0);
+        self.groups += count;
+        &mut chunk.records[first * record..]
+    }
+
+    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid. There must
+    /// be [room](Self::room) for it.
     pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
         let elements = self.elements;
-        let (minima, maxima) = self.grow().split_at_mut(elements);
+        let slot = self.slots(1);
+        if slot.is_empty() {
+            return;
+        }
+        let (minima, maxima) = slot.split_at_mut(elements);
         extremes(key_plane, heads, tokens, dtype, minima, maxima);
-    }
-
-    /// Room for one more record, of its own.
-    fn grow(&mut self) -> &mut [u16] {
-        let (record, full) = (self.record(), self.chunk_groups() * self.record());
-        if self.chunks.last().is_none_or(|last| last.len() == full) {
-            self.chunks.push(Arc::default());
-        }
-        let last = self.chunks.len() - 1;
-        // Readers keep the chunk that they have.
-        let chunk = Arc::make_mut(&mut self.chunks[last]);
-        let start = chunk.len();
-        if chunk.capacity() < start + record {
-            // Exact growth in steps: the memory account promises what is really taken.
-            chunk.reserve_exact(record.max(start / 4).min(full - start));
-        }
-        chunk.resize(start + record, 0);
-        &mut chunk[start..]
     }
 
     /// The records of groups `range`, in pieces.
     fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
-        let (record, groups) = (self.record(), self.chunk_groups());
-        let chunks = self.chunks.iter().enumerate().skip(range.start / groups).take(range.end.div_ceil(groups));
-        chunks.filter_map(move |(index, chunk)| {
-            let first = index * groups;
-            let start = range.start.max(first) - first;
-            let end = range.end.min(first + groups).checked_sub(first)?;
-            chunk.get(start * record..end * record)
+        let (record, full) = (self.record(), self.chunk_groups());
+        let chunks = self.chunks.iter().enumerate().skip(range.start / full);
+        chunks.take_while(move |(index, _)| index * full < range.end).map(move |(index, chunk)| {
+            let first = index * full;
+            let (start, end) = (range.start.max(first) - first, range.end.min(first + full) - first);
+            &chunk.records[start * record..end * record]
         })
     }
 
-    /// The records of groups `range` as they stand on disk.
+    /// The records of groups `range` as they stand on disk, in pieces.
     pub(crate) fn encoded(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         self.pieces(range).map(bytemuck::cast_slice)
     }
 
-    /// Puts records as they stand on disk from `first_group` on; those that were there from that group on are dropped.
-    /// `false` when there is a gap before them.
-    pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8]) -> bool {
-        if first_group > self.groups() {
+    /// Puts records as they stand on disk from `first_group` on, over those that were there. Groups before them without a
+    /// record have one of zeros. `false` when there is no memory.
+    pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8], reserve: Reserve<'_>) -> bool {
+        let mut rest = bytes.as_chunks::<2>().0;
+        let record = self.record();
+        let end = first_group + rest.len() / record;
+        // What stands behind them is put back afterwards.
+        let start = first_group.min(self.groups);
+        let before = std::mem::replace(&mut self.groups, start);
+        if before > start && before > end {
+            let mut kept = Vec::new();
+            self.groups = before;
+            self.encoded(end..before).for_each(|piece| kept.extend_from_slice(piece));
+            self.groups = start;
+            return self.lay(first_group, bytes, reserve) && self.lay(end, &kept, reserve);
+        }
+        if !self.room(end - start, reserve) {
+            self.groups = before;
             return false;
         }
-        self.truncate(first_group);
-        self.extend(bytes);
-        true
-    }
-
-    fn extend(&mut self, bytes: &[u8]) {
-        let record = self.record();
-        let full = self.chunk_groups() * record;
-        let mut rest = bytes.as_chunks::<2>().0;
-        while !rest.is_empty() {
-            let room = match self.chunks.last() {
-                Some(last) if last.len() < full => full - last.len(),
-                _ => {
-                    self.chunks.push(Arc::default());
-                    full
-                }
-            };
-            let taken;
-            (taken, rest) = rest.split_at(room.min(rest.len()));
-            if let Some(last) = self.chunks.last_mut() {
-                let chunk = Arc::make_mut(last);
-                chunk.reserve_exact(taken.len());
-                chunk.extend(taken.iter().map(|bits| u16::from_le_bytes(*bits)));
+        while self.groups < first_group {
+            let gap = first_group - self.groups;
+            if self.slots(gap).is_empty() {
+                return false;
             }
         }
+        while rest.len() >= record {
+            let slots = self.slots(rest.len() / record);
+            if slots.is_empty() {
+                return false;
+            }
+            let taken;
+            (taken, rest) = rest.split_at(slots.len());
+            for (slot, bits) in slots.iter_mut().zip(taken) {
+                *slot = u16::from_le_bytes(*bits);
+            }
+        }
+        true
     }
 
     /// Drops the records from `groups` on.
     pub(crate) fn truncate(&mut self, groups: usize) {
-        let (record, per_chunk) = (self.record(), self.chunk_groups());
-        self.chunks.truncate(groups.div_ceil(per_chunk));
-        let kept = groups.saturating_sub(self.chunks.len().saturating_sub(1) * per_chunk) * record;
-        if let Some(last) = self.chunks.last_mut().filter(|last| last.len() > kept) {
-            Arc::make_mut(last).truncate(kept);
-        }
+        self.groups = self.groups.min(groups);
+        self.chunks.truncate(self.groups.div_ceil(self.chunk_groups()));
     }
 
     /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`, and `dot`
@@ -239,9 +287,9 @@ fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
                 }
             }
         }
-        // Two loops: a chained one does not become vector instructions.
-        minima.iter_mut().zip(low).for_each(|(out, value)| *out = unordered(value));
-        maxima.iter_mut().zip(high).for_each(|(out, value)| *out = unordered(value));
+        for (out, value) in minima.iter_mut().zip(low).chain(maxima.iter_mut().zip(high)) {
+            *out = unordered(value);
+        }
     }
 }
 
@@ -282,11 +330,17 @@ fn round_down(x: f32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::{Category, MemoryBudget};
     use half::f16;
     use proptest::prelude::*;
 
     fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
         LayerGeometry { kv_heads, key_dim, value_dim: key_dim, window: None }
+    }
+
+    fn plenty() -> impl FnMut(usize) -> Option<Reservation> {
+        let budget = MemoryBudget::new(1 << 30);
+        move |bytes| budget.try_reserve(bytes, Category::Summaries)
     }
 
     fn to_bytes(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
@@ -325,6 +379,7 @@ mod tests {
             let query: Vec<f32> = (0..heads * ratio * dim).map(|_| random()).collect();
             let (bytes, stored) = to_bytes(&keys, dtype);
             let mut summary = MinMax::new(&layer(heads as u16, dim as u16), dtype);
+            prop_assert!(summary.room(1, &mut plenty()));
             summary.push(&bytes, heads, tokens, dtype);
             let mut scores = Vec::new();
             let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
@@ -368,54 +423,50 @@ mod tests {
         }
     }
 
-    #[test]
-    fn records_survive_disk() {
-        let mut summary = MinMax::new(&layer(2, 4), DType::F16);
-        for group in 0..3 {
-            let keys: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 7 % 13) as f32 - group as f32).collect();
-            summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
-        }
-        let mut bytes = Vec::new();
-        summary.encoded(0..3).for_each(|piece| bytes.extend_from_slice(piece));
-        assert_eq!(bytes.len(), summary.bytes_for(3));
-        let mut again = MinMax::new(&layer(2, 4), DType::F16);
-        again.extend(&bytes);
-        assert_eq!(again.chunks, summary.chunks);
-        again.truncate(1);
-        assert_eq!(again.groups(), 1);
-    }
-
     proptest! {
         #[test]
-        fn clones_keep_their_records(
-            steps in prop::collection::vec((0_usize..40, any::<bool>(), any::<bool>()), 1..40), dim in 100_u16..700,
+        fn clones_keep_their_records_and_pay_for_what_they_hold(
+            steps in prop::collection::vec((0_usize..40, 0_usize..4, any::<bool>()), 1..40), dim in 100_u16..700,
         ) {
             // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
-            let dim_elements = usize::from(dim);
+            let elements = usize::from(dim);
+            let budget = MemoryBudget::new(1 << 30);
+            let mut reserve = |bytes| budget.try_reserve(bytes, Category::Summaries);
             let mut summary = MinMax::new(&layer(1, dim), DType::F16);
             let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
-            let record = |value: u16| [value.to_le_bytes(), value.to_le_bytes()].concat().repeat(dim_elements);
+            let record = |value: u16| value.to_le_bytes().repeat(2 * elements);
             let mut value = 0_u16;
-            for (count, push, clone) in steps {
-                if push {
-                    for _ in 0..count / 2 {
-                        value += 1;
-                        let keys: Vec<u8> = value.to_le_bytes().repeat(dim_elements);
-                        summary.push(&keys, 1, 1, DType::F16);
-                        model.push(value);
+            for (count, kind, clone) in steps {
+                value += 1;
+                match kind {
+                    0 => {
+                        prop_assert!(summary.room(count, &mut reserve));
+                        for _ in 0..count / 2 {
+                            value += 1;
+                            summary.push(&value.to_le_bytes().repeat(elements), 1, 1, DType::F16);
+                            model.push(value);
+                        }
                     }
-                } else if count % 3 == 0 {
-                    value += 1;
-                    let laid = count.min(model.len());
-                    prop_assert!(summary.lay(laid, &record(value).repeat(7)));
-                    model.truncate(laid);
-                    model.extend([value; 7]);
-                } else {
-                    summary.truncate(count);
-                    model.truncate(count);
+                    1 => {
+                        // Behind a gap, over the middle, over the end.
+                        let first = count * (model.len() + 3) / 40;
+                        prop_assert!(summary.lay(first, &record(value).repeat(7), &mut reserve));
+                        model.resize(model.len().max(first + 7), 0);
+                        model[first..first + 7].fill(value);
+                    }
+                    2 => {
+                        summary.truncate(count);
+                        model.truncate(count);
+                    }
+                    _ => {
+                        let before = budget.used();
+                        prop_assert!(!summary.room(count + 1, &mut |_| None) || budget.used() == before);
+                    }
                 }
                 if clone {
+                    let before = budget.used();
                     kept.push((summary.clone(), model.clone()));
+                    prop_assert_eq!(budget.used(), before, "a clone costs nothing");
                 }
             }
             kept.push((summary, model));
@@ -427,9 +478,24 @@ mod tests {
                 prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
                 let mut scores = Vec::new();
                 let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
-                summary.scores(&vec![1.0; dim_elements], 1, 0..model.len(), dot, &mut scores);
+                summary.scores(&vec![1.0; elements], 1, 0..model.len(), dot, &mut scores);
                 prop_assert_eq!(scores, model.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
             }
+            prop_assert_eq!(budget.used(), 0, "all dropped");
         }
+    }
+
+    #[test]
+    fn records_survive_disk() {
+        let mut summary = MinMax::new(&layer(2, 4), DType::F16);
+        assert!(summary.room(3, &mut plenty()));
+        for group in 0..3 {
+            let keys: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 7 % 13) as f32 - group as f32).collect();
+            summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
+        }
+        let bytes = summary.encoded(0..3).collect::<Vec<_>>().concat();
+        let mut again = MinMax::new(&layer(2, 4), DType::F16);
+        assert!(again.lay(0, &bytes, &mut plenty()));
+        assert_eq!(again.encoded(0..3).collect::<Vec<_>>().concat(), bytes);
     }
 }

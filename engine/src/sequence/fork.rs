@@ -1,0 +1,109 @@
+//! Forking: a second sequence that starts with the same tokens. What is in frames is shared, what is in memory is copied.
+//!
+//! A fork leaves no trace until its first commit, which announces every frame it took over together with its references; a
+//! frame that the manifest knows already is not written a second time. Until then its segments are held like those of a reader.
+
+use super::{Held, Sequence, Shared};
+use crate::error::Result;
+use crate::index::{RecordBuffer, SegmentHandle, SequenceMeta};
+use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
+use crate::metrics::lock;
+use std::sync::Arc;
+use stratakv_format::Location;
+use stratakv_format::manifest::{self as m, Kind};
+
+impl Sequence {
+    /// A sequence without a key that starts with all tokens of this one, its token ids and its caller's state. From then on the
+    /// two are independent: each is appended to, cut, committed and deleted by itself. Frames are shared, no data is written
+    /// for them; groups that no frame holds yet are written first, once for both.
+    ///
+    /// The fork is stored with its first commit, which also commits what it took over, whether this sequence commits it or
+    /// not. Dropped before that, it is gone.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::MemoryLimit`]: no memory for its tails. [`crate::ErrorKind::NoSpace`]: groups in memory could not
+    /// be written. Nothing changed.
+    pub fn fork(&mut self) -> Result<Self> {
+        self.fork_as("")
+    }
+
+    /// As [`Sequence::fork`], with a key.
+    ///
+    /// # Errors
+    /// As [`Sequence::fork`]; [`crate::ErrorKind::AlreadyExists`]: the key is taken.
+    pub fn fork_as(&mut self, key: &str) -> Result<Self> {
+        self.fork_with(key).map_err(|e| e.during(format!("fork of sequence {}", self.who.sequence)))
+    }
+
+    fn fork_with(&mut self, key: &str) -> Result<Self> {
+        self.store.committer.check()?;
+        let drafts = self.group_drafts()?;
+        self.write_drafts(drafts, true)?;
+        self.land_all()?;
+        let (id, claim) = self.store.claim(key)?;
+        let parent = Some((self.who.sequence, self.len()));
+        let who = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.who.clone() };
+        let now = unix_ms();
+        // It may live as long, and be evicted as early, as the one it comes from.
+        let kept =
+            lock(&self.store.catalog).sequences.get(&self.who.sequence).map(|meta| (meta.ttl_ms, meta.evictable));
+        let (ttl_ms, evictable) = kept.unwrap_or_default();
+        let meta = SequenceMeta {
+            key: who.key.clone(),
+            layout: who.layout_id,
+            summaries: who.summaries,
+            created_unix_ms: now,
+            ttl_ms,
+            replicas: 1,
+            evictable,
+            parent,
+            tokens: 0,
+            token_ids: 0,
+            state_frame: None,
+            committed_unix_ms: now,
+            used_unix_ms: 0,
+            refs: Vec::new(),
+        };
+        let mut records = RecordBuffer::default();
+        records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
+        let mut child = Self::new(claim, who, records)?;
+        for (own, other) in child.layers.iter_mut().zip(&mut self.layers) {
+            *own = other.as_mut().map(super::Layer::snapshot).transpose()?;
+        }
+        child.token_ids.clone_from(&self.token_ids);
+        (child.ids_written, child.ids_durable) = (self.ids_written, self.ids_written);
+        child.state.clone_from(&self.state);
+        child.state_dirty = self.state.is_some();
+        let named = self.held.iter().map(|held| Held { shared: held.shared.or(Some(Shared::Named)), ..held.clone() });
+        let unnamed = self.frames.iter().map(|frame| Held::written(frame, Some(Shared::Unnamed)));
+        // One that holds nothing but the caller's state is not shared.
+        child.held = named.chain(unnamed).filter(|held| held.first_token.is_some()).collect();
+        if !child.account(0) {
+            return Err(super::no_memory("the index of a fork"));
+        }
+        Ok(child)
+    }
+}
+
+impl Held {
+    pub(super) fn written(frame: &WrittenFrame, shared: Option<Shared>) -> Self {
+        Self {
+            frame: frame.id,
+            meta: frame.meta.clone(),
+            slot: Arc::clone(&frame.body),
+            first_token: frame.first_token,
+            token_end: frame.token_end,
+            shared,
+        }
+    }
+
+    /// The segment it lies in now, and the record that says so.
+    pub(super) fn announcement(&self) -> (Arc<SegmentHandle>, m::Frame) {
+        let now = self.slot.now();
+        let (device, segment) = now.segment.key;
+        let location = Location { device, segment, page: now.page, pages: self.meta.location.pages };
+        let mut meta = self.meta.clone();
+        (meta.location, meta.header_crc) = (location, now.header_crc);
+        (Arc::clone(&now.segment), meta.record(self.frame))
+    }
+}
