@@ -584,6 +584,10 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
         settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
+        // A recovery that was cut left files of both sides: on a full device the new generation needs their room.
+        for device in &devices.list {
+            remove_leftovers(&*device.directory, device.index, place.generation, &replayed.catalog)?;
+        }
         // Numbers of batches that were cut are passed over too.
         let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();

@@ -47,6 +47,6 @@ fuzz_target!(|data: &[u8]| {
     fixed[44..48].fill(0);
     fixed[48..64].copy_from_slice(&store_id);
     fixed[64..72].copy_from_slice(&5_u64.to_le_bytes());
-    stratakv_fuzz::fix_seeded(&mut fixed, 8, place.segment_nonce);
+    let _ = stratakv_fuzz::fix_seeded(&mut fixed, 8, place.segment_nonce);
     walk(&fixed, &place);
 });

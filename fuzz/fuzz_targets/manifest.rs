@@ -37,6 +37,6 @@ fuzz_target!(|data: &[u8]| {
     fixed[..4].copy_from_slice(b"SKMB");
     fixed[8..16].copy_from_slice(&41_u64.to_le_bytes());
     fixed[24..32].copy_from_slice(&3_u64.to_le_bytes());
-    stratakv_fuzz::fix_seeded(&mut fixed, 40, place.nonce);
+    let _ = stratakv_fuzz::fix_seeded(&mut fixed, 40, place.nonce);
     walk(&fixed, &place);
 });

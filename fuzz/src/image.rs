@@ -102,7 +102,7 @@ fn apply(simulation: &Simulation, devices: usize, change: [u8; 8], nonce: Option
     if let Some(nonce) = nonce {
         let own = &mut bytes[page * PAGE_BYTES..];
         if own.starts_with(b"SKMB") {
-            fix_seeded(own, 40, nonce);
+            let _ = fix_seeded(own, 40, nonce);
         } else {
             fix_page(&mut own[..PAGE_BYTES]);
         }

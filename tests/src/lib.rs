@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod content;
+pub mod damage;
 pub mod disk;
 pub mod image;
 pub mod real;

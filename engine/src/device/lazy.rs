@@ -3,7 +3,7 @@
 
 use super::directory::Directory;
 use super::file::DeviceFile;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,8 @@ impl OpenFiles {
 
 /// A file by name, opened when it is needed.
 pub(crate) struct LazyFile {
-    directory: Arc<dyn Directory>,
+    /// Weak: the directory holds the store's lock, and a view may outlive the store.
+    directory: Weak<dyn Directory>,
     path: String,
     files: Arc<OpenFiles>,
     open: Mutex<Option<Arc<DeviceFile>>>,
@@ -65,15 +66,15 @@ pub(crate) struct LazyFile {
 }
 
 impl LazyFile {
-    pub(crate) fn new(directory: Arc<dyn Directory>, path: String, files: &Arc<OpenFiles>) -> Arc<Self> {
+    pub(crate) fn new(directory: &Arc<dyn Directory>, path: String, files: &Arc<OpenFiles>) -> Arc<Self> {
         let files = Arc::clone(files);
         let (recent, held) = (AtomicBool::new(true), AtomicBool::new(false));
-        Arc::new(Self { directory, path, files, open: Mutex::default(), recent, held })
+        Arc::new(Self { directory: Arc::downgrade(directory), path, files, open: Mutex::default(), recent, held })
     }
 
     /// One that was opened already, to be written to.
     pub(crate) fn opened(
-        directory: Arc<dyn Directory>,
+        directory: &Arc<dyn Directory>,
         path: String,
         files: &Arc<OpenFiles>,
         file: Arc<DeviceFile>,
@@ -88,13 +89,21 @@ impl LazyFile {
     /// The file, for use now.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// It cannot be opened; [`ErrorKind::Corruption`]: it is not there.
     pub(crate) fn get(self: &Arc<Self>) -> Result<Arc<DeviceFile>> {
         self.recent.store(true, Ordering::Relaxed);
         if let Some(file) = &*lock(&self.open) {
             return Ok(Arc::clone(file));
         }
-        let fresh = self.directory.open_file(&self.path, self.directory.access())?;
+        let closed = || Error::new(ErrorKind::Closed, format!("{}: the store is closed", self.path));
+        let directory = self.directory.upgrade().ok_or_else(closed)?;
+        let fresh = directory.open_file(&self.path, directory.access()).map_err(|e| match e.kind() {
+            // Not a miss: the manifest names it.
+            ErrorKind::NotFound => {
+                Error::new(ErrorKind::Corruption, format!("the file is missing: {e}; see kvfsck check"))
+            }
+            _ => e,
+        })?;
         let file = Arc::clone(lock(&self.open).get_or_insert(fresh));
         self.files.opened(self);
         Ok(file)
@@ -136,7 +145,7 @@ mod tests {
                 let name = format!("f{index}");
                 let file = directory.create_file(&name, 4096).unwrap();
                 directory.write_small(&file, 0, &[index; 4096]).unwrap();
-                LazyFile::new(Arc::clone(&directory), name, &files)
+                LazyFile::new(&directory, name, &files)
             })
             .collect();
         let held = lazy[0].get().unwrap();

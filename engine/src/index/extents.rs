@@ -317,7 +317,8 @@ mod tests {
         use crate::device::directory::Access;
         let dir = tempfile::tempdir().unwrap();
         let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
-        LazyFile::new(DeviceDir::open(dir.path(), options).unwrap(), "x".into(), &crate::device::lazy::OpenFiles::new())
+        let directory: Arc<dyn crate::device::directory::Directory> = DeviceDir::open(dir.path(), options).unwrap();
+        LazyFile::new(&directory, "x".into(), &crate::device::lazy::OpenFiles::new())
     }
 
     proptest! {

@@ -75,7 +75,7 @@ pub(crate) struct Devices {
 impl Devices {
     /// The file of a segment, open already or to be opened when it is needed.
     pub(crate) fn segment_file(&self, device: &Device, id: SegmentId, open: Option<Arc<DeviceFile>>) -> Arc<LazyFile> {
-        let (directory, path) = (Arc::clone(&device.directory), segment::file_name(id));
+        let (directory, path) = (&device.directory, segment::file_name(id));
         match open {
             Some(file) => LazyFile::opened(directory, path, &self.files, file),
             None => LazyFile::new(directory, path, &self.files),

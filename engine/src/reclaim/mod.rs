@@ -52,8 +52,8 @@ pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u
     Ok(())
 }
 
-/// Removes manifest files of generations other than the one in force and the next, for which they are kept, and segment files that the catalog does not know: what an unfinished
-/// checkpoint or an uncommitted segment left. Call only when `generation` is durable and named by the superblock.
+/// Removes manifest files of generations other than the one in force and the next, for which they are kept, and segment files
+/// that the catalog does not know: what an unfinished checkpoint or an uncommitted segment left. Call only when `generation` is durable and named by the superblock.
 pub(crate) fn remove_leftovers(
     directory: &dyn Directory,
     device: DeviceIndex,

@@ -59,6 +59,13 @@ impl Disk {
         self.change_name(parent(path), NameChange::Put { path: path.to_owned(), node });
     }
 
+    /// A file that is durable.
+    pub(super) fn hold(&mut self, path: &str, file: File) {
+        self.names.insert(path.to_owned(), Node::File(self.files.len()));
+        self.files.push(file);
+        self.durable_names.clone_from(&self.names);
+    }
+
     pub(super) fn remove(&mut self, path: &str) {
         self.change_name(parent(path), NameChange::Gone { path: path.to_owned() });
     }

@@ -128,6 +128,14 @@ impl Simulation {
         lock(&self.world).rot(prefix, copies, below)
     }
 
+    /// Disks that durably hold these files, each with its device, and no other. What a file lacks to whole pages is zeros.
+    #[must_use]
+    pub fn with_files(geometry: &Geometry, seed: u64, files: &[(usize, String, Vec<u8>)]) -> Self {
+        let simulation = Self::new(geometry, seed);
+        lock(&simulation.world).hold(files);
+        simulation
+    }
+
     /// Paths of the files of a device, in order.
     #[must_use]
     pub fn files(&self, device: usize) -> Vec<String> {

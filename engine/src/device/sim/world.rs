@@ -1,6 +1,7 @@
 //! The machine: its disks, its power, the faults it has in store.
 
 use super::disk::{Disk, Node};
+use super::file::File;
 use super::pages::{PAGE, Pages, SECTOR_BYTES};
 use super::random::Rng;
 use crate::error::{Error, ErrorKind, Result};
@@ -313,6 +314,23 @@ impl World {
         let Node::File(file) = disk.names.get(path)? else { return None };
         let pages = disk.files.get(*file)?.pages();
         Some(pages.iter().flat_map(|page| self.pages.get(*page)).copied().collect())
+    }
+
+    /// Puts files on the disks, durably.
+    pub(super) fn hold(&mut self, files: &[(usize, String, Vec<u8>)]) {
+        for disk in &mut self.disks {
+            for directory in [stratakv_format::manifest::DIRECTORY, stratakv_format::segment::DIRECTORY] {
+                disk.put(directory, Node::Directory);
+            }
+            disk.sync_names(".");
+        }
+        for (device, path, bytes) in files {
+            if let Some(disk) = self.disks.get_mut(*device) {
+                let mut file = File::default();
+                file.replace(&mut self.pages, bytes);
+                disk.hold(path, file);
+            }
+        }
     }
 
     pub(super) fn replace(&mut self, disk: usize, path: &str, bytes: &[u8]) {

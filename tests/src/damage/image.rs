@@ -1,0 +1,268 @@
+//! The bytes of a store, and edits of them.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use stratakv::sim::{Geometry, Simulation};
+use stratakv::{
+    ByteSize, DType, Durability, KvLayout, Result, SequenceOptions, Store, StoreOptions, Summary, TensorView,
+};
+use stratakv_format::PAGE_BYTES;
+
+/// The files of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Device, path inside its directory, bytes: whole pages.
+    pub files: Vec<(usize, String, Vec<u8>)>,
+    /// Devices.
+    pub devices: usize,
+}
+
+/// One change. Files count in the order of [`Image::files`], modulo their number; places modulo the bytes in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Edit {
+    /// Flips bits of a byte.
+    Flip {
+        /// File.
+        file: usize,
+        /// Byte.
+        at: usize,
+        /// Bits.
+        bits: u8,
+    },
+    /// Writes a number, little-endian.
+    Number {
+        /// File.
+        file: usize,
+        /// First byte; a multiple of 4.
+        at: usize,
+        /// What is written.
+        value: u64,
+        /// 1, 2, 4 or 8 bytes of it.
+        bytes: usize,
+    },
+    /// A page takes the bytes of another, of the same file or not.
+    Page {
+        /// File.
+        file: usize,
+        /// Page written.
+        to: usize,
+        /// File read.
+        from_file: usize,
+        /// Page read.
+        from: usize,
+    },
+    /// A page of zeros.
+    Zero {
+        /// File.
+        file: usize,
+        /// Page.
+        page: usize,
+    },
+    /// The file ends here.
+    Cut {
+        /// File.
+        file: usize,
+        /// Pages left.
+        pages: usize,
+    },
+    /// The file is gone.
+    Remove {
+        /// File.
+        file: usize,
+    },
+}
+
+/// Numbers that are at the border of something.
+const BORDERS: [u64; 16] = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    255,
+    256,
+    4096,
+    0xffff,
+    0x1_0000,
+    0x7fff_ffff,
+    0xffff_ffff,
+    0x1_0000_0000,
+    u64::MAX / 2,
+    u64::MAX,
+];
+
+impl Edit {
+    /// Edits from any bytes: 8 each.
+    #[must_use]
+    pub fn many(bytes: &[u8]) -> Vec<Self> {
+        let (chunks, _) = bytes.as_chunks::<8>();
+        chunks.iter().take(32).map(|chunk| Self::from_bytes(*chunk)).collect()
+    }
+
+    fn from_bytes([kind, file, a, b, c, x, y, z]: [u8; 8]) -> Self {
+        let file = usize::from(file);
+        let at = usize::from(a) | usize::from(b) << 8 | usize::from(c) << 16;
+        let bytes = [1, 2, 4, 8][usize::from(x) % 4];
+        match kind % 16 {
+            0..=2 => Self::Flip { file, at, bits: x.max(1) },
+            3..=6 => Self::Number { file, at: at & !3, value: u64::from(y) | u64::from(z) << 8, bytes },
+            7..=9 => Self::Number { file, at: at & !3, value: BORDERS[usize::from(y) % BORDERS.len()], bytes },
+            10 | 11 => Self::Page { file, to: usize::from(a), from_file: usize::from(y), from: usize::from(z) },
+            12 | 13 => Self::Zero { file, page: usize::from(a) },
+            14 => Self::Cut { file, pages: usize::from(a) },
+            _ => Self::Remove { file },
+        }
+    }
+}
+
+/// Bytes up to the last that is not zero, in whole pages; at least one.
+fn used(bytes: &[u8]) -> usize {
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(1, |last| last + 1);
+    end.next_multiple_of(PAGE_BYTES).min(bytes.len()).max(1)
+}
+
+impl Image {
+    /// Dimensions of a key and of a value.
+    pub const HEAD_DIM: usize = 16;
+
+    /// A store of a few sequences with everything the format can say so far, on one device or two. Always the same bytes.
+    ///
+    /// # Panics
+    /// It cannot be made: that is a defect.
+    #[must_use]
+    pub fn base(devices: usize) -> Self {
+        static BASES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
+        let devices = devices.clamp(1, 2);
+        BASES[devices - 1].get_or_init(|| Self::make(devices).expect("a store on simulated devices")).clone()
+    }
+
+    /// Sizes of the simulated devices that hold such an image.
+    #[must_use]
+    pub fn geometry(devices: usize) -> Geometry {
+        Geometry { devices, device_bytes: 16 << 20, manifest_pages: 24, batch_bytes: 12_000, whole: false }
+    }
+
+    /// Options to open it with.
+    #[must_use]
+    pub fn options() -> StoreOptions {
+        let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::kib(64));
+        options.frame_bytes(ByteSize::kib(32))
+    }
+
+    fn make(devices: usize) -> Result<Self> {
+        let simulation = Simulation::new(&Self::geometry(devices), 7);
+        let store = simulation.open(Self::options())?;
+        let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(Self::HEAD_DIM as u16);
+        let layout = layout.group_tokens(4).dtype(DType::F16).build()?;
+        for (name, tokens) in [("first", 21_usize), ("gone", 9), ("second", 40), ("cut", 30)] {
+            let options = SequenceOptions::new().key(name).summary(Summary::MinMax);
+            let mut sequence = store.create_sequence(&layout, options)?;
+            for part in 0..3 {
+                let count = tokens / 3;
+                let data: Vec<f32> =
+                    (0..count * Self::HEAD_DIM).map(|i| ((i * 7 + part * 3 + tokens) % 64) as f32 / 32.0).collect();
+                for layer in 0..2 {
+                    let view = TensorView::token_major(&data, count, 1, Self::HEAD_DIM);
+                    sequence.append(layer, view, view)?;
+                }
+                let ids: Vec<u32> = (0..count as u32).collect();
+                sequence.push_token_ids(&ids)?;
+                sequence.commit_with(name.as_bytes(), Durability::Sync)?;
+            }
+            match name {
+                "gone" => sequence.delete(Durability::Sync)?,
+                "cut" => {
+                    sequence.truncate(18)?;
+                    sequence.commit(Durability::Sync)?;
+                    sequence.close()?;
+                }
+                _ => sequence.close()?,
+            }
+        }
+        store.close()?;
+        let mut files = Vec::new();
+        for device in 0..devices {
+            let paths = simulation.files(device).into_iter();
+            files
+                .extend(paths.filter_map(|path| simulation.contents(device, &path).map(|bytes| (device, path, bytes))));
+        }
+        Ok(Self { files, devices })
+    }
+
+    /// Makes a change. One that finds no file or no such place does nothing.
+    pub fn edit(&mut self, edit: &Edit) {
+        if self.files.is_empty() {
+            return;
+        }
+        let count = self.files.len();
+        let page_of = |files: &[(usize, String, Vec<u8>)], file: usize, page: usize| {
+            let pages = used(&files[file % count].2).div_ceil(PAGE_BYTES);
+            (file % count, page % pages * PAGE_BYTES)
+        };
+        match *edit {
+            Edit::Flip { file, at, bits } => {
+                let bytes = &mut self.files[file % count].2;
+                let at = at % used(bytes);
+                bytes.get_mut(at).into_iter().for_each(|byte| *byte ^= bits);
+            }
+            Edit::Number { file, at, value, bytes: size } => {
+                let bytes = &mut self.files[file % count].2;
+                let at = at % used(bytes);
+                let size = size.min(8);
+                if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.get_mut(..size)) {
+                    field.copy_from_slice(&value.to_le_bytes()[..size]);
+                }
+            }
+            Edit::Page { file, to, from_file, from } => {
+                let (from_file, from) = page_of(&self.files, from_file, from);
+                let page = self.files[from_file].2.get(from..from + PAGE_BYTES).map(<[u8]>::to_vec);
+                let (file, to) = page_of(&self.files, file, to);
+                if let Some((page, target)) = page.zip(self.files[file].2.get_mut(to..to + PAGE_BYTES)) {
+                    target.copy_from_slice(&page);
+                }
+            }
+            Edit::Zero { file, page } => {
+                let (file, at) = page_of(&self.files, file, page);
+                self.files[file].2.get_mut(at..at + PAGE_BYTES).into_iter().for_each(|page| page.fill(0));
+            }
+            Edit::Cut { file, pages } => {
+                let (file, at) = page_of(&self.files, file, pages);
+                self.files[file].2.truncate(at);
+            }
+            Edit::Remove { file } => {
+                self.files.remove(file % count);
+            }
+        }
+    }
+
+    /// Puts the image on simulated devices.
+    #[must_use]
+    pub fn simulate(&self, seed: u64) -> Simulation {
+        Simulation::with_files(&Self::geometry(self.devices), seed, &self.files)
+    }
+
+    /// Writes the files below `root`; gives the device directories.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn write(&self, root: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut directories = DirBuilder::new();
+        directories.mode(0o700).recursive(true);
+        let dirs: Vec<PathBuf> = (0..self.devices).map(|device| root.join(device.to_string())).collect();
+        for dir in &dirs {
+            directories.create(dir.join("manifest"))?;
+            directories.create(dir.join("segments"))?;
+        }
+        for (device, name, bytes) in &self.files {
+            let path = dirs[*device].join(name);
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(bytes)?;
+        }
+        Ok(dirs)
+    }
+}

@@ -1,0 +1,96 @@
+//! What the engine and kvfsck make of an image.
+
+use super::image::Image;
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use stratakv::sim::Simulation;
+use stratakv::{Error, ErrorKind, Sequence, SequenceId, Store, attend};
+
+/// What a store holds, by id of the sequence: key, tokens, a hash over all that can be read.
+pub type Held = BTreeMap<u64, (String, u64, u64)>;
+
+/// Both readers' words.
+#[derive(Debug)]
+pub struct Judgement {
+    /// kvfsck's report, or why there is none.
+    pub check: Result<kvfsck::Report, kvfsck::CheckError>,
+    /// What the engine reads, or its first error.
+    pub held: Result<Held, Error>,
+}
+
+impl Judgement {
+    /// Whether kvfsck found nothing.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.check.as_ref().is_ok_and(|report| report.clean)
+    }
+}
+
+/// Everything that can be read, hashed.
+fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
+    let mut hash = DefaultHasher::new();
+    sequence.state().hash(&mut hash);
+    sequence.token_ids().hash(&mut hash);
+    for layer in 0..sequence.layout().layers() {
+        if sequence.layer_len(layer).unwrap_or(0) == 0 {
+            continue;
+        }
+        let view = sequence.select_all(layer)?;
+        let batch = store.read(&[&view])?.wait()?;
+        let blocks = batch.get(0)?;
+        for nth in 0..view.groups().len() {
+            blocks.group(nth)?.hash(&mut hash);
+        }
+        // The tail shows in attention only; a layout that was changed may have other dimensions than the image had.
+        let mut out = [0.0; Image::HEAD_DIM];
+        match attend(&[0.5; Image::HEAD_DIM], &view, blocks, &mut out) {
+            Ok(()) => out.iter().for_each(|x| x.to_bits().hash(&mut hash)),
+            Err(e) if e.kind() == ErrorKind::InvalidArgument => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(hash.finish())
+}
+
+fn hold(store: &Store) -> Result<Held, Error> {
+    let mut held = Held::new();
+    for info in store.sequences() {
+        let sequence = store.open_sequence_id(SequenceId(info.id))?;
+        held.insert(info.id, (info.key.clone(), sequence.len(), read(store, &sequence)?));
+    }
+    Ok(held)
+}
+
+/// Opens the store on these devices and reads everything.
+///
+/// # Errors
+/// The engine's.
+pub fn recover(simulation: &Simulation) -> Result<Held, Error> {
+    let store = simulation.open(Image::options().create(false))?;
+    hold(&store)
+}
+
+/// Opens the store while the power goes at the `operations`-th device operation, and lets it come back.
+pub fn recover_cut(simulation: &Simulation, operations: u64) {
+    simulation.crash_in(operations);
+    drop(simulation.open(Image::options().create(false)));
+    simulation.crash();
+    simulation.restart();
+}
+
+/// Asks both readers, each with its own copy of the image.
+///
+/// # Panics
+/// The image cannot be written for kvfsck.
+#[must_use]
+pub fn judge(image: &Image) -> Judgement {
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+    let root = tempfile::tempdir_in(place).expect("a scratch directory");
+    let dirs = image.write(root.path()).expect("the image as files");
+    let options = kvfsck::Options { threads: 1, ..kvfsck::Options::default() };
+    let check = kvfsck::check(&dirs, &options, &());
+    let held = recover(&image.simulate(11));
+    Judgement { check, held }
+}

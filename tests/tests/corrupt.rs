@@ -1,0 +1,173 @@
+//! The corpus of broken images: each says what is broken, what kvfsck must find and what the engine must do.
+
+use serde::Deserialize;
+use std::fs;
+use std::path::Path;
+use stratakv::ErrorKind;
+use stratakv_tests::damage::{Edit, Image, judge, recover, seal};
+use stratakv_tests::rng::Rng;
+
+/// A file of `corrupt/`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Broken {
+    /// What it is about.
+    why: String,
+    /// Devices of the store.
+    devices: usize,
+    /// The edits, each with the front of the path of the files it is made to: all of them, on all devices.
+    edits: Vec<(String, Edit)>,
+    /// Whether the checksums of metadata are put right.
+    sealed: bool,
+    /// Codes that kvfsck must find; none: the image is clean.
+    finds: Vec<String>,
+    /// Kind of the engine's error; none: it reads everything that the whole image holds.
+    error: Option<String>,
+}
+
+fn broken_image(broken: &Broken) -> Image {
+    let mut image = Image::base(broken.devices);
+    for (front, edit) in &broken.edits {
+        let mut at = 0;
+        let mut touched = 0;
+        while at < image.files.len() {
+            let before = image.files.len();
+            if image.files[at].1.starts_with(front.as_str()) {
+                image.edit(&on_file(edit, at));
+                touched += 1;
+            }
+            at += usize::from(image.files.len() == before);
+        }
+        assert!(touched > 0, "no file {front}");
+    }
+    if broken.sealed {
+        seal(&mut image);
+    }
+    image
+}
+
+fn on_file(edit: &Edit, at: usize) -> Edit {
+    let mut edit = edit.clone();
+    match &mut edit {
+        Edit::Flip { file, .. }
+        | Edit::Number { file, .. }
+        | Edit::Zero { file, .. }
+        | Edit::Cut { file, .. }
+        | Edit::Remove { file } => *file = at,
+        Edit::Page { file, from_file, .. } => (*file, *from_file) = (at, at),
+    }
+    edit
+}
+
+#[test]
+fn broken_images_are_told_as_they_are() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corrupt");
+    for entry in fs::read_dir(&dir).expect("the corpus") {
+        let path = entry.expect("an entry").path();
+        let text = fs::read_to_string(&path).expect("a file");
+        let broken: Broken = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let image = broken_image(&broken);
+        let judgement = judge(&image);
+        let found: Vec<String> = match &judgement.check {
+            Ok(report) => report.findings.iter().map(|finding| finding.code.as_str().to_owned()).collect(),
+            Err(e) => vec![e.code().to_owned()],
+        };
+        let error = judgement.held.as_ref().err().map(|e| format!("{:?}", e.kind()));
+        let kept = judgement.held.as_ref().is_err()
+            || judgement.held.as_ref().ok() == recover(&Image::base(broken.devices).simulate(1)).as_ref().ok();
+        let finds_all =
+            broken.finds.iter().all(|code| found.contains(code)) && broken.finds.is_empty() == found.is_empty();
+        if !finds_all || error != broken.error || !kept {
+            wrong.push(format!("{}: {}\n  found {found:?}, error {error:?}, kept {kept}", path.display(), broken.why));
+        }
+        count += 1;
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count >= 14, "{count} images");
+}
+
+/// Runs `doing` in a process of its own, under this limit of its address space.
+fn limited(test: &str, bytes: Option<u64>, doing: impl FnOnce()) {
+    const CHILD: &str = "STRATAKV_TEST_LIMITED";
+    if std::env::var_os(CHILD).is_some() {
+        if let Some(bytes) = bytes {
+            let limit = rustix::process::Rlimit { current: Some(bytes), maximum: Some(bytes) };
+            rustix::process::setrlimit(rustix::process::Resource::As, limit).expect("a limit");
+        }
+        doing();
+        return;
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+    let out = command.args(["--exact", test, "--test-threads=1"]).env(CHILD, "1").output().expect("a child");
+    assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+}
+
+/// Pages of segments in each other's place, their checksums put right: the right bytes in the wrong place are an error.
+#[test]
+fn lmcache_4385_wrong_content_served_from_disk() {
+    let mut rng = Rng(4385);
+    let mut refused = 0;
+    for _ in 0..200 {
+        let mut image = Image::base(1 + rng.below(2));
+        let whole = recover(&image.simulate(1)).expect("an image that is whole");
+        let segments: Vec<usize> =
+            (0..image.files.len()).filter(|file| image.files[*file].1.starts_with("segments/")).collect();
+        let mut any = || (segments[rng.below(segments.len())], 1 + rng.below(60));
+        let ((file, to), (from_file, from)) = (any(), any());
+        image.edit(&Edit::Page { file, to, from_file, from });
+        seal(&mut image);
+        match recover(&image.simulate(1)) {
+            Ok(held) => assert_eq!(held, whole, "{file} {to} {from_file} {from}"),
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::Corruption, "{e:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 50, "only {refused} swaps met a page that is read");
+}
+
+/// Huge numbers in every field of every header, checksums put right, in a process that cannot have 3 GiB.
+#[test]
+fn redb_1331_huge_allocation_from_a_length_field() {
+    limited("redb_1331_huge_allocation_from_a_length_field", Some(3 << 30), || {
+        let base = Image::base(1);
+        for (file, (_, name, _)) in base.files.iter().enumerate() {
+            let fronts: &[usize] = if name == "superblock" { &[0] } else { &[0, 4096] };
+            for front in fronts {
+                for at in (0..208).step_by(4) {
+                    for (value, bytes) in [(u64::MAX, 8), (1 << 43, 8), (u64::from(u32::MAX), 4), (0x7fff_ffff, 4)] {
+                        let mut image = base.clone();
+                        image.edit(&Edit::Number { file, at: front + at, value, bytes });
+                        seal(&mut image);
+                        let _ = recover(&image.simulate(1));
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// kvfsck and the engine on images with any edits: an answer, never a panic; and what kvfsck calls clean opens.
+#[test]
+fn redb_1333_repair_panics() {
+    let mut rng = Rng(1333);
+    let (mut clean, mut refused) = (0, 0);
+    for round in 0..300 {
+        let mut image = Image::base(1 + rng.below(2));
+        for _ in 0..=rng.below(3) {
+            let bytes: Vec<u8> = (0..8).map(|_| rng.next_u64() as u8).collect();
+            Edit::many(&bytes).iter().for_each(|edit| image.edit(edit));
+        }
+        if round % 2 == 0 {
+            seal(&mut image);
+        }
+        let judgement = judge(&image);
+        assert!(!judgement.is_clean() || judgement.held.is_ok(), "{judgement:?}");
+        clean += usize::from(judgement.is_clean());
+        refused += usize::from(judgement.held.is_err());
+    }
+    assert!(clean > 0 && refused > 0, "{clean} clean, {refused} refused");
+}
