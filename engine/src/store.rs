@@ -1,12 +1,13 @@
 //! The store: open, create, sequences, reads, close.
 
 mod maintain;
+mod status;
 mod usage;
 
 pub use maintain::{CleanReport, Health};
+pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
-use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
 use crate::device::directory::{Access, Directory};
 use crate::device::driver::DriverKind;
@@ -20,7 +21,7 @@ use crate::log::{
     CONTROL_BYTES, Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space,
     StoreInner, copies_for, exhausted, keep_spare, manifest_copies, random_u64, unix_ms,
 };
-use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, Observers, StoreCounters, lock};
+use crate::metrics::{DeviceCounters, MemoryBudget, Observers, StoreCounters, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
@@ -29,7 +30,6 @@ use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devic
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use crate::shard::{Lanes, ShardHandle};
-use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -46,63 +46,6 @@ const IDS_SKIPPED: u64 = 1 << 20;
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<StoreInner>,
-}
-
-/// What is stored about a sequence.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SequenceInfo {
-    /// Id.
-    pub id: u64,
-    /// Key, empty when it has none.
-    pub key: String,
-    /// Committed tokens.
-    pub tokens: u64,
-    /// Bytes of its frames on devices, header and padding included.
-    pub disk_bytes: u64,
-    /// The sequence it was forked from, which may be gone.
-    pub parent: Option<u64>,
-    /// When it was created, milliseconds since 1970.
-    pub created_unix_ms: u64,
-    /// When it was last committed, milliseconds since 1970.
-    pub committed_unix_ms: u64,
-}
-
-/// How a device is driven.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DeviceStatus {
-    /// Directory.
-    pub path: String,
-    /// `uring` or `posix`.
-    pub driver: String,
-    /// What the driver has to do without, with cause and remedy.
-    pub notes: Vec<String>,
-    /// Whether I/O bypasses the page cache.
-    pub direct: bool,
-    /// Bytes of its file system that are free; none when it cannot be told.
-    pub available_bytes: Option<u64>,
-    /// What it did since the store was opened.
-    pub counters: DeviceSnapshot,
-}
-
-/// How a store runs.
-#[derive(Clone, Debug, Serialize)]
-pub struct StoreStatus {
-    /// Devices, by index.
-    pub devices: Vec<DeviceStatus>,
-    /// Memory, against `memory_limit`.
-    pub memory: MemoryUsage,
-    /// Pages behind the I/O buffers: `explicit`, `transparent` or `plain`; none before the first buffer.
-    pub pages: Option<String>,
-    /// Bytes of all files.
-    pub file_bytes: u64,
-    /// Bytes of frames that sequences refer to.
-    pub live_bytes: u64,
-    /// Bytes of frames written since the store was opened.
-    pub written_bytes: u64,
-    /// Sequences stored.
-    pub sequences: usize,
-    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`Sequence::cache_status`].
-    pub cache: Option<CacheStatus>,
 }
 
 impl Store {

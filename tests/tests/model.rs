@@ -111,6 +111,8 @@ struct Slot {
     candidates: Vec<Option<Snapshot>>,
     /// The sequence as its handle has it.
     now: Snapshot,
+    /// The last commit was one with `None`, which the handle may still owe.
+    owed: bool,
     handle: Option<Sequence>,
 }
 
@@ -121,6 +123,7 @@ impl Slot {
 
     fn forget_handle(&mut self) {
         self.handle = None;
+        self.owed = false;
         self.now = self.last().cloned().unwrap_or_default();
     }
 }
@@ -153,7 +156,7 @@ impl World {
     fn new(devices: usize, crc32: bool) -> Self {
         let root = fast_scratch();
         let dirs = device_dirs(&root.path().join("0"), devices);
-        let slot = || Slot { candidates: vec![None], now: Snapshot::default(), handle: None };
+        let slot = || Slot { candidates: vec![None], now: Snapshot::default(), owed: false, handle: None };
         let slots = (0..KEYS).map(|key| (key, slot())).collect();
         let mut world = Self {
             slots,
@@ -247,6 +250,7 @@ impl World {
         if level == Durability::Sync {
             slot.candidates.clear();
         }
+        slot.owed = level == Durability::None;
         slot.candidates.push(Some(slot.now.committed()));
     }
 
@@ -348,8 +352,16 @@ impl World {
         let slot = self.slot(key);
         let kept = slot.now.len() * part / 100;
         slot.handle.as_mut().expect("a handle").truncate(kept as u64).expect("a cut");
-        slot.now.layers.iter_mut().for_each(|layer| layer.truncate(kept));
-        slot.now.ids.truncate(kept);
+        let cut = |snapshot: &mut Snapshot| {
+            snapshot.layers.iter_mut().for_each(|layer| layer.truncate(kept));
+            snapshot.ids.truncate(kept);
+        };
+        cut(&mut slot.now);
+        if slot.owed {
+            let mut last = slot.last().cloned().expect("a commit");
+            cut(&mut last);
+            slot.candidates.push(Some(last));
+        }
     }
 
     /// A sequence under the key `to`, when there is none, that starts like `from`.

@@ -20,8 +20,11 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
+
+/// So long a read that waits for memory sleeps at most before it looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What the shards report to.
 pub(super) struct Progress {
@@ -238,16 +241,18 @@ impl ReadTicket {
 
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
         loop {
+            if self.try_submit()? || self.can_ever_fit()? {
+                return Ok(());
+            }
+            // The buffers that the attempt gave back are passed over; one of somebody else that came back with them is found
+            // at the end of a short wait.
             let seen = self.devices.arena.returned().epoch();
-            if self.try_submit()? {
-                return Ok(());
-            }
-            if self.can_ever_fit()? {
-                return Ok(());
-            }
-            if !self.devices.arena.returned().wait_past(seen, deadline) {
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Error::new(ErrorKind::Deadline, "the deadline passed before buffers became free"));
             }
+            let until = deadline.map_or(now + LOOK_AGAIN, |deadline| deadline.min(now + LOOK_AGAIN));
+            self.devices.arena.returned().wait_past(seen, Some(until));
         }
     }
 

@@ -10,7 +10,8 @@ use zerocopy::little_endian::U64;
 
 impl Sequence {
     /// Keeps the first `tokens` tokens of every layer, and as many token ids; below a commit as well, and inside a group. The
-    /// caller's state stays as it is. It becomes durable with the next commit. Views taken before keep what they saw.
+    /// caller's state stays as it is. It becomes durable with the next commit; a commit with
+    /// [`Durability::None`](crate::Durability::None) that was not written yet is cut with it. Views taken before keep what they saw.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: more tokens than there are. [`ErrorKind::Corruption`], [`ErrorKind::Io`]: a group that
