@@ -24,7 +24,7 @@ struct Current {
     ahead: Option<Ahead>,
 }
 
-/// The reads of decode steps, over any number of sequences of one store. See the [module](self) for the loop it belongs to.
+/// The reads of decode steps, over any number of sequences of one store. The documentation of `stratakv::pipeline` has the loop it belongs to.
 pub struct Pipeline {
     store: Store,
     select: SelectOptions,

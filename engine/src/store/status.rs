@@ -57,6 +57,6 @@ pub struct StoreStatus {
     pub written_bytes: u64,
     /// Sequences stored.
     pub sequences: usize,
-    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`Sequence::cache_status`].
+    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`crate::Sequence::cache_status`].
     pub cache: Option<CacheStatus>,
 }
