@@ -520,7 +520,8 @@ impl Runner<'_> {
             life.state = state;
         }
         let version = life.now();
-        if committed.is_err() {
+        // One that waits for the next commit goes with it, its state too.
+        if committed.as_ref().is_err_and(|e| !e.to_string().contains("stays queued")) {
             life.state = before;
         }
         if durability == Durability::None {
