@@ -16,7 +16,8 @@ impl Sequence {
     /// Commits all tokens up to [`Sequence::len`], the token ids and the caller's state as last set, atomically.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: nothing was committed, everything is as it was; make room and commit again.
+    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where the text says that the commit stays
+    /// queued, it is made, with the caller's state it carries, together with the next one that finds room.
     /// [`ErrorKind::Indeterminate`]: a write or sync failed midway; what is durable is known after reopening.
     /// [`ErrorKind::Poisoned`]: an earlier one did.
     pub fn commit(&mut self, durability: Durability) -> Result<()> {
