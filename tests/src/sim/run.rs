@@ -520,9 +520,18 @@ impl Runner<'_> {
             life.state = state;
         }
         let version = life.now();
-        // One that waits for the next commit goes with it, its state too.
-        if committed.as_ref().is_err_and(|e| !e.to_string().contains("stays queued")) {
+        // One that found no room for a checkpoint waits for the next commit, with its state.
+        let made = committed.as_ref().err().is_none_or(Error::is_queued);
+        if !made {
             life.state = before;
+        }
+        if sequence.state() != life.state.as_deref() {
+            let text = format!("after commit {committed:?} the handle's state is not that of the model");
+            return Err(Stop::Failed(text));
+        }
+        if durability != Durability::None && made && sequence.committed() != version.tokens as u64 {
+            let text = format!("after commit {committed:?}: {} tokens, not {version:?}", sequence.committed());
+            return Err(Stop::Failed(text));
         }
         if durability == Durability::None {
             if committed.is_ok() {
@@ -530,10 +539,8 @@ impl Runner<'_> {
             }
         } else {
             let down = self.simulation.is_down();
-            // One that found no room for a checkpoint waits for the next commit.
-            let queued = |e: &Error| e.to_string().contains("stays queued");
             let doubtful =
-                |e: &Error| down || queued(e) || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
+                |e: &Error| down || e.is_queued() || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
             let handed_over = match &committed {
                 Ok(()) => true,
                 Err(e) => durability == Durability::Sync && doubtful(e),
