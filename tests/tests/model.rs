@@ -344,7 +344,7 @@ impl World {
             slot.candidates.clear();
         }
         slot.candidates.push(None);
-        slot.now = Snapshot::default();
+        slot.forget_handle();
     }
 
     /// Keeps about `part` percent of the tokens.
