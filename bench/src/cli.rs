@@ -31,6 +31,55 @@ pub(crate) enum Command {
     Commit(CommitArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
+    /// Makes disks of a known speed out of files, and takes them away again. Takes root.
+    #[command(subcommand)]
+    Devices(DevicesCommand),
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum DevicesCommand {
+    /// Image files, loop devices, ext4, limits of bytes per second (cgroup v1).
+    Up(UpArgs),
+    /// Unmounts, detaches and removes them, half-made ones too.
+    Down(DownArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example: kvbench devices up --dir /nvme0 --count 4 --size 2GiB --read-bps 250M --write-bps 250M --slow 3:60M"
+)]
+pub(crate) struct UpArgs {
+    /// Directory for the images and mount points.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Devices.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) count: u32,
+    /// Bytes of each.
+    #[arg(long, default_value = "1GiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+    /// Bytes per second that each may read. No limit without.
+    #[arg(long, value_parser = size)]
+    pub(crate) read_bps: Option<ByteSize>,
+    /// Bytes per second that each may write. No limit without.
+    #[arg(long, value_parser = size)]
+    pub(crate) write_bps: Option<ByteSize>,
+    /// A device that is slower: its number, from 0, and its bytes per second, for reads and writes.
+    #[arg(long, value_name = "K:BPS", value_parser = slow)]
+    pub(crate) slow: Option<(u32, u64)>,
+    /// One JSON object per device instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DownArgs {
+    /// The directory given to `up`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Why it was skipped, as a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What every subcommand knows.
@@ -156,6 +205,12 @@ impl From<Checksum> for ChecksumChoice {
             Checksum::Crc32 => Self::Crc32,
         }
     }
+}
+
+fn slow(text: &str) -> Result<(u32, u64), String> {
+    let wrong = || format!("{text:?} is not K:BPS, a device and its bytes per second (try 3:60M)");
+    let (device, bps) = text.split_once(':').ok_or_else(wrong)?;
+    Ok((device.parse().map_err(|_| wrong())?, size(bps)?.0))
 }
 
 fn size(text: &str) -> Result<ByteSize, String> {

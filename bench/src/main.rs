@@ -8,6 +8,7 @@
 mod bare;
 mod cli;
 mod commit;
+mod devices;
 mod fio;
 mod ingest;
 mod read;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Select(args) => select::run(args),
+        Command::Devices(command) => devices::run(command),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -127,3 +127,36 @@ fn an_interrupted_run_removes_its_files() {
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(!begun(), "files are left");
 }
+
+fn devices(dir: &std::path::Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+    command.arg("devices").args(arguments).arg("--dir").arg(dir).output().expect("kvbench starts")
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn devices_come_and_go() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = devices(dir.path(), &["up", "--count", "2", "--size", "32MiB", "--json"]);
+    let (out, err) = (String::from_utf8_lossy(&up.stdout), String::from_utf8_lossy(&up.stderr));
+    if out.contains("skipped") || err.contains("losetup") {
+        return println!("skipped: {out}{err}");
+    }
+    assert!(up.status.success(), "{err}");
+    let found: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(found.len(), 2);
+    let paths: Vec<&str> = found.iter().filter_map(|device| device["path"].as_str()).collect();
+    std::fs::write(std::path::Path::new(paths[1]).join("file"), "x").expect("the device takes files");
+    // What stands there is not overwritten, and a mistake takes nothing down.
+    assert_eq!(devices(dir.path(), &["up", "--count", "1"]).status.code(), Some(1));
+    assert!(std::path::Path::new(paths[1]).join("file").exists());
+    let down = devices(dir.path(), &["down"]);
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    assert!(paths.iter().all(|path| !mounts.contains(path)));
+    // Nothing there is no error; a slow device that is not there is.
+    assert!(devices(dir.path(), &["down"]).status.success());
+    assert_eq!(devices(dir.path(), &["up", "--count", "1", "--slow", "1:1M"]).status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
+}
