@@ -80,7 +80,7 @@ pub use options::{Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, Se
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
 pub use sequence::Sequence;
-pub use store::{DeviceStatus, SequenceInfo, Store, StoreStatus};
+pub use store::{DeviceStatus, DeviceUsage, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 
 /// The README's example is compiled and run.

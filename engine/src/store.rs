@@ -1,21 +1,26 @@
 //! The store: open, create, sequences, reads, close.
 
+mod usage;
+
+pub use usage::{DeviceUsage, NamespaceUsage, Usage};
+
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
 use crate::device::environment::{Mutant, mutated};
+use crate::device::lazy::OpenFiles;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CONTROL_BYTES, Claim, Committer, Device, Devices, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
-    copies_for, exhausted, random_u64, unix_ms,
+    CONTROL_BYTES, Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space,
+    StoreInner, copies_for, exhausted, keep_spare, manifest_copies, random_u64, unix_ms,
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
 use crate::read::ReadTicket;
-use crate::reclaim::remove_leftovers;
+use crate::reclaim::{remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::View;
 use crate::sequence::{Sequence, load};
@@ -384,7 +389,7 @@ fn start_devices(
     }
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
-    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity })
+    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity, files: OpenFiles::new() })
 }
 
 fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
@@ -454,7 +459,11 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         directory.sync_dir(".")?;
     }
     let devices = start_devices(options, memory, identity, found, slots)?;
-    let manifest = ManifestLog::create(&devices, 1, 0, 1, 1, &catalog.checkpoint(), 0)?;
+    let manifest = {
+        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
+        let start = GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit };
+        ManifestLog::create(&devices, &start, &catalog.checkpoint())?
+    };
     for device in &devices.list {
         // Under another name until it is durable: a superblock is whole from the moment it is there.
         let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
@@ -522,11 +531,25 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.sequence = counters.sequence.saturating_add(IDS_SKIPPED);
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
+        settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
         // Numbers of batches that were cut are passed over too.
         let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();
         let generation = place.generation.saturating_add(1);
-        let next = ManifestLog::create(&devices, generation, place.generation, first_batch, replayed.epoch, &state, 0)?;
+        // Beside what there is, the spare files of this generation counted in.
+        let files = replayed.catalog.segments.len() as u64 * u64::from(identity.segment_pages) * PAGE_BYTES as u64
+            + devices.list.len() as u64 * (SLOTS * PAGE_BYTES) as u64
+            + place.next_page * PAGE_BYTES as u64 * manifest_copies(&devices);
+        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
+        let start = GenerationStart {
+            generation,
+            previous: place.generation,
+            first_batch,
+            epoch: replayed.epoch,
+            room: 0,
+            limit,
+        };
+        let next = ManifestLog::create(&devices, &start, &state)?;
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {
@@ -550,6 +573,8 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let frame_bytes = usize::try_from(options.frame_bytes.bytes()).unwrap_or(usize::MAX);
     let counters = catalog.counters;
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
+    let mut manifest = manifest;
+    keep_spare(&devices, &space, &mut manifest)?;
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
     let committer = Arc::new(committer);
     // In a simulation lazy commits are due when the test flushes.

@@ -210,6 +210,16 @@ impl Directory for DeviceDir {
         Ok(Arc::new(DeviceFile::new(fd, path, direct, false)))
     }
 
+    fn grow_file(&self, file: &DeviceFile, len: u64) -> Result<()> {
+        self.check_writable()?;
+        let before = file.len()?;
+        preallocate(&file.fd(), len).map(|_| ()).map_err(|e| {
+            // What was reserved before the space ran out is given back.
+            let _ = rustix::fs::ftruncate(file.fd(), before);
+            self.error("grow", file.path(), e)
+        })
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         self.check_writable()?;
         let renamed = confine::parent(self.root.as_fd(), from).and_then(|(from_dir, from_name)| {
@@ -341,7 +351,7 @@ impl Directory for DeviceDir {
 }
 
 /// Reserves the blocks of `len` bytes, or where the file system cannot only sets the length; says whether it reserved.
-fn preallocate(fd: &OwnedFd, len: u64) -> Result<bool, Errno> {
+fn preallocate(fd: &impl AsFd, len: u64) -> Result<bool, Errno> {
     if len == 0 {
         return Ok(false);
     }

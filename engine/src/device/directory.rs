@@ -64,6 +64,8 @@ pub(crate) trait Directory: Send + Sync {
     /// `NoSpace` leaves nothing behind.
     fn create_file(&self, path: &str, len: u64) -> Result<Arc<DeviceFile>>;
     fn open_file(&self, path: &str, access: Access) -> Result<Arc<DeviceFile>>;
+    /// Makes a file longer, its new blocks reserved where the file system can. `NoSpace` leaves it as it was.
+    fn grow_file(&self, file: &DeviceFile, len: u64) -> Result<()>;
     /// Replaces what is at `to`.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
     fn remove_file(&self, path: &str) -> Result<()>;

@@ -2,25 +2,65 @@
 
 use crate::device::arena::Lease;
 use crate::device::file::DeviceFile;
+use crate::device::lazy::LazyFile;
 use crate::error::{Error, ErrorKind, Result};
-use std::sync::Arc;
+use crate::metrics::lock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{PAGE_BYTES, SequenceId};
 
 use super::catalog::SegmentKey;
 
-/// A segment whose file is open. Everything that may still read from it holds one; its space is reused only when nobody does.
+/// A life of a segment. Everything that may still read from it holds one; its space is reused only when nobody does.
 pub(crate) struct SegmentHandle {
     pub(crate) key: SegmentKey,
     pub(crate) generation: u64,
     pub(crate) nonce: u64,
     pub(crate) pages: u32,
-    pub(crate) file: Arc<DeviceFile>,
+    pub(crate) lazy: Arc<LazyFile>,
     /// Reads are in multiples of this, a divisor of the page.
     pub(crate) read_unit: u64,
+    /// Pages of frames that no commit has named yet.
+    pub(crate) in_flight: AtomicU64,
+}
+
+/// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
+pub(crate) struct Flight {
+    segment: Arc<SegmentHandle>,
+    pages: u64,
+}
+
+impl Flight {
+    pub(crate) fn new(segment: &Arc<SegmentHandle>, pages: u32) -> Self {
+        segment.in_flight.fetch_add(u64::from(pages), Ordering::Relaxed);
+        Self { segment: Arc::clone(segment), pages: u64::from(pages) }
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
+        &self.segment
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
+    }
 }
 
 impl SegmentHandle {
+    /// The file, opened if need be.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn file(&self) -> Result<Arc<DeviceFile>> {
+        self.lazy.get()
+    }
+
+    pub(crate) fn in_flight_pages(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
     /// The smallest range of whole read units around these bytes.
     pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
         offset / self.read_unit * self.read_unit..(offset + bytes as u64).next_multiple_of(self.read_unit)
@@ -35,12 +75,34 @@ pub(crate) struct FrameBody {
     /// First page of the frame in its segment.
     pub(crate) page: u32,
     /// Checksums of its groups: per block and plane, extent after extent.
-    pub(crate) checksums: Box<[u64]>,
+    pub(crate) checksums: Arc<[u64]>,
 }
 
 impl FrameBody {
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.checksums.len() * 8
+    }
+}
+
+/// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
+pub(crate) struct FrameSlot(Mutex<Arc<FrameBody>>);
+
+impl FrameSlot {
+    pub(crate) fn new(body: FrameBody) -> Self {
+        Self(Mutex::new(Arc::new(body)))
+    }
+
+    /// The frame where it lies now. Whoever holds it may read there, also after a move.
+    pub(crate) fn now(&self) -> Arc<FrameBody> {
+        Arc::clone(&lock(&self.0))
+    }
+
+    /// The frame lies elsewhere from now on.
+    pub(crate) fn moved(&self, segment: &Arc<SegmentHandle>, page: u32) {
+        let mut body = lock(&self.0);
+        let checksums = Arc::clone(&body.checksums);
+        let segment = Arc::clone(segment);
+        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, checksums });
     }
 }
 
@@ -89,7 +151,7 @@ pub(crate) enum Source {
     /// In memory, not known to be on disk.
     Memory(Arc<Run>),
     /// In a frame, `page` pages from its start; `checksum` is the first of the extent's checksums in the frame's table.
-    Disk { frame: Arc<FrameBody>, page: u32, checksum: usize },
+    Disk { frame: Arc<FrameSlot>, page: u32, checksum: usize },
 }
 
 /// Consecutive groups of a layer.
@@ -103,8 +165,8 @@ pub(crate) struct Extent {
 }
 
 /// Place of one block on a device.
-pub(crate) struct BlockPlace<'a> {
-    pub(crate) frame: &'a Arc<FrameBody>,
+pub(crate) struct BlockPlace {
+    pub(crate) frame: Arc<FrameBody>,
     /// Byte offset in the segment file.
     pub(crate) offset: u64,
     /// First of its checksums in the frame's table.
@@ -113,14 +175,15 @@ pub(crate) struct BlockPlace<'a> {
 
 impl Extent {
     /// Where block of `group` lies on disk, if it does.
-    pub(crate) fn place(&self, group: u64, geometry: &BlockGeometry, planes: usize) -> Option<BlockPlace<'_>> {
+    pub(crate) fn place(&self, group: u64, geometry: &BlockGeometry, planes: usize) -> Option<BlockPlace> {
         let Source::Disk { frame, page, checksum } = &self.source else { return None };
         let index = (group - self.first_group) as usize + self.skip;
+        let frame = frame.now();
         let start = (u64::from(frame.page) + u64::from(*page)) * PAGE_BYTES as u64;
         Some(BlockPlace {
-            frame,
             offset: start + geometry.block_offset(index) as u64,
             checksum: checksum + index * planes,
+            frame,
         })
     }
 }
@@ -197,7 +260,7 @@ impl ExtentTable {
     }
 
     /// Every extent in memory that `run` backs goes over to its place on disk.
-    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameBody>, page: u32, checksum: usize) {
+    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameSlot>, page: u32, checksum: usize) {
         for extent in &mut self.extents {
             if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, run)) {
                 extent.source = Source::Disk { frame: Arc::clone(frame), page, checksum };
@@ -217,30 +280,26 @@ mod tests {
     use stratakv_format::DeviceIndex;
     use stratakv_format::SegmentId;
 
-    fn body(id: u64, file: &Arc<DeviceFile>) -> Arc<FrameBody> {
+    fn body(id: u64, file: &Arc<LazyFile>) -> Arc<FrameSlot> {
         let segment = SegmentHandle {
             key: (DeviceIndex(0), SegmentId(0)),
             generation: 1,
             nonce: 0,
             pages: 8,
-            file: Arc::clone(file),
+            lazy: Arc::clone(file),
             read_unit: PAGE_BYTES as u64,
+            in_flight: AtomicU64::new(0),
         };
-        Arc::new(FrameBody {
-            origin: SequenceId(id),
-            nonce: 0,
-            segment: Arc::new(segment),
-            page: 1,
-            checksums: Box::default(),
-        })
+        let (origin, segment) = (SequenceId(id), Arc::new(segment));
+        Arc::new(FrameSlot::new(FrameBody { origin, nonce: 0, segment, page: 1, checksums: Arc::default() }))
     }
 
-    fn any_file() -> Arc<DeviceFile> {
+    fn any_file() -> Arc<LazyFile> {
         use crate::device::dir::{DeviceDir, DirOptions};
-        use crate::device::directory::{Access, Directory};
+        use crate::device::directory::Access;
         let dir = tempfile::tempdir().unwrap();
         let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
-        DeviceDir::open(dir.path(), options).unwrap().create_file("x", 4096).unwrap()
+        LazyFile::new(DeviceDir::open(dir.path(), options).unwrap(), "x".into(), &crate::device::lazy::OpenFiles::new())
     }
 
     proptest! {
@@ -273,7 +332,7 @@ mod tests {
             for (group, (id, index)) in model.iter().enumerate() {
                 let extent = table.find(group as u64).unwrap();
                 let Source::Disk { frame, .. } = &extent.source else { panic!("memory") };
-                prop_assert_eq!(frame.origin, SequenceId(*id));
+                prop_assert_eq!(frame.now().origin, SequenceId(*id));
                 prop_assert_eq!((group as u64 - extent.first_group) as usize + extent.skip, *index);
             }
         }

@@ -9,7 +9,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Encoded records that take effect together.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
     /// End of each record.

@@ -5,7 +5,7 @@ use super::manifest::ManifestLog;
 use super::space::Space;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
+use crate::index::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::layout::KvLayout;
 use crate::metrics::lock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +14,11 @@ use std::time::{Duration, Instant};
 use stratakv_format::LayoutId;
 use stratakv_format::manifest::Kind;
 use stratakv_format::superblock::STATE_CLOSED;
+
+/// How the error of a commit ends that was not recorded for want of space, and is with the next that finds some.
+const STALLED: &str = "stays queued, and is made with the next one that finds room";
+/// How soon a commit that found no space is tried again by itself.
+const STALL_WAIT: Duration = Duration::from_secs(1);
 
 /// What one commit makes durable.
 #[derive(Default)]
@@ -24,6 +29,8 @@ pub(crate) struct CommitRequest {
     pub(crate) records: RecordBuffer,
     /// Segments that its frames were written to.
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
+    /// Pages of its frames, which are live once it has taken effect.
+    pub(crate) flights: Vec<Flight>,
 }
 
 struct Queued {
@@ -54,6 +61,54 @@ pub(crate) struct Committer {
     manifest: Mutex<ManifestLog>,
     /// Set by the first commit that failed midway.
     broken: Mutex<Option<Error>>,
+    /// Bytes written to the devices before the store was opened.
+    lifetime_bytes: u64,
+}
+
+/// How a group commit failed.
+enum Failed {
+    /// There is no space for a checkpoint. Nothing was recorded: the group waits for the next commit.
+    Stalled(Error),
+    /// Midway.
+    Broken(Error),
+}
+
+impl From<Error> for Failed {
+    fn from(e: Error) -> Self {
+        Self::Broken(e)
+    }
+}
+
+/// The right to commit for everybody. Given back whatever happens, a panic included.
+struct Leading<'a> {
+    committer: &'a Committer,
+    tickets: Vec<Arc<Outcome>>,
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let text = "a commit panicked; what is durable is known after the store is opened again";
+            lock(&self.committer.broken).get_or_insert_with(|| Error::new(ErrorKind::Poisoned, text));
+            for ticket in &self.tickets {
+                lock(&ticket.0).get_or_insert_with(|| Err(Error::new(ErrorKind::Indeterminate, text)));
+            }
+        }
+        lock(&self.committer.queue).busy = false;
+        self.committer.changed.notify_all();
+    }
+}
+
+/// Keeps files for the next manifest generation, as far as the capacity allows.
+pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<Space>, manifest: &mut ManifestLog) -> Result<()> {
+    let allowed = {
+        let mut space = lock(space);
+        space.set_metadata_bytes(manifest.file_bytes(), 0);
+        space.allowance(devices)
+    };
+    let kept = manifest.keep_spare(devices, allowed);
+    lock(space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
+    kept
 }
 
 impl Committer {
@@ -63,7 +118,8 @@ impl Committer {
         catalog: Arc<Mutex<Catalog>>,
         manifest: ManifestLog,
     ) -> Self {
-        lock(&space).set_metadata_bytes(manifest.file_bytes());
+        lock(&space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
+        let lifetime_bytes = lock(&catalog).counters.lifetime_bytes;
         Self {
             devices,
             space,
@@ -72,6 +128,7 @@ impl Committer {
             changed: Condvar::new(),
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
+            lifetime_bytes,
         }
     }
 
@@ -118,10 +175,11 @@ impl Committer {
             queue.due = None;
             let group = std::mem::take(&mut queue.waiting);
             drop(queue);
+            let tickets = group.iter().map(|queued| Arc::clone(&queued.ticket)).collect();
+            let leading = Leading { committer: self, tickets };
             self.lead(group);
+            drop(leading);
             queue = lock(&self.queue);
-            queue.busy = false;
-            self.changed.notify_all();
         }
     }
 
@@ -136,12 +194,15 @@ impl Committer {
         self.commit(CommitRequest::default())
     }
 
-    fn lead(&self, group: Vec<Queued>) {
-        let outcome = self.check().and_then(|()| {
-            self.perform(&group).inspect_err(|e| {
+    fn lead(&self, mut group: Vec<Queued>) {
+        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&mut group)) {
+            Ok(()) => Ok(()),
+            Err(Failed::Stalled(e)) => return self.stall(group, &e),
+            Err(Failed::Broken(e)) => {
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());
-            })
-        });
+                Err(e)
+            }
+        };
         for queued in group {
             let copy = match &outcome {
                 Ok(()) => Ok(()),
@@ -155,9 +216,33 @@ impl Committer {
         }
     }
 
-    fn perform(&self, group: &[Queued]) -> Result<()> {
+    /// A group that was not recorded for want of space waits for the next commit; whoever waits for it learns why.
+    fn stall(&self, group: Vec<Queued>, e: &Error) {
+        let mut waiting = Vec::with_capacity(group.len());
+        for queued in group {
+            let text = format!("{e}; the commit {STALLED}");
+            *lock(&queued.ticket.0) = Some(Err(Error::new(e.kind(), text)));
+            waiting.push(Queued { request: queued.request, ticket: Arc::default() });
+        }
+        let mut queue = lock(&self.queue);
+        waiting.append(&mut queue.waiting);
+        queue.waiting = waiting;
+        queue.due = Some(Instant::now() + STALL_WAIT);
+    }
+
+    /// Bytes written to the devices over the life of the store.
+    pub(crate) fn lifetime_bytes(&self) -> u64 {
+        self.lifetime_bytes + self.devices.written_bytes()
+    }
+
+    fn perform(&self, group: &mut [Queued]) -> Result<(), Failed> {
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
+        let fresh = (records.clone(), opened.clone());
+        if !opened.is_empty() {
+            let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..lock(&self.catalog).counters };
+            records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
+        }
         let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
         for segment in group.iter().flat_map(|queued| &queued.request.segments).chain(&opened) {
             segments.insert(segment.key, segment);
@@ -165,20 +250,13 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
-                self.record(&records)?;
+                self.record(&records, Vec::new())?;
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
-        let sync = |s: &Self| {
-            s.devices.sync_all(
-                segments
-                    .iter()
-                    .filter(|_| !skipped)
-                    .map(|(key, handle)| (key.0, &handle.file))
-                    .collect::<Vec<_>>()
-                    .into_iter(),
-            )
-        };
+        let files = segments.iter().filter(|_| !skipped).map(|(key, handle)| Ok((key.0, handle.file()?)));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let sync = |s: &Self| s.devices.sync_all(files.iter().map(|(device, file)| (*device, file)));
         match sync(self) {
             Err(_) if mutated(Mutant::SyncRetried) => sync(self)?,
             other => other?,
@@ -188,7 +266,7 @@ impl Committer {
         }
         drop(opened);
         let mut defined = BTreeSet::new();
-        for queued in group {
+        for queued in &*group {
             if let Some((id, layout)) = &queued.request.layout
                 && !lock(&self.catalog).layouts.contains_key(id)
                 && defined.insert(*id)
@@ -198,26 +276,66 @@ impl Committer {
             records.append(&queued.request.records);
         }
         if !records.is_empty() {
-            self.record(&records)?;
+            let flights = group.iter_mut().flat_map(|queued| std::mem::take(&mut queued.request.flights)).collect();
+            match self.record(&records, flights) {
+                Err(Failed::Stalled(e)) => {
+                    let (records, opened) = fresh;
+                    lock(&self.space).put_back(records, opened);
+                    return Err(Failed::Stalled(e));
+                }
+                other => other?,
+            }
         }
-        self.free_dead_segments()
+        for queued in &*group {
+            let space = lock(&self.space);
+            let written_out = |segment: &&Arc<SegmentHandle>| space.is_sealed(segment.key);
+            let segments = queued.request.segments.iter().filter(written_out);
+            segments.filter(|segment| segment.in_flight_pages() == 0).for_each(|segment| segment.lazy.hold(false));
+        }
+        match self.free_dead_segments() {
+            // They are freed by a later commit.
+            Err(Failed::Stalled(_)) => Ok(()),
+            other => other,
+        }
     }
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, records: &RecordBuffer) -> Result<()> {
+    fn record(&self, records: &RecordBuffer, flights: Vec<Flight>) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
         if !manifest.has_room(records) {
-            let state = lock(&self.catalog).checkpoint();
-            manifest.checkpoint(&self.devices, &state, records)?;
-            lock(&self.space).set_metadata_bytes(manifest.file_bytes());
+            self.checkpoint(&mut manifest, records)?;
         }
-        records.apply(&mut lock(&self.catalog))?;
-        manifest.append(&self.devices, records)
+        {
+            let mut catalog = lock(&self.catalog);
+            records.apply(&mut catalog)?;
+            // What was in flight is live: nobody sees it as neither.
+            drop(flights);
+        }
+        Ok(manifest.append(&self.devices, records)?)
+    }
+
+    /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.
+    fn checkpoint(&self, manifest: &mut ManifestLog, next: &RecordBuffer) -> Result<(), Failed> {
+        let state = {
+            let mut catalog = lock(&self.catalog);
+            catalog.counters.lifetime_bytes = self.lifetime_bytes();
+            catalog.checkpoint()
+        };
+        let limit = {
+            let space = lock(&self.space);
+            space.allowance(&self.devices).saturating_add(manifest.spare_bytes())
+        };
+        let successor = manifest.successor(&self.devices, &state, next, limit).map_err(|e| match e.kind() {
+            ErrorKind::NoSpace => Failed::Stalled(e.during("checkpoint")),
+            _ => Failed::Broken(e),
+        })?;
+        manifest.give_way(&self.devices, successor)?;
+        Ok(keep_spare(&self.devices, &self.space, manifest)?)
     }
 
     /// Frees sealed segments in which nothing is live: the record first, durably, then the file may be used again.
-    fn free_dead_segments(&self) -> Result<()> {
+    fn free_dead_segments(&self) -> Result<(), Failed> {
         let dead: Vec<(SegmentKey, u64)> = {
             let catalog = lock(&self.catalog);
             let sealed = catalog.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed && s.live_pages == 0);
@@ -231,7 +349,7 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(&records)?;
+        self.record(&records, Vec::new())?;
         let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);

@@ -5,7 +5,7 @@ use super::devices::Devices;
 use super::space::Space;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::Result;
-use crate::index::{Catalog, Counters};
+use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
 use crate::metrics::lock;
 use crate::options::Durability;
 use std::collections::HashSet;
@@ -41,6 +41,24 @@ impl StoreInner {
         (FrameId(id), self.next_lsn.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The slot of a committed frame that was read as `body` says, wherever it lies by now.
+    pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
+        let catalog = lock(&self.catalog);
+        let mut space = lock(&self.space);
+        let read = (body.segment.key, body.page);
+        let slot = space.place_frame(id, body);
+        if let Some(frame) = catalog.frames.get(&id) {
+            let key = (frame.location.device, frame.location.segment);
+            if (key, frame.location.page) != read
+                && let Some(segment) = catalog.segments.get(&key)
+            {
+                let segment = space.handle(&self.devices, key, segment)?;
+                slot.moved(&segment, frame.location.page);
+            }
+        }
+        Ok(slot)
+    }
+
     pub(crate) fn add_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -73,12 +91,13 @@ impl StoreInner {
         // Counters go along, so that ids given out are not given out again.
         let mut request = CommitRequest::default();
         let known = lock(&self.catalog).counters;
+        self.written.store(0, Ordering::Relaxed);
         let counters = Counters {
             frame: self.next_frame.load(Ordering::Relaxed),
             sequence: self.next_sequence.load(Ordering::Relaxed),
             lsn: self.next_lsn.load(Ordering::Relaxed),
             layout: known.layout,
-            lifetime_bytes: known.lifetime_bytes + self.written.swap(0, Ordering::Relaxed),
+            lifetime_bytes: self.committer.lifetime_bytes(),
         };
         request.records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
         self.committer.enqueue(request, None);
@@ -127,6 +146,7 @@ impl Drop for Claim {
         if !self.key.is_empty() {
             lock(&self.store.reserved_keys).remove(&self.key);
         }
+        lock(&self.store.space).settle(self.id);
         lock(&self.store.open_sequences).remove(&self.id);
     }
 }

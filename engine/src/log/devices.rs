@@ -4,12 +4,13 @@ use crate::device::arena::{Arena, Exhausted, Lease};
 use crate::device::directory::{Access, Directory};
 use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
+use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
 use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
-use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum};
+use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum, SegmentId, segment};
 use zerocopy::little_endian::U64;
 
 /// Bytes of the buffer that is kept back for metadata: a batch of records at its largest.
@@ -61,9 +62,25 @@ pub(crate) struct Devices {
     /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
     pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,
+    /// Segment files that are open.
+    pub(crate) files: Arc<OpenFiles>,
 }
 
 impl Devices {
+    /// The file of a segment, open already or to be opened when it is needed.
+    pub(crate) fn segment_file(&self, device: &Device, id: SegmentId, open: Option<Arc<DeviceFile>>) -> Arc<LazyFile> {
+        let (directory, path) = (Arc::clone(&device.directory), segment::file_name(id));
+        match open {
+            Some(file) => LazyFile::opened(directory, path, &self.files, file),
+            None => LazyFile::new(directory, path, &self.files),
+        }
+    }
+
+    /// Bytes that the devices took since the store was opened.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.list.iter().map(|device| device.counters.write_bytes.get()).sum()
+    }
+
     /// The device of this index.
     ///
     /// # Errors

@@ -1,12 +1,12 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
-use super::space::Space;
+use super::space::{Space, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{FrameBody, FrameMeta, Run, SegmentHandle};
+use crate::index::{Flight, FrameBody, FrameMeta, FrameSlot, Run, SegmentHandle};
 use crate::layout::KvLayout;
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
@@ -141,7 +141,9 @@ pub(crate) struct LandedRun {
 pub(crate) struct WrittenFrame {
     pub(crate) id: FrameId,
     pub(crate) meta: FrameMeta,
-    pub(crate) body: Arc<FrameBody>,
+    pub(crate) body: Arc<FrameSlot>,
+    flight: Option<Flight>,
+    segment: Arc<SegmentHandle>,
     pub(crate) runs: Vec<LandedRun>,
     pub(crate) holds_state: bool,
     /// The lowest token it holds anything of; none when it holds only the caller's state.
@@ -169,7 +171,13 @@ impl WrittenFrame {
     }
 
     pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
-        &self.body.segment
+        &self.segment
+    }
+
+    /// Its part of a commit: the segment to sync, and the pages that are in flight until then.
+    pub(crate) fn join(&mut self, request: &mut super::CommitRequest) {
+        request.segments.push(Arc::clone(&self.segment));
+        request.flights.extend(self.flight.take());
     }
 }
 
@@ -340,7 +348,8 @@ pub(crate) fn write(
         }
         left -= left.min(WRITE_BYTES);
     }
-    let (location, segment) = lock(space).allocate(devices, device, front_page + page)?;
+    let (location, flight) = allocate(devices, space, device, Some(who.sequence), front_page + page)?;
+    let segment = Arc::clone(flight.segment());
     let place = FramePlace {
         store_id: devices.identity.store_id,
         location,
@@ -367,8 +376,9 @@ pub(crate) fn write(
         .write(&place, &mut front)
         .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
     front[header_bytes..header_bytes + tables.front.len()].copy_from_slice(&tables.front);
+    let file = segment.file()?;
     let now = |offset: u64, bytes: &[u8]| {
-        let target = [(device, Arc::clone(&segment.file))];
+        let target = [(device, Arc::clone(&file))];
         let written = bytes
             .chunks(WRITE_BYTES)
             .enumerate()
@@ -382,7 +392,7 @@ pub(crate) fn write(
     let mut offset = location.offset();
     let mut push = |buffer: &Lease, offset: u64, bytes: usize| -> Result<()> {
         let from = buffer.write_source(0..bytes)?;
-        requests.push(Request { op: Op::Write { file: Arc::clone(&segment.file), offset, from }, tag: 0 });
+        requests.push(Request { op: Op::Write { file: Arc::clone(&file), offset, from }, tag: 0 });
         Ok(())
     };
     if front_buffers.is_empty() {
@@ -428,14 +438,16 @@ pub(crate) fn write(
     let body = FrameBody {
         origin: who.sequence,
         nonce,
-        segment,
+        segment: Arc::clone(&segment),
         page: location.page,
         checksums: tables.checksums[group_checksums..].into(),
     };
     Ok(WrittenFrame {
         id,
         meta,
-        body: Arc::new(body),
+        body: lock(space).place_frame(id, body),
+        flight: Some(flight),
+        segment,
         runs: landed,
         holds_state: draft.state.is_some(),
         first_token: draft.first_token,

@@ -3,7 +3,7 @@
 use super::devices::Devices;
 use super::random_u64;
 use super::unix_ms;
-use crate::device::directory::Access;
+use crate::device::directory::{Access, Directory};
 use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,6 +17,9 @@ use zerocopy::little_endian::{U16, U64};
 
 /// The most bytes of a manifest, and so of what an open has to replay behind the checkpoint.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Pages that a generation must have left behind its state, at least.
+const SPARE_PAGES: u64 = 2;
 
 /// Copies of the manifest that the device of this index holds in a store of `devices`.
 pub(crate) fn copies_for(index: DeviceIndex, devices: usize) -> u8 {
@@ -46,12 +49,58 @@ pub(crate) struct ManifestLog {
     epoch: u64,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
     file_pages: u64,
+    /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
+    spare_bytes: u64,
+}
+
+/// How a generation begins.
+pub(crate) struct GenerationStart {
+    pub(crate) generation: u64,
+    pub(crate) previous: u64,
+    pub(crate) first_batch: u64,
+    pub(crate) epoch: u64,
+    /// Pages that must be left behind the state.
+    pub(crate) room: u64,
+    /// Bytes that all copies together should not exceed.
+    pub(crate) limit: u64,
+}
+
+/// Copies of the manifest on all devices.
+pub(crate) fn manifest_copies(devices: &Devices) -> u64 {
+    copies(devices).len() as u64
 }
 
 fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
     let count = devices.list.len();
     let per_device = |index: DeviceIndex| (0..copies_for(index, count)).map(move |copy| (index, copy));
     devices.list.iter().flat_map(|device| per_device(device.index)).collect()
+}
+
+/// A manifest file of `wanted` bytes, `least` when there is no space for more: one that was kept under this name, or a new
+/// one. Its length comes along.
+fn take_file(directory: &dyn Directory, name: &str, wanted: u64, least: u64) -> Result<(Arc<DeviceFile>, u64)> {
+    let no_space = |e: &Error| e.kind() == ErrorKind::NoSpace;
+    let file = match directory.open_file(name, Access::ReadWrite) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return match directory.create_file(name, wanted) {
+                Err(e) if no_space(&e) && 0 < least && least < wanted => {
+                    directory.create_file(name, least).map(|file| (file, least))
+                }
+                other => other.map(|file| (file, wanted)),
+            };
+        }
+        other => other?,
+    };
+    let len = file.len()?;
+    if len >= wanted {
+        return Ok((file, len));
+    }
+    match directory.grow_file(&file, wanted) {
+        Ok(()) => Ok((file, wanted)),
+        Err(e) if no_space(&e) && len >= least => Ok((file, len)),
+        Err(e) if no_space(&e) => directory.grow_file(&file, least).map(|()| (file, least)),
+        Err(e) => Err(e),
+    }
 }
 
 /// Pages that records take at most.
@@ -70,37 +119,33 @@ impl ManifestLog {
             file_pages = file_pages.min(file.len()? / PAGE_BYTES as u64);
             files.push((device, file));
         }
-        Ok(Self { place, epoch, files, file_pages })
+        Ok(Self { place, epoch, files, file_pages, spare_bytes: 0 })
     }
 
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
-    /// superblocks do not name it yet. `room`: pages that must be left behind the state.
-    pub(crate) fn create(
-        devices: &Devices,
-        generation: u64,
-        previous: u64,
-        first_batch: u64,
-        epoch: u64,
-        state: &RecordBuffer,
-        room: u64,
-    ) -> Result<Self> {
+    /// superblocks do not name it yet.
+    pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
+        let &GenerationStart { generation, previous, first_batch, epoch, room, limit } = start;
         // One moment for all copies: their headers differ in nothing but the place.
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
         let batches = state.batches();
         let state_bytes: u64 = batches.iter().map(|(bytes, _)| bytes.len() as u64 + 2 * PAGE_BYTES as u64).sum();
         let sizes = environment::sizes();
-        let bytes = sizes.manifest_bytes + 2 * state_bytes + room * PAGE_BYTES as u64;
-        let bytes = bytes.next_multiple_of(sizes.zero_bytes as u64);
+        let room_bytes = room * PAGE_BYTES as u64;
+        let wanted = (sizes.manifest_bytes + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
+        // What a full device must do with: the state, and as many batches as any commit takes.
+        let least = state_bytes + room_bytes + SPARE_PAGES * PAGE_BYTES as u64;
+        let whole = limit / manifest_copies(devices) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let wanted = wanted.min(whole).max(least);
         let mut files = Vec::new();
+        let mut bytes = u64::MAX;
         for (device, copy) in copies(devices) {
             let directory = &devices.get(device)?.directory;
-            let name = m::file_name(generation, copy);
-            // What a checkpoint that was cut short left behind.
-            match directory.remove_file(&name) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
-            let file = directory.create_file(&name, bytes)?;
+            let (file, len) = take_file(&**directory, &m::file_name(generation, copy), wanted, least)?;
+            bytes = bytes.min(len / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+            files.push((device, copy, file));
+        }
+        for (device, copy, file) in &files {
             let page = ManifestPage {
                 magic: m::MAGIC,
                 features: Features::current(),
@@ -111,16 +156,19 @@ impl ManifestLog {
                 first_batch: U64::new(first_batch),
                 created_unix_s: created,
                 device: U16::new(device.0),
-                copy,
+                copy: *copy,
                 reserved: [0; 5],
             };
-            devices.write_all(&[(device, Arc::clone(&file))], 0, &page.encode())?;
-            files.push((device, file));
+            devices.write_all(&[(*device, Arc::clone(file))], 0, &page.encode())?;
         }
+        let files: Vec<_> = files.into_iter().map(|(device, _, file)| (device, file)).collect();
         let zeros = vec![0; sizes.zero_bytes];
         for start in (0..bytes).step_by(sizes.zero_bytes) {
             let skip = if start == 0 { PAGE_BYTES } else { 0 };
-            devices.write_all(&files, start + skip as u64, &zeros[skip..])?;
+            let end = zeros.len().min((bytes - start) as usize);
+            if skip < end {
+                devices.write_all(&files, start + skip as u64, &zeros[skip..end])?;
+            }
         }
         let place = ManifestPlace {
             generation,
@@ -129,7 +177,7 @@ impl ManifestLog {
             synced_through: first_batch.saturating_sub(1),
             next_page: 1,
         };
-        let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64 };
+        let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64, spare_bytes: 0 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             log.sync(devices)?;
@@ -147,6 +195,39 @@ impl ManifestLog {
     /// Bytes of its files.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.files.len() as u64 * self.file_pages * PAGE_BYTES as u64
+    }
+
+    /// Bytes of the files kept for the next generation.
+    pub(crate) fn spare_bytes(&self) -> u64 {
+        self.spare_bytes
+    }
+
+    /// Keeps files for the next generation, as large as those of this one, within `allowed` bytes. A device that is too full
+    /// gives room for them later.
+    pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
+        let (len, copies) = (self.file_pages * PAGE_BYTES as u64, copies(devices));
+        let mut kept = 0;
+        for (device, copy) in copies {
+            let directory = &devices.get(device)?.directory;
+            let name = m::file_name(self.place.generation + 1, copy);
+            let there = match directory.open_file(&name, Access::ReadWrite) {
+                Ok(file) => file.len()?,
+                Err(e) if e.kind() == ErrorKind::NotFound => 0,
+                Err(e) => return Err(e),
+            };
+            let wanted = if kept + len <= allowed { len } else { there };
+            if wanted == 0 {
+                continue;
+            }
+            match take_file(&**directory, &name, wanted, 0) {
+                Ok((_, len)) => kept += len,
+                Err(e) if e.kind() == ErrorKind::NoSpace => kept += there,
+                Err(e) => return Err(e),
+            }
+            directory.sync_dir(m::DIRECTORY)?;
+        }
+        self.spare_bytes = kept;
+        Ok(())
     }
 
     /// Whether these records and the end of the generation still fit.
@@ -197,15 +278,31 @@ impl ManifestLog {
         Ok(())
     }
 
-    /// Ends this generation in favour of a new one that starts with `state`: the new one whole, then the word that it
-    /// follows, then the superblocks, then the old files go. The new one has room for `next`.
-    pub(crate) fn checkpoint(&mut self, devices: &Devices, state: &RecordBuffer, next: &RecordBuffer) -> Result<()> {
-        let room = pages_of(next) + 2;
+    /// Writes a new generation that starts with `state` and has room for `next`. It takes the place of this one with
+    /// [`Self::give_way`]; until then, and if this fails, nothing has changed.
+    pub(crate) fn successor(
+        &self,
+        devices: &Devices,
+        state: &RecordBuffer,
+        next: &RecordBuffer,
+        limit: u64,
+    ) -> Result<Self> {
         environment::note(Event::Checkpoint);
-        let old = self.place;
-        // One batch is kept for the last record of the old generation.
-        let next =
-            Self::create(devices, old.generation + 1, old.generation, old.next_batch + 1, self.epoch, state, room)?;
+        let start = GenerationStart {
+            generation: self.place.generation + 1,
+            previous: self.place.generation,
+            // One batch is kept for the last record of this generation.
+            first_batch: self.place.next_batch + 1,
+            epoch: self.epoch,
+            room: pages_of(next) + 2,
+            limit,
+        };
+        Self::create(devices, &start, state)
+    }
+
+    /// Ends this generation in favour of `next`, which is whole: first the word that it follows, then the superblocks, then
+    /// the old files are kept for the generation after it.
+    pub(crate) fn give_way(&mut self, devices: &Devices, mut next: Self) -> Result<()> {
         let mut last = RecordBuffer::default();
         let superseded =
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
@@ -215,11 +312,10 @@ impl ManifestLog {
         self.files.clear();
         for (device, copy) in copies(devices) {
             let directory = &devices.get(device)?.directory;
-            match directory.remove_file(&m::file_name(old.generation, copy)) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+            let old = m::file_name(self.place.generation, copy);
+            directory.rename(&old, &m::file_name(next.place.generation + 1, copy))?;
         }
+        next.spare_bytes = manifest_copies(devices) * self.file_pages * PAGE_BYTES as u64;
         *self = next;
         Ok(())
     }

@@ -141,7 +141,7 @@ impl ReadTicket {
             let Some(buffer) = buffer else { continue };
             for read in &part.reads {
                 let into = buffer.read_target(read.to..read.to + read.bytes)?;
-                let op = Op::Read { file: Arc::clone(&read.segment.file), offset: read.offset, into };
+                let op = Op::Read { file: read.segment.file()?, offset: read.offset, into };
                 batches.entry(read.segment.key.0).or_default().push(Request { op, tag: index as u64 });
             }
         }
@@ -350,6 +350,6 @@ pub(super) fn read_again(
     range: std::ops::Range<usize>,
 ) -> Result<()> {
     let into = buffer.read_target(range)?;
-    let op = Op::Read { file: Arc::clone(&segment.file), offset, into };
+    let op = Op::Read { file: segment.file()?, offset, into };
     devices.get(segment.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Demand)
 }

@@ -3,9 +3,47 @@
 use crate::device::directory::Directory;
 use crate::error::{ErrorKind, Result};
 use crate::index::Catalog;
+use crate::log::Devices;
+use stratakv_format::superblock::{SLOTS, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, manifest, segment};
+use zerocopy::little_endian::U64;
 
-/// Removes manifest files of other generations and segment files that the catalog does not know: what an unfinished
+/// What an unfinished checkpoint left is made room of: all slots name the generation in force, so that nothing refers to an
+/// older one, and files of any other are kept for the next. No new space is needed for any of this.
+pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u64, nonce: u64) -> Result<()> {
+    if slots.iter().any(|slot| slot.manifest_generation.get() != generation) {
+        let own = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
+        let synced = own.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
+        for _ in 0..SLOTS {
+            for device in &devices.list {
+                device.write_superblock(|slot| {
+                    slot.manifest_generation = U64::new(generation);
+                    slot.manifest_nonce = U64::new(nonce);
+                    slot.synced_through = U64::new(synced);
+                    slot.state = STATE_OPEN;
+                })?;
+            }
+        }
+    }
+    for device in &devices.list {
+        let directory = &*device.directory;
+        let files: Vec<(String, u64, u8)> = directory
+            .list(manifest::DIRECTORY)?
+            .into_iter()
+            .filter_map(|entry| manifest::parse_file_name(&entry.name).map(|(of, copy)| (entry.name, of, copy)))
+            .collect();
+        let kept = |copy| files.iter().any(|(_, of, other)| (*of, *other) == (generation + 1, copy));
+        for (name, of, copy) in files.iter().filter(|(_, of, _)| *of != generation && *of != generation + 1) {
+            let path = format!("{}/{name}", manifest::DIRECTORY);
+            let next = manifest::file_name(generation + 1, *copy);
+            let twice = files.iter().any(|(_, other, c)| c == copy && other < of && *other != generation);
+            if kept(*copy) || twice { directory.remove_file(&path)? } else { directory.rename(&path, &next)? }
+        }
+    }
+    Ok(())
+}
+
+/// Removes manifest files of generations other than the one in force and the next, for which they are kept, and segment files that the catalog does not know: what an unfinished
 /// checkpoint or an uncommitted segment left. Call only when `generation` is durable and named by the superblock.
 pub(crate) fn remove_leftovers(
     directory: &dyn Directory,
@@ -18,7 +56,9 @@ pub(crate) fn remove_leftovers(
         _ => Ok(()),
     };
     for entry in directory.list(manifest::DIRECTORY)? {
-        if manifest::parse_file_name(&entry.name).is_some_and(|(other, _)| other != generation) {
+        if manifest::parse_file_name(&entry.name)
+            .is_some_and(|(other, _)| other != generation && other != generation + 1)
+        {
             remove(&format!("{}/{}", manifest::DIRECTORY, entry.name))?;
         }
     }

@@ -231,7 +231,7 @@ impl Sequence {
                 }
             }
             let bytes: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
-            let held = self.index.bytes().max(bytes + self.token_ids.len() * 4) + body.memory_bytes();
+            let held = self.index.bytes().max(bytes + self.token_ids.len() * 4) + body.now().memory_bytes();
             if !self.store.devices.resize(&mut self.index, held) {
                 return Err(Error::new(ErrorKind::MemoryLimit, "no memory for the index within memory_limit"));
             }

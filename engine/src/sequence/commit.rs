@@ -5,7 +5,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{ref_record, release_record};
 use crate::log::{CommitRequest, Draft, unix_ms};
 use crate::options::Durability;
-use std::sync::Arc;
 use std::time::Instant;
 use stratakv_format::FrameId;
 use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
@@ -63,16 +62,17 @@ impl Sequence {
         self.ids_written = ids;
 
         let layout = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone()));
-        let mut request = CommitRequest { layout, records: std::mem::take(&mut self.records), segments: Vec::new() };
+        let mut request =
+            CommitRequest { layout, records: std::mem::take(&mut self.records), ..CommitRequest::default() };
         let mut released = 0;
-        for frame in self.frames.drain(..) {
+        for mut frame in self.frames.drain(..) {
             request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(Held { frame: frame.id, first_token: frame.first_token });
             if frame.holds_state {
                 released = std::mem::replace(&mut self.state_frame, frame.id.0);
             }
-            request.segments.push(Arc::clone(frame.segment()));
+            frame.join(&mut request);
         }
         // A frame that held nothing but the state before this one.
         let old = FrameId(released);

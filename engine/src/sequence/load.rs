@@ -92,7 +92,7 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
         let frame = catalog.frames.get(&id).ok_or_else(lost)?.clone();
         let key = (frame.location.device, frame.location.segment);
         let segment = catalog.segments.get(&key).ok_or_else(lost)?;
-        let segment = space.open_handle(&store.devices, key, segment)?;
+        let segment = space.handle(&store.devices, key, segment)?;
         let clip = token_end.min(meta.tokens);
         references.push(Reference { id, meta: frame, clip, token_end, segment });
     }
@@ -108,7 +108,7 @@ pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -
             let len = READ_BYTES.min(bytes - start);
             let mut buffer = devices.buffer(len)?;
             let into = buffer.read_target(0..len)?;
-            let op = Op::Read { file: Arc::clone(&segment.file), offset: offset + start as u64, into };
+            let op = Op::Read { file: segment.file()?, offset: offset + start as u64, into };
             buffers.push((piece, buffer));
             owners.push((segment.key.0, op));
         }
@@ -156,17 +156,18 @@ impl Sequence {
         }
         let groups = view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS);
         let checksums = groups.clone().flat_map(|d| view.checksums(d)).map(|c| c.get()).collect();
-        let body = Arc::new(FrameBody {
+        let body = FrameBody {
             origin: reference.meta.origin,
             nonce: reference.meta.nonce,
             segment: Arc::clone(&reference.segment),
             page: reference.meta.location.page,
             checksums,
-        });
+        };
         let held = self.index.bytes() + body.memory_bytes();
         if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
+        let body = self.store.place_frame(reference.id, body)?;
         let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
         let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
         self.held.push(Held { frame: reference.id, first_token });
@@ -404,7 +405,7 @@ pub(super) fn read_block(
     layer: &super::Layer,
     group: u64,
     tokens: u64,
-    place: &crate::index::BlockPlace<'_>,
+    place: &crate::index::BlockPlace,
 ) -> Result<Vec<u8>> {
     let first = place.offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     let skip = (place.offset - first) as usize;

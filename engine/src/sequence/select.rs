@@ -111,7 +111,7 @@ fn source(state: &Layer, group: u64) -> Result<UnitSource> {
         return Ok(UnitSource::Run { run: Arc::clone(run), index });
     }
     let place = extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?;
-    Ok(UnitSource::Disk { frame: Arc::clone(place.frame), offset: place.offset, checksum: place.checksum })
+    Ok(UnitSource::Disk { frame: place.frame, offset: place.offset, checksum: place.checksum })
 }
 
 fn check_query(state: &Layer, query: &[f32]) -> Result<()> {

@@ -98,11 +98,17 @@ impl Case {
         let devices = pick(rng, &[1, 1, 1, 2, 3]);
         let segment_pages = pick(rng, &[8, 8, 10, 12, 16]);
         let tight = regime == Regime::Tight;
+        let full = tight && rng.one_in(2);
+        let whole = full && rng.one_in(2);
+        let manifest_pages = pick(rng, &[6, 6, 8, 10, 24]);
+        // Two generations of two copies, with the state at its largest.
+        let metadata = if whole { 4096 * (2 + 4 * (manifest_pages + 24)) } else { 0 };
         let geometry = Geometry {
             devices,
-            device_bytes: if tight && rng.one_in(2) { 4096 * (40 + rng.below(80)) } else { 64 << 20 },
-            manifest_pages: pick(rng, &[6, 6, 8, 10, 24]),
+            device_bytes: if full { 4096 * (40 + rng.below(80)) + metadata } else { 64 << 20 },
+            manifest_pages,
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
+            whole,
         };
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);

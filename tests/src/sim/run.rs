@@ -152,7 +152,12 @@ impl Runner<'_> {
         let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(segment));
         let options = options.frame_bytes(ByteSize::kib(64));
         match self.case.capacity {
-            Some(segments) => options.capacity(ByteSize(segments * segment)),
+            Some(segments) => {
+                // Beside the segments the files of two manifest generations.
+                let copies = if self.case.geometry.devices == 1 { 2 } else { self.case.geometry.devices.min(3) } as u64;
+                let metadata = 2 * copies * (self.case.geometry.manifest_pages + 16) * 4096;
+                options.capacity(ByteSize(segments * segment + metadata))
+            }
             None => options,
         }
     }

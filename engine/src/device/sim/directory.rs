@@ -312,7 +312,7 @@ impl Directory for SimDirectory {
     fn create_file(&self, path: &str, len: u64) -> Result<Arc<DeviceFile>> {
         self.poison.check()?;
         let (mut world, fate) = self.begin(Kind::Create, path)?;
-        let capacity = world.capacity;
+        let (capacity, whole) = (world.capacity, world.whole);
         let disk = &mut world.disks[self.disk];
         if disk.names.contains_key(path) {
             return Err(Self::failed("create", path, Errno::EXIST));
@@ -320,7 +320,10 @@ impl Directory for SimDirectory {
         if disk.names.get(parent(path)) != Some(&Node::Directory) {
             return Err(Self::failed("create", path, Errno::NOENT));
         }
-        let full = parent(path) == segment::DIRECTORY && disk.used_bytes(segment::DIRECTORY) + len > capacity;
+        let full = match whole {
+            true => disk.all_bytes() + len > capacity,
+            false => parent(path) == segment::DIRECTORY && disk.used_bytes(segment::DIRECTORY) + len > capacity,
+        };
         if matches!(fate, Fate::Failed(_)) || full {
             return Err(Self::failed("create", path, Errno::NOSPC));
         }
@@ -343,6 +346,23 @@ impl Directory for SimDirectory {
             Node::File(file) => Ok(self.file(file, path, false)),
             Node::Directory => Err(Self::failed("open", path, Errno::INVAL)),
         }
+    }
+
+    fn grow_file(&self, file: &DeviceFile, len: u64) -> Result<()> {
+        self.poison.check()?;
+        let own = Self::handle(file)?.file;
+        let (mut world, fate) = self.begin(Kind::Create, file.path())?;
+        let (capacity, whole) = (world.capacity, world.whole);
+        let disk = &mut world.disks[self.disk];
+        let before = disk.files.get(own).map_or(0, |file| file.len() as u64);
+        let full = whole && disk.all_bytes() + len.saturating_sub(before) > capacity;
+        if matches!(fate, Fate::Failed(_)) || full {
+            return Err(Self::failed("grow", file.path(), Errno::NOSPC));
+        }
+        if let Some(file) = disk.files.get_mut(own) {
+            file.grow((len as usize).div_ceil(PAGE));
+        }
+        if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {

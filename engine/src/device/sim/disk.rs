@@ -80,6 +80,15 @@ impl Disk {
     }
 
     /// Bytes of all files that have a name in `directory`.
+    /// Bytes of all files.
+    pub(super) fn all_bytes(&self) -> u64 {
+        let bytes = |node: &Node| match node {
+            Node::Directory => 0,
+            Node::File(index) => self.files.get(*index).map_or(0, |file| file.len() as u64),
+        };
+        self.names.values().map(bytes).sum()
+    }
+
     pub(super) fn used_bytes(&self, directory: &str) -> u64 {
         let bytes = |node: &Node| match node {
             Node::Directory => 0,

@@ -71,6 +71,13 @@ impl File {
         Self { live: vec![ZERO; pages], pending_pages: Some(pages), ..Self::default() }
     }
 
+    pub(super) fn grow(&mut self, pages: usize) {
+        if pages > self.live.len() {
+            self.live.resize(pages, ZERO);
+            self.pending_pages = Some(pages);
+        }
+    }
+
     /// Length in bytes.
     pub(super) fn len(&self) -> usize {
         self.live.len() * PAGE

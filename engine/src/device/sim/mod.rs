@@ -33,12 +33,14 @@ use world::World;
 pub struct Geometry {
     /// Devices.
     pub devices: usize,
-    /// Bytes of segment files that each device takes; the manifest finds room beyond.
+    /// Bytes of segment files that each device takes; the manifest finds room beyond, unless `whole`.
     pub device_bytes: u64,
     /// Pages of a fresh manifest file.
     pub manifest_pages: u64,
     /// The most bytes of records of one manifest batch.
     pub batch_bytes: usize,
+    /// `device_bytes` are those of all files.
+    pub whole: bool,
 }
 
 /// A machine with its disks. It belongs to one thread: randomness and clock of that thread follow its seed while it lives.
@@ -52,7 +54,8 @@ impl Simulation {
     #[must_use]
     pub fn new(geometry: &Geometry, seed: u64) -> Self {
         thread::enter(seed ^ 0x5eed, geometry.manifest_pages, geometry.batch_bytes);
-        let world = World::new(geometry.devices, geometry.device_bytes, seed);
+        let mut world = World::new(geometry.devices, geometry.device_bytes, seed);
+        world.whole = geometry.whole;
         Self { world: Arc::new(Mutex::new(world)), devices: geometry.devices }
     }
 

@@ -72,6 +72,8 @@ pub(super) struct World {
     pub(super) pages: Pages,
     pub(super) rng: Rng,
     pub(super) capacity: u64,
+    /// The capacity is that of all files, not of segments alone.
+    pub(super) whole: bool,
     /// Counts restarts: handles of an earlier one are dead.
     pub(super) epoch: u64,
     pub(super) down: bool,
@@ -121,6 +123,7 @@ impl World {
             pages: Pages::new(),
             rng: Rng::new(seed),
             capacity,
+            whole: false,
             epoch: 0,
             down: false,
             crash_in: None,

@@ -1,0 +1,309 @@
+//! Taking pages for a frame: from the segment of its stream, from one with room that nobody uses, or from a new one.
+
+use super::{Active, OWN_MAX, Space, Stream, reserve};
+use crate::device::directory::Access;
+use crate::device::environment::{self, Event, Mutant, mutated};
+use crate::device::file::DeviceFile;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Flight, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
+use crate::log::devices::Devices;
+use crate::log::{random_u64, unix_ms};
+use crate::metrics::lock;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use stratakv_format::features::Features;
+use stratakv_format::manifest::Kind;
+use stratakv_format::segment::{self, KIND_LOG, POSITION_HEADER, POSITION_TRAILER, SegmentPage};
+use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, SequenceId};
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// What an allocation does next.
+enum Step {
+    Took(Location, Flight),
+    Open(Opening),
+    /// Somebody else opens a segment; look again when this count has passed.
+    Wait(u64),
+}
+
+/// A segment that is about to begin a life.
+struct Opening {
+    device: DeviceIndex,
+    id: SegmentId,
+    generation: u64,
+    /// It has no file yet.
+    fresh: bool,
+    /// It stays free, for the reserve.
+    spare: bool,
+}
+
+/// Takes `pages` on `device` for a frame of a sequence, or for one that is moved out of the way.
+///
+/// # Errors
+/// [`ErrorKind::NoSpace`]: the capacity or the device is full but for the reserve. Nothing changed.
+pub(crate) fn allocate(
+    devices: &Devices,
+    space: &Mutex<Space>,
+    device: DeviceIndex,
+    sequence: Option<SequenceId>,
+    pages: u32,
+) -> Result<(Location, Flight)> {
+    let usable = devices.identity.segment_pages - 2;
+    if pages > usable {
+        let text = format!("a frame of {pages} pages does not fit in a segment of {usable}; use larger segments");
+        return Err(Error::new(ErrorKind::Configuration, text));
+    }
+    let mut full = None;
+    loop {
+        let (stream, step, changed) = {
+            let mut space = lock(space);
+            let stream = sequence.map_or(Stream::Moved, |sequence| space.stream_of(devices, sequence, device));
+            (stream, space.step(devices, device, stream, pages, full.as_ref())?, Arc::clone(&space.changed))
+        };
+        match step {
+            Step::Took(location, flight) => {
+                if let Some(sequence) = sequence {
+                    lock(space).grew(sequence, device, pages);
+                }
+                return Ok((location, flight));
+            }
+            Step::Wait(seen) => {
+                changed.wait_past(seen, None);
+            }
+            Step::Open(opening) => {
+                let opened = open_segment(devices, &opening);
+                let outcome = lock(space).opened(devices, stream, &opening, opened);
+                changed.notify();
+                match outcome {
+                    // There may be room elsewhere.
+                    Err(e) if e.kind() == ErrorKind::NoSpace => full = Some(e),
+                    other => other?,
+                }
+            }
+        }
+    }
+}
+
+impl Space {
+    /// Where frames of a sequence go on a device.
+    pub(crate) fn stream_of(&mut self, devices: &Devices, sequence: SequenceId, device: DeviceIndex) -> Stream {
+        let usable = u64::from(self.segment_pages - 2);
+        let growth = self.growing.entry(sequence).or_default();
+        let (class, written) = (growth.class, growth.pages.get(&device).copied().unwrap_or(0));
+        let Some(own) = self.devices.get(&device) else { return Stream::Shared(class) };
+        let stream = Stream::Own(sequence);
+        if own.streams.contains_key(&stream) {
+            return stream;
+        }
+        let segment = u64::from(self.segment_pages) * PAGE_BYTES as u64;
+        let most =
+            self.capacity.map_or(OWN_MAX, |capacity| (capacity / segment / devices.list.len() as u64 / 8).min(OWN_MAX));
+        let owned = own.streams.keys().filter(|stream| matches!(stream, Stream::Own(_))).count() as u64;
+        if written * 4 >= usable && owned < most { stream } else { Stream::Shared(class) }
+    }
+
+    /// Notes pages written for a sequence.
+    fn grew(&mut self, sequence: SequenceId, device: DeviceIndex, pages: u32) {
+        *self.growing.entry(sequence).or_default().pages.entry(device).or_default() += u64::from(pages);
+    }
+
+    fn took(&mut self, device: DeviceIndex, stream: Stream, pages: u32) -> Result<Step> {
+        let active = self.space_of(device)?.streams.get_mut(&stream);
+        let active = active
+            .ok_or_else(|| Error::new(ErrorKind::NoSpace, format!("device {device} has no segment to write to")))?;
+        let location = Location { device, segment: active.handle.key.1, page: active.next_page, pages };
+        active.next_page += pages;
+        active.handle.lazy.hold(true);
+        Ok(Step::Took(location, Flight::new(&active.handle, pages)))
+    }
+
+    fn step(
+        &mut self,
+        devices: &Devices,
+        device: DeviceIndex,
+        stream: Stream,
+        pages: u32,
+        full: Option<&Error>,
+    ) -> Result<Step> {
+        let fits = |active: &Active| active.room() >= pages;
+        let usable = self.segment_pages - 2;
+        let own = self.space_of(device)?;
+        if own.streams.get(&stream).is_some_and(fits) {
+            return self.took(device, stream, pages);
+        }
+        // One with room: the emptiest, and for a sequence of its own nearly a whole one.
+        let wanted = if matches!(stream, Stream::Own(_)) { usable - usable / 8 } else { pages };
+        if let Some(at) = own.partial.iter().rposition(|active| active.room() >= wanted.max(pages)) {
+            let active = own.partial.remove(at);
+            return self.switch(device, stream, active, pages);
+        }
+        let kept = if stream == Stream::Moved { 0 } else { reserve(own.used() + 1) };
+        if own.free.len() as u64 > kept
+            && let Some((id, ended)) = own.free.pop()
+        {
+            own.opening += 1;
+            environment::note(Event::SegmentRecycled);
+            let generation = ended.saturating_add(1);
+            return Ok(Step::Open(Opening { device, id, generation, fresh: false, spare: false }));
+        }
+        let spare = (own.free.len() as u64) < kept;
+        if full.is_none() && self.may_grow(devices) {
+            let own = self.space_of(device)?;
+            own.opening += 1;
+            let id = SegmentId(own.next_segment);
+            own.next_segment += 1;
+            return Ok(Step::Open(Opening { device, id, generation: 1, fresh: true, spare }));
+        }
+        let own = self.space_of(device)?;
+        if own.opening > 0 {
+            return Ok(Step::Wait(self.changed.epoch()));
+        }
+        // Apart from its own kind, rather than not at all.
+        if let Some(at) = own.partial.iter().rposition(fits) {
+            let active = own.partial.remove(at);
+            return self.switch(device, stream, active, pages);
+        }
+        let other = own.streams.iter().filter(|(_, active)| fits(active)).map(|(other, _)| *other).next();
+        if let Some(other) = other {
+            return self.took(device, other, pages);
+        }
+        Err(full.map_or_else(|| self.no_room(devices, device), Error::duplicate))
+    }
+
+    /// From now on the stream writes to this segment.
+    fn switch(&mut self, device: DeviceIndex, stream: Stream, active: Active, pages: u32) -> Result<Step> {
+        let before = self.space_of(device)?.streams.insert(stream, active);
+        if let Some(before) = before {
+            self.retire(device, before);
+        }
+        self.took(device, stream, pages)
+    }
+
+    /// Whether the capacity allows one more segment file.
+    fn may_grow(&self, devices: &Devices) -> bool {
+        let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
+        self.capacity.is_none_or(|capacity| self.file_bytes(devices) + bytes <= capacity)
+    }
+
+    fn no_room(&self, devices: &Devices, device: DeviceIndex) -> Error {
+        let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
+        let (total, capacity) = (self.file_bytes(devices), self.capacity.unwrap_or(u64::MAX));
+        let text = format!(
+            "the capacity of {capacity} bytes does not allow another segment of {bytes} on device {device} beside the {total} there are"
+        );
+        Error::new(ErrorKind::NoSpace, text)
+    }
+
+    /// Takes note of a segment that was opened, or could not be.
+    fn opened(
+        &mut self,
+        devices: &Devices,
+        stream: Stream,
+        opening: &Opening,
+        outcome: std::result::Result<Opened, Failed>,
+    ) -> Result<()> {
+        let (device, id) = (opening.device, opening.id);
+        let own = self.space_of(device)?;
+        own.opening -= 1;
+        let opened = match outcome {
+            Ok(opened) => opened,
+            Err(Failed { error, exists }) => {
+                // What has a file is kept for the next attempt.
+                if exists {
+                    own.free.push((id, opening.generation - 1));
+                }
+                return Err(error.during("open a segment"));
+            }
+        };
+        self.sparse |= opening.fresh && !opened.file.is_preallocated();
+        let pages = self.segment_pages;
+        let meta = SegmentMeta {
+            generation: opening.generation,
+            nonce: opened.nonce,
+            pages,
+            kind: KIND_LOG,
+            state: SegmentState::Open,
+            used_pages: 1,
+            live_pages: 0,
+        };
+        let key = (device, id);
+        self.pending.push(Kind::SegmentOpen, &open_record(key, &meta), &[]);
+        if opening.spare {
+            self.pending.push(Kind::SegmentFree, &free_record(key, opening.generation, false), &[]);
+            self.space_of(device)?.free.push((id, opening.generation));
+            return Ok(());
+        }
+        let own = devices.get(device)?;
+        let handle = Arc::new(SegmentHandle {
+            key,
+            generation: opening.generation,
+            nonce: opened.nonce,
+            pages,
+            lazy: devices.segment_file(own, id, Some(opened.file)),
+            read_unit: own.directory.direct_io().read_unit() as u64,
+            in_flight: AtomicU64::new(0),
+        });
+        self.opened.push(Arc::clone(&handle));
+        self.handles.insert(key, Arc::downgrade(&handle));
+        let active = Active { handle, next_page: 1 };
+        if let Some(before) = self.space_of(device)?.streams.insert(stream, active) {
+            self.retire(device, before);
+        }
+        Ok(())
+    }
+}
+
+struct Opened {
+    file: Arc<DeviceFile>,
+    nonce: u64,
+}
+
+struct Failed {
+    error: Error,
+    /// The segment has a file all the same.
+    exists: bool,
+}
+
+/// Makes or opens the file of a segment, and writes its header and trailer unless it stays free. Not synced.
+fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Opened, Failed> {
+    let (device, id) = (opening.device, opening.id);
+    let bytes = u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64;
+    let name = segment::file_name(id);
+    let open = || -> Result<(Arc<DeviceFile>, u64)> {
+        let directory = &devices.get(device)?.directory;
+        let nonce = random_u64()?;
+        if !opening.fresh {
+            return Ok((directory.open_file(&name, Access::ReadWrite)?, nonce));
+        }
+        Ok((directory.create_file(&name, bytes)?, nonce))
+    };
+    let (file, nonce) = open().map_err(|error| Failed { error, exists: !opening.fresh })?;
+    let failed = |error| Failed { error, exists: true };
+    if opening.fresh && !mutated(Mutant::SegmentNameNotSynced) {
+        let synced = devices.get(device).and_then(|own| own.directory.sync_dir(segment::DIRECTORY));
+        synced.map_err(failed)?;
+    }
+    if opening.spare {
+        return Ok(Opened { file, nonce });
+    }
+    let created = U64::new(unix_ms() / 1000);
+    let page = |position| SegmentPage {
+        magic: segment::MAGIC,
+        features: Features::current(),
+        store_id: devices.identity.store_id,
+        generation: U64::new(opening.generation),
+        nonce: U64::new(nonce),
+        created_unix_s: created,
+        segment: U32::new(id.0),
+        pages: U32::new(devices.identity.segment_pages),
+        device: U16::new(device.0),
+        kind: KIND_LOG,
+        position,
+        reserved: [0; 4],
+    };
+    let target = [(device, Arc::clone(&file))];
+    let written = devices
+        .write_all(&target, 0, &page(POSITION_HEADER).encode())
+        .and_then(|()| devices.write_all(&target, bytes - PAGE_BYTES as u64, &page(POSITION_TRAILER).encode()));
+    written.map_err(failed)?;
+    Ok(Opened { file, nonce })
+}

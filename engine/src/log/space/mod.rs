@@ -1,0 +1,321 @@
+//! Space in segments: where the next frame goes, which segments are free, and what the manifest must be told of them.
+//!
+//! Every segment of a device is in exactly one place: written to by a stream, open with room left and nobody's, sealed, free,
+//! or being opened. The lock of [`Space`] is never held over I/O.
+
+mod account;
+mod allocate;
+
+use super::devices::Devices;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{
+    Catalog, FrameBody, FrameSlot, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, seal_record,
+};
+use crate::metrics::EventCount;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use stratakv_format::manifest::Kind;
+use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
+
+pub(crate) use allocate::allocate;
+
+/// Open segments with room that nobody writes to, at most, per device.
+const PARTIAL_MAX: usize = 4;
+/// Sequences that write to segments of their own at a time, at most, per device.
+const OWN_MAX: u64 = 16;
+
+/// What is written together, because it dies together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stream {
+    /// Sequences that are small so far, by what ends them: nothing known, a time to live, eviction.
+    Shared(u8),
+    /// A sequence that is large enough for segments of its own.
+    Own(SequenceId),
+    /// Frames that outlived their segment.
+    Moved,
+}
+
+/// A segment that takes frames.
+struct Active {
+    handle: Arc<SegmentHandle>,
+    next_page: u32,
+}
+
+impl Active {
+    fn room(&self) -> u32 {
+        self.handle.pages.saturating_sub(1).saturating_sub(self.next_page)
+    }
+}
+
+#[derive(Default)]
+struct DeviceSpace {
+    streams: BTreeMap<Stream, Active>,
+    /// Open, with room, and nobody writes to them.
+    partial: Vec<Active>,
+    sealed: BTreeSet<SegmentId>,
+    /// Free segments with the generation that ended.
+    free: Vec<(SegmentId, u64)>,
+    /// Segments whose file is being made or written to.
+    opening: u64,
+    next_segment: u32,
+}
+
+impl DeviceSpace {
+    /// Segments that are not free.
+    fn used(&self) -> u64 {
+        (self.streams.len() + self.partial.len() + self.sealed.len()) as u64 + self.opening
+    }
+
+    fn files(&self) -> u64 {
+        self.used() + self.free.len() as u64
+    }
+}
+
+/// Segments of a device that appends leave alone, so that cleaning always has somewhere to go.
+fn reserve(used: u64) -> u64 {
+    match used {
+        0 => 0,
+        1..8 => 1,
+        _ => 2,
+    }
+}
+
+/// What is known about a sequence that is being written.
+#[derive(Default)]
+struct Growth {
+    class: u8,
+    /// Pages written by this handle, by device.
+    pages: BTreeMap<DeviceIndex, u64>,
+}
+
+/// Space of all devices.
+pub(crate) struct Space {
+    devices: BTreeMap<DeviceIndex, DeviceSpace>,
+    handles: HashMap<SegmentKey, Weak<SegmentHandle>>,
+    frames: HashMap<FrameId, Weak<FrameSlot>>,
+    /// Entries of `frames` from which on dead ones are looked for.
+    frames_sweep: usize,
+    growing: HashMap<SequenceId, Growth>,
+    /// Segment records that go into the next commit.
+    pending: RecordBuffer,
+    /// Segments that `pending` opens: their headers are written, not synced.
+    opened: Vec<Arc<SegmentHandle>>,
+    capacity: Option<u64>,
+    /// Bytes of manifest files, and of those kept for the next generation.
+    metadata_bytes: u64,
+    spare_bytes: u64,
+    segment_pages: u32,
+    /// Some file could not be preallocated.
+    sparse: bool,
+    next_device: usize,
+    /// Told when a segment was opened, or could not be.
+    changed: Arc<EventCount>,
+}
+
+impl Space {
+    /// The space that `catalog` leaves.
+    pub(crate) fn new(devices: &Devices, catalog: &Catalog, capacity: Option<u64>) -> Result<Self> {
+        let mut space = Self {
+            devices: devices.list.iter().map(|d| (d.index, DeviceSpace::default())).collect(),
+            handles: HashMap::new(),
+            frames: HashMap::new(),
+            frames_sweep: 64,
+            growing: HashMap::new(),
+            pending: RecordBuffer::default(),
+            opened: Vec::new(),
+            capacity,
+            metadata_bytes: 0,
+            spare_bytes: 0,
+            segment_pages: devices.identity.segment_pages,
+            sparse: false,
+            next_device: 0,
+            changed: Arc::default(),
+        };
+        for (key, meta) in &catalog.segments {
+            let Some(own) = space.devices.get_mut(&key.0) else { continue };
+            own.next_segment = own.next_segment.max(key.1.0.saturating_add(1));
+            match meta.state {
+                SegmentState::Free => own.free.push((key.1, meta.generation)),
+                SegmentState::Sealed => {
+                    own.sealed.insert(key.1);
+                }
+                SegmentState::Open => {
+                    let handle = space.handle(devices, *key, meta)?;
+                    space.retire(key.0, Active { handle, next_page: meta.used_pages });
+                }
+            }
+        }
+        Ok(space)
+    }
+
+    /// The handle of a segment that the catalog knows. No I/O.
+    pub(crate) fn handle(
+        &mut self,
+        devices: &Devices,
+        key: SegmentKey,
+        meta: &SegmentMeta,
+    ) -> Result<Arc<SegmentHandle>> {
+        if let Some(handle) = self.handles.get(&key).and_then(Weak::upgrade) {
+            return Ok(handle);
+        }
+        let device = devices.get(key.0)?;
+        let handle = Arc::new(SegmentHandle {
+            key,
+            generation: meta.generation,
+            nonce: meta.nonce,
+            pages: meta.pages,
+            lazy: devices.segment_file(device, key.1, None),
+            read_unit: device.directory.direct_io().read_unit() as u64,
+            in_flight: AtomicU64::new(0),
+        });
+        self.handles.insert(key, Arc::downgrade(&handle));
+        Ok(handle)
+    }
+
+    /// The slot of a frame that is read as `body` says; the one there is already, when somebody else has it.
+    pub(crate) fn place_frame(&mut self, id: FrameId, body: FrameBody) -> Arc<FrameSlot> {
+        if let Some(slot) = self.frames.get(&id).and_then(Weak::upgrade) {
+            return slot;
+        }
+        if self.frames.len() >= self.frames_sweep {
+            self.frames.retain(|_, slot| slot.strong_count() > 0);
+            self.frames_sweep = (2 * self.frames.len()).max(64);
+        }
+        let slot = Arc::new(FrameSlot::new(body));
+        self.frames.insert(id, Arc::downgrade(&slot));
+        slot
+    }
+
+    /// The slot of a frame, if anybody reads it.
+    pub(crate) fn frame_slot(&self, id: FrameId) -> Option<Arc<FrameSlot>> {
+        self.frames.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// The device for the next frame: one after the other.
+    pub(crate) fn next_device(&mut self, devices: &Devices) -> DeviceIndex {
+        let index = self.next_device % devices.list.len();
+        self.next_device = index + 1;
+        devices.list[index].index
+    }
+
+    /// Says what ends a sequence: see [`Stream::Shared`].
+    pub(crate) fn classify(&mut self, sequence: SequenceId, class: u8) {
+        self.growing.entry(sequence).or_default().class = class;
+    }
+
+    /// Nobody writes this sequence any more: the room left in its segments is for others.
+    pub(crate) fn settle(&mut self, sequence: SequenceId) {
+        self.growing.remove(&sequence);
+        let own = self.devices.iter_mut();
+        let left: Vec<_> = own
+            .filter_map(|(device, own)| own.streams.remove(&Stream::Own(sequence)).map(|active| (*device, active)))
+            .collect();
+        for (device, active) in left {
+            self.retire(device, active);
+        }
+    }
+
+    /// Puts an open segment aside for whoever needs its room, or seals it.
+    fn retire(&mut self, device: DeviceIndex, active: Active) {
+        let usable = self.segment_pages - 2;
+        let Some(own) = self.devices.get_mut(&device) else { return };
+        let full = if active.room() >= (usable / 8).max(1) {
+            own.partial.push(active);
+            own.partial.sort_by_key(Active::room);
+            (own.partial.len() > PARTIAL_MAX).then(|| own.partial.remove(0))
+        } else {
+            Some(active)
+        };
+        if let Some(full) = full {
+            self.seal(full);
+        }
+    }
+
+    fn seal(&mut self, active: Active) {
+        if active.handle.in_flight_pages() == 0 {
+            active.handle.lazy.hold(false);
+        }
+        self.pending.push(Kind::SegmentSeal, &seal_record(active.handle.key, active.next_page), &[]);
+        let (device, id) = active.handle.key;
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.sealed.insert(id);
+        }
+    }
+
+    /// After a failed write: nothing more goes into this segment.
+    pub(crate) fn abandon(&mut self, segment: &SegmentHandle) {
+        let Some(own) = self.devices.get_mut(&segment.key.0) else { return };
+        let stream = own.streams.iter().find(|(_, active)| active.handle.key == segment.key).map(|(stream, _)| *stream);
+        let active = match stream {
+            Some(stream) => own.streams.remove(&stream),
+            None => {
+                let at = own.partial.iter().position(|active| active.handle.key == segment.key);
+                at.map(|at| own.partial.remove(at))
+            }
+        };
+        if let Some(active) = active {
+            self.seal(active);
+        }
+    }
+
+    /// Seals the segments of a device that are open with room and nobody's, so that what is dead in them can be had back.
+    pub(crate) fn seal_partial(&mut self) -> bool {
+        let partial: Vec<Active> = self.devices.values_mut().flat_map(|own| std::mem::take(&mut own.partial)).collect();
+        // One that holds nothing is as good as free.
+        let (used, unused): (Vec<_>, Vec<_>) = partial.into_iter().partition(|active| active.next_page > 1);
+        for active in unused {
+            if let Some(own) = self.devices.get_mut(&active.handle.key.0) {
+                own.partial.push(active);
+            }
+        }
+        let any = !used.is_empty();
+        used.into_iter().for_each(|active| self.seal(active));
+        any
+    }
+
+    /// Segment records for the next commit, and the segments to sync before they are recorded.
+    pub(crate) fn take_pending(&mut self) -> (RecordBuffer, Vec<Arc<SegmentHandle>>) {
+        (std::mem::take(&mut self.pending), std::mem::take(&mut self.opened))
+    }
+
+    /// Takes back what [`Self::take_pending`] gave and no commit has recorded.
+    pub(crate) fn put_back(&mut self, mut records: RecordBuffer, opened: Vec<Arc<SegmentHandle>>) {
+        records.append(&self.pending);
+        self.pending = records;
+        self.opened.splice(0..0, opened);
+    }
+
+    /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
+    pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
+        self.is_sealed(key) && self.handles.get(&key).is_none_or(|handle| handle.strong_count() == 0)
+    }
+
+    pub(crate) fn is_sealed(&self, key: SegmentKey) -> bool {
+        self.devices.get(&key.0).is_some_and(|own| own.sealed.contains(&key.1))
+    }
+
+    /// Pages of a segment that no commit has named yet.
+    pub(crate) fn in_flight(&self, key: SegmentKey) -> u64 {
+        self.handles.get(&key).and_then(Weak::upgrade).map_or(0, |handle| handle.in_flight_pages())
+    }
+
+    /// The manifest says durably that this segment is free: its file may live again.
+    pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) {
+        self.handles.remove(&key);
+        if let Some(own) = self.devices.get_mut(&key.0)
+            && own.sealed.remove(&key.1)
+        {
+            own.free.push((key.1, generation));
+        }
+    }
+
+    pub(crate) fn set_metadata_bytes(&mut self, bytes: u64, spare: u64) {
+        (self.metadata_bytes, self.spare_bytes) = (bytes, spare);
+    }
+
+    fn space_of(&mut self, device: DeviceIndex) -> Result<&mut DeviceSpace> {
+        let own = self.devices.get_mut(&device);
+        own.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {device} is not part of the store")))
+    }
+}
