@@ -74,13 +74,49 @@ pub(crate) struct FrameBody {
     pub(crate) segment: Arc<SegmentHandle>,
     /// First page of the frame in its segment.
     pub(crate) page: u32,
+    /// Its other copies.
+    pub(crate) replicas: Box<[FrameCopy]>,
     /// Checksums of its groups: per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
 }
 
+/// A copy of a frame: the same bytes behind another header.
+#[derive(Clone)]
+pub(crate) struct FrameCopy {
+    pub(crate) segment: Arc<SegmentHandle>,
+    /// First page of the frame there.
+    pub(crate) page: u32,
+}
+
 impl FrameBody {
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.checksums.len() * 8
+        size_of::<Self>() + self.replicas.len() * size_of::<FrameCopy>() + self.checksums.len() * 8
+    }
+
+    /// Copies there are, this one included.
+    pub(crate) fn copies(&self) -> usize {
+        1 + self.replicas.len()
+    }
+
+    /// Segment of a copy, 0 being the frame itself, and its first page there.
+    pub(crate) fn copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u32) {
+        match copy.checked_sub(1).and_then(|at| self.replicas.get(at)) {
+            Some(replica) => (&replica.segment, replica.page),
+            None => (&self.segment, self.page),
+        }
+    }
+
+    /// Where a byte of copy 0 lies in the segment file of another.
+    pub(crate) fn offset_in(&self, copy: usize, offset: u64) -> u64 {
+        let page = self.copy(copy).1;
+        offset - u64::from(self.page) * PAGE_BYTES as u64 + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// The smallest range of read units, as every copy's device has them, around these bytes of copy 0.
+    pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
+        let units = (0..self.copies()).map(|copy| self.copy(copy).0.read_unit);
+        let unit = units.max().unwrap_or(PAGE_BYTES as u64);
+        offset / unit * unit..(offset + bytes as u64).next_multiple_of(unit)
     }
 }
 
@@ -99,10 +135,16 @@ impl FrameSlot {
 
     /// The frame lies elsewhere from now on.
     pub(crate) fn moved(&self, segment: &Arc<SegmentHandle>, page: u32) {
+        let replicas = lock(&self.0).replicas.clone();
+        self.lies(FrameCopy { segment: Arc::clone(segment), page }, replicas);
+    }
+
+    /// These are its copies from now on.
+    pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
         let mut body = lock(&self.0);
         let checksums = Arc::clone(&body.checksums);
-        let segment = Arc::clone(segment);
-        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, checksums });
+        let FrameCopy { segment, page } = first;
+        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, replicas, checksums });
     }
 }
 
@@ -291,7 +333,8 @@ mod tests {
             in_flight: AtomicU64::new(0),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        Arc::new(FrameSlot::new(FrameBody { origin, nonce: 0, segment, page: 1, checksums: Arc::default() }))
+        let (replicas, checksums) = (Box::default(), Arc::default());
+        Arc::new(FrameSlot::new(FrameBody { origin, nonce: 0, segment, page: 1, replicas, checksums }))
     }
 
     fn any_file() -> Arc<LazyFile> {

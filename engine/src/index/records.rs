@@ -14,12 +14,24 @@ pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
     /// End of each record.
     ends: Vec<usize>,
+    /// They speak of copies.
+    replicas: bool,
 }
 
 impl RecordBuffer {
     pub(crate) fn push(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
         encode_record(&mut self.bytes, kind, body, tail);
         self.ends.push(self.bytes.len());
+        self.replicas |= kind == Kind::Replica;
+    }
+
+    /// Only a manifest with the feature of copies may hold them.
+    pub(crate) fn require_replicas(&mut self) {
+        self.replicas = true;
+    }
+
+    pub(crate) fn needs_replicas(&self) -> bool {
+        self.replicas
     }
 
     pub(crate) fn push_layout(&mut self, id: LayoutId, layout: &KvLayout) {
@@ -32,6 +44,7 @@ impl RecordBuffer {
         let base = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
         self.ends.extend(other.ends.iter().map(|end| base + end));
+        self.replicas |= other.replicas;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
