@@ -51,6 +51,7 @@
 
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 pub mod attention;
+mod cache;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod device;
 pub mod error;
@@ -73,10 +74,14 @@ mod store;
 mod summary;
 mod sync;
 
+pub use cache::CacheStatus;
 pub use device::PageBacking;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
-pub use options::{Budget, ByteSize, ChecksumChoice, DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+pub use options::{
+    Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability, SequenceOptions,
+    StoreOptions, Summary,
+};
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use select::{SelectOptions, View};
 pub use sequence::Sequence;

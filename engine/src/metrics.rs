@@ -27,13 +27,15 @@ pub enum Category {
     Summaries,
     /// Sequence, frame and segment tables.
     Index,
+    /// Resident blocks, at the capacity of their caches.
+    Cache,
     /// Everything else.
     Other,
 }
 
 impl Category {
     /// Every category, in the order of [`MemoryUsage::categories`].
-    pub const ALL: [Self; 5] = [Self::Arena, Self::Tails, Self::Summaries, Self::Index, Self::Other];
+    pub const ALL: [Self; 6] = [Self::Arena, Self::Tails, Self::Summaries, Self::Index, Self::Cache, Self::Other];
 }
 
 /// A level with its high-water mark.

@@ -128,6 +128,8 @@ pub struct StoreOptions {
     pub driver: DriverChoice,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
+    /// Keeps blocks that were read, for all sequences that have no cache of their own. Default: none.
+    pub cache: Option<CacheOptions>,
 }
 
 impl Default for StoreOptions {
@@ -142,6 +144,7 @@ impl Default for StoreOptions {
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
             lazy_delay_ms: 1000,
+            cache: None,
         }
     }
 }
@@ -207,6 +210,61 @@ impl StoreOptions {
     #[must_use]
     pub fn lazy_delay(mut self, delay: Duration) -> Self {
         self.lazy_delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// Keeps blocks that were read, for all sequences that have no cache of their own.
+    #[must_use]
+    pub fn cache(mut self, cache: CacheOptions) -> Self {
+        self.cache = Some(cache);
+        self
+    }
+}
+
+/// Which resident blocks go when others come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CachePolicy {
+    /// Slots in turn, whatever is asked for (KVSwap section 3.4). Cheapest, and enough when the capacity is a few times what
+    /// a step reads.
+    Fifo,
+    /// The least recently used. Keeps all of the last step's blocks as soon as they fit.
+    #[default]
+    Lru,
+    /// The lowest `f * (base + size / bandwidth) / size`, with `f` rising by one at steps that ask for the block and falling
+    /// by one at those that do not (SWARM section 4.4). For capacities below what a step reads.
+    CostEffective {
+        /// Latency of one read, in microseconds.
+        base_us: u32,
+        /// Bandwidth of the device, in MiB per second.
+        mib_per_s: u32,
+    },
+    /// S3-FIFO: a general policy that resists scans.
+    S3Fifo,
+}
+
+/// A cache of resident blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheOptions {
+    /// Bytes, of which whole multiples of 2 MiB hold blocks. Taken off `memory_limit` at once, so that reads and appends
+    /// always have the rest.
+    pub bytes: ByteSize,
+    /// Policy.
+    #[serde(default)]
+    pub policy: CachePolicy,
+}
+
+impl CacheOptions {
+    /// This capacity under the default policy.
+    #[must_use]
+    pub const fn new(bytes: ByteSize) -> Self {
+        Self { bytes, policy: CachePolicy::Lru }
+    }
+
+    /// This policy.
+    #[must_use]
+    pub const fn policy(mut self, policy: CachePolicy) -> Self {
+        self.policy = policy;
         self
     }
 }
@@ -313,7 +371,8 @@ mod tests {
         assert_eq!(options.segment_bytes, ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
         assert_eq!(options.lazy_delay_ms, 1000);
-        assert!(options.create && options.capacity.is_none() && options.devices.is_empty());
+        assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
+        assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod usage;
 
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
+use crate::cache::CacheStatus;
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::DriverKind;
@@ -95,6 +96,8 @@ pub struct StoreStatus {
     pub written_bytes: u64,
     /// Sequences stored.
     pub sequences: usize,
+    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`Sequence::cache_status`].
+    pub cache: Option<CacheStatus>,
 }
 
 impl Store {
@@ -324,6 +327,7 @@ impl Store {
             live_bytes,
             written_bytes: inner.written.load(Ordering::Relaxed),
             sequences,
+            cache: inner.cache.as_ref().map(|cache| cache.status()),
         }
     }
 
@@ -577,6 +581,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     keep_spare(&devices, &space, &mut manifest)?;
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
     let committer = Arc::new(committer);
+    let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
     let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
     let lazy = (!simulated).then(|| {
@@ -605,6 +610,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
         devices,
+        cache,
     };
     Ok(Store { inner: Arc::new(inner) })
 }

@@ -3,6 +3,7 @@
 use super::commit::{CommitRequest, Committer};
 use super::devices::Devices;
 use super::space::Space;
+use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::Result;
 use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
@@ -32,6 +33,8 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
+    /// Resident blocks of all sequences that have no cache of their own.
+    pub(crate) cache: Option<Arc<BlockCache>>,
 }
 
 impl StoreInner {

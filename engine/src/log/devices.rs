@@ -1,5 +1,6 @@
 //! The devices of an open store: directory, shard, counters, superblock.
 
+use crate::cache::BlockCache;
 use crate::device::arena::{Arena, Exhausted, Lease};
 use crate::device::directory::{Access, Directory};
 use crate::device::driver::Op;
@@ -7,6 +8,7 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
+use crate::options::CacheOptions;
 use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
@@ -103,6 +105,19 @@ impl Devices {
     /// [`Reservation::resize`], if need be with memory from slabs of buffers that are idle.
     pub(crate) fn resize(&self, reservation: &mut Reservation, bytes: usize) -> bool {
         self.make_room(|| reservation.resize(bytes))
+    }
+
+    /// A cache of resident blocks, its capacity taken off the budget.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`]: the budget has less left; [`ErrorKind::Configuration`]: too small to hold anything.
+    pub(crate) fn block_cache(&self, options: &CacheOptions) -> Result<Arc<BlockCache>> {
+        let bytes = usize::try_from(options.bytes.bytes()).unwrap_or(usize::MAX);
+        let account = self.reserve(bytes, Category::Cache).ok_or_else(|| {
+            let text = format!("a cache of {} does not fit in what memory_limit has left; raise it", options.bytes);
+            Error::new(ErrorKind::MemoryLimit, text)
+        })?;
+        BlockCache::new(options, account)
     }
 
     fn make_room(&self, mut attempt: impl FnMut() -> bool) -> bool {

@@ -3,6 +3,7 @@
 use super::batch::ViewBlocks;
 use super::verify::not_there;
 use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
+use crate::cache::Resident;
 use crate::device::arena::Lease;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Part;
@@ -123,7 +124,7 @@ impl<'a> Attending<'a> {
 /// The planes of unit `nth` of a view, which `part` holds.
 pub(super) fn planes<'a>(
     view: &'a ViewInner,
-    part: &Part,
+    part: &'a Part,
     buffer: Option<&'a Lease>,
     nth: usize,
 ) -> Result<(&'a [u8], &'a [u8])> {
@@ -132,10 +133,12 @@ pub(super) fn planes<'a>(
         UnitSource::Run { run, index } => run.block(*index)?,
         UnitSource::Copied(block) => block,
         UnitSource::Disk { .. } => {
+            let resident = part.resident.get(nth - part.units.start).and_then(Option::as_ref);
             let at = part.blocks.get(nth - part.units.start).copied().flatten();
             let bytes = buffer.and_then(Lease::bytes);
-            match (at, bytes) {
-                (Some(at), Some(bytes)) => &bytes[at..at + geometry.block_bytes],
+            match (resident.and_then(Resident::bytes), at, bytes) {
+                (Some(block), ..) if block.len() == geometry.block_bytes => block,
+                (None, Some(at), Some(bytes)) => &bytes[at..at + geometry.block_bytes],
                 _ => return Err(Error::new(ErrorKind::Busy, "the block has not arrived")),
             }
         }

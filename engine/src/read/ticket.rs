@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentHandle;
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::{EventCount, lock};
-use crate::plan::{Part, plan};
+use crate::plan::{Part, Urgency, plan};
 use crate::select::{View, ViewInner};
 use crate::shard::{Batch, Priority, Request, Sink};
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ pub struct ReadTicket {
 
 impl ReadTicket {
     pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<Self> {
-        let parts = plan(&views);
+        let parts = plan(&views, Urgency::Demand(None));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
         if needed > limit {

@@ -44,7 +44,21 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
             .during(format!("layer {}, group {}", view.layer, unit.group)));
         }
     }
+    admit(view, part, buffer);
     Ok(())
+}
+
+/// What was read and is right may stay.
+fn admit(view: &ViewInner, part: &Part, buffer: &Lease) {
+    let (Some(cache), Some(bytes)) = (&view.cache, buffer.bytes()) else { return };
+    let block_bytes = view.layout.block(view.layer).block_bytes;
+    for (unit, at) in view.units[part.units.clone()].iter().zip(&part.blocks) {
+        if let (Some(at), Some(key)) = (at, unit.source.key(view.layer))
+            && let Some(block) = bytes.get(*at..at + block_bytes)
+        {
+            cache.admit(key, block);
+        }
+    }
 }
 
 /// The first plane of a block whose checksum is not the stored one.

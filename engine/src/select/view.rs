@@ -1,6 +1,7 @@
 //! A view: what one layer attends to, as of one moment.
 
 use crate::attention::{HeadMask, TokenMask};
+use crate::cache::{BlockCache, BlockKey};
 use crate::index::{FrameBody, Run};
 use crate::layout::KvLayout;
 use std::sync::Arc;
@@ -23,6 +24,20 @@ pub(crate) struct Unit {
     pub(crate) source: UnitSource,
 }
 
+impl UnitSource {
+    /// The name of a block on a device among resident ones.
+    pub(crate) fn key(&self, layer: usize) -> Option<BlockKey> {
+        let Self::Disk { frame, checksum, .. } = self else { return None };
+        Some(BlockKey {
+            frame_nonce: frame.nonce,
+            origin: frame.origin.0,
+            checksum: u32::try_from(*checksum).ok()?,
+            layer: layer as u32,
+            proof: *frame.checksums.get(*checksum)?,
+        })
+    }
+}
+
 /// The tail as it was.
 pub(crate) struct TailView {
     pub(crate) block: Arc<[u8]>,
@@ -38,6 +53,9 @@ pub(crate) struct ViewInner {
     pub(crate) tail: Option<TailView>,
     /// The opening of a store that it belongs to.
     pub(crate) instance: u64,
+    pub(crate) sequence: u64,
+    /// Where its blocks may be resident.
+    pub(crate) cache: Option<Arc<BlockCache>>,
 }
 
 impl ViewInner {

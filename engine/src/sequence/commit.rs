@@ -67,6 +67,7 @@ impl Sequence {
         let mut released = 0;
         for mut frame in self.frames.drain(..) {
             request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
+            frame.meta.push_replicas(frame.id, &mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(Held { frame: frame.id, first_token: frame.first_token });
             if frame.holds_state {

@@ -7,17 +7,21 @@ mod load;
 mod select;
 mod truncate;
 
+use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
-use crate::layout::KvLayout;
+use crate::layout::{KvLayout, Placed};
 use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
-use crate::options::Durability;
+use crate::options::{CacheOptions, Durability};
 use layer::Layer;
 use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
+
+/// A frame that is striped over devices is not smaller than this: every frame costs a header page.
+const STRIPE_BYTES_MIN: usize = 1 << 20;
 
 /// One token stream of a store: what an inference session appends to and reads from. One handle at a time; `Send`, so that it
 /// can move between threads. Tokens that were not committed are gone when it is dropped.
@@ -51,10 +55,14 @@ pub struct Sequence {
     frame_limit: usize,
     /// Group bytes from which a frame is written.
     frame_target: usize,
+    /// What of each layer lies on which device.
+    placed: Placed,
     summaries: Reservation,
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
+    /// Resident blocks: the store's cache, or its own.
+    cache: Option<Arc<BlockCache>>,
     /// The last to go: what the sequence commits is queued by then.
     claim: Option<Claim>,
 }
@@ -92,10 +100,16 @@ impl Sequence {
             })
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
-        let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(size_of::<Self>(), Category::Index)?);
-        let frame_target = store.frame_bytes.min(frame_limit / 2);
+        let placed = Placed::new(layout.layers(), store.devices.slots());
+        let held = size_of::<Self>() + placed.memory_bytes();
+        let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(held, Category::Index)?);
+        // With several devices smaller frames, so that what is read together lies on all of them.
+        let stripe = store.frame_bytes / store.devices.open_count().max(1);
+        let frame_target = stripe.max(STRIPE_BYTES_MIN).min(store.frame_bytes).min(frame_limit / 2);
+        let cache = store.cache.clone();
         Ok(Self {
             store,
+            cache,
             who,
             layers,
             token_ids: Vec::new(),
@@ -112,6 +126,7 @@ impl Sequence {
             owed: None,
             frame_limit,
             frame_target,
+            placed,
             summaries,
             index,
             _tails: tails,
@@ -190,6 +205,24 @@ impl Sequence {
     pub fn summary_bytes(&self) -> u64 {
         let summaries = self.layers.iter().flatten().filter_map(|layer| layer.summary.as_ref());
         summaries.map(|summary| summary.bytes() as u64).sum()
+    }
+
+    /// Gives the sequence a cache of its own, in place of the store's or of an earlier one; none means no cache at all.
+    /// Blocks that forks share stay in the cache of whoever read them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`]: its bytes are not free; [`ErrorKind::Configuration`]: fewer than 2 MiB. It then has none.
+    pub fn set_cache(&mut self, options: Option<CacheOptions>) -> Result<()> {
+        // An earlier one gives its memory back first.
+        self.cache = None;
+        self.cache = options.map(|options| self.store.devices.block_cache(&options)).transpose()?;
+        Ok(())
+    }
+
+    /// What the cache that it reads through holds and has saved: its own, or the store's.
+    #[must_use]
+    pub fn cache_status(&self) -> Option<CacheStatus> {
+        self.cache.as_ref().map(|cache| cache.status())
     }
 
     /// Deletes the sequence. With [`Durability::Sync`] it stays deleted after a crash; otherwise the deletion is durable

@@ -95,6 +95,8 @@ impl Sequence {
             units,
             tail,
             instance: self.store.devices.identity.instance,
+            sequence: self.who.sequence.0,
+            cache: self.cache.clone(),
         };
         Ok(View { inner: Arc::new(inner) })
     }

@@ -1,0 +1,171 @@
+//! SWARM's cost-effectiveness heap (section 4.4 of the paper): what is dear to read again, often used and small stays.
+//!
+//! `S = f * (T_base + size * T_transfer) / size`; `f` rises by one with every step that activates the key, falls by one with
+//! every step that does not while it is held, and is never below zero. Keys that were read but not held keep their `f` for
+//! a while, so that one that is activated again and again gets in.
+//!
+//! `f` is not touched at every step: a key that was activated last in step `at` with `f` has `f - (now - at)` now, so among
+//! keys of one size the order by `f + at` never changes, and one ordered set per size is enough.
+
+use super::key::WordHash;
+use super::policy::{Key, Replacement};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+struct Entry {
+    /// `f` at the step it was activated last, plus that step.
+    rank: u64,
+    /// Step of the last activation.
+    at: u64,
+    bytes: usize,
+    /// Tells entries of one rank apart, the older first.
+    stamp: u64,
+}
+
+pub(super) struct CostHeap<K> {
+    capacity: usize,
+    used: usize,
+    base_us: f64,
+    us_per_byte: f64,
+    step: u64,
+    stamp: u64,
+    entries: HashMap<K, Entry, WordHash>,
+    /// By size: the entries by rank.
+    sizes: BTreeMap<usize, BTreeSet<(u64, u64, K)>>,
+    /// `f` of keys that are not held, the oldest forgotten first.
+    absent: HashMap<K, u64, WordHash>,
+    absent_order: VecDeque<K>,
+}
+
+/// Keys not held that are remembered, per key held.
+const ABSENT_PER_ENTRY: usize = 2;
+/// And at least.
+const ABSENT_MIN: usize = 64;
+
+impl<K: Key> CostHeap<K> {
+    pub(super) fn new(capacity: usize, base_us: u32, mib_per_s: u32) -> Self {
+        Self {
+            capacity,
+            used: 0,
+            base_us: f64::from(base_us),
+            us_per_byte: 1e6 / (f64::from(mib_per_s.max(1)) * f64::from(1 << 20)),
+            step: 0,
+            stamp: 0,
+            entries: HashMap::default(),
+            sizes: BTreeMap::new(),
+            absent: HashMap::default(),
+            absent_order: VecDeque::new(),
+        }
+    }
+
+    fn score(&self, f: u64, bytes: usize) -> f64 {
+        let size = bytes.max(1) as f64;
+        f as f64 * (self.base_us + size * self.us_per_byte) / size
+    }
+
+    /// The entry with the lowest score; among equals the one of the lowest rank, then the oldest.
+    fn worst(&self) -> Option<(f64, K)> {
+        let lowest = self.sizes.iter().filter_map(|(&bytes, set)| set.first().map(|first| (bytes, first)));
+        let scored = lowest
+            .map(|(bytes, &(rank, stamp, key))| (self.score(rank.saturating_sub(self.step), bytes), rank, stamp, key));
+        let least = scored.min_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        least.map(|(score, .., key)| (score, key))
+    }
+
+    fn take(&mut self, key: K) -> Option<Entry> {
+        let entry = self.entries.remove(&key)?;
+        self.used -= entry.bytes;
+        if let Some(set) = self.sizes.get_mut(&entry.bytes) {
+            set.remove(&(entry.rank, entry.stamp, key));
+            if set.is_empty() {
+                self.sizes.remove(&entry.bytes);
+            }
+        }
+        Some(entry)
+    }
+
+    fn put(&mut self, key: K, f: u64, bytes: usize) {
+        self.stamp += 1;
+        let entry = Entry { rank: f + self.step, at: self.step, bytes, stamp: self.stamp };
+        self.sizes.entry(bytes).or_default().insert((entry.rank, entry.stamp, key));
+        self.used += bytes;
+        self.entries.insert(key, entry);
+    }
+
+    fn remember(&mut self, key: K, f: u64) {
+        if self.absent.insert(key, f).is_none() {
+            self.absent_order.push_back(key);
+        }
+        let limit = (self.entries.len() * ABSENT_PER_ENTRY).max(ABSENT_MIN);
+        while self.absent_order.len() > limit {
+            if let Some(old) = self.absent_order.pop_front() {
+                self.absent.remove(&old);
+            }
+        }
+    }
+}
+
+impl<K: Key> Replacement<K> for CostHeap<K> {
+    fn activate(&mut self, key: K) {
+        // Once a step.
+        if self.entries.get(&key).is_none_or(|entry| entry.at == self.step) {
+            return;
+        }
+        if let Some(entry) = self.take(key) {
+            // The steps between the last activation and this one went without.
+            let f = entry.rank.saturating_sub(self.step - 1) + 1;
+            self.put(key, f, entry.bytes);
+        }
+    }
+
+    fn admit(&mut self, key: K, bytes: usize, evicted: &mut Vec<K>) -> bool {
+        if bytes > self.capacity || self.entries.contains_key(&key) {
+            return false;
+        }
+        let f = self.absent.get(&key).map_or(1, |f| f + 1);
+        let own = self.score(f, bytes);
+        while self.used + bytes > self.capacity {
+            match self.worst() {
+                Some((score, worst)) if score < own => {
+                    if let Some(entry) = self.take(worst) {
+                        self.remember(worst, entry.rank.saturating_sub(self.step));
+                    }
+                    evicted.push(worst);
+                }
+                _ => {
+                    self.remember(key, f);
+                    return false;
+                }
+            }
+        }
+        // Its place in the order of the absent stays until its turn comes.
+        self.put(key, f, bytes);
+        true
+    }
+
+    fn evict(&mut self) -> Option<K> {
+        let (_, key) = self.worst()?;
+        self.take(key);
+        Some(key)
+    }
+
+    fn remove(&mut self, key: K) {
+        self.take(key);
+    }
+
+    fn end_step(&mut self) {
+        self.step += 1;
+    }
+
+    #[cfg(test)]
+    fn holds(&self, key: K) -> bool {
+        self.entries.contains_key(&key)
+    }
+
+    fn bytes(&self) -> usize {
+        self.used
+    }
+
+    fn len(&self) -> usize {
+        self.entries.len()
+    }
+}

@@ -1,0 +1,91 @@
+//! A general policy for comparison: S3-FIFO as the crate `quick_cache` has it, which resists scans and needs no tuning.
+
+use super::key::WordHash;
+use super::policy::{Key, Replacement};
+use quick_cache::unsync::Cache;
+use quick_cache::{Lifecycle, Weighter};
+use std::marker::PhantomData;
+
+/// Blocks that the tables of the crate are made for at first.
+const ENTRIES: usize = 1024;
+
+#[derive(Clone)]
+struct Bytes;
+
+impl<K> Weighter<K, usize> for Bytes {
+    fn weight(&self, _key: &K, bytes: &usize) -> u64 {
+        *bytes as u64
+    }
+}
+
+/// Collects what is evicted.
+struct Evictions<K>(PhantomData<fn() -> K>);
+
+impl<K> Lifecycle<K, usize> for Evictions<K> {
+    type RequestState = Gone<K>;
+
+    fn on_evict(&self, state: &mut Gone<K>, key: K, _bytes: usize) {
+        state.0.push(key);
+    }
+}
+
+struct Gone<K>(Vec<K>);
+
+impl<K> Default for Gone<K> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+pub(super) struct General<K> {
+    cache: Cache<K, usize, Bytes, WordHash, Evictions<K>>,
+}
+
+impl<K: Key> General<K> {
+    pub(super) fn new(capacity: usize) -> Self {
+        let evictions = Evictions(PhantomData);
+        Self { cache: Cache::with(ENTRIES, capacity as u64, Bytes, WordHash::default(), evictions) }
+    }
+}
+
+impl<K: Key> Replacement<K> for General<K> {
+    fn activate(&mut self, key: K) {
+        let _ = self.cache.get(&key);
+    }
+
+    fn admit(&mut self, key: K, bytes: usize, evicted: &mut Vec<K>) -> bool {
+        if bytes == 0 || bytes as u64 > self.cache.capacity() || self.cache.contains_key(&key) {
+            return false;
+        }
+        let mut gone = Gone::default();
+        self.cache.insert_with_lifecycle(key, bytes, &mut gone);
+        // The crate may find the newcomer the least worth.
+        let admitted = self.cache.contains_key(&key);
+        evicted.extend(gone.0.into_iter().filter(|old| *old != key));
+        admitted
+    }
+
+    fn evict(&mut self) -> Option<K> {
+        // The crate has no word for it: any one.
+        let key = self.cache.iter().next().map(|(key, _)| *key)?;
+        self.cache.remove(&key);
+        Some(key)
+    }
+
+    fn remove(&mut self, key: K) {
+        self.cache.remove(&key);
+    }
+
+    #[cfg(test)]
+    fn holds(&self, key: K) -> bool {
+        self.cache.contains_key(&key)
+    }
+
+    fn bytes(&self) -> usize {
+        self.cache.weight() as usize
+    }
+
+    fn len(&self) -> usize {
+        self.cache.len()
+    }
+}

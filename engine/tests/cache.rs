@@ -1,0 +1,196 @@
+//! Resident blocks: fewer bytes read, the same bits attended, never a block of another time.
+
+use proptest::prelude::*;
+use std::path::Path;
+use stratakv::{
+    ByteSize, CacheOptions, CachePolicy, DriverChoice, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions,
+    Store, StoreOptions, TensorView, View, attend,
+};
+
+const HEADS: usize = 2;
+const DIM: usize = 128;
+const GROUP: usize = 4;
+const COST: CachePolicy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
+const POLICIES: [CachePolicy; 4] = [CachePolicy::Fifo, CachePolicy::Lru, COST, CachePolicy::S3Fifo];
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).driver(DriverChoice::Posix);
+    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256))
+}
+
+fn layout() -> KvLayout {
+    let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16);
+    layout.group_tokens(GROUP as u16).build().unwrap()
+}
+
+/// Tokens whose keys and values tell `seed` apart.
+fn append(sequence: &mut Sequence, tokens: usize, seed: u64) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut element = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % 2000) as f32 / 1000.0 - 1.0
+    };
+    for layer in 0..2 {
+        let keys: Vec<f32> = (0..tokens * HEADS * DIM).map(|_| element()).collect();
+        let values: Vec<f32> = (0..tokens * HEADS * DIM).map(|_| element()).collect();
+        let view = |data| TensorView::token_major(data, tokens, HEADS, DIM);
+        sequence.append(layer, view(&keys), view(&values)).unwrap();
+    }
+}
+
+fn query() -> Vec<f32> {
+    (0..4 * DIM).map(|i| (i % 17) as f32 / 20.0 - 0.4).collect()
+}
+
+/// Attention over a view, as bits, and the bytes that devices brought for it.
+fn attended(store: &Store, view: &View) -> (Vec<u32>, u64) {
+    let ticket = store.read(&[view]).unwrap();
+    let bytes = ticket.device_bytes();
+    let mut out = vec![0.0; 4 * DIM];
+    attend(&query(), view, ticket.wait().unwrap().get(0).unwrap(), &mut out).unwrap();
+    (out.iter().map(|x| x.to_bits()).collect(), bytes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_is_resident_changes_no_bit(
+        selections in prop::collection::vec((0_usize..2, prop::collection::btree_set(0_u64..120, 1..60), 0_usize..8), 4..24),
+        policy in 0_usize..4,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = CacheOptions::new(ByteSize::mib(2)).policy(POLICIES[policy]);
+        let store = options(dir.path()).open().unwrap();
+        let mut cached = store.create_sequence(&layout(), SequenceOptions::new().key("cached")).unwrap();
+        let mut plain = store.create_sequence(&layout(), SequenceOptions::new().key("plain")).unwrap();
+        // 240 groups of 4 KiB in two layers: less than half fits.
+        for sequence in [&mut cached, &mut plain] {
+            append(sequence, 120 * GROUP, 1);
+            sequence.commit(Durability::Lazy).unwrap();
+        }
+        cached.set_cache(Some(cache)).unwrap();
+        let mut seed = 1;
+        for (layer, groups, action) in selections {
+            if action == 0 {
+                // Cut inside a group and grown again, with other tokens in the same places.
+                seed += 1;
+                for sequence in [&mut cached, &mut plain] {
+                    sequence.truncate(50 * GROUP as u64 + 1).unwrap();
+                    append(sequence, 70 * GROUP + 2, seed);
+                    sequence.commit(Durability::Lazy).unwrap();
+                }
+            }
+            let groups: Vec<u64> = groups.into_iter().collect();
+            let (with, read) = attended(&store, &cached.select_groups(layer, &groups).unwrap());
+            let (without, all) = attended(&store, &plain.select_groups(layer, &groups).unwrap());
+            prop_assert_eq!(with, without);
+            prop_assert!(read <= all);
+        }
+        let status = cached.cache_status().unwrap();
+        prop_assert!(status.resident_bytes <= status.capacity_bytes);
+        prop_assert_eq!(status.misses, status.admitted + status.refused);
+        prop_assert_eq!(status.saved_bytes, status.hits * 4096);
+        prop_assert!(plain.cache_status().is_none());
+    }
+}
+
+#[test]
+fn what_was_read_is_not_read_again() {
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = CacheOptions::new(ByteSize::mib(8)).policy(policy);
+        let store = options(dir.path()).cache(cache).open().unwrap();
+        let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("s")).unwrap();
+        append(&mut sequence, 100 * GROUP, 1);
+        sequence.commit(Durability::Sync).unwrap();
+        drop(sequence);
+        let sequence = store.open_sequence("s").unwrap();
+        let groups: Vec<u64> = (0..100).step_by(3).collect();
+        let first = attended(&store, &sequence.select_groups(1, &groups).unwrap());
+        let second = attended(&store, &sequence.select_groups(1, &groups).unwrap());
+        assert!(first.1 >= 34 * 4096);
+        assert_eq!((second.1, second.0), (0, first.0), "{policy:?}");
+        let status = store.status().cache.unwrap();
+        assert_eq!((status.hits, status.misses, status.admitted), (34, 34, 34));
+        assert!((status.hit_rate() - 0.5).abs() < 1e-12);
+        assert_eq!(Some(status), sequence.cache_status());
+        // The other layer has the same groups in other blocks.
+        assert!(attended(&store, &sequence.select_groups(0, &groups).unwrap()).1 >= 34 * 4096);
+    }
+}
+
+#[test]
+fn a_new_sequence_in_recycled_space_hits_nothing_of_the_old() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
+    for round in 0..6 {
+        let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("k")).unwrap();
+        append(&mut sequence, 300 * GROUP, round);
+        sequence.commit(Durability::Sync).unwrap();
+        drop(sequence);
+        let mut sequence = store.open_sequence("k").unwrap();
+        let groups: Vec<u64> = (0..300).step_by(5).collect();
+        let view = sequence.select_groups(0, &groups).unwrap();
+        let (with, _) = attended(&store, &view);
+        let (again, read) = attended(&store, &view);
+        assert_eq!(read, 0);
+        drop(view);
+        sequence.set_cache(None).unwrap();
+        let (without, _) = attended(&store, &sequence.select_groups(0, &groups).unwrap());
+        assert_eq!((&with, &again), (&without, &without), "round {round}");
+        sequence.delete(Durability::Sync).unwrap();
+    }
+    assert_eq!(store.status().cache.unwrap().hits, 6 * 60);
+}
+
+#[test]
+fn the_capacity_is_taken_off_the_limit_and_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
+    let held = |store: &Store| store.status().memory.used_bytes;
+    let before = held(&store);
+    assert!(before >= 8 << 20);
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(16)))).unwrap();
+    assert!(held(&store) >= before + (16 << 20));
+    let error = sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(64)))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit);
+    assert!(sequence.cache_status().is_none());
+    let error = sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(1)))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Configuration);
+    drop(sequence);
+    assert_eq!(held(&store), before);
+    drop(store);
+    let error = options(dir.path()).cache(CacheOptions::new(ByteSize::gib(1))).open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit);
+}
+
+#[test]
+fn blocks_of_several_sizes_share_a_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(2))).open().unwrap();
+    let mut sequences = Vec::new();
+    for (index, group) in [4_u16, 20, 36].into_iter().enumerate() {
+        let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(group);
+        let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new()).unwrap();
+        append(&mut sequence, 40 * usize::from(group), index as u64);
+        sequence.commit(Durability::Lazy).unwrap();
+        sequences.push(sequence);
+    }
+    let mut last = 0;
+    for round in 0..30_u64 {
+        for sequence in &sequences {
+            let groups: Vec<u64> = (0..40).filter(|group| (group + round) % 3 == 0).collect();
+            let view = sequence.select_groups((round % 2) as usize, &groups).unwrap();
+            attended(&store, &view);
+        }
+        let status = store.status().cache.unwrap();
+        assert!(status.resident_bytes <= status.capacity_bytes);
+        // It never gets stuck: blocks go on coming in.
+        assert!(status.admitted > last, "{status:?}");
+        last = status.admitted;
+    }
+}
