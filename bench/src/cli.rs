@@ -116,6 +116,9 @@ pub(crate) struct ReadArgs {
     /// Batches of the engine on their way at the same time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) in_flight: u32,
+    /// By tickets, through the shard's thread, where a single batch is in flight too.
+    #[arg(long)]
+    pub(crate) tickets: bool,
     /// Seconds of each turn.
     #[arg(long, default_value_t = 2.0)]
     pub(crate) seconds: f64,

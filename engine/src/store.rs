@@ -20,12 +20,12 @@ use crate::log::{
 };
 use crate::metrics::{DeviceCounters, DeviceSnapshot, MemoryBudget, MemoryUsage, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
-use crate::read::ReadTicket;
+use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
-use crate::select::View;
+use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
-use crate::shard::ShardHandle;
+use crate::shard::{Lanes, ShardHandle};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -279,13 +279,26 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
     pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
+        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?)
+    }
+
+    fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {
         let own = self.inner.devices.identity.instance;
         if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
             let text = format!("view {at} belongs to another store, or to an earlier opening of this one");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let views = views.iter().map(|view| Arc::clone(&view.inner)).collect();
-        ReadTicket::new(Arc::clone(&self.inner.devices), views)
+        Ok(views.iter().map(|view| Arc::clone(&view.inner)).collect())
+    }
+
+    /// Reads and checks the blocks of views, as [`Self::read`] and [`ReadTicket::wait`] together do, with the calling thread
+    /// itself at the device: no other thread is woken, which counts for small batches. Nothing else happens on this thread
+    /// meanwhile; use [`Self::read`] to compute while blocks arrive.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`ReadTicket::wait`].
+    pub fn read_now(&self, views: &[&View]) -> Result<ReadBatch> {
+        ReadTicket::read_now(Arc::clone(&self.inner.devices), self.own_views(views)?)
     }
 
     /// How the store runs: drivers, memory, bytes.
@@ -393,7 +406,9 @@ fn start_devices(
     }
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
-    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity, files: OpenFiles::new() })
+    let lanes = Lanes::new(arena.clone());
+    let list = DeviceList::new(list);
+    Ok(Devices { list, arena, budget, control: Mutex::new(control), identity, files: OpenFiles::new(), lanes })
 }
 
 fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {

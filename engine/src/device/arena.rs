@@ -405,6 +405,12 @@ pub(crate) struct WriteSource {
 }
 
 impl WriteSource {
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies in the extent, which is mapped and initialised. While a write source is alive no read into
+        // the lease can start and no `&mut` slice over it can be had, so the bytes do not change.
+        unsafe { std::slice::from_raw_parts(self.memory().address.as_ptr(), self.range.len()) }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.range.len()
     }

@@ -26,6 +26,14 @@ impl Op {
         }
     }
 
+    /// What a write writes.
+    pub(super) fn write_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Write { from, .. } => Some(from.bytes()),
+            Self::Read { .. } | Self::Sync { .. } => None,
+        }
+    }
+
     /// Bytes to move.
     pub(crate) fn len(&self) -> usize {
         match self {

@@ -11,6 +11,7 @@ pub(crate) mod directory;
 pub(crate) mod driver;
 pub(crate) mod environment;
 pub(crate) mod file;
+pub(crate) mod here;
 pub(crate) mod lazy;
 mod pages;
 pub(crate) mod posix;

@@ -172,7 +172,7 @@ fn work(shared: &Shared) {
     }
 }
 
-fn run(mut flight: InFlight, counters: &DeviceCounters) -> Result<()> {
+pub(super) fn run(mut flight: InFlight, counters: &DeviceCounters) -> Result<()> {
     if flight.op().len() == 0 && !matches!(flight.op(), Op::Sync { .. }) {
         return Ok(());
     }

@@ -115,6 +115,7 @@ pub(super) struct BufferTable {
     slots: Vec<Option<Arc<Slab>>>,
     by_address: KeyMap<usize, u16>,
     free: Vec<u16>,
+    retired_seen: u64,
 }
 
 impl BufferTable {
@@ -158,8 +159,14 @@ impl BufferTable {
         Some(slot)
     }
 
+    /// Whether slabs were given up since the last sweep.
+    pub(super) fn is_stale(&self) -> bool {
+        Slab::retired_count() != self.retired_seen
+    }
+
     /// Unregisters slabs that the arena has given up.
     pub(super) fn sweep(&mut self, ring: &IoUring) {
+        self.retired_seen = Slab::retired_count();
         for (slot, entry) in (0..).zip(&mut self.slots) {
             if !entry.as_ref().is_some_and(|slab| slab.is_retired()) {
                 continue;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
@@ -25,6 +25,9 @@ pub enum PageBacking {
     /// Huge pages reserved by the operator (`vm.nr_hugepages`).
     Explicit,
 }
+
+/// Slabs given up since the process began: rings look for them when it has moved.
+static RETIRED: AtomicU64 = AtomicU64::new(0);
 
 /// A mapped slab. Owned by the arena, by every extent in it, and by the rings that have registered it.
 pub(crate) struct Slab {
@@ -123,6 +126,11 @@ impl Slab {
     /// Marks that the arena has let go: rings unregister it when they next look.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Release);
+        RETIRED.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn retired_count() -> u64 {
+        RETIRED.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_retired(&self) -> bool {

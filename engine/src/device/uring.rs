@@ -4,7 +4,7 @@
 //! its own completion; a wake-up poll on the eventfd is in the ring whenever the thread blocks in it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,14 +62,33 @@ pub(crate) struct Uring {
     broken: bool,
     counters: Arc<DeviceCounters>,
     notes: Vec<String>,
+    /// Kept for its room.
+    reaped: Vec<cqueue::Entry>,
 }
 
 impl Uring {
+    pub(crate) const NAME: &'static str = "uring";
+
     /// Sets a ring up for the calling thread, and keeps the lock of `dir` in it.
     ///
     /// # Errors
     /// The kernel's refusal of a ring.
     pub(crate) fn start(dir: &dyn Directory, arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
+        Self::with_lock(dir.lock_fd(), arena, counters)
+    }
+
+    /// The same for reads that the calling thread waits for itself: nobody wakes it, and the lock is not in it, for a read
+    /// that outlives its process harms nobody.
+    ///
+    /// # Errors
+    /// The kernel's refusal of a ring.
+    pub(crate) fn start_reader(arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
+        let mut ring = Self::with_lock(None, arena, counters)?;
+        ring.armed = true;
+        Ok(ring)
+    }
+
+    fn with_lock(lock: Option<BorrowedFd<'_>>, arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
         ignore_file_size_signal();
         let mut notes = Vec::new();
         let ring = build()?;
@@ -77,7 +96,7 @@ impl Uring {
             return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "io_uring of a kernel before 5.11"));
         }
         let wake = Arc::new(EventWake(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
-        let files = FileTable::new(&ring, dir.lock_fd(), &mut notes);
+        let files = FileTable::new(&ring, lock, &mut notes);
         let buffers = BufferTable::new(&ring, arena.slabs_max(), &mut notes);
         let mut slots = Vec::new();
         slots.resize_with(DEPTH, || None);
@@ -96,6 +115,7 @@ impl Uring {
             broken: false,
             counters,
             notes,
+            reaped: Vec::new(),
         })
     }
 
@@ -203,8 +223,9 @@ impl Uring {
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
-        let entries: Vec<cqueue::Entry> = self.ring.completion().collect();
-        for entry in entries {
+        let mut entries = std::mem::take(&mut self.reaped);
+        entries.extend(self.ring.completion());
+        for entry in entries.drain(..) {
             if entry.user_data() == WAKE {
                 if entry.result() < 0 {
                     // A kernel that refuses the single poll too would make this a busy loop.
@@ -231,6 +252,7 @@ impl Uring {
                 }
             }
         }
+        self.reaped = entries;
     }
 
     /// Nothing to move: done without the kernel.
@@ -272,7 +294,7 @@ impl Driver for Uring {
         }
         self.finish_empty(done);
         self.files.sweep(&self.ring);
-        if wait == Wait::Wake {
+        if wait == Wait::Wake || self.buffers.is_stale() {
             self.buffers.sweep(&self.ring);
         }
         self.push_queued()?;
@@ -289,7 +311,7 @@ impl Driver for Uring {
     }
 
     fn name(&self) -> &'static str {
-        "uring"
+        Self::NAME
     }
 
     fn notes(&self) -> &[String] {

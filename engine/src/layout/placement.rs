@@ -27,6 +27,18 @@ impl Placed {
         Self { devices, bytes: vec![0; layers * devices] }
     }
 
+    /// Makes room for devices that have joined.
+    pub(crate) fn widen(&mut self, devices: usize) {
+        if devices > self.devices {
+            let layers = self.bytes.len() / self.devices.max(1);
+            let mut wider = Self::new(layers, devices);
+            for layer in 0..layers {
+                wider.bytes[layer * devices..][..self.devices].copy_from_slice(self.of(layer));
+            }
+            *self = wider;
+        }
+    }
+
     fn of(&self, layer: usize) -> &[u64] {
         self.bytes.get(layer * self.devices..(layer + 1) * self.devices).unwrap_or_default()
     }

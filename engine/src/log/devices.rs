@@ -9,7 +9,7 @@ use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
 use crate::options::CacheOptions;
-use crate::shard::{Batch, Priority, Request, ShardHandle, Sink, Waiter};
+use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum, SegmentId, segment};
@@ -66,6 +66,8 @@ pub(crate) struct Devices {
     pub(crate) identity: Identity,
     /// Segment files that are open.
     pub(crate) files: Arc<OpenFiles>,
+    /// Rings of threads that read for themselves.
+    pub(crate) lanes: Lanes,
 }
 
 impl Devices {
@@ -128,6 +130,7 @@ impl Devices {
             return false;
         }
         // A ring that has a slab registered lets go of it when it wakes.
+        self.lanes.close_idle();
         self.list.iter().for_each(|device| device.shard.nudge());
         let deadline = std::time::Instant::now() + TRIM_WAIT;
         loop {
@@ -169,12 +172,12 @@ impl Devices {
         let out = buffer.bytes_mut().and_then(|out| out.get_mut(..bytes.len()));
         let out = out.ok_or_else(|| Error::new(ErrorKind::Busy, format!("no buffer for {} bytes", bytes.len())))?;
         out.copy_from_slice(bytes);
-        let waiter = Waiter::new(writes.len());
+        let mut ops = Vec::with_capacity(writes.len());
         for (device, file) in writes {
             let from = buffer.write_source(0..bytes.len())?;
-            self.submit_one(*device, Op::Write { file: Arc::clone(file), offset, from }, &waiter)?;
+            ops.push((*device, Op::Write { file: Arc::clone(file), offset, from }));
         }
-        waiter.wait()
+        self.run_all(ops)
     }
 
     /// Syncs files, all at once, and waits. A failure poisons the device; it is never repeated.
@@ -182,11 +185,39 @@ impl Devices {
         &self,
         files: impl ExactSizeIterator<Item = (DeviceIndex, &'a Arc<DeviceFile>)>,
     ) -> Result<()> {
+        let ops: Vec<_> = files.map(|(device, file)| (device, Op::Sync { file: Arc::clone(file) })).collect();
+        // In the order of the list, so that no two callers wait for each other.
+        let involved = |device: &&Device| ops.iter().any(|(index, _)| *index == device.index);
+        let _exclusive: Vec<_> = self.list.iter().filter(involved).map(|device| device.shard.lock_syncs()).collect();
+        self.run_all(ops)
+    }
+
+    /// Syncs a file behind the caller's back: the waiter tells how it ended.
+    pub(crate) fn sync_behind(&self, files: &[(DeviceIndex, Arc<DeviceFile>)]) -> Result<Arc<Waiter>> {
         let waiter = Waiter::new(files.len());
         for (device, file) in files {
-            self.submit_one(device, Op::Sync { file: Arc::clone(file) }, &waiter)?;
+            self.submit_one(*device, Op::Sync { file: Arc::clone(file) }, &waiter)?;
         }
-        waiter.wait()
+        Ok(waiter)
+    }
+
+    /// Executes operations and waits: those of one device on this thread, the others beside it.
+    fn run_all(&self, ops: Vec<(DeviceIndex, Op)>) -> Result<()> {
+        let Some(first) = ops.first().map(|(device, _)| *device) else { return Ok(()) };
+        let own_writes = ops.iter().filter(|(device, op)| *device == first && op.len() > 0).count();
+        let (mut own, mut others) = (Vec::new(), Vec::new());
+        for (device, op) in ops {
+            // Writes of one device go side by side, syncs of one device one after the other: they would wait anyway.
+            let here = device == first && (own_writes == 0 || own.is_empty());
+            if here { &mut own } else { &mut others }.push((device, op));
+        }
+        let waiter = Waiter::new(others.len());
+        for (device, op) in others {
+            self.submit_one(device, op, &waiter)?;
+        }
+        let shard = &self.get(first)?.shard;
+        let outcome = own.into_iter().try_for_each(|(_, op)| shard.run_here(op));
+        waiter.wait().and(outcome)
     }
 
     fn submit_one(&self, device: DeviceIndex, op: Op, waiter: &Arc<Waiter>) -> Result<()> {

@@ -314,7 +314,7 @@ impl Tables<'_> {
 }
 
 /// Writes a draft as a frame, a copy on each of the first of `order` that have room: takes the space, and hands everything to the
-/// shards. Wait on the result.
+/// shards, or writes it on this thread when the caller would only wait (`here`). Wait on the result.
 ///
 /// # Errors
 /// No space or memory for it on any device, or a write that had to be waited for failed. The frame does not exist.
@@ -325,6 +325,7 @@ pub(crate) fn write(
     who: &SequenceIdentity,
     order: &[DeviceIndex],
     draft: &Draft,
+    here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
@@ -429,7 +430,7 @@ pub(crate) fn write(
         if copies.len() == who.copies {
             break;
         }
-        match draft.write_copy(devices, space, device, who.sequence, front_page + page) {
+        match draft.write_copy(devices, space, device, who.sequence, front_page + page, here && who.copies == 1) {
             Ok(copy) => copies.push(copy),
             // Another device may take it.
             Err(e) if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Io | ErrorKind::Poisoned) => {
@@ -497,6 +498,7 @@ impl Laid<'_> {
         device: DeviceIndex,
         sequence: SequenceId,
         pages: u32,
+        here: bool,
     ) -> Result<CopyFlight> {
         let shard = &devices.get(device)?.shard;
         let mut front_buffers = Vec::new();
@@ -572,9 +574,13 @@ impl Laid<'_> {
             }
             offset += run.disk_bytes() as u64;
         }
-        let waiter = Waiter::new(requests.len());
-        let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
-        shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
+        let waiter = Waiter::new(if here { 1 } else { requests.len() });
+        if here {
+            waiter.complete(0, shard.write_here(requests));
+        } else {
+            let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
+            shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
+        }
         Ok(CopyFlight { location, header_crc, segment, flight: Some(flight), waiter, front: front_buffers })
     }
 }

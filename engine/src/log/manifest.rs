@@ -8,6 +8,7 @@ use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
+use crate::shard::Waiter;
 use std::sync::Arc;
 use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
@@ -51,6 +52,8 @@ pub(crate) struct ManifestLog {
     file_pages: u64,
     /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
     spare_bytes: u64,
+    /// The sync of second copies on the same device, which runs on behind the first copy's.
+    behind: Option<Arc<Waiter>>,
 }
 
 /// How a generation begins.
@@ -119,7 +122,7 @@ impl ManifestLog {
             file_pages = file_pages.min(file.len()? / PAGE_BYTES as u64);
             files.push((device, file));
         }
-        Ok(Self { place, epoch, files, file_pages, spare_bytes: 0 })
+        Ok(Self { place, epoch, files, file_pages, spare_bytes: 0, behind: None })
     }
 
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
@@ -177,7 +180,8 @@ impl ManifestLog {
             synced_through: first_batch.saturating_sub(1),
             next_page: 1,
         };
-        let mut log = Self { place, epoch, files, file_pages: bytes / PAGE_BYTES as u64, spare_bytes: 0 };
+        let file_pages = bytes / PAGE_BYTES as u64;
+        let mut log = Self { place, epoch, files, file_pages, spare_bytes: 0, behind: None };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             log.sync(devices)?;
@@ -247,6 +251,8 @@ impl ManifestLog {
     }
 
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<()> {
+        // The batch says that the one before is durable, on every copy.
+        self.settled()?;
         let batches = records.batches();
         let last = batches.len() - 1;
         if last > 0 {
@@ -273,9 +279,25 @@ impl ManifestLog {
     }
 
     fn sync(&mut self, devices: &Devices) -> Result<()> {
-        devices.sync_all(self.files.iter().map(|(device, file)| (*device, file)))?;
+        // One copy per device makes the batch durable. A second one on the same device guards against damage alone: its sync
+        // would wait for the first one's and so double what a commit waits for; it follows, and the next batch waits for it.
+        let mut firsts = Vec::new();
+        let mut seconds = Vec::new();
+        for (device, file) in &self.files {
+            let known = firsts.iter().any(|(known, _)| known == device);
+            if known { &mut seconds } else { &mut firsts }.push((*device, Arc::clone(file)));
+        }
+        devices.sync_all(firsts.iter().map(|(device, file)| (*device, file)))?;
+        if !seconds.is_empty() {
+            self.behind = Some(devices.sync_behind(&seconds)?);
+        }
         self.place.synced_through = self.place.next_batch - 1;
         Ok(())
+    }
+
+    /// Waits until every copy holds durably what one of them does.
+    fn settled(&self) -> Result<()> {
+        self.behind.as_ref().map_or(Ok(()), |behind| behind.wait())
     }
 
     /// Writes a new generation that starts with `state` and has room for `next`. It takes the place of this one with
@@ -308,6 +330,7 @@ impl ManifestLog {
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
         last.push(Kind::Superseded, &superseded, &[]);
         self.append(devices, &last)?;
+        self.settled()?;
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
         for (device, copy) in copies(devices) {
@@ -330,6 +353,7 @@ impl ManifestLog {
 
     /// Writes one slot of every superblock.
     pub(crate) fn mark(&self, devices: &Devices, state: u8) -> Result<()> {
+        self.settled()?;
         for device in &devices.list {
             device.write_superblock(|slot| {
                 slot.epoch = U64::new(self.epoch);

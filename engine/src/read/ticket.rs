@@ -12,7 +12,7 @@ use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::{EventCount, lock};
 use crate::plan::{Part, Urgency, plan};
 use crate::select::{View, ViewInner};
-use crate::shard::{Batch, Priority, Request, Sink};
+use crate::shard::{Batch, LaneBatch, Priority, Request, Sink};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -70,6 +70,12 @@ pub struct ReadTicket {
 
 impl ReadTicket {
     pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<Self> {
+        let mut ticket = Self::prepare(devices, views)?;
+        ticket.try_submit()?;
+        Ok(ticket)
+    }
+
+    fn prepare(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<Self> {
         let parts = plan(&views, Urgency::Demand(None));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
@@ -84,7 +90,7 @@ impl ReadTicket {
             errors: Mutex::default(),
             changed: EventCount::default(),
         };
-        let mut ticket = Self {
+        Ok(Self {
             buffers: parts.iter().map(|_| None).collect(),
             verified: vec![false; parts.len()],
             failures: views.iter().map(|_| None).collect(),
@@ -94,9 +100,39 @@ impl ReadTicket {
             progress: Arc::new(progress),
             cancel: Arc::default(),
             submitted: false,
+        })
+    }
+
+    /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
+    pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<ReadBatch> {
+        let mut ticket = Self::prepare(Arc::clone(&devices), views)?;
+        if !ticket.take_buffers()? {
+            return ticket.wait();
+        }
+        let mut batches = Vec::new();
+        for (device, requests) in ticket.requests_by_device()? {
+            let shard = &devices.get(device)?.shard;
+            batches.push(LaneBatch { device: usize::from(device.0), shard, requests });
+        }
+        let progress = Arc::clone(&ticket.progress);
+        let mut waiting: Vec<usize> = (0..ticket.parts.len()).collect();
+        // Each part is checked while the rest is in flight.
+        let mut check = || {
+            waiting.retain(|&part| {
+                let done = ticket.progress.is_done(part);
+                if done {
+                    ticket.verify_part(part);
+                }
+                !done
+            });
         };
-        ticket.try_submit()?;
-        Ok(ticket)
+        let left = devices.lanes.read(batches, &*progress, &mut check).err().unwrap_or_default();
+        for LaneBatch { shard, requests, .. } in left {
+            let sink = Arc::clone(&progress) as Arc<dyn Sink>;
+            shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel: None });
+        }
+        ticket.submitted = true;
+        ticket.wait()
     }
 
     /// Bytes this read takes from devices, in the units they read: 512 bytes mostly, whole pages on some.
@@ -123,6 +159,22 @@ impl ReadTicket {
         if self.submitted {
             return Ok(true);
         }
+        if !self.take_buffers()? {
+            return Ok(false);
+        }
+        let batches = self.requests_by_device()?;
+        self.submitted = true;
+        for (device, requests) in batches {
+            let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
+            let cancel = Some(Arc::clone(&self.cancel));
+            let batch = Batch { requests, priority: Priority::Demand, sink, cancel };
+            self.devices.get(device)?.shard.submit_wait(batch);
+        }
+        Ok(true)
+    }
+
+    /// Buffers for all parts, or `false` and none.
+    fn take_buffers(&mut self) -> Result<bool> {
         for (buffer, part) in self.buffers.iter_mut().zip(&self.parts) {
             if part.buffer_bytes > 0 && buffer.is_none() {
                 match self.devices.arena.lease(part.buffer_bytes) {
@@ -136,23 +188,23 @@ impl ReadTicket {
                 }
             }
         }
+        Ok(true)
+    }
+
+    /// The requests of all parts.
+    fn requests_by_device(&mut self) -> Result<BTreeMap<DeviceIndex, Vec<Request>>> {
+        let total = self.requests();
         let mut batches: BTreeMap<DeviceIndex, Vec<Request>> = BTreeMap::new();
         for (index, (part, buffer)) in self.parts.iter().zip(&mut self.buffers).enumerate() {
             let Some(buffer) = buffer else { continue };
             for read in &part.reads {
                 let into = buffer.read_target(read.to..read.to + read.bytes)?;
                 let op = Op::Read { file: read.segment.file()?, offset: read.offset, into };
-                batches.entry(read.segment.key.0).or_default().push(Request { op, tag: index as u64 });
+                let batch = batches.entry(read.segment.key.0).or_insert_with(|| Vec::with_capacity(total));
+                batch.push(Request { op, tag: index as u64 });
             }
         }
-        self.submitted = true;
-        for (device, requests) in batches {
-            let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
-            let cancel = Some(Arc::clone(&self.cancel));
-            let batch = Batch { requests, priority: Priority::Demand, sink, cancel };
-            self.devices.get(device)?.shard.submit_wait(batch);
-        }
-        Ok(true)
+        Ok(batches)
     }
 
     /// After a failed attempt: an error when no buffer at all is in use, so that waiting for one to come back is in vain.

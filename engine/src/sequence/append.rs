@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Frames that may be on their way before an append waits for the oldest.
 const FRAMES_IN_FLIGHT: usize = 2;
+/// The largest frame that a commit writes on its own thread.
+const WRITE_HERE_MAX: usize = 4 << 20;
 /// How long an append waits for memory that views and reads hold.
 const MEMORY_WAIT: Duration = Duration::from_secs(10);
 
@@ -145,7 +147,7 @@ impl Sequence {
             self.land(true)?;
         }
         let drafts = self.group_drafts()?;
-        self.write_drafts(drafts)
+        self.write_drafts(drafts, false)
     }
 
     /// As many frames as keep every device busy, within what memory allows.
@@ -182,14 +184,16 @@ impl Sequence {
         Ok(drafts)
     }
 
-    /// Hands drafts to the log. Runs leave their layer's pending list as their frame is on its way.
-    pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>) -> Result<()> {
-        for draft in drafts.iter().filter(|draft| !draft.is_empty()) {
-            let frame = match self.write_draft(draft) {
+    /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their layer's pending list as their frame is on its way.
+    pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>, waits: bool) -> Result<()> {
+        let last = drafts.iter().rposition(|draft| !draft.is_empty());
+        for (at, draft) in drafts.iter().enumerate().filter(|(_, draft)| !draft.is_empty()) {
+            let here = waits && Some(at) == last && draft.bytes() <= WRITE_HERE_MAX;
+            let frame = match self.write_draft(draft, here) {
                 Err(e) if e.kind() == ErrorKind::NoSpace => {
                     // What was deleted since, or held by views until now, gives its segments back with a commit.
                     self.store.commit(CommitRequest::default())?;
-                    self.write_draft(draft)?
+                    self.write_draft(draft, here)?
                 }
                 other => other?,
             };
@@ -204,11 +208,13 @@ impl Sequence {
         Ok(())
     }
 
-    fn write_draft(&mut self, draft: &Draft) -> Result<WrittenFrame> {
+    fn write_draft(&mut self, draft: &Draft, here: bool) -> Result<WrittenFrame> {
         let parts = draft.parts();
-        let order = self.store.devices.order(&self.placed, &parts, lock(&self.store.space).next_frame());
-        let ids = self.store.next_frame();
-        let frame = write_frame(&self.store.devices, &self.store.space, ids, &self.who, &order, draft)?;
+        let store = &self.store;
+        self.placed.widen(store.devices.list.slots());
+        let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
+        let ids = store.next_frame();
+        let frame = write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, here)?;
         frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));
         Ok(frame)
     }

@@ -4,19 +4,24 @@ mod batch;
 mod inbox;
 #[cfg(feature = "sim")]
 mod inline;
+mod lane;
 mod run;
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{JoinHandle, ThreadId};
 
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
+pub(crate) use lane::{LaneBatch, Lanes};
 
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
-use crate::device::driver::{Driver, DriverKind, DriverStatus};
+use crate::device::driver::{Driver, DriverKind, DriverStatus, Op};
+use crate::device::file::Poison;
+use crate::device::here;
 use crate::device::posix::Posix;
 #[cfg(feature = "sim")]
 use crate::device::sim::SimDriver;
@@ -28,6 +33,13 @@ use crate::metrics::{DeviceCounters, lock};
 pub(crate) struct ShardHandle {
     inbox: Arc<inbox::Inbox>,
     status: Arc<Mutex<DriverStatus>>,
+    counters: Arc<DeviceCounters>,
+    /// Demand reads that callers drive themselves.
+    beside: Arc<AtomicUsize>,
+    uring: bool,
+    poison: Arc<Poison>,
+    /// Held around syncs: two of one file at a time could share one error.
+    syncs: Mutex<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: ThreadId,
     #[cfg(feature = "sim")]
@@ -53,14 +65,18 @@ impl ShardHandle {
         let inbox = Arc::new(inbox::Inbox::new());
         let status = Arc::new(Mutex::new(DriverStatus::default()));
         let (report, started) = mpsc::channel();
+        let beside = Arc::<AtomicUsize>::default();
+        let (kept, poison) = (Arc::clone(&counters), Arc::clone(dir.poison()));
         let main = {
             let (inbox, status, name) = (Arc::clone(&inbox), Arc::clone(&status), name.to_owned());
+            let beside = Arc::clone(&beside);
             move || {
                 let _burial = Burial(Arc::clone(&inbox));
                 // The ring belongs to the thread that made it.
                 match start_driver(&name, kind, &*dir, &arena, &counters) {
                     Ok(driver) => {
-                        let shard = run::Shard::new(driver, inbox, Arc::clone(dir.poison()), status, counters);
+                        let poison = Arc::clone(dir.poison());
+                        let shard = run::Shard::new(driver, inbox, poison, status, counters).beside(beside);
                         let _ = report.send(Ok(()));
                         shard.run();
                     }
@@ -76,10 +92,17 @@ impl ShardHandle {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(main);
         let thread = thread.map_err(|e| Error::io(format!("start the thread of device {name}"), e))?;
         let thread_id = thread.thread().id();
-        match started.recv() {
+        let started = started.recv();
+        let uring = lock(&status).name == Uring::NAME;
+        match started {
             Ok(Ok(())) => Ok(Self {
                 inbox,
+                uring,
+                poison,
+                syncs: Mutex::default(),
                 status,
+                counters: kept,
+                beside,
                 thread: Mutex::new(Some(thread)),
                 thread_id,
                 #[cfg(feature = "sim")]
@@ -100,10 +123,16 @@ impl ShardHandle {
         let status = Arc::new(Mutex::new(DriverStatus::default()));
         let driver = Box::new(SimDriver::new(Arc::clone(&counters)));
         let poison = Arc::clone(dir.poison());
-        let shard = run::Shard::new(driver, Arc::clone(&inbox), poison, Arc::clone(&status), counters);
+        let kept = Arc::clone(&counters);
+        let shard = run::Shard::new(driver, Arc::clone(&inbox), Arc::clone(&poison), Arc::clone(&status), counters);
         Self {
             inbox,
             status,
+            counters: kept,
+            beside: Arc::default(),
+            uring: false,
+            poison,
+            syncs: Mutex::default(),
             thread: Mutex::default(),
             thread_id: std::thread::current().id(),
             inline: Some(inline::Inline::new(shard)),
@@ -142,9 +171,68 @@ impl ShardHandle {
         waiter.wait()
     }
 
+    /// Executes a write or sync on the calling thread, which would only wait for the shard's: two thread hops less. A sync that
+    /// fails poisons the device. Syncs hold [`Self::lock_syncs`].
+    ///
+    /// # Errors
+    /// Its failure, or `Poisoned`.
+    pub(crate) fn run_here(&self, op: Op) -> Result<()> {
+        if self.is_simulated() {
+            return self.run(vec![Request { op, tag: 0 }], Priority::Write);
+        }
+        self.poison.check()?;
+        let is_sync = matches!(op, Op::Sync { .. });
+        let outcome = here::execute(op, &self.counters);
+        match &outcome {
+            Ok(()) if is_sync => self.poison.check(),
+            Err(e) if is_sync => {
+                self.poison.set(e);
+                outcome
+            }
+            _ => outcome,
+        }
+    }
+
+    /// Executes writes on the calling thread, neighbours as one.
+    ///
+    /// # Errors
+    /// The first failure, or `Poisoned`.
+    pub(crate) fn write_here(&self, requests: Vec<Request>) -> Result<()> {
+        if self.is_simulated() {
+            return self.run(requests, Priority::Write);
+        }
+        self.poison.check()?;
+        here::write_all(requests.into_iter().map(|request| request.op).collect(), &self.counters)
+    }
+
+    /// To be held while files of this device are synced, on whichever thread.
+    pub(crate) fn lock_syncs(&self) -> MutexGuard<'_, ()> {
+        lock(&self.syncs)
+    }
+
+    fn is_simulated(&self) -> bool {
+        #[cfg(feature = "sim")]
+        return self.inline.is_some();
+        #[cfg(not(feature = "sim"))]
+        false
+    }
+
     /// Makes the shard look around: after [`Arena::trim`] or after files were closed, so that it lets go of them too.
     pub(crate) fn nudge(&self) {
         self.inbox.nudge();
+    }
+
+    /// Whether its device is read through io_uring, so that callers may drive reads themselves.
+    pub(super) fn drives_uring(&self) -> bool {
+        self.uring
+    }
+
+    pub(super) fn counters(&self) -> &Arc<DeviceCounters> {
+        &self.counters
+    }
+
+    pub(super) fn beside(&self) -> &AtomicUsize {
+        &self.beside
     }
 
     /// The driver in use, and what it has to do without.

@@ -4,6 +4,7 @@
 //! kernel reports a write-back error to one sync of a file and success to the next, so a file has one sync in flight.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::batch::{Accepted, Pending, Priority};
@@ -40,6 +41,8 @@ pub(super) struct Shard {
     in_flight: [usize; CLASSES],
     /// Files with a sync in flight.
     syncing: Vec<u64>,
+    /// Demand reads that callers drive themselves, see [`super::Lanes`].
+    beside: Arc<AtomicUsize>,
     poison: Arc<Poison>,
     status: Arc<Mutex<DriverStatus>>,
     counters: Arc<DeviceCounters>,
@@ -63,10 +66,15 @@ impl Shard {
             free: Vec::new(),
             in_flight: [0; CLASSES],
             syncing: Vec::new(),
+            beside: Arc::default(),
             poison,
             status,
             counters,
         }
+    }
+
+    pub(super) fn beside(self, beside: Arc<AtomicUsize>) -> Self {
+        Self { beside, ..self }
     }
 
     /// Until closed and all done, or until the driver breaks.
@@ -171,7 +179,8 @@ impl Shard {
     }
 
     fn limit(&self, class: usize) -> usize {
-        if self.in_flight[Priority::Demand as usize] > 0 { LIMITS_BESIDE_DEMAND[class] } else { LIMITS[class] }
+        let demand = self.in_flight[Priority::Demand as usize] > 0 || self.beside.load(Ordering::Relaxed) > 0;
+        if demand { LIMITS_BESIDE_DEMAND[class] } else { LIMITS[class] }
     }
 
     fn refusal(&self, op: &Op, cancelled: bool) -> Option<Error> {

@@ -108,7 +108,8 @@ pub(crate) struct Space {
     segment_pages: u32,
     /// Some file could not be preallocated.
     sparse: bool,
-    next_device: usize,
+    /// See [`Self::next_frame`].
+    pointer: usize,
     /// Told when a segment was opened, or could not be.
     changed: Arc<EventCount>,
 }
@@ -129,7 +130,7 @@ impl Space {
             spare_bytes: 0,
             segment_pages: devices.identity.segment_pages,
             sparse: false,
-            next_device: 0,
+            pointer: 0,
             changed: Arc::default(),
         };
         for (key, meta) in &catalog.segments {
@@ -192,11 +193,11 @@ impl Space {
         self.frames.get(&id).and_then(Weak::upgrade)
     }
 
-    /// The device for the next frame: one after the other.
-    pub(crate) fn next_device(&mut self, devices: &Devices) -> DeviceIndex {
-        let index = self.next_device % devices.list.len();
-        self.next_device = index + 1;
-        devices.list[index].index
+    /// Counts the frames, so that each begins to look for its device behind the one before.
+    pub(crate) fn next_frame(&mut self) -> usize {
+        let pointer = self.pointer;
+        self.pointer = pointer.wrapping_add(1);
+        pointer
     }
 
     /// Says what ends a sequence: see [`Stream::Shared`].
