@@ -181,8 +181,7 @@ fn turn(
         Ok(())
     };
     // Drawn beforehand: the bare loop and fio draw their offsets with next to nothing.
-    let chosen: Vec<Vec<u64>> =
-        (0..SELECTIONS).map(|_| choose(random, groups, args.batch as usize)).collect();
+    let chosen: Vec<Vec<u64>> = (0..SELECTIONS).map(|_| choose(random, groups, args.batch as usize)).collect();
     let (mut next, mut own_us, mut own_requests) = (0, Vec::new(), 0);
     let (calls_before, cpu, start) = (calls(), cpu_seconds(), Instant::now());
     while start.elapsed() < length {

@@ -76,13 +76,15 @@ mod sync;
 
 pub use cache::CacheStatus;
 pub use device::PageBacking;
+pub use device::profile::ProfileStatus;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use options::{
-    Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability, SequenceOptions,
-    StoreOptions, Summary,
+    BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
+    SequenceOptions, StoreOptions, Summary,
 };
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use reclaim::Repaired;
 pub use select::{SelectOptions, View};
 pub use sequence::Sequence;
 pub use store::{DeviceStatus, DeviceUsage, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage};

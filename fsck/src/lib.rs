@@ -189,6 +189,7 @@ fn check_manifest(devices: &Devices, checked: &mut Checked, sink: &Sink) -> Opti
             devices: devices.count,
             segment_pages: devices.slot().segment_bytes.get() / PAGE_BYTES as u64,
             generation: generation.number,
+            replicas: manifest.replicas,
         };
         let mut replay = Replay::new(bounds, sink);
         for (index, batch_ref) in manifest.batches.iter().enumerate() {

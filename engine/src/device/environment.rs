@@ -71,6 +71,8 @@ pub enum Event {
     SplitBatches,
     /// Recovery cut a run of batches whose last one was missing.
     SplitCut,
+    /// A copy that was damaged was made anew.
+    ReplicaHealed,
 }
 
 /// Counts an event of this thread's simulation.
@@ -112,6 +114,8 @@ pub enum Mutant {
     PayloadChecksumIgnored,
     /// The name of a new segment is not synced.
     SegmentNameNotSynced,
+    /// A damaged copy is found, and nothing is done about it.
+    ReplicaNotHealed,
 }
 
 /// Whether this fault of the engine is switched on.

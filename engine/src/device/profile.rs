@@ -64,6 +64,13 @@ pub(crate) struct Profile {
     live: bool,
 }
 
+impl Default for Profile {
+    /// Of a device that is not there.
+    fn default() -> Self {
+        Self::new(false)
+    }
+}
+
 /// Read batches measured at creation: what a small read, many small ones, and large ones took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
@@ -75,8 +82,14 @@ pub(crate) struct Measured {
 impl Profile {
     /// Figures of an ordinary NVMe drive, until there are better ones.
     pub(crate) fn new(live: bool) -> Self {
-        let figures =
-            Figures { latency_s: 80e-6, request_s: 6e-6, byte_s: 0.5e-9, samples: 0, last_end: None, avoided_until: None };
+        let figures = Figures {
+            latency_s: 80e-6,
+            request_s: 6e-6,
+            byte_s: 0.5e-9,
+            samples: 0,
+            last_end: None,
+            avoided_until: None,
+        };
         Self {
             figures: Mutex::new(figures),
             queued_bytes: AtomicU64::new(0),
@@ -133,7 +146,7 @@ impl Profile {
         let figures = *lock(&self.figures);
         let requests = self.queued_requests.load(Ordering::Relaxed) as f64;
         let bytes = self.queued_bytes.load(Ordering::Relaxed) as f64;
-        let avoided = figures.avoided_until.is_some_and(|until| Instant::now() < until);
+        let avoided = self.live && figures.avoided_until.is_some_and(|until| Instant::now() < until);
         (requests * figures.request_s + bytes * figures.byte_s, figures.request_s, figures.byte_s, avoided)
     }
 

@@ -8,7 +8,7 @@ use crate::metrics::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::layout::BlockGeometry;
-use stratakv_format::{PAGE_BYTES, SequenceId};
+use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
 use super::catalog::SegmentKey;
 
@@ -69,6 +69,7 @@ impl SegmentHandle {
 
 /// What reading and checking the groups of a frame takes.
 pub(crate) struct FrameBody {
+    pub(crate) id: FrameId,
     pub(crate) origin: SequenceId,
     pub(crate) nonce: u64,
     pub(crate) segment: Arc<SegmentHandle>,
@@ -144,7 +145,8 @@ impl FrameSlot {
         let mut body = lock(&self.0);
         let checksums = Arc::clone(&body.checksums);
         let FrameCopy { segment, page } = first;
-        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, replicas, checksums });
+        let (id, origin, nonce) = (body.id, body.origin, body.nonce);
+        *body = Arc::new(FrameBody { id, origin, nonce, segment, page, replicas, checksums });
     }
 }
 
@@ -334,7 +336,8 @@ mod tests {
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
         let (replicas, checksums) = (Box::default(), Arc::default());
-        Arc::new(FrameSlot::new(FrameBody { origin, nonce: 0, segment, page: 1, replicas, checksums }))
+        let id = FrameId(id);
+        Arc::new(FrameSlot::new(FrameBody { id, origin, nonce: 0, segment, page: 1, replicas, checksums }))
     }
 
     fn any_file() -> Arc<LazyFile> {

@@ -61,7 +61,9 @@ impl Placed {
             // A layer counts by what of it this frame holds.
             let held: f64 = parts
                 .iter()
-                .map(|(layer, bytes)| (self.of(*layer).get(device).copied().unwrap_or(0) + bytes) as f64 * *bytes as f64)
+                .map(|(layer, bytes)| {
+                    (self.of(*layer).get(device).copied().unwrap_or(0) + bytes) as f64 * *bytes as f64
+                })
                 .sum();
             held / candidates[device].weight.max(1e-9)
         };

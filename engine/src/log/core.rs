@@ -5,8 +5,8 @@ use super::devices::Devices;
 use super::space::Space;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
-use crate::error::Result;
-use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot};
 use crate::metrics::lock;
 use crate::options::Durability;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::{FrameId, SequenceId};
+use stratakv_format::{FrameId, Location, SequenceId};
 use zerocopy::little_endian::U64;
 
 pub(crate) struct StoreInner {
@@ -33,8 +33,52 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
+    /// One repair at a time.
+    pub(crate) repairing: Mutex<()>,
     /// Resident blocks of all sequences that have no cache of their own.
     pub(crate) cache: Option<Arc<BlockCache>>,
+}
+
+/// A copy of a frame that can be read.
+pub(crate) struct CopyAt {
+    pub(crate) at: FrameCopy,
+    pub(crate) location: Location,
+    pub(crate) header_crc: u32,
+}
+
+/// The copies of a frame on devices that are there, the first in front. No I/O.
+///
+/// # Errors
+/// [`ErrorKind::Io`]: no device that has one is there. [`ErrorKind::Corruption`]: its segment is unknown.
+pub(crate) fn copies_of(
+    devices: &Devices,
+    catalog: &Catalog,
+    space: &mut Space,
+    frame: &FrameMeta,
+) -> Result<Vec<CopyAt>> {
+    let first = (frame.location, frame.header_crc);
+    let others = frame.replicas.iter().map(|replica| (replica.location, replica.header_crc));
+    let mut copies = Vec::with_capacity(frame.copies());
+    let mut missing = None;
+    for (location, header_crc) in std::iter::once(first).chain(others) {
+        let key = (location.device, location.segment);
+        let lost =
+            || Error::new(ErrorKind::Corruption, format!("segment of a frame at {location} is not in the manifest"));
+        let segment = catalog.segments.get(&key).ok_or_else(lost)?;
+        match space.handle(devices, key, segment) {
+            Ok(segment) => {
+                let at = FrameCopy { segment, page: location.page };
+                copies.push(CopyAt { at, location, header_crc });
+            }
+            Err(e) => missing = Some(e),
+        }
+    }
+    // What is on a device that was declared lost is a last resort.
+    copies.sort_by_key(|copy| devices.get(copy.location.device).is_ok_and(super::Device::is_lost));
+    match missing {
+        Some(e) if copies.is_empty() => Err(e.during("every copy is on a device that is not there")),
+        _ => Ok(copies),
+    }
 }
 
 impl StoreInner {
@@ -48,22 +92,39 @@ impl StoreInner {
     pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
         let catalog = lock(&self.catalog);
         let mut space = lock(&self.space);
-        let read = (body.segment.key, body.page);
         let slot = space.place_frame(id, body);
         if let Some(frame) = catalog.frames.get(&id) {
-            let key = (frame.location.device, frame.location.segment);
-            if (key, frame.location.page) != read
-                && let Some(segment) = catalog.segments.get(&key)
-            {
-                let segment = space.handle(&self.devices, key, segment)?;
-                slot.moved(&segment, frame.location.page);
-            }
+            self.lay_copies(&catalog, &mut space, frame, &slot)?;
         }
         Ok(slot)
     }
 
+    /// Tells whoever reads a frame where its copies are now.
+    pub(crate) fn tell_copies(&self, id: FrameId) -> Result<()> {
+        let catalog = lock(&self.catalog);
+        let mut space = lock(&self.space);
+        match (space.frame_slot(id), catalog.frames.get(&id)) {
+            (Some(slot), Some(frame)) => self.lay_copies(&catalog, &mut space, frame, &slot),
+            _ => Ok(()),
+        }
+    }
+
+    fn lay_copies(&self, catalog: &Catalog, space: &mut Space, frame: &FrameMeta, slot: &FrameSlot) -> Result<()> {
+        let mut copies = copies_of(&self.devices, catalog, space, frame)?.into_iter().map(|copy| copy.at);
+        if let Some(first) = copies.next() {
+            slot.lies(first, copies.collect());
+        }
+        Ok(())
+    }
+
     pub(crate) fn add_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Records durably what a device is from now on.
+    pub(crate) fn change_member(&self, member: m::Member) -> Result<()> {
+        let member = m::Member { epoch: U64::new(self.committer.epoch() + 1), ..member };
+        self.committer.commit(CommitRequest { members: vec![member], ..CommitRequest::default() })
     }
 
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {

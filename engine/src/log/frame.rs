@@ -459,6 +459,7 @@ pub(crate) fn write(
         replicas: others.iter().map(CopyFlight::replica).collect(),
     };
     let body = FrameBody {
+        id,
         origin: who.sequence,
         nonce,
         segment: Arc::clone(&first.segment),

@@ -46,6 +46,13 @@ impl Pieces {
         self.list.push(Piece { bytes, devices: first..self.devices.len() });
     }
 
+    /// The last piece has more bytes.
+    pub(crate) fn grow(&mut self, bytes: usize) {
+        if let Some(last) = self.list.last_mut() {
+            last.bytes += bytes;
+        }
+    }
+
     fn of(&self, piece: &Piece) -> &[usize] {
         &self.devices[piece.devices.clone()]
     }
@@ -148,7 +155,8 @@ mod tests {
             let device = pieces.of(piece)[usize::from(*copy)];
             ends[device] += loads[device].cost(piece);
         }
-        let used = |device: &usize| pieces.list.iter().zip(chosen).any(|(p, c)| pieces.of(p)[usize::from(*c)] == *device);
+        let used =
+            |device: &usize| pieces.list.iter().zip(chosen).any(|(p, c)| pieces.of(p)[usize::from(*c)] == *device);
         (0..ends.len()).filter(used).map(|device| ends[device]).fold(0.0, f64::max)
     }
 
@@ -223,7 +231,8 @@ mod tests {
     #[test]
     fn a_skewed_selection_uses_all_devices() {
         // Of 64 pieces 52 have their first copy on device 0; the second is on one of the others.
-        let spec: Vec<_> = (0..64).map(|at| (65536, if at < 52 { vec![0, 1 + at % 3] } else { vec![1 + at % 3, 0] })).collect();
+        let spec: Vec<_> =
+            (0..64).map(|at| (65536, if at < 52 { vec![0, 1 + at % 3] } else { vec![1 + at % 3, 0] })).collect();
         let (pieces, loads) = (pieces(&spec), [FAST; 4]);
         let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::Spread));
         let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstReplica));

@@ -2,6 +2,9 @@
 
 mod attend;
 mod batch;
+mod copies;
+mod hedge;
+mod progress;
 mod ticket;
 mod verify;
 

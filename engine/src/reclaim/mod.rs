@@ -1,5 +1,11 @@
 //! Giving back: what an open finds that nobody names any more.
 
+mod copy;
+mod repair;
+
+pub use repair::Repaired;
+pub(crate) use repair::repair;
+
 use crate::device::directory::Directory;
 use crate::error::{ErrorKind, Result};
 use crate::index::Catalog;
@@ -15,7 +21,7 @@ pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u
         let own = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
         let synced = own.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
         for _ in 0..SLOTS {
-            for device in &devices.list {
+            for device in devices.list.iter() {
                 device.write_superblock(|slot| {
                     slot.manifest_generation = U64::new(generation);
                     slot.manifest_nonce = U64::new(nonce);
@@ -25,7 +31,7 @@ pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u
             }
         }
     }
-    for device in &devices.list {
+    for device in devices.list.iter() {
         let directory = &*device.directory;
         let files: Vec<(String, u64, u8)> = directory
             .list(manifest::DIRECTORY)?

@@ -111,15 +111,6 @@ fn check_one_store(found: &[Found]) -> Result<()> {
     }
     let newest = slots.iter().map(|(_, slot)| slot).max_by_key(|slot| slot.epoch.get()).unwrap_or(first);
     let count = newest.device_count.get();
-    for index in 0..count {
-        if !seen.contains_key(&index) {
-            let text = format!(
-                "device {index} of {count} is missing; given are {}",
-                slots.iter().map(|(path, _)| path.display().to_string()).collect::<Vec<_>>().join(", ")
-            );
-            return Err(Error::new(ErrorKind::Configuration, text));
-        }
-    }
     if let Some((index, path)) = seen.iter().find(|(index, _)| **index >= count) {
         return Err(configuration(path, &format!("is device {index}, but the store has {count}")));
     }

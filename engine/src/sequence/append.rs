@@ -152,7 +152,9 @@ impl Sequence {
 
     /// As many frames as keep every device busy, within what memory allows.
     fn frames_in_flight(&self) -> usize {
-        (FRAMES_IN_FLIGHT * self.store.devices.open_count()).min(self.store.frame_bytes * FRAMES_IN_FLIGHT / self.frame_target.max(1)).max(FRAMES_IN_FLIGHT)
+        (FRAMES_IN_FLIGHT * self.store.devices.open_count())
+            .min(self.store.frame_bytes * FRAMES_IN_FLIGHT / self.frame_target.max(1))
+            .max(FRAMES_IN_FLIGHT)
     }
 
     /// Drafts of all groups collected, each within the limit of a frame.

@@ -100,7 +100,7 @@ impl Sequence {
             })
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
-        let placed = Placed::new(layout.layers(), store.devices.slots());
+        let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let held = size_of::<Self>() + placed.memory_bytes();
         let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(held, Category::Index)?);
         // With several devices smaller frames, so that what is read together lies on all of them.

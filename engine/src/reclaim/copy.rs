@@ -1,0 +1,314 @@
+//! Copying a frame to another place: every byte is held against its checksum on the way, and only the header changes.
+
+use crate::device::arena::Lease;
+use crate::device::driver::Op;
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::index::{Flight, FrameMeta, SegmentHandle};
+use crate::layout::KvLayout;
+use crate::log::{Devices, Space, allocate};
+use crate::metrics::{Category, Reservation};
+use crate::shard::{Priority, Request};
+use std::sync::{Arc, Mutex};
+use stratakv_format::checksum::crc_with_hole;
+use stratakv_format::frame::{
+    Descriptor, FrameHeader, FramePlace, FrameView, KIND_GROUPS, KIND_TAIL, tail_plane_bytes,
+};
+use stratakv_format::{DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity, segment};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Bytes moved at once. A frame's front and one buffer of this size are all the memory that cleaning takes.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// A copy that was written and is not recorded yet.
+pub(super) struct Copied {
+    pub(super) location: Location,
+    pub(super) header_crc: u32,
+    pub(super) flight: Flight,
+}
+
+/// One frame under way.
+struct Copy<'a> {
+    devices: &'a Devices,
+    id: FrameId,
+    meta: &'a FrameMeta,
+    from: &'a SegmentHandle,
+    buffer: Lease,
+}
+
+/// Reads a whole frame and holds it against its checksums.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: it is damaged; [`ErrorKind::Io`]: it cannot be read.
+pub(super) fn verify(devices: &Devices, id: FrameId, meta: &FrameMeta, from: &SegmentHandle) -> Result<()> {
+    let (mut copy, front, _account) = begin(devices, id, meta, from)?;
+    let view = copy.view(&front)?;
+    let layout = KvLayout::new(view.layout().clone())?;
+    for descriptor in view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS) {
+        copy.groups(&view, &layout, descriptor, None)?;
+    }
+    Ok(())
+}
+
+/// Copies a frame that lies in `from` to a segment of `device` for frames that were moved. `meta` says where it is read.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: the frame is damaged, it stays where it is. [`ErrorKind::NoSpace`], [`ErrorKind::Busy`],
+/// [`ErrorKind::MemoryLimit`]: no room for the copy.
+pub(super) fn copy(
+    devices: &Devices,
+    space: &Mutex<Space>,
+    id: FrameId,
+    meta: &FrameMeta,
+    from: &SegmentHandle,
+    device: DeviceIndex,
+) -> Result<Copied> {
+    let (mut copy, front, _account) = begin(devices, id, meta, from)?;
+    let (location, flight) = allocate(devices, space, device, None, meta.location.pages)?;
+    let to = Arc::clone(flight.segment());
+    let written = copy.write(&front, location, &to);
+    let header_crc = written.inspect_err(|e| {
+        if e.kind() == ErrorKind::Io {
+            crate::metrics::lock(space).abandon(&to);
+        }
+    })?;
+    Ok(Copied { location, header_crc, flight })
+}
+
+/// Reads and checks the front of a frame.
+fn begin<'a>(
+    devices: &'a Devices,
+    id: FrameId,
+    meta: &'a FrameMeta,
+    from: &'a SegmentHandle,
+) -> Result<(Copy<'a>, Vec<u8>, Reservation)> {
+    let front_bytes = meta.front_pages as usize * PAGE_BYTES;
+    let account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
+        Error::new(ErrorKind::MemoryLimit, format!("no memory for the {front_bytes} bytes in front of a frame"))
+    })?;
+    let buffer = devices.buffer(CHUNK_BYTES.min(meta.location.pages as usize * PAGE_BYTES))?;
+    let mut copy = Copy { devices, id, meta, from, buffer };
+    let mut front = Vec::with_capacity(front_bytes);
+    while front.len() < front_bytes {
+        let len = copy.buffer_bytes().min(front_bytes - front.len());
+        copy.read(front.len() as u64, len)?;
+        front.extend_from_slice(copy.bytes(len)?);
+    }
+    // Once more from the medium, before it counts as damage.
+    if copy.check_front(&front).is_err() {
+        for start in (0..front_bytes).step_by(copy.buffer_bytes()) {
+            let len = copy.buffer_bytes().min(front_bytes - start);
+            copy.read(start as u64, len)?;
+            front[start..start + len].copy_from_slice(copy.bytes(len)?);
+        }
+        copy.check_front(&front)?;
+    }
+    Ok((copy, front, account))
+}
+
+impl Copy<'_> {
+    fn buffer_bytes(&self) -> usize {
+        self.buffer.bytes().map_or(PAGE_BYTES, <[u8]>::len).max(PAGE_BYTES)
+    }
+
+    fn bytes(&self, len: usize) -> Result<&[u8]> {
+        let bytes = self.buffer.bytes().and_then(|bytes| bytes.get(..len));
+        bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the buffer of a copy is in use"))
+    }
+
+    /// Reads from an offset of the frame to the front of the buffer.
+    fn read(&mut self, offset: u64, len: usize) -> Result<()> {
+        let into = self.buffer.read_target(0..len)?;
+        let op = Op::Read { file: self.from.file()?, offset: self.meta.location.offset() + offset, into };
+        self.devices.get(self.from.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
+    }
+
+    /// Writes the front of the buffer to an offset of the copy.
+    fn put(&self, to: &SegmentHandle, offset: u64, len: usize) -> Result<()> {
+        let from = self.buffer.write_source(0..len)?;
+        let op = Op::Write { file: to.file()?, offset, from };
+        self.devices.get(to.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
+    }
+
+    fn damaged(&self, code: &'static str, offset: u64, len: u64, found: String) -> Error {
+        Error::corrupt(Corruption {
+            code,
+            device: self.meta.location.device.0,
+            file: segment::file_name(self.meta.location.segment),
+            offset: self.meta.location.offset() + offset,
+            len,
+            expected: format!("frame {} as it was written", self.id),
+            found,
+        })
+    }
+
+    fn view<'f>(&self, front: &'f [u8]) -> Result<FrameView<'f>> {
+        let place = FramePlace {
+            store_id: self.devices.identity.store_id,
+            location: self.meta.location,
+            segment_generation: self.from.generation,
+            segment_nonce: self.from.nonce,
+        };
+        let bytes = u64::from(self.meta.header_pages) * PAGE_BYTES as u64;
+        let view =
+            FrameView::verify(front, &place).map_err(|e| self.damaged("frame-header", 0, bytes, e.to_string()))?;
+        let header = view.header();
+        let same = header.frame.get() == self.id.0
+            && header.crc.get() == self.meta.header_crc
+            && header.lsn.get() == self.meta.lsn
+            && header.nonce.get() == self.meta.nonce
+            && header.sequence.get() == self.meta.origin.0;
+        if same {
+            return Ok(view);
+        }
+        Err(self.damaged("frame-header", 0, bytes, "the header of another frame".into()))
+    }
+
+    fn check(&self, descriptor: &Descriptor, first: u64, tokens: u32, plane: u16, data: &[u8], stored: u64) -> bool {
+        let (kind, layer) = (descriptor.kind.get(), descriptor.layer.get());
+        let identity = PlaneIdentity::new(self.meta.nonce, self.meta.origin, kind, layer, first, tokens, plane);
+        self.devices.identity.checksum.compute(&identity, data) == stored
+    }
+
+    /// Holds the header and the small pieces behind it against their checksums.
+    fn check_front(&self, front: &[u8]) -> Result<()> {
+        let view = self.view(front)?;
+        for descriptor in view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS) {
+            let (start, len) = (descriptor.offset.get() as usize, descriptor.bytes.get() as usize);
+            let bad = || self.damaged("payload-checksum", start as u64, len as u64, "other bytes".into());
+            let piece = start.checked_add(len).and_then(|end| front.get(start..end)).ok_or_else(bad)?;
+            let layer = view.layout().layers.get(usize::from(descriptor.layer.get()));
+            let planes = match layer {
+                Some(layer) if descriptor.kind.get() == KIND_TAIL => {
+                    let (key, _) = tail_plane_bytes(layer, view.layout().dtype, descriptor.tokens.get() as usize);
+                    let (key, value) = piece.split_at_checked(key).ok_or_else(bad)?;
+                    [Some(key), (layer.planes() > 1).then_some(value)]
+                }
+                _ => [Some(piece), None],
+            };
+            let stored = view.checksums(descriptor);
+            for (plane, data) in planes.into_iter().flatten().enumerate() {
+                let (first, tokens) = (descriptor.first_token.get(), descriptor.tokens.get());
+                let stored = stored.get(plane).ok_or_else(bad)?.get();
+                if !self.check(descriptor, first, tokens, plane as u16, data, stored) {
+                    return Err(bad());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the copy: the groups as they are read and checked, and the front under its new place. Gives the header's CRC.
+    fn write(&mut self, front: &[u8], location: Location, to: &SegmentHandle) -> Result<u32> {
+        let view = self.view(front)?;
+        let layout = KvLayout::new(view.layout().clone())?;
+        let mut done = front.len() as u64;
+        for descriptor in view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS) {
+            self.zero(done, descriptor.offset.get(), location, to)?;
+            self.groups(&view, &layout, descriptor, Some((location, to)))?;
+            done = descriptor.offset.get() + descriptor.bytes.get();
+        }
+        self.zero(done, location.bytes(), location, to)?;
+        let mut front = front.to_vec();
+        let header_bytes = self.meta.header_pages as usize * PAGE_BYTES;
+        let (header, _) = FrameHeader::mut_from_prefix(&mut front)
+            .map_err(|_| self.damaged("frame-header", 0, header_bytes as u64, "a header cut short".into()))?;
+        header.location = location.to_raw();
+        header.segment_generation = U64::new(to.generation);
+        header.crc = U32::new(0);
+        let crc = crc_with_hole(&to.nonce.to_le_bytes(), &front[..header_bytes], 4..8);
+        front[4..8].copy_from_slice(&crc.to_le_bytes());
+        let mut at = 0;
+        for chunk in front.chunks(self.buffer_bytes()) {
+            if let Some(out) = self.buffer.bytes_mut() {
+                out[..chunk.len()].copy_from_slice(chunk);
+            }
+            self.put(to, location.offset() + at, chunk.len())?;
+            at += chunk.len() as u64;
+        }
+        Ok(crc)
+    }
+
+    /// Zeros between extents, if there is anything between them: the pages may hold an earlier life of the segment.
+    fn zero(&mut self, from: u64, end: u64, location: Location, to: &SegmentHandle) -> Result<()> {
+        let mut at = from;
+        while at < end {
+            let len = self.buffer_bytes().min((end - at) as usize);
+            if let Some(out) = self.buffer.bytes_mut() {
+                out[..len].fill(0);
+            }
+            self.put(to, location.offset() + at, len)?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    fn groups(
+        &mut self,
+        view: &FrameView<'_>,
+        layout: &KvLayout,
+        descriptor: &Descriptor,
+        to: Option<(Location, &SegmentHandle)>,
+    ) -> Result<()> {
+        let index = usize::from(descriptor.layer.get());
+        let planes = layout.kv_layer(index)?.planes();
+        let geometry = *layout.block(index);
+        let blocks = descriptor.pieces.get() as usize;
+        // Whole pages of small blocks, or as many large ones as the buffer takes.
+        let unit = geometry.blocks_per_page.max(1);
+        let mut step = unit;
+        while geometry.extent_bytes(step + unit) <= self.buffer_bytes() && step < blocks {
+            step += unit;
+        }
+        if geometry.extent_bytes(step.min(blocks)) > self.buffer_bytes() {
+            self.buffer = self.devices.buffer(geometry.extent_bytes(step.min(blocks)))?;
+        }
+        for first in (0..blocks).step_by(step) {
+            let count = step.min(blocks - first);
+            let (start, len) = (geometry.block_offset(first) as u64, geometry.extent_bytes(count));
+            self.read(descriptor.offset.get() + start, len)?;
+            if !self.check_blocks(view, layout, descriptor, first..first + count, planes)? {
+                self.read(descriptor.offset.get() + start, len)?;
+                if !self.check_blocks(view, layout, descriptor, first..first + count, planes)? {
+                    let (offset, len) = (descriptor.offset.get() + start, len as u64);
+                    return Err(self.damaged("payload-checksum", offset, len, "other bytes".into()));
+                }
+            }
+            if let Some((location, to)) = to {
+                self.put(to, location.offset() + descriptor.offset.get() + start, len)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether these blocks, which stand at the front of the buffer, are what they were.
+    fn check_blocks(
+        &self,
+        view: &FrameView<'_>,
+        layout: &KvLayout,
+        descriptor: &Descriptor,
+        blocks: std::ops::Range<usize>,
+        planes: usize,
+    ) -> Result<bool> {
+        let geometry = layout.block(usize::from(descriptor.layer.get()));
+        let group = layout.group_tokens() as u64;
+        let base = geometry.block_offset(blocks.start);
+        let bytes = self.bytes(geometry.extent_bytes(blocks.len()))?;
+        let stored = view.checksums(descriptor);
+        for block in blocks {
+            let token = descriptor.first_token.get() + block as u64 * group;
+            for plane in 0..planes {
+                let (start, len) = geometry.plane(plane);
+                let start = geometry.block_offset(block) - base + start;
+                let data = bytes.get(start..start + len).unwrap_or_default();
+                let stored = stored.get(block * planes + plane).map(|c| c.get());
+                let good = stored
+                    .is_some_and(|stored| self.check(descriptor, token, group as u32, plane as u16, data, stored));
+                if !good {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
