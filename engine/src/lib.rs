@@ -60,6 +60,7 @@ mod layout;
 mod log;
 pub mod metrics;
 mod options;
+pub mod pipeline;
 mod plan;
 mod read;
 mod reclaim;

@@ -314,7 +314,8 @@ impl CacheOptions {
 }
 
 /// What a commit promises when it returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Durability {
     /// It survives power loss: data, then the manifest record, are on stable storage.
     Sync,

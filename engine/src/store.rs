@@ -22,6 +22,7 @@ use crate::log::{
 };
 use crate::metrics::{DeviceSnapshot, MemoryUsage, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
+use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
@@ -243,7 +244,12 @@ impl Store {
         let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
-        load(claim, id, &meta).map_err(|e| e.during(format!("open sequence {id}")))
+        let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
+            // A bit may have gone wrong on the way and not on the medium: read once more.
+            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
+            _ => Err(e),
+        });
+        loaded.map_err(|e| e.during(format!("open sequence {id}")))
     }
 
     /// Deletes a sequence without opening it, also one that is too damaged to be opened. As [`Sequence::delete`].
@@ -296,7 +302,20 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
     pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
-        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?)
+        self.read_as(views, Urgency::Demand(None))
+    }
+
+    /// Reads views that may be needed soon: behind reads that somebody waits for, before writes. What a cache holds already is
+    /// not counted as asked for.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_ahead(&self, views: &[&View]) -> Result<ReadTicket> {
+        self.read_as(views, Urgency::Ahead)
+    }
+
+    pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
+        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
     }
 
     fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {

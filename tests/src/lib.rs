@@ -4,6 +4,7 @@
 pub mod content;
 pub mod disk;
 pub mod image;
+pub mod real;
 pub mod rng;
 pub mod sim;
 

@@ -3,7 +3,8 @@
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    BalancePolicy, ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, TensorView,
+    BalancePolicy, ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions,
+    TensorView,
 };
 
 const KV_HEADS: usize = 2;

@@ -29,7 +29,8 @@ const FLOORS: &[&[&str]] = &[
     &["log", "select"],
     &["sequence", "plan", "recover", "reclaim"],
     &["read"],
-    &["store", "pipeline"],
+    &["store"],
+    &["pipeline"],
     &["tune", "sim"],
 ];
 

@@ -73,6 +73,14 @@ pub enum Event {
     SplitCut,
     /// A copy that was damaged was made anew.
     ReplicaHealed,
+    /// All that waited was made durable together: a state that a crash may leave ends here.
+    GroupCommit,
+    /// A sync was submitted while writes to its file were under way.
+    SyncBesideWrites,
+    /// The power went while requests were under way.
+    CutUnderWay,
+    /// A transfer moved fewer bytes than asked for, or was interrupted, and was continued.
+    Continued,
 }
 
 /// Counts an event of this thread's simulation.
@@ -116,6 +124,16 @@ pub enum Mutant {
     SegmentNameNotSynced,
     /// A damaged copy is found, and nothing is done about it.
     ReplicaNotHealed,
+    /// A commit syncs before its writes have ended.
+    SyncBeforeCompletion,
+    /// A transfer that moved fewer bytes than asked for counts as whole.
+    ShortAccepted,
+    /// Payload checksums cover the first half only.
+    ChecksumOfHalf,
+    /// A segment is used again before it is durable that nothing in it is needed.
+    ReuseBeforeFlush,
+    /// A block that fails its check is not read again.
+    NotReadAgain,
 }
 
 /// Whether this fault of the engine is switched on.
@@ -129,4 +147,10 @@ pub(crate) fn mutated(mutant: Mutant) -> bool {
         false
     };
     on
+}
+
+/// The part of a plane that its checksum covers: all of it.
+#[inline]
+pub(crate) fn covered(plane: &[u8]) -> &[u8] {
+    if mutated(Mutant::ChecksumOfHalf) { &plane[..plane.len() / 2] } else { plane }
 }

@@ -4,7 +4,7 @@ use super::copies::CopyChange;
 use super::devices::Devices;
 use super::manifest::ManifestLog;
 use super::space::Space;
-use crate::device::environment::{Mutant, mutated};
+use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::layout::KvLayout;
@@ -152,6 +152,9 @@ impl Committer {
 
     /// Queues a commit that need not be durable yet; it is with the next sync, or when `due` (never for `None`).
     pub(crate) fn enqueue(&self, request: CommitRequest, due: Option<Instant>) {
+        if mutated(Mutant::ReuseBeforeFlush) {
+            self.reuse_early(&request);
+        }
         let mut queue = lock(&self.queue);
         queue.waiting.push(Queued { request, ticket: Arc::default() });
         if let Some(due) = due {
@@ -242,6 +245,7 @@ impl Committer {
     }
 
     fn perform(&self, group: &mut [Queued]) -> Result<(), Failed> {
+        note(Event::GroupCommit);
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
         let fresh = (records.clone(), opened.clone());
@@ -396,6 +400,19 @@ impl Committer {
             space.freed(key, generation);
         }
         Ok(())
+    }
+
+    /// The fault of a store that frees segments when a deletion is queued.
+    fn reuse_early(&self, request: &CommitRequest) {
+        let mut after = lock(&self.catalog).clone();
+        if request.records.apply(&mut after).is_ok() {
+            let mut space = lock(&self.space);
+            for (key, segment) in after.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed) {
+                if segment.live_pages == 0 && space.reclaimable(*key) {
+                    space.freed(*key, segment.generation);
+                }
+            }
+        }
     }
 
     /// Commits what is queued and marks the store closed. Later commits fail.

@@ -5,6 +5,7 @@ use super::space::{Space, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
+use crate::device::environment::covered;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle};
 use crate::layout::KvLayout;
@@ -276,7 +277,7 @@ impl Tables<'_> {
         let layer = piece.layer as u16;
         let sequence = self.who.sequence;
         let identity = PlaneIdentity::new(self.nonce, sequence, piece.kind, layer, first_token, tokens, plane);
-        self.devices.identity.checksum.compute(&identity, data)
+        self.devices.identity.checksum.compute(&identity, covered(data))
     }
 
     fn describe(&mut self, piece: &Piece, offset: u64, bytes: u64, checksum_first: usize) {

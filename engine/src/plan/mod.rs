@@ -20,10 +20,9 @@ use std::sync::Arc;
 /// Why blocks are read now.
 #[derive(Clone, Copy)]
 pub(crate) enum Urgency<'a> {
-    /// Somebody waits for them; those named are brought by a read ahead.
+    /// Somebody waits for them; those named were selected by a read ahead, which brings them.
     Demand(Option<&'a HashSet<BlockKey>>),
     /// They may be needed soon.
-    #[allow(dead_code, reason = "the decode pipeline, and tests")]
     Ahead,
 }
 
@@ -132,13 +131,13 @@ pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>, spread: &Spre
 }
 
 fn resident(view: &ViewInner, urgency: Urgency<'_>) -> Vec<Option<Resident>> {
-    let wanted = |unit: &Unit| unit.source.key(view.layer).filter(|key| !urgency.awaited(key));
     let mut resident = match &view.cache {
         None => Vec::new(),
         Some(cache) => {
             let asker = (view.sequence, view.layer as u32);
             let block_bytes = view.layout.block(view.layer).block_bytes;
-            cache.find(asker, view.units.iter().map(wanted), block_bytes, urgency.is_ahead())
+            let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
+            cache.find(asker, keys, block_bytes, urgency.is_ahead())
         }
     };
     resident.resize_with(view.units.len(), || None);

@@ -46,7 +46,7 @@ pub fn attend_with(
     }
     let mut attending = Attending::new(query, &view.inner, options)?;
     for part in blocks.parts() {
-        attending.part(&part.part, part.buffer.as_ref())?;
+        attending.part(&part.part, part.buffer.as_deref())?;
     }
     attending.finish(out)
 }

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 pub(super) struct PartBuffer {
     pub(super) part: Part,
-    pub(super) buffer: Option<Lease>,
+    pub(super) buffer: Option<Arc<Lease>>,
 }
 
 /// The blocks of one or more views, in memory and checked. Owns its buffers; they return when it is dropped.
 pub struct ReadBatch {
-    views: Vec<Arc<ViewInner>>,
-    parts: Vec<PartBuffer>,
-    failures: Vec<Option<Error>>,
+    pub(super) views: Vec<Arc<ViewInner>>,
+    pub(super) parts: Vec<PartBuffer>,
+    pub(super) failures: Vec<Option<Error>>,
 }
 
 impl ReadBatch {
@@ -77,6 +77,6 @@ impl<'a> ViewBlocks<'a> {
         let Some(PartBuffer { part, buffer }) = part else {
             return Err(not_there(&format!("group {nth} of a view of {}", self.view.units.len())));
         };
-        super::attend::planes(self.batch.views[self.index].as_ref(), part, buffer.as_ref(), nth)
+        super::attend::planes(self.batch.views[self.index].as_ref(), part, buffer.as_deref(), nth)
     }
 }

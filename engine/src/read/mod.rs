@@ -1,11 +1,13 @@
 //! Read batches: many views in one call, submitted together, verified part by part, attended in a fixed order.
 
+mod ahead;
 mod attend;
 mod batch;
 mod copies;
 mod hedge;
 mod progress;
 mod ticket;
+mod times;
 mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};

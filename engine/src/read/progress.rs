@@ -1,5 +1,6 @@
 //! What the shards report to: which reads of a ticket have ended and how, and what that says about the devices.
 
+use super::times::Times;
 use crate::device::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Devices;
@@ -39,6 +40,7 @@ pub(super) struct Progress {
     /// By read.
     errors: Mutex<BTreeMap<usize, Error>>,
     pub(super) changed: EventCount,
+    pub(super) times: Times,
 }
 
 impl Progress {
@@ -73,6 +75,7 @@ impl Progress {
             submitted: OnceLock::new(),
             errors: Mutex::default(),
             changed: EventCount::default(),
+            times: Times::default(),
         })
     }
 
@@ -131,6 +134,7 @@ impl Sink for Progress {
             share.profile.ended(*start, share.requests, share.bytes);
         }
         if self.left.get(slot.part as usize).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
+            self.times.ended();
             self.changed.notify();
         }
     }

@@ -28,7 +28,7 @@ use stratakv_format::DeviceIndex;
 /// what was not submitted yet.
 pub struct ReadTicket {
     pub(super) devices: Arc<Devices>,
-    views: Vec<Arc<ViewInner>>,
+    pub(super) views: Vec<Arc<ViewInner>>,
     pub(super) parts: Vec<Part>,
     pub(super) buffers: Vec<Option<Lease>>,
     /// Parts whose blocks were checked.
@@ -37,18 +37,19 @@ pub struct ReadTicket {
     pub(super) progress: Arc<Progress>,
     pub(super) hedges: Hedges,
     cancel: Arc<AtomicBool>,
-    submitted: bool,
+    pub(super) submitted: bool,
+    priority: Priority,
 }
 
 impl ReadTicket {
-    pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<Self> {
-        let mut ticket = Self::prepare(devices, views)?;
+    pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
+        let mut ticket = Self::prepare(devices, views, urgency)?;
         ticket.try_submit()?;
         Ok(ticket)
     }
 
-    fn prepare(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<Self> {
-        let parts = plan(&views, Urgency::Demand(None), &Spread::of(&devices));
+    fn prepare(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
+        let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
         if needed > limit {
@@ -69,13 +70,14 @@ impl ReadTicket {
             hedges: Hedges::default(),
             cancel: Arc::default(),
             submitted: false,
+            priority: if urgency.is_ahead() { Priority::Prefetch } else { Priority::Demand },
         })
     }
 
     /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
     pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<ReadBatch> {
-        let mut ticket = Self::prepare(Arc::clone(&devices), views)?;
-        // Reads that others copies can take over when they are late go through the shards: they do not block this thread.
+        let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None))?;
+        // Reads that other copies can take over when they are late go through the shards: they do not block this thread.
         let may_hedge = ticket.may_hedge();
         if may_hedge || !ticket.take_buffers()? {
             return ticket.wait();
@@ -150,7 +152,7 @@ impl ReadTicket {
         for (device, requests) in batches {
             let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
             let cancel = Some(Arc::clone(&self.cancel));
-            let batch = Batch { requests, priority: Priority::Demand, sink, cancel };
+            let batch = Batch { requests, priority: self.priority, sink, cancel };
             self.devices.get(device)?.shard.submit_wait(batch);
         }
         Ok(true)
@@ -178,6 +180,7 @@ impl ReadTicket {
     fn requests_by_device(&mut self) -> BTreeMap<DeviceIndex, Vec<Request>> {
         let total = self.requests();
         self.progress.submitted();
+        self.progress.times.begun();
         let mut batches: BTreeMap<DeviceIndex, Vec<Request>> = BTreeMap::new();
         for (index, (part, buffer)) in self.parts.iter().zip(&mut self.buffers).enumerate() {
             let Some(buffer) = buffer else { continue };
@@ -253,9 +256,13 @@ impl ReadTicket {
     }
 
     fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
+        if self.progress.is_done(part) {
+            return Ok(());
+        }
+        let progress = Arc::clone(&self.progress);
+        let _waiting = progress.times.wait();
         let late = || Error::new(ErrorKind::Deadline, "the deadline passed before the read was complete");
-        let hedge = if self.progress.is_done(part) { None } else { self.hedge_at(part) };
-        if let Some(hedge) = hedge
+        if let Some(hedge) = self.hedge_at(part)
             && !self.arrives(part, Some(deadline.map_or(hedge, |deadline| deadline.min(hedge))))
         {
             if deadline.is_some_and(|deadline| deadline <= hedge) {
@@ -310,7 +317,7 @@ impl ReadTicket {
         let parts = std::mem::take(&mut self.parts).into_iter().zip(buffers);
         ReadBatch::new(
             std::mem::take(&mut self.views),
-            parts.map(|(part, buffer)| PartBuffer { part, buffer }).collect(),
+            parts.map(|(part, buffer)| PartBuffer { part, buffer: buffer.map(Arc::new) }).collect(),
             std::mem::take(&mut self.failures),
         )
     }
@@ -394,6 +401,7 @@ impl Future for ReadTicket {
             hedges: Hedges::default(),
             cancel: Arc::default(),
             submitted: true,
+            priority: this.priority,
         };
         Poll::Ready(Ok(taken.into_batch()))
     }

@@ -3,7 +3,7 @@
 
 use super::copies;
 use crate::device::arena::Lease;
-use crate::device::environment::{Mutant, mutated};
+use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;
@@ -31,7 +31,7 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         let read = read.ok_or_else(|| not_there(&format!("the read of group {}", unit.group)))?;
         let place = (*offset, block_bytes);
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
-        if copies::until_good(devices, read, frame, place, buffer, &range, &is_bad)? {
+        if !mutated(Mutant::NotReadAgain) && copies::until_good(devices, read, frame, place, buffer, &range, &is_bad)? {
             continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
@@ -89,7 +89,8 @@ fn mismatch(
             plane as u16,
         );
         let (start, len) = geometry.plane(plane);
-        let found = block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, data));
+        let found =
+            block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
         let expected = frame.checksums.get(first_checksum + plane).copied().unwrap_or(!found);
         (expected != found && !mutated(Mutant::PayloadChecksumIgnored)).then_some((plane, expected, found))
     })

@@ -3,6 +3,7 @@
 
 use super::{Held, Sequence};
 use crate::device::driver::Op;
+use crate::device::environment::covered;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{
     BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source,
@@ -364,7 +365,7 @@ impl Sequence {
             descriptor.tokens.get(),
             plane as u16,
         );
-        let computed = self.store.devices.identity.checksum.compute(&identity, bytes);
+        let computed = self.store.devices.identity.checksum.compute(&identity, covered(bytes));
         match view.checksums(descriptor).get(plane).map(|c| c.get()) {
             Some(stored) if stored == computed => Ok(bytes),
             stored => Err(damaged(format!("checksum {computed:#018x}, stored {:#018x}", stored.unwrap_or(0)))),
@@ -519,7 +520,7 @@ impl Sequence {
     }
 }
 
-/// One block, read by itself and checked, from the first copy that gives it.
+/// One block, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.
 pub(super) fn read_block(
     devices: &Devices,
     layer: &super::Layer,
@@ -529,7 +530,9 @@ pub(super) fn read_block(
 ) -> Result<Vec<u8>> {
     let mut failed = None;
     for copy in 0..place.frame.copies() {
-        match read_block_copy(devices, layer, group, tokens, place, copy) {
+        let read = || read_block_copy(devices, layer, group, tokens, place, copy);
+        let outcome = read().or_else(|e| if e.kind() == ErrorKind::Corruption { read() } else { Err(e) });
+        match outcome {
             Ok(block) => return Ok(block),
             Err(e) => {
                 if place.frame.copies() > 1 {
@@ -568,7 +571,7 @@ fn read_block_copy(
             plane as u16,
         );
         let data = block.get(start..start + len).unwrap_or_default();
-        let found = devices.identity.checksum.compute(&identity, data);
+        let found = devices.identity.checksum.compute(&identity, covered(data));
         let expected = place.frame.checksums.get(place.checksum + plane).copied();
         if expected != Some(found) {
             return Err(Error::corrupt(Corruption {

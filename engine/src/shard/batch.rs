@@ -14,7 +14,6 @@ pub(crate) enum Priority {
     /// Reads that a caller waits for.
     Demand,
     /// Reads ahead of need.
-    #[allow(dead_code, reason = "tests; the shard keeps its order for them already")]
     Prefetch,
     /// Appends, commits and their syncs.
     Write,

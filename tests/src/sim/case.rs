@@ -1,5 +1,7 @@
 //! What a case is: everything that happens, decided from its seed before it starts.
 
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use stratakv::sim::{Faults, Geometry, Rng};
 use stratakv::{DType, Durability};
 
@@ -7,7 +9,7 @@ use stratakv::{DType, Durability};
 pub(super) const SLOTS: usize = 4;
 
 /// What goes wrong besides the power.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Regime {
     /// Nothing.
     Plain,
@@ -17,10 +19,14 @@ pub enum Regime {
     Errors,
     /// Bits flip on the medium while the power is off.
     Rot,
+    /// Writes land elsewhere or nowhere, and report success.
+    Astray,
+    /// A read brings a wrong bit once.
+    Flips,
 }
 
 /// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
 pub enum Operation {
     /// Appends tokens to the layers of the mask.
@@ -42,7 +48,7 @@ pub enum Operation {
 }
 
 /// Operations up to a crash, and what follows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
     /// Steps.
     pub operations: Vec<Operation>,
@@ -53,11 +59,11 @@ pub struct Round {
     /// Faults from the given step on.
     pub faults: Option<(usize, Faults)>,
     /// Bit rot while the power is off: path prefix, copies, and offset limit.
-    pub rot: Option<(&'static str, usize, u64)>,
+    pub rot: Option<(Cow<'static, str>, usize, u64)>,
 }
 
 /// One history.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Case {
     /// Where it comes from; also seeds what the devices do.
     pub seed: u64,
@@ -72,11 +78,30 @@ pub struct Case {
     /// Layers, KV heads, head dim, group tokens.
     pub layout: (u16, u16, u16, u16),
     /// Element type.
+    #[serde(with = "dtype")]
     pub dtype: DType,
     /// With min/max summaries.
     pub summaries: bool,
     /// What happens.
     pub rounds: Vec<Round>,
+}
+
+/// Element types by name.
+mod dtype {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use stratakv::DType;
+
+    const ALL: [DType; 3] = [DType::F16, DType::F32, DType::Bf16];
+
+    pub(super) fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
+        format!("{dtype:?}").serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+        let name = String::deserialize(from)?;
+        let found = ALL.into_iter().find(|dtype| format!("{dtype:?}") == name);
+        found.ok_or_else(|| D::Error::custom(format!("no element type {name}")))
+    }
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
@@ -89,11 +114,13 @@ impl Case {
     pub fn generate(seed: u64) -> Self {
         let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0xca5e);
         let rng = &mut rng;
-        let regime = match rng.below(20) {
-            0..=11 => Regime::Plain,
-            12..=14 => Regime::Tight,
-            15..=18 => Regime::Errors,
-            _ => Regime::Rot,
+        let regime = match rng.below(24) {
+            0..=12 => Regime::Plain,
+            13..=16 => Regime::Tight,
+            17..=20 => Regime::Errors,
+            21 => Regime::Rot,
+            22 => Regime::Astray,
+            _ => Regime::Flips,
         };
         let devices = pick(rng, &[1, 1, 1, 2, 3]);
         let segment_pages = pick(rng, &[8, 8, 10, 12, 16]);
@@ -142,28 +169,47 @@ impl Round {
             5 | 6 => vec![rng.below(70)],
             _ => vec![rng.below(70), rng.below(70)],
         };
-        let faults = (regime == Regime::Errors).then(|| {
-            let within = |rng: &mut Rng, most| rng.one_in(2).then(|| rng.below(most));
-            let mut faults = Faults { read_stays: rng.one_in(2), ..Faults::default() };
-            match rng.below(4) {
-                0 => faults.write = Some(rng.below(20)),
-                1 => faults.sync = Some(rng.below(12)),
-                2 => faults.create = Some(rng.below(3)),
-                _ => {
-                    faults.read = Some(rng.below(6));
-                    faults.write = within(rng, 60);
-                    faults.sync = within(rng, 60);
-                }
-            }
-            (rng.below(length) as usize, faults)
-        });
+        let faults = Self::faults(rng, regime, devices).map(|faults| (rng.below(length) as usize, faults));
         let rot = (regime == Regime::Rot).then(|| match rng.below(4) {
-            0 => ("segments/", 1, u64::MAX),
-            1 => ("segments/", 1, 24 << 10),
-            2 => ("manifest/", 1, u64::MAX),
-            _ => ("manifest/", if devices == 1 { 2 } else { devices }, 48 << 10),
+            0 => ("segments/".into(), 1, u64::MAX),
+            1 => ("segments/".into(), 1, 24 << 10),
+            2 => ("manifest/".into(), 1, u64::MAX),
+            _ => ("manifest/".into(), if devices == 1 { 2 } else { devices }, 48 << 10),
         });
         Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot }
+    }
+
+    fn faults(rng: &mut Rng, regime: Regime, devices: usize) -> Option<Faults> {
+        let within = |rng: &mut Rng, most| rng.one_in(2).then(|| rng.below(most));
+        let mut faults = Faults::default();
+        // What nobody may notice, in any regime.
+        if rng.one_in(4) {
+            faults.short = within(rng, 40);
+            faults.interrupted = within(rng, 40);
+            faults.slow = rng.one_in(2).then(|| rng.below(devices as u64) as usize);
+        }
+        match regime {
+            Regime::Plain | Regime::Tight | Regime::Rot => {}
+            Regime::Errors => {
+                faults.read_stays = rng.one_in(2);
+                match rng.below(5) {
+                    0 => faults.write = Some(rng.below(20)),
+                    1 => faults.sync = Some(rng.below(12)),
+                    2 => faults.create = Some(rng.below(3)),
+                    3 => faults.full = Some(rng.below(20)),
+                    _ => {
+                        faults.read = Some(rng.below(6));
+                        faults.write = within(rng, 60);
+                        faults.full = within(rng, 60);
+                        faults.sync = within(rng, 60);
+                    }
+                }
+            }
+            Regime::Astray if rng.one_in(2) => faults.misdirected = Some(rng.below(8)),
+            Regime::Astray => faults.phantom = Some(rng.below(8)),
+            Regime::Flips => faults.flip = Some(rng.below(12)),
+        }
+        (faults != Faults::default()).then_some(faults)
     }
 }
 

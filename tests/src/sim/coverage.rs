@@ -18,6 +18,9 @@ pub(super) const CHECKED: &str = "crash image checked by kvfsck";
 pub(super) const LOST: &str = "unacknowledged commits lost";
 pub(super) const LANDED: &str = "unacknowledged commits kept";
 
+pub(super) const ASTRAY: &str = "write gone astray";
+pub(super) const FLIPPED: &str = "wrong bit in a read";
+
 /// Counts of what was seen.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
@@ -34,6 +37,12 @@ pub struct Coverage {
 impl Coverage {
     pub(super) fn add(&mut self, what: &'static str) {
         *self.seen.entry(what).or_default() += 1;
+    }
+
+    pub(super) fn add_many(&mut self, what: &'static str, count: u64) {
+        if count > 0 {
+            *self.seen.entry(what).or_default() += count;
+        }
     }
 
     pub(super) fn add_events(&mut self) {
@@ -65,8 +74,24 @@ impl Coverage {
             Event::TornBatch,
             Event::SplitBatches,
             Event::SplitCut,
+            Event::GroupCommit,
+            Event::SyncBesideWrites,
+            Event::CutUnderWay,
+            Event::Continued,
         ];
-        let own = [DOUBLE_CRASH, NO_SPACE, POISONED, WRITE_ERROR, READ_ERROR, ROT_FOUND, CHECKED, LOST, LANDED];
+        let own = [
+            DOUBLE_CRASH,
+            NO_SPACE,
+            POISONED,
+            WRITE_ERROR,
+            READ_ERROR,
+            ROT_FOUND,
+            CHECKED,
+            LOST,
+            LANDED,
+            ASTRAY,
+            FLIPPED,
+        ];
         events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
     }
 }
@@ -79,6 +104,11 @@ fn name(event: Event) -> &'static str {
         Event::TornBatch => "torn batch",
         Event::SplitBatches => "split batches",
         Event::SplitCut => "split batches cut",
+        Event::ReplicaHealed => "copy made anew",
+        Event::GroupCommit => "group commit",
+        Event::SyncBesideWrites => "sync beside writes to its file",
+        Event::CutUnderWay => "power cut with requests under way",
+        Event::Continued => "transfer continued",
     }
 }
 

@@ -4,6 +4,7 @@
 mod case;
 mod content;
 mod coverage;
+mod history;
 mod minimise;
 mod model;
 mod mutants;
@@ -11,8 +12,9 @@ mod run;
 
 pub use case::{Case, Operation, Regime, Round};
 pub use coverage::Coverage;
+pub use history::History;
 pub use minimise::minimise;
-pub use mutants::{MutantOutcome, mutants};
+pub use mutants::{MutantOutcome, mutants, named, with_mutant};
 pub use run::{Failure, Verdict, run, run_verbose};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault, with the cases within which it must be found.
-const BUDGETS: [(Mutant, u64); 13] = [
+const BUDGETS: [(Mutant, u64); 18] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -20,6 +20,11 @@ const BUDGETS: [(Mutant, u64); 13] = [
     (Mutant::SplitNotAtomic, 10_000),
     (Mutant::PayloadChecksumIgnored, 10_000),
     (Mutant::SegmentNameNotSynced, 5_000),
+    (Mutant::SyncBeforeCompletion, 5_000),
+    (Mutant::ShortAccepted, 5_000),
+    (Mutant::ChecksumOfHalf, 20_000),
+    (Mutant::ReuseBeforeFlush, 20_000),
+    (Mutant::NotReadAgain, 20_000),
 ];
 
 /// How the search for one of them went.
@@ -37,11 +42,23 @@ pub struct MutantOutcome {
 #[must_use]
 pub fn mutants(first: u64) -> Vec<MutantOutcome> {
     let search = |(mutant, budget)| {
-        set_mutant(Some(mutant));
         let failing = |seed| run(&Case::generate(seed), &mut Coverage::default()).err();
-        let found = (0..budget).find_map(|n| failing(first.wrapping_add(n)).map(|failure| (n + 1, failure)));
-        set_mutant(None);
-        MutantOutcome { mutant, budget, found }
+        let search = || (0..budget).find_map(|n| failing(first.wrapping_add(n)).map(|failure| (n + 1, failure)));
+        MutantOutcome { mutant, budget, found: with_mutant(mutant, search) }
     };
     BUDGETS.into_iter().map(search).collect()
+}
+
+/// Does something with a fault planted.
+pub fn with_mutant<T>(mutant: Mutant, f: impl FnOnce() -> T) -> T {
+    set_mutant(Some(mutant));
+    let out = f();
+    set_mutant(None);
+    out
+}
+
+/// The planted fault of this name.
+#[must_use]
+pub fn named(name: &str) -> Option<Mutant> {
+    BUDGETS.into_iter().map(|(mutant, _)| mutant).find(|mutant| format!("{mutant:?}") == name)
 }

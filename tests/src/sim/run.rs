@@ -7,7 +7,7 @@ use super::model::{Committed, Entry, Model, Version};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use stratakv::sim::{Rng, Simulation};
+use stratakv::sim::{Event, Rng, Simulation, events};
 use stratakv::{ByteSize, Durability, Error, ErrorKind, Sequence, SequenceOptions, Store, StoreOptions, Summary};
 
 /// One crash image in this many cases goes through kvfsck.
@@ -68,6 +68,8 @@ struct Runner<'c> {
     rotten: bool,
     history: Option<Vec<String>>,
     place: (usize, usize),
+    /// Group commits before the operation under way.
+    commits: u64,
 }
 
 /// Runs a case.
@@ -104,6 +106,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         rotten: false,
         history: verbose.then(Vec::new),
         place: (0, 0),
+        commits: 0,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(coverage))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -111,6 +114,8 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         Err(Stop::Failed(format!("panic: {}", text.unwrap_or_default())))
     });
     coverage.add_events();
+    coverage.add_many(coverage::ASTRAY, runner.simulation.astray_hit());
+    coverage.add_many(coverage::FLIPPED, runner.simulation.flips_hit());
     runner.simulation.crash();
     runner.handles = [const { None }; SLOTS];
     runner.store = None;
@@ -185,7 +190,7 @@ impl Runner<'_> {
                 }
                 Err(Stop::Broken)
             }
-            ErrorKind::Corruption if self.rotten => {
+            ErrorKind::Corruption if self.rotten || self.simulation.astray_hit() > 0 => {
                 coverage.add(coverage::ROT_FOUND);
                 Err(Stop::Reported)
             }
@@ -220,7 +225,7 @@ impl Runner<'_> {
                 self.note(|| format!("faults to come: {faults:?}"));
                 self.simulation.set_faults(faults);
             }
-            if round.crash.0 == step && round.rot.is_none_or(|(_, copies, _)| copies == 1) {
+            if round.crash.0 == step && round.rot.as_ref().is_none_or(|(_, copies, _)| *copies == 1) {
                 self.note(|| format!("power goes in {} device operations", round.crash.1));
                 self.simulation.crash_in(round.crash.1);
             }
@@ -232,7 +237,7 @@ impl Runner<'_> {
 
     /// The power goes, the machine comes back, perhaps several times, and the store must be as the model has it.
     fn crash(&mut self, round: &Round, coverage: &mut Coverage) -> Result<(), Stop> {
-        if round.rot.is_some_and(|(_, copies, _)| copies > 1) {
+        if round.rot.as_ref().is_some_and(|(_, copies, _)| *copies > 1) {
             // Damage of every copy is told from a torn tail only where a superblock says how far the manifest goes.
             match self.close_store(coverage) {
                 Ok(()) | Err(Stop::Broken) => {}
@@ -245,9 +250,9 @@ impl Runner<'_> {
         self.store = None;
         coverage.crashes += 1;
         self.simulation.restart();
-        if let Some((prefix, copies, below)) = round.rot {
+        if let Some((prefix, copies, below)) = &round.rot {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
-            self.rotten |= self.simulation.rot(prefix, copies, below);
+            self.rotten |= self.simulation.rot(prefix, *copies, *below);
         }
         if self.case.seed.is_multiple_of(CHECK_EVERY) && self.case.regime == Regime::Plain {
             self.check_image(coverage)?;
@@ -452,20 +457,33 @@ impl Runner<'_> {
         Ok(Some(id))
     }
 
+    fn mark_commits(&mut self) {
+        self.commits = events(Event::GroupCommit);
+    }
+
+    /// Out of space, an operation commits what waits before its own, to have segments freed: a crash may leave that state,
+    /// but only if it did. `own`: commits of the operation itself.
+    fn made_space(&mut self, own: u64) {
+        if events(Event::GroupCommit) > self.commits + own {
+            self.model.attempted(false);
+        }
+    }
+
     fn append(&mut self, slot: usize, tokens: usize, layers: u8, coverage: &mut Coverage) -> Result<(), Stop> {
         let Some(id) = self.handle(slot, coverage)? else { return Ok(()) };
         for layer in (0..self.shape.layers).filter(|layer| layers >> layer & 1 == 1) {
             let salts: Vec<u64> = (0..tokens).map(|_| self.salts.next_u64()).collect();
+            self.mark_commits();
             let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
             let appended = self.shape.append(sequence, layer, &salts);
-            // Out of space, it commits what waits, to have segments freed.
-            self.model.attempted(false);
+            let len = sequence.layer_len(layer).ok();
+            self.made_space(0);
             let own = &mut self.model.lives.entry(id).or_default().layers[layer];
             if appended.is_ok() {
                 own.extend(salts);
             }
-            if sequence.layer_len(layer).ok() != Some(own.len() as u64) {
-                let text = format!("layer {layer} has {:?} tokens, not {}", sequence.layer_len(layer), own.len());
+            if len != Some(own.len() as u64) {
+                let text = format!("layer {layer} has {len:?} tokens, not {}", own.len());
                 return Err(Stop::Failed(format!("after append {appended:?}: {text}")));
             }
             if let Err(e) = appended {
@@ -484,13 +502,13 @@ impl Runner<'_> {
     ) -> Result<(), Stop> {
         let Some(id) = self.handle(slot, coverage)? else { return Ok(()) };
         let state: Option<Vec<u8>> = state.map(|len| (0..len).map(|_| self.salts.next_u64() as u8).collect());
+        self.mark_commits();
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
-        // Out of space, it commits what waits before its own, to have segments freed.
-        self.model.attempted(false);
         let committed = match &state {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
+        self.made_space(u64::from(durability == Durability::Sync && committed.is_ok()));
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
         let before = life.state.clone();
         if state.is_some() {
@@ -552,9 +570,9 @@ impl Runner<'_> {
 
     fn close(&mut self, slot: usize, coverage: &mut Coverage) -> Result<(), Stop> {
         let Some((id, sequence)) = self.handles[slot].take() else { return Ok(()) };
+        self.mark_commits();
         let closed = sequence.close();
-        // Out of space, it commits what waits before what it owes.
-        self.model.attempted(false);
+        self.made_space(0);
         let owed = self.model.lives.get_mut(&id).and_then(|life| life.owed.take());
         if closed.is_ok()
             && let Some(version) = owed

@@ -176,6 +176,11 @@ impl Arrival {
         slow && choose(8) > 0
     }
 
+    /// Whether the power went.
+    pub(super) fn was_cut(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| lock(&file.world).down)
+    }
+
     /// It ends: bytes moved, or a negative error number.
     pub(super) fn complete(&self, flight: &InFlight) -> i32 {
         let Some(file) = &self.file else { return negative(Errno::BADF) };

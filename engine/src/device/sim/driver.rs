@@ -3,6 +3,7 @@
 use super::directory::Arrival;
 use super::thread::choose;
 use crate::device::driver::{Completion, Driver, Op, Wait, Wake};
+use crate::device::environment::{Event, note};
 use crate::device::progress::{InFlight, Step};
 use crate::error::Result;
 use crate::metrics::DeviceCounters;
@@ -41,6 +42,12 @@ impl Driver for SimDriver {
     }
 
     fn queue(&mut self, id: u64, op: Op) {
+        let is_write_to = |slot: &Slot, id| matches!(slot.flight.op(), Op::Write { file, .. } if file.id() == id);
+        if let Op::Sync { file } = &op
+            && self.slots.iter().any(|slot| is_write_to(slot, file.id()))
+        {
+            note(Event::SyncBesideWrites);
+        }
         let flight = InFlight::new(op);
         let arrival = Arrival::of(&flight);
         self.slots.push(Slot { id, flight, arrival });
@@ -56,6 +63,10 @@ impl Driver for SimDriver {
             return Ok(());
         }
         let result = slot.arrival.complete(&slot.flight);
+        if self.slots.len() > 1 && self.slots[at].arrival.was_cut() {
+            note(Event::CutUnderWay);
+        }
+        let slot = &mut self.slots[at];
         match slot.flight.on_result(result, &self.counters) {
             Step::Done(outcome) => {
                 done.push(Completion { id: slot.id, outcome });

@@ -17,19 +17,20 @@ mod world;
 pub(crate) use directory::{SimDirectory, SimFile};
 pub(crate) use driver::SimDriver;
 pub use random::Rng;
-pub use thread::{set_mutant, take_events};
+pub use thread::{events, set_mutant, take_events};
 pub use world::Faults;
 
 use crate::device::directory::Directory;
 use crate::device::environment;
 use crate::metrics::lock;
 pub use environment::{Event, Mutant};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use world::World;
 
 /// Sizes of a simulation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Geometry {
     /// Devices.
     pub devices: usize,
@@ -96,10 +97,16 @@ impl Simulation {
         lock(&self.world).faults_hit
     }
 
-    /// How many faults were met so far that no device reported: wrong bits, writes that went astray.
+    /// How many writes went astray so far.
     #[must_use]
-    pub fn silent_faults_hit(&self) -> u64 {
-        lock(&self.world).silent_hit
+    pub fn astray_hit(&self) -> u64 {
+        lock(&self.world).astray_hit
+    }
+
+    /// How many reads brought a wrong bit so far.
+    #[must_use]
+    pub fn flips_hit(&self) -> u64 {
+        lock(&self.world).flips_hit
     }
 
     /// Device operations so far.

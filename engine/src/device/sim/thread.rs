@@ -46,6 +46,12 @@ pub fn take_events() -> BTreeMap<Event, u64> {
     EVENTS.with(|events| std::mem::take(&mut *events.borrow_mut()))
 }
 
+/// How often this event was seen since [`take_events`].
+#[must_use]
+pub fn events(event: Event) -> u64 {
+    EVENTS.with(|events| events.borrow().get(&event).copied().unwrap_or(0))
+}
+
 pub(crate) fn sizes() -> Option<Sizes> {
     OWN.with(|own| own.borrow().as_ref().map(|own| own.sizes))
 }

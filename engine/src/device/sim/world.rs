@@ -5,10 +5,12 @@ use super::pages::{PAGE, Pages, SECTOR_BYTES};
 use super::random::Rng;
 use crate::error::{Error, ErrorKind, Result};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Faults to come: each counts down the operations of its kind, on all devices together, and strikes once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Faults {
     /// A write fails with EIO; part of it may be on the medium.
     pub write: Option<u64>,
@@ -85,8 +87,10 @@ pub(super) struct World {
     pub(super) trace: u64,
     pub(super) faults: Faults,
     pub(super) faults_hit: u64,
-    /// Faults that no device reported.
-    pub(super) silent_hit: u64,
+    /// Writes that went astray.
+    pub(super) astray_hit: u64,
+    /// Reads that brought a wrong bit.
+    pub(super) flips_hit: u64,
     /// What cannot be read: first byte and end.
     unreadable: Vec<(Place, u64, u64)>,
 }
@@ -133,7 +137,8 @@ impl World {
             trace: 0xcbf2_9ce4_8422_2325,
             faults: Faults::default(),
             faults_hit: 0,
-            silent_hit: 0,
+            astray_hit: 0,
+            flips_hit: 0,
             unreadable: Vec::new(),
         }
     }
@@ -180,41 +185,46 @@ impl World {
             None => {}
         }
         let faults = &mut self.faults;
-        let (fate, silent) = match kind {
+        let fate = match kind {
             Kind::Read if strikes(&mut faults.read) => {
                 if faults.read_stays {
                     let page = self.rng.below(range.1.div_ceil(PAGE as u64)) * PAGE as u64 + range.0;
                     self.unreadable.push((place, page, page + PAGE as u64));
                 }
-                (Fate::Failed(Errno::IO), false)
+                Fate::Failed(Errno::IO)
             }
-            Kind::Read if strikes(&mut faults.flip) => (Fate::Flipped(self.rng.below(range.1 * 8)), true),
-            Kind::Write if strikes(&mut faults.write) => (Fate::Failed(Errno::IO), false),
-            Kind::Write if strikes(&mut faults.full) => (Fate::Failed(Errno::NOSPC), false),
-            Kind::Sync if strikes(&mut faults.sync) => (Fate::Failed(Errno::IO), false),
-            Kind::Create if strikes(&mut faults.create) => (Fate::Failed(Errno::NOSPC), false),
+            Kind::Read if strikes(&mut faults.flip) => {
+                self.flips_hit += 1;
+                return Ok(Fate::Flipped(self.rng.below(range.1 * 8)));
+            }
+            Kind::Write if strikes(&mut faults.write) => Fate::Failed(Errno::IO),
+            Kind::Write if strikes(&mut faults.full) => Fate::Failed(Errno::NOSPC),
+            Kind::Sync if strikes(&mut faults.sync) => Fate::Failed(Errno::IO),
+            Kind::Create if strikes(&mut faults.create) => Fate::Failed(Errno::NOSPC),
             _ => return Ok(Fate::Done),
         };
         self.faults_hit += 1;
-        self.silent_hit += u64::from(silent);
         Ok(fate)
     }
 
     /// What only a queued transfer of `len` bytes meets, where nothing else strikes.
     pub(super) fn disturb(&mut self, kind: Kind, place: Place, offset: u64, len: usize, in_segment: bool) -> Fate {
         let faults = &mut self.faults;
-        let fate = if strikes(&mut faults.short) {
+        // These two are nothing that a caller may notice.
+        if strikes(&mut faults.short) {
             let sectors = len / SECTOR_BYTES;
-            Fate::Short(1 + self.rng.below(sectors.saturating_sub(1) as u64) as usize)
-        } else if strikes(&mut faults.interrupted) {
-            Fate::Failed(Errno::INTR)
-        } else if kind == Kind::Write && in_segment && strikes(&mut faults.misdirected) {
+            return Fate::Short(1 + self.rng.below(sectors.saturating_sub(1) as u64) as usize);
+        }
+        if strikes(&mut faults.interrupted) {
+            return Fate::Failed(Errno::INTR);
+        }
+        let fate = if kind == Kind::Write && in_segment && strikes(&mut faults.misdirected) {
             let pages = self.disks[place.0].files.get(place.1).map_or(0, |file| file.len() / PAGE);
             let room = (pages - len / PAGE) as u64;
-            self.silent_hit += 1;
+            self.astray_hit += 1;
             Fate::Misdirected(self.rng.below(room + 1) as i64 - (offset / PAGE as u64) as i64)
         } else if kind == Kind::Write && in_segment && strikes(&mut faults.phantom) {
-            self.silent_hit += 1;
+            self.astray_hit += 1;
             Fate::Phantom
         } else {
             return Fate::Done;

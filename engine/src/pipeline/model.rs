@@ -1,0 +1,99 @@
+//! What a runtime says about its model, and the loop over its layers.
+
+use super::step::Pipeline;
+use crate::error::{Error, ErrorKind, Result};
+use crate::read::AttendOptions;
+use crate::select::{SelectOptions, View};
+use crate::sequence::Sequence;
+
+/// A model during decode, as [`Pipeline::decode`] drives it: per layer `project`, then `predict` of the next, then `finish`.
+/// All methods work on every sequence of the batch, in the order of the batch. Layers without KV are left to `finish` of the
+/// layer before, or to `project` of the next.
+pub trait DecodeModel {
+    /// Appends the newest tokens' keys and values of `layer` to the sequences, and gives the queries, each
+    /// `[q_heads, key_dim]`.
+    ///
+    /// # Errors
+    /// Ends the step; what was appended stays.
+    fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>>;
+
+    /// The queries of layer `next` as they can be told by now: its norm, Wq and RoPE applied to the input of the layer that
+    /// `project` was just called for. None: nothing is read ahead for it.
+    fn predict(&mut self, next: usize) -> Option<Vec<Vec<f32>>>;
+
+    /// Takes the attention outputs of `layer`, each `[q_heads, value_dim]`, and computes to the end of the layer.
+    ///
+    /// # Errors
+    /// Ends the step.
+    fn finish(&mut self, layer: usize, attended: &[Vec<f32>]) -> Result<()>;
+
+    /// What a sequence attends to in `layer`: the place of any other selector.
+    ///
+    /// # Errors
+    /// As [`Sequence::select`].
+    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<View> {
+        sequence.select(layer, query, options)
+    }
+
+    /// How to attend in `layer`.
+    fn attend_options(&self, _layer: usize) -> AttendOptions {
+        AttendOptions::default()
+    }
+}
+
+impl Pipeline {
+    /// One decode step: the newest token of every sequence through all layers. The sequences share a layout.
+    ///
+    /// # Errors
+    /// What the model, selection, reading or attention brought; [`ErrorKind::InvalidArgument`] when the sequences do not have
+    /// the same layers or the model gives another number of queries. The step is then to be repeated from the start, after
+    /// cutting the sequences back with [`Sequence::truncate`].
+    pub fn decode<M: DecodeModel>(&mut self, sequences: &mut [&mut Sequence], model: &mut M) -> Result<()> {
+        let Some(first) = sequences.first() else { return Ok(()) };
+        let layout = first.layout().clone();
+        if sequences.iter().any(|sequence| *sequence.layout() != layout) {
+            return Err(Error::new(ErrorKind::InvalidArgument, "the sequences of a step have different layouts"));
+        }
+        let layers: Vec<usize> = (0..layout.layers()).filter(|layer| layout.kv_layer(*layer).is_ok()).collect();
+        for (nth, &layer) in layers.iter().enumerate() {
+            let queries = model.project(layer, sequences)?;
+            let views = self.select(sequences, layer, &queries, model)?;
+            self.read(layer, &views)?;
+            if let Some(&next) = layers.get(nth + 1)
+                && let Some(predicted) = model.predict(next)
+            {
+                // A prediction that selects nothing, or a layer without tokens, is no reason to stop.
+                if let Ok(views) = self.select(sequences, next, &predicted, model) {
+                    self.predict(next, &views)?;
+                }
+            }
+            let options = model.attend_options(layer);
+            let geometry = layout.kv_layer(layer)?;
+            let key_dim = usize::from(geometry.key_dim);
+            let stored = if geometry.value_dim == 0 { key_dim } else { usize::from(geometry.value_dim) };
+            let value_dims = options.value_dims.unwrap_or(stored);
+            let out = |query: &Vec<f32>| vec![0.0; query.len() / key_dim * value_dims];
+            let mut outputs: Vec<Vec<f32>> = queries.iter().map(out).collect();
+            let inputs: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
+            let mut slices: Vec<&mut [f32]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+            self.attend(layer, &inputs, &options, &mut slices)?;
+            model.finish(layer, &outputs)?;
+        }
+        Ok(())
+    }
+
+    fn select<M: DecodeModel>(
+        &self,
+        sequences: &[&mut Sequence],
+        layer: usize,
+        queries: &[Vec<f32>],
+        model: &M,
+    ) -> Result<Vec<View>> {
+        if queries.len() != sequences.len() {
+            let text = format!("{} queries of layer {layer} for {} sequences", queries.len(), sequences.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let pairs = sequences.iter().zip(queries);
+        pairs.map(|(sequence, query)| model.select(sequence, layer, query, self.select_options())).collect()
+    }
+}

@@ -1,0 +1,182 @@
+//! Reads ahead, reads on demand, and attention over both.
+
+use super::report::PipelineReport;
+use crate::cache::BlockKey;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Urgency;
+use crate::read::{AttendOptions, ReadTicket};
+use crate::select::{SelectOptions, View};
+use crate::store::Store;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// A read ahead under way.
+struct Ahead {
+    ticket: ReadTicket,
+    selected: HashSet<BlockKey>,
+    reads: HashMap<BlockKey, usize>,
+}
+
+/// A layer whose true views are known.
+struct Current {
+    layer: usize,
+    views: Vec<View>,
+    ticket: ReadTicket,
+    ahead: Option<Ahead>,
+}
+
+/// The reads of decode steps, over any number of sequences of one store. See the [module](self) for the loop it belongs to.
+pub struct Pipeline {
+    store: Store,
+    select: SelectOptions,
+    ahead: BTreeMap<usize, Ahead>,
+    current: Option<Current>,
+    report: PipelineReport,
+}
+
+impl Pipeline {
+    /// A pipeline whose [`decode`](Self::decode) selects under this budget.
+    #[must_use]
+    pub fn new(store: &Store, select: impl Into<SelectOptions>) -> Self {
+        let (ahead, report) = (BTreeMap::new(), PipelineReport::default());
+        Self { store: store.clone(), select: select.into(), ahead, current: None, report }
+    }
+
+    pub(super) fn select_options(&self) -> SelectOptions {
+        self.select
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn report(&self) -> &PipelineReport {
+        &self.report
+    }
+
+    /// What was done so far; counts from zero after.
+    pub fn take_report(&mut self) -> PipelineReport {
+        std::mem::take(&mut self.report)
+    }
+
+    /// Reads ahead what predicted queries of `layer` selected, in place of an earlier prediction of it. Given up when no
+    /// buffers are free: never waited for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: views of another store.
+    pub fn predict(&mut self, layer: usize, views: &[View]) -> Result<()> {
+        if let Some(old) = self.ahead.remove(&layer) {
+            self.give_up(&old);
+        }
+        match self.store.read_ahead(&views.iter().collect::<Vec<_>>()) {
+            Ok(ticket) if ticket.is_submitted() => {
+                let (selected, reads) = (ticket.selected(), ticket.reads());
+                self.report.read_bytes += ticket.device_bytes();
+                self.ahead.insert(layer, Ahead { ticket, selected, reads });
+                Ok(())
+            }
+            Ok(_) => {
+                self.report.dropped_reads += 1;
+                Ok(())
+            }
+            Err(e) if e.kind() == ErrorKind::MemoryLimit => {
+                self.report.dropped_reads += 1;
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Starts reading what the true queries of `layer` selected, less what is read ahead already. [`Self::attend`] comes next.
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub fn read(&mut self, layer: usize, views: &[View]) -> Result<()> {
+        self.current = None;
+        let mut ahead = self.ahead.remove(&layer);
+        let refs: Vec<&View> = views.iter().collect();
+        let awaited = ahead.as_ref().map(|ahead| &ahead.selected);
+        let mut ticket = self.store.read_as(&refs, Urgency::Demand(awaited))?;
+        if !ticket.is_submitted() {
+            // What is read ahead must not keep buffers from what is needed: all of it goes, and the read starts anew.
+            for old in std::mem::take(&mut self.ahead).into_values().chain(ahead.take()) {
+                self.give_up(&old);
+            }
+            drop(ticket);
+            ticket = self.store.read_as(&refs, Urgency::Demand(None))?;
+        }
+        self.count(&ticket, ahead.as_ref());
+        self.current = Some(Current { layer, views: views.to_vec(), ticket, ahead });
+        Ok(())
+    }
+
+    /// Attention of `queries`, one per view given to [`Self::read`], each `[q_heads, key_dim]`, to `outs`, each
+    /// `[q_heads, value_dim]`: block after block as they arrive.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: `layer` was not the last one read, or there are more or fewer queries or outputs than
+    /// views; otherwise as [`attend`](crate::attend).
+    pub fn attend(
+        &mut self,
+        layer: usize,
+        queries: &[&[f32]],
+        options: &AttendOptions,
+        outs: &mut [&mut [f32]],
+    ) -> Result<()> {
+        let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        let Some(mut current) = self.current.take().filter(|current| current.layer == layer) else {
+            return wrong(format!("layer {layer} is attended to and was not read"));
+        };
+        let views = current.views.len();
+        if queries.len() != views || outs.len() != views {
+            return wrong(format!("{} queries and {} outputs for {views} views", queries.len(), outs.len()));
+        }
+        if let Some(ahead) = current.ahead.take() {
+            let times = ahead.ticket.times();
+            let brought = ahead.ticket.wait();
+            self.report.device_time += times.at_devices();
+            self.report.waited += times.waited();
+            let complete = brought.is_ok_and(|batch| current.ticket.fill(&batch));
+            if !complete {
+                // A block that could not be read ahead is read once more; if it is damaged, this read says so.
+                current.ticket = self.store.read(&current.views.iter().collect::<Vec<_>>())?;
+                self.report.read_bytes += current.ticket.device_bytes();
+            }
+        }
+        for (index, (view, (query, out))) in current.views.iter().zip(queries.iter().zip(outs)).enumerate() {
+            current.ticket.attend(index, query, view, options, out)?;
+        }
+        let times = current.ticket.times();
+        self.report.device_time += times.at_devices();
+        self.report.waited += times.waited();
+        Ok(())
+    }
+
+    fn give_up(&mut self, ahead: &Ahead) {
+        self.report.dropped_reads += 1;
+        self.report.wasted += ahead.reads.len() as u64;
+        self.report.wasted_bytes += ahead.reads.values().map(|bytes| *bytes as u64).sum::<u64>();
+    }
+
+    fn count(&mut self, ticket: &ReadTicket, ahead: Option<&Ahead>) {
+        let report = &mut self.report;
+        let (selected, reads) = (ticket.selected(), ticket.reads());
+        report.layers += 1;
+        report.read_bytes += ticket.device_bytes();
+        report.selected += selected.len() as u64;
+        let mut used = 0;
+        if let Some(ahead) = ahead {
+            report.predicted_layers += 1;
+            report.predictable += selected.len() as u64;
+            report.predicted += selected.intersection(&ahead.selected).count() as u64;
+            report.corrected += reads.len() as u64;
+            for (key, bytes) in &ahead.reads {
+                if selected.contains(key) {
+                    used += 1;
+                } else {
+                    report.wasted += 1;
+                    report.wasted_bytes += *bytes as u64;
+                }
+            }
+            report.prefetched += used;
+        }
+        report.resident += selected.len() as u64 - reads.len() as u64 - used;
+    }
+}

@@ -1,0 +1,354 @@
+//! A block device in memory that remembers: a FUSE file system of two files, behind which loop devices stand.
+//!
+//! `disk` logs every write, discard and flush at its completion, refuses what is not aligned, and fails on demand. `image`
+//! is a state that `disk` may have been left in by a power failure; what is written to it is forgotten with the next one.
+
+use crate::rng::Rng;
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
+    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+const PAGE: usize = 4096;
+/// What lands or not as a whole.
+const SECTOR: usize = 512;
+const DISK: u64 = 2;
+const IMAGE: u64 = 3;
+const TTL: Duration = Duration::from_secs(3600);
+const FALLOC_KEEP_SIZE: i32 = 1;
+const FALLOC_PUNCH_HOLE: i32 = 2;
+const FALLOC_ZERO_RANGE: i32 = 16;
+
+/// Bytes by page; what is absent is zero.
+#[derive(Clone, Default)]
+struct Pages(HashMap<u64, Arc<[u8; PAGE]>>);
+
+impl Pages {
+    fn read(&self, below: Option<&Self>, offset: u64, out: &mut [u8]) {
+        let mut at = 0;
+        while at < out.len() {
+            let (page, skip) = ((offset as usize + at) / PAGE, (offset as usize + at) % PAGE);
+            let len = (PAGE - skip).min(out.len() - at);
+            let found = self.0.get(&(page as u64)).or_else(|| below?.0.get(&(page as u64)));
+            match found {
+                Some(bytes) => out[at..at + len].copy_from_slice(&bytes[skip..skip + len]),
+                None => out[at..at + len].fill(0),
+            }
+            at += len;
+        }
+    }
+
+    fn write(&mut self, below: Option<&Self>, offset: u64, bytes: &[u8]) {
+        let mut at = 0;
+        while at < bytes.len() {
+            let (page, skip) = ((offset as usize + at) / PAGE, (offset as usize + at) % PAGE);
+            let len = (PAGE - skip).min(bytes.len() - at);
+            let mut whole = [0; PAGE];
+            if len < PAGE {
+                self.read(below, (page * PAGE) as u64, &mut whole);
+            }
+            whole[skip..skip + len].copy_from_slice(&bytes[at..at + len]);
+            self.0.insert(page as u64, Arc::new(whole));
+            at += len;
+        }
+    }
+}
+
+/// What reached the device, in order of completion.
+enum Entry {
+    Write {
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// Discarded or zeroed.
+    Zero {
+        offset: u64,
+        bytes: u64,
+    },
+    /// Everything in front of it is durable.
+    Flush,
+}
+
+impl Entry {
+    fn land(&self, on: &mut Pages, below: Option<&Pages>) {
+        match self {
+            Self::Write { offset, bytes } => on.write(below, *offset, bytes),
+            Self::Zero { offset, bytes } => {
+                for start in (*offset..offset + bytes).step_by(PAGE) {
+                    let len = (offset + bytes - start).min(PAGE as u64) as usize;
+                    on.write(below, start, &[0; PAGE][..len]);
+                }
+            }
+            Self::Flush => {}
+        }
+    }
+
+    fn land_torn(&self, on: &mut Pages, below: &Pages, rng: &mut Rng) {
+        let Self::Write { offset, bytes } = self else { return self.land(on, Some(below)) };
+        let sectors = bytes.len() / SECTOR;
+        let (cut, shape) = (rng.below(sectors + 1), rng.below(3));
+        for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+            let lands = match shape {
+                0 => index < cut,
+                1 => index >= cut,
+                _ => rng.below(2) == 0,
+            };
+            if lands {
+                on.write(Some(below), offset + (index * SECTOR) as u64, sector);
+            }
+        }
+    }
+}
+
+/// A fault to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The write behind this many fails.
+    Write(u64, i32),
+    /// The flush behind this many fails.
+    Flush(u64, i32),
+}
+
+#[derive(Default)]
+struct State {
+    bytes: u64,
+    disk: Pages,
+    /// What `disk` held when the log began, brought forward to the flush at `durable_at` for the images.
+    durable: Pages,
+    durable_at: usize,
+    log: Option<Vec<Entry>>,
+    fault: Option<Fault>,
+    fault_hit: bool,
+    misaligned: u64,
+    image: Pages,
+}
+
+/// The device. Clones are the same one.
+#[derive(Clone, Default)]
+pub(super) struct Device(Arc<Mutex<State>>);
+
+impl Device {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self(Arc::new(Mutex::new(State { bytes, ..State::default() })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins the log. Everything so far is durable.
+    pub(super) fn record(&self, fault: Option<Fault>) {
+        let mut state = self.state();
+        state.durable = state.disk.clone();
+        (state.durable_at, state.log, state.fault, state.fault_hit) = (0, Some(Vec::new()), fault, false);
+    }
+
+    /// Ends the log: what follows is not part of it.
+    pub(super) fn stop(&self) -> bool {
+        let mut state = self.state();
+        state.fault = None;
+        state.fault_hit
+    }
+
+    /// Entries so far.
+    pub(super) fn position(&self) -> usize {
+        self.state().log.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Requests that were not whole sectors.
+    pub(super) fn misaligned(&self) -> u64 {
+        self.state().misaligned
+    }
+
+    /// Makes `image` what a power failure behind `cut` entries may leave: all that a flush covered, and any part of the
+    /// rest. Cuts only grow from one call to the next.
+    pub(super) fn cut(&self, cut: usize, rng: &mut Rng) {
+        let mut state = self.state();
+        let State { durable, durable_at, log, image, .. } = &mut *state;
+        let Some(log) = log else { return };
+        let cut = cut.min(log.len());
+        while let Some(next) = log[*durable_at..cut].iter().position(|entry| matches!(entry, Entry::Flush)) {
+            let end = *durable_at + next + 1;
+            log[*durable_at..end].iter().for_each(|entry| entry.land(durable, None));
+            *durable_at = end;
+        }
+        image.0.clear();
+        let rest = &log[*durable_at..cut];
+        let shape = rng.below(5);
+        let front = rng.below(rest.len() + 1);
+        for (index, entry) in rest.iter().enumerate() {
+            match shape {
+                0 => {}
+                1 => entry.land(image, Some(durable)),
+                2 if index < front => entry.land(image, Some(durable)),
+                3 if rng.below(2) == 0 => entry.land(image, Some(durable)),
+                4 => entry.land_torn(image, durable, rng),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Whether a countdown ended.
+fn strikes(fault: &mut Option<Fault>, write: bool) -> Option<Errno> {
+    match fault {
+        Some(Fault::Write(left, errno)) if write => {
+            if *left > 0 {
+                *left -= 1;
+                return None;
+            }
+            Some(Errno::from_i32(*errno))
+        }
+        Some(Fault::Flush(left, errno)) if !write => {
+            if *left > 0 {
+                *left -= 1;
+                return None;
+            }
+            Some(Errno::from_i32(*errno))
+        }
+        _ => None,
+    }
+}
+
+impl Device {
+    fn attributes(&self, ino: u64) -> FileAttr {
+        let directory = ino == 1;
+        let size = if directory { 0 } else { self.state().bytes };
+        FileAttr {
+            ino: INodeNo(ino),
+            size,
+            blocks: size / SECTOR as u64,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: if directory { FileType::Directory } else { FileType::RegularFile },
+            perm: if directory { 0o700 } else { 0o600 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: PAGE as u32,
+            flags: 0,
+        }
+    }
+
+    fn put(&self, ino: u64, entry: Entry) -> Result<(), Errno> {
+        let mut state = self.state();
+        let (offset, bytes) = match &entry {
+            Entry::Write { offset, bytes } => (*offset, bytes.len() as u64),
+            Entry::Zero { offset, bytes } => (*offset, *bytes),
+            Entry::Flush => (0, 0),
+        };
+        if !offset.is_multiple_of(SECTOR as u64) || !bytes.is_multiple_of(SECTOR as u64) {
+            state.misaligned += 1;
+            return Err(Errno::EINVAL);
+        }
+        let State { disk, durable, image, log, fault, fault_hit, .. } = &mut *state;
+        if ino == IMAGE {
+            entry.land(image, Some(durable));
+            return Ok(());
+        }
+        if let Some(errno) = strikes(fault, !matches!(entry, Entry::Flush)) {
+            *fault = None;
+            *fault_hit = true;
+            return Err(errno);
+        }
+        entry.land(disk, None);
+        if let Some(log) = log {
+            log.push(entry);
+        }
+        Ok(())
+    }
+}
+
+impl Filesystem for Device {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match (u64::from(parent), name.to_str()) {
+            (1, Some("disk")) => reply.entry(&TTL, &self.attributes(DISK), Generation(0)),
+            (1, Some("image")) => reply.entry(&TTL, &self.attributes(IMAGE), Generation(0)),
+            _ => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &self.attributes(ino.into()));
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(ino.into()), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let state = self.state();
+        let mut bytes = vec![0; (size as u64).min(state.bytes.saturating_sub(offset)) as usize];
+        match u64::from(ino) {
+            IMAGE => state.image.read(Some(&state.durable), offset, &mut bytes),
+            _ => state.disk.read(None, offset, &mut bytes),
+        }
+        drop(state);
+        reply.data(&bytes);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.put(ino.into(), Entry::Write { offset, bytes: data.to_vec() }) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        match self.put(ino.into(), Entry::Flush) {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        if mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE) == 0 || mode & FALLOC_KEEP_SIZE == 0 {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        match self.put(ino.into(), Entry::Zero { offset, bytes: length }) {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The work that is cut short: sequences that grow, are committed and deleted, on a store with small segments.
+
+use super::ledger::Line;
+use crate::content::{LayerShape, Order, Shape};
+use crate::disk::small_options;
+use crate::rng::{Rng, mix};
+use std::path::PathBuf;
+use std::time::Duration;
+use stratakv::{DType, Durability, Result, Sequence, SequenceOptions, Store, Summary};
+
+const LIVE_MAX: usize = 4;
+/// A sequence that grew beyond is deleted soon.
+const TOKENS_MAX: usize = 1500;
+
+/// What a worker does.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Device directories.
+    pub dirs: Vec<PathBuf>,
+    /// Decides everything.
+    pub seed: u64,
+    /// Names from here on are new.
+    pub next: u64,
+}
+
+pub(super) fn shape() -> Shape {
+    let window = LayerShape { window: Some(50), ..LayerShape::full(1, 24) };
+    Shape { layers: vec![LayerShape::full(2, 32), window], dtype: DType::F16, group: 6 }
+}
+
+fn seeds(name: u64, tokens: std::ops::Range<usize>) -> Vec<u64> {
+    tokens.map(|t| mix(mix(name) ^ t as u64)).collect()
+}
+
+pub(super) fn open(dirs: &[PathBuf]) -> Result<Store> {
+    small_options(dirs).lazy_delay(Duration::from_millis(7)).open()
+}
+
+pub(super) fn key(name: u64) -> String {
+    format!("n{name}")
+}
+
+pub(super) fn name(key: &str) -> Option<u64> {
+    key.strip_prefix('n').and_then(|name| name.parse().ok())
+}
+
+/// Length, token ids and state say the same, and every byte is what was appended.
+pub(super) fn verify(store: &Store, sequence: &Sequence, name: u64) -> usize {
+    let tokens = sequence.len() as usize;
+    assert!(sequence.token_ids().iter().copied().eq((0..tokens as u32).map(|t| t ^ name as u32)), "{name}: token ids");
+    let state = sequence.state().expect("every commit carries a state");
+    assert_eq!(state, tokens.to_le_bytes(), "{name}: the state of another commit");
+    shape().check_all(store, sequence, |_| seeds(name, 0..tokens));
+    tokens
+}
+
+/// Works until `stop`, telling before and after whatever is to last.
+///
+/// # Errors
+/// Those of the store.
+pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Line)) -> Result<()> {
+    let store = open(&job.dirs)?;
+    let mut rng = Rng(job.seed);
+    let mut next = job.next;
+    let mut live: Vec<(u64, Sequence)> = Vec::new();
+    for info in store.sequences() {
+        if let Some(name) = name(&info.key) {
+            live.push((name, store.open_sequence(&info.key)?));
+        }
+    }
+    report(Line::Ready);
+    let shape = shape();
+    let layout = shape.layout()?;
+    while !stop() {
+        if live.is_empty() || (live.len() < LIVE_MAX && rng.below(12) == 0) {
+            let options = SequenceOptions::new().key(key(next)).summary(Summary::MinMax);
+            live.push((next, store.create_sequence(&layout, options)?));
+            next += 1;
+        }
+        let at = rng.below(live.len());
+        let long = live[at].1.len() as usize > TOKENS_MAX;
+        if long || live.len() > 1 && rng.below(15) == 0 {
+            let (name, sequence) = live.swap_remove(at);
+            report(Line::Deleting(name));
+            let level = [Durability::Sync, Durability::Lazy][rng.below(2)];
+            sequence.delete(level)?;
+            if level == Durability::Sync {
+                report(Line::Deleted(name));
+            }
+            continue;
+        }
+        let (name, sequence) = &mut live[at];
+        for step in 0..1 + rng.below(3) {
+            let from = sequence.len() as usize;
+            let count = if rng.below(4) == 0 { 30 + rng.below(300) } else { 1 + rng.below(8) };
+            for layer in shape.kv_layers() {
+                shape.append(sequence, layer, &seeds(*name, from..from + count), Order::nth(step + layer))?;
+            }
+            let ids: Vec<u32> = (from..from + count).map(|t| t as u32 ^ *name as u32).collect();
+            sequence.push_token_ids(&ids)?;
+        }
+        let tokens = sequence.len() as usize;
+        let level = [Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None][rng.below(4)];
+        report(Line::Committing(*name, tokens));
+        sequence.commit_with(&tokens.to_le_bytes(), level)?;
+        if level == Durability::Sync {
+            report(Line::Committed(*name, tokens));
+        }
+    }
+    Ok(())
+}

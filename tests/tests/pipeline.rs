@@ -1,0 +1,306 @@
+//! Decode through the pipeline gives the bits of decode without it: whatever is predicted, resident, slow or out of memory.
+
+use std::path::Path;
+use stratakv::pipeline::{DecodeModel, Pipeline, PipelineReport};
+use stratakv::sim::{Faults, Geometry, Simulation};
+use stratakv::{
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, DriverChoice, Durability, ErrorKind, KvLayout,
+    LayerSpec, Result, Sequence, SequenceOptions, Store, StoreOptions, Summary, TensorView, View, attend,
+};
+
+const KV_HEADS: usize = 2;
+const DIM: usize = 64;
+const ROW: usize = KV_HEADS * DIM;
+const Q_HEADS: usize = 4;
+const GROUP: u64 = 4;
+const SEQUENCES: usize = 3;
+/// The second layer has no KV.
+const KV_LAYERS: [usize; 3] = [0, 2, 3];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Predictions {
+    None,
+    /// The next layer's projection of this layer's input.
+    Input,
+    /// Of something else.
+    Wrong,
+    /// Of something else at every other layer.
+    Sometimes,
+}
+
+/// Enough of a model for queries to depend on everything attended before.
+struct Model {
+    hidden: Vec<Vec<f32>>,
+    predictions: Predictions,
+}
+
+fn mix(x: f32, at: usize, layer: usize) -> f32 {
+    ((x * 3.0 + (at * 7 + layer * 13) as f32 * 0.37).sin() * 2.0) * if at % 5 == layer { 1.5 } else { 0.5 }
+}
+
+impl Model {
+    fn new(predictions: Predictions) -> Self {
+        let hidden = |s: usize| (0..Q_HEADS * DIM).map(|at| ((at + s * 31) as f32 * 0.11).cos()).collect();
+        Self { hidden: (0..SEQUENCES).map(hidden).collect(), predictions }
+    }
+
+    fn queries(&self, layer: usize) -> Vec<Vec<f32>> {
+        let query = |hidden: &Vec<f32>| hidden.iter().enumerate().map(|(at, x)| mix(*x, at, layer)).collect();
+        self.hidden.iter().map(query).collect()
+    }
+}
+
+impl DecodeModel for Model {
+    fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>> {
+        for (sequence, hidden) in sequences.iter_mut().zip(&self.hidden) {
+            let (keys, values): (Vec<f32>, Vec<f32>) =
+                (0..ROW).map(|at| (mix(hidden[at], at, layer), mix(hidden[at + ROW], at, layer + 1))).unzip();
+            let token = |data| TensorView::token_major(data, 1, KV_HEADS, DIM);
+            sequence.append(layer, token(&keys), token(&values))?;
+        }
+        Ok(self.queries(layer))
+    }
+
+    fn predict(&mut self, next: usize) -> Option<Vec<Vec<f32>>> {
+        let wrong = || Some(vec![vec![-1.0; Q_HEADS * DIM]; SEQUENCES]);
+        match self.predictions {
+            Predictions::None => None,
+            Predictions::Input => Some(self.queries(next)),
+            Predictions::Wrong => wrong(),
+            Predictions::Sometimes if next == 2 => wrong(),
+            Predictions::Sometimes => Some(self.queries(next)),
+        }
+    }
+
+    fn finish(&mut self, _layer: usize, attended: &[Vec<f32>]) -> Result<()> {
+        for (hidden, attended) in self.hidden.iter_mut().zip(attended) {
+            hidden.iter_mut().zip(attended).for_each(|(h, a)| *h = 0.9 * *h + 0.3 * a);
+        }
+        Ok(())
+    }
+}
+
+fn layout() -> KvLayout {
+    let kv = LayerSpec::full(KV_HEADS as u16, DIM as u16);
+    let specs = [kv, LayerSpec::none(), kv, kv];
+    KvLayout::builder().layer_specs(specs).group_tokens(GROUP as u16).build().unwrap()
+}
+
+fn prefill(store: &Store, tokens: usize) -> Vec<Sequence> {
+    let one = |s: usize| {
+        let options = SequenceOptions::new().key(format!("s{s}")).summary(Summary::MinMax);
+        let mut sequence = store.create_sequence(&layout(), options).unwrap();
+        for layer in KV_LAYERS {
+            let data: Vec<f32> = (0..tokens * ROW).map(|at| mix((at * (s + 1) % 997) as f32, at, layer)).collect();
+            let view = TensorView::token_major(&data, tokens, KV_HEADS, DIM);
+            sequence.append(layer, view, view).unwrap();
+        }
+        sequence.commit(Durability::Sync).unwrap();
+        // Opened again: nothing is in memory.
+        drop(sequence);
+        store.open_sequence(&format!("s{s}")).unwrap()
+    };
+    (0..SEQUENCES).map(one).collect()
+}
+
+const BUDGET: Budget = Budget::tokens(60);
+
+/// Without a pipeline.
+fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
+    for layer in KV_LAYERS {
+        let queries = model.project(layer, sequences)?;
+        let views: Vec<View> =
+            sequences.iter().zip(&queries).map(|(s, q)| s.select(layer, q, BUDGET)).collect::<Result<_>>()?;
+        let batch = store.read(&views.iter().collect::<Vec<_>>())?.wait()?;
+        let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
+        for (index, out) in outs.iter_mut().enumerate() {
+            attend(&queries[index], &views[index], batch.get(index)?, out)?;
+        }
+        model.finish(layer, &outs)?;
+    }
+    Ok(())
+}
+
+fn bits(model: &Model) -> Vec<u32> {
+    model.hidden.iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+const STEPS: usize = 12;
+const TOKENS: usize = 611;
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
+    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(128))
+}
+
+fn expected() -> Vec<u32> {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequences = prefill(&store, TOKENS);
+    let mut model = Model::new(Predictions::None);
+    for _ in 0..STEPS {
+        plain_step(&store, &mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).unwrap();
+    }
+    bits(&model)
+}
+
+fn decoded(store: &Store, predictions: Predictions) -> (Vec<u32>, PipelineReport) {
+    let mut sequences = prefill(store, TOKENS);
+    let mut model = Model::new(predictions);
+    let mut pipeline = Pipeline::new(store, BUDGET);
+    for _ in 0..STEPS {
+        pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).unwrap();
+    }
+    (bits(&model), pipeline.take_report())
+}
+
+#[test]
+fn the_bits_are_those_of_decode_without_it() {
+    let expected = expected();
+    for driver in [DriverChoice::Auto, DriverChoice::Posix] {
+        for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)).policy(CachePolicy::Fifo))] {
+            for predictions in [Predictions::None, Predictions::Input, Predictions::Wrong, Predictions::Sometimes] {
+                let dir = tempfile::tempdir().unwrap();
+                let mut options = options(dir.path()).driver(driver);
+                options.cache = cache;
+                let (found, report) = decoded(&options.open().unwrap(), predictions);
+                let case = format!("{driver:?}, {cache:?}, {predictions:?}: {report:?}");
+                assert!(found == expected, "{case}");
+                assert_eq!(report.layers, (STEPS * KV_LAYERS.len()) as u64, "{case}");
+                // Every block selected came from one of three places.
+                assert!(report.prefetched + report.corrected + report.resident <= report.selected, "{case}");
+                match predictions {
+                    Predictions::None => {
+                        assert_eq!((report.predicted_layers, report.prefetched, report.wasted), (0, 0, 0), "{case}");
+                    }
+                    Predictions::Input => {
+                        assert_eq!(report.predicted_layers, 2 * STEPS as u64, "{case}");
+                        assert!(report.recall() > 0.3 && report.prefetched > 0, "{case}");
+                    }
+                    Predictions::Wrong => assert!(report.recall() < 0.9 && report.corrected > 0, "{case}"),
+                    Predictions::Sometimes => {}
+                }
+                assert_eq!(report.wasted > 0, report.wasted_bytes > 0);
+                assert!(report.hidden_share() <= 1.0);
+                if cache.is_some() {
+                    assert!(report.resident > 0, "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_simulated_devices_too_and_the_same_every_time() {
+    let expected = expected();
+    let geometry = Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10 };
+    for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)))] {
+        let run = |seed| {
+            let simulation = Simulation::new(&geometry, seed);
+            let mut options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(2));
+            options.cache = cache;
+            let store = simulation.open(options).unwrap();
+            let (found, report) = decoded(&store, Predictions::Sometimes);
+            assert!(found == expected, "seed {seed}: {report:?}");
+            drop(store);
+            (simulation.trace(), report.prefetched, report.corrected, report.wasted)
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1).0, run(2).0);
+    }
+}
+
+#[test]
+fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
+    let geometry = Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10 };
+    let simulation = Simulation::new(&geometry, 3);
+    let options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(2));
+    let store = simulation.open(options).unwrap();
+    let mut sequences = prefill(&store, TOKENS);
+    let mut model = Model::new(Predictions::Wrong);
+    let mut pipeline = Pipeline::new(&store, BUDGET);
+    let views = |sequences: &[Sequence], layer, query: &[f32]| -> Vec<View> {
+        sequences.iter().map(|s| s.select(layer, query, BUDGET).unwrap()).collect()
+    };
+    let query = vec![0.3; Q_HEADS * DIM];
+    // A read of the prediction fails, once.
+    pipeline.predict(2, &views(&sequences, 2, &query)).unwrap();
+    simulation.set_faults(Faults { read: Some(1), ..Faults::default() });
+    let now = views(&sequences, 2, &query);
+    pipeline.read(2, &now).unwrap();
+    let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
+    let queries = vec![query.as_slice(); SEQUENCES];
+    let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(Vec::as_mut_slice).collect();
+    pipeline.attend(2, &queries, &AttendOptions::default(), &mut slices).unwrap();
+    assert_eq!(simulation.faults_hit(), 1);
+    assert_eq!(pipeline.report().wasted, 0, "the prediction was right");
+    for ((view, out), sequence) in now.iter().zip(&outs).zip(&sequences) {
+        assert_eq!(view.length(), sequence.layer_len(2).unwrap());
+        let mut plain = vec![0.0; Q_HEADS * DIM];
+        attend(&query, view, store.read(&[view]).unwrap().wait().unwrap().get(0).unwrap(), &mut plain).unwrap();
+        assert_eq!(&plain, out);
+    }
+    // What cannot be read on demand either is an error of the step.
+    simulation.set_faults(Faults { read: Some(1), read_stays: true, ..Faults::default() });
+    let failed = pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model);
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
+    let dir = tempfile::tempdir().unwrap();
+    // Room for one read at a time, hardly for two.
+    let store = options(dir.path()).memory_limit(ByteSize::mib(6)).open().unwrap();
+    let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(64).group_tokens(16).build().unwrap();
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("wide")).unwrap();
+    let data: Vec<f32> = (0..1024 * 512).map(|at| (at % 251) as f32 / 251.0 - 0.5).collect();
+    for layer in 0..2 {
+        for chunk in data.chunks(128 * 512) {
+            let view = TensorView::token_major(chunk, 128, 8, 64);
+            sequence.append(layer, view, view).unwrap();
+        }
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    let sequence = store.open_sequence("wide").unwrap();
+    let mut pipeline = Pipeline::new(&store, Budget::All);
+    let query = vec![0.1; 512];
+    for round in 0..20 {
+        // 1.5 MiB ahead for one layer, 1.5 MiB now for the other, never the same groups.
+        let groups = |first: u64| (first..64).step_by(2).map(|g| g.min(63)).take(48).collect::<Vec<u64>>();
+        let ahead = sequence.select_groups(1, &groups(0)).unwrap();
+        let all: Vec<u64> = (0..48).collect();
+        let now = sequence.select_groups(0, &all).unwrap();
+        pipeline.predict(1, std::slice::from_ref(&ahead)).unwrap();
+        pipeline.read(0, std::slice::from_ref(&now)).unwrap();
+        let mut out = vec![0.0; 512];
+        pipeline.attend(0, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
+        let other = sequence.select_groups(1, &groups(1)).unwrap();
+        pipeline.read(1, std::slice::from_ref(&other)).unwrap();
+        pipeline.attend(1, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
+        assert!(out.iter().all(|x| x.is_finite()), "round {round}");
+    }
+    assert_eq!(pipeline.report().layers, 40);
+}
+
+#[test]
+fn wrong_calls_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let sequences = prefill(&store, 50);
+    let mut pipeline = Pipeline::new(&store, BUDGET);
+    let query = vec![0.1; Q_HEADS * DIM];
+    let (mut out, options) = (vec![0.0; Q_HEADS * DIM], AttendOptions::default());
+    let view = sequences[0].select(0, &query, BUDGET).unwrap();
+    let kind = |outcome: Result<()>| outcome.unwrap_err().kind();
+    assert_eq!(kind(pipeline.attend(0, &[&query], &options, &mut [&mut out])), ErrorKind::InvalidArgument);
+    pipeline.read(0, std::slice::from_ref(&view)).unwrap();
+    assert_eq!(kind(pipeline.attend(2, &[&query], &options, &mut [&mut out])), ErrorKind::InvalidArgument);
+    pipeline.read(0, std::slice::from_ref(&view)).unwrap();
+    assert_eq!(kind(pipeline.attend(0, &[], &options, &mut [])), ErrorKind::InvalidArgument);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = Store::options().device(elsewhere.path()).open().unwrap();
+    let mut pipeline = Pipeline::new(&other, BUDGET);
+    assert_eq!(kind(pipeline.predict(0, std::slice::from_ref(&view))), ErrorKind::InvalidArgument);
+    assert_eq!(kind(pipeline.read(0, std::slice::from_ref(&view))), ErrorKind::InvalidArgument);
+}
