@@ -13,6 +13,7 @@ mod fio;
 mod ingest;
 mod read;
 mod report;
+mod scale;
 mod select;
 mod work;
 
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Select(args) => select::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Devices(command) => devices::run(command),
     });
     match outcome {
