@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Select(SelectArgs),
     /// Batches over 1, 2 and 4 throttled devices, a skewed selection and a slow device, with copies and without. Takes root.
     Scale(ScaleArgs),
+    /// Decode steps with resident blocks and reads ahead, beside the same without.
+    Decode(DecodeArgs),
     /// Makes disks of a known speed out of files, and takes them away again. Takes root.
     #[command(subcommand)]
     Devices(DevicesCommand),
@@ -215,6 +217,88 @@ pub(crate) struct SelectArgs {
     pub(crate) working_set: ByteSize,
 }
 
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example: kvbench decode --device /nvme0 --read-bps 250M --policy none,lru --pipeline off,on --json
+
+The same context and compute time is measured for every policy with every setting of --pipeline; `speedup` is the step time of
+the first of them over each. With --read-bps the store lies on a disk of that speed made of a file (root only)."
+)]
+pub(crate) struct DecodeArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of each sequence, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "32768", value_parser = clap::value_parser!(u32).range(64..=1 << 24))]
+    pub(crate) context: Vec<u32>,
+    /// Sequences.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) batch: u32,
+    /// Layers.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// Tokens selected per layer and sequence.
+    #[arg(long, default_value_t = 400)]
+    pub(crate) budget: u32,
+    /// Which resident blocks go when others come, several with commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "none,lru")]
+    pub(crate) policy: Vec<DecodePolicy>,
+    /// Whether the next layer's reads go ahead, several with commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
+    pub(crate) pipeline: Vec<Switch>,
+    /// Share of a step's selection that the next step keeps.
+    #[arg(long, default_value_t = 0.78, value_parser = share)]
+    pub(crate) overlap: f64,
+    /// Share of a layer's selection that its prediction names; the rest is read on demand. KVSwap attends to what was
+    /// predicted, which is 1.
+    #[arg(long, default_value_t = 1.0, value_parser = share)]
+    pub(crate) recall: f64,
+    /// Microseconds that a layer computes elsewhere, for the whole batch, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "5000")]
+    pub(crate) layer_compute_us: Vec<u64>,
+    /// MiB of the cache for all sequences; `auto` is 1.25 times what a step selects.
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = cache_mib)]
+    pub(crate) cache_mib: CacheMib,
+    /// Bytes per second that the device may read. The device as it is without.
+    #[arg(long, value_parser = size)]
+    pub(crate) read_bps: Option<ByteSize>,
+    /// Steps that count, after those that fill the caches.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) steps: u32,
+    /// Bytes of keys and values on the device at most: longer contexts select from what is stored.
+    #[arg(long, default_value = "8GiB", value_parser = size)]
+    pub(crate) stored: ByteSize,
+    /// Seed of the selections.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// None: by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheMib(pub(crate) Option<u64>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DecodePolicy {
+    /// No cache.
+    None,
+    /// KVSwap's slots.
+    Fifo,
+    /// Least recently used.
+    Lru,
+    /// SWARM's cost-effectiveness.
+    Swarm,
+    /// A general one.
+    S3Fifo,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    Off,
+    On,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Driver {
     Auto,
@@ -251,6 +335,18 @@ fn slow(text: &str) -> Result<(u32, u64), String> {
     let wrong = || format!("{text:?} is not K:BPS, a device and its bytes per second (try 3:60M)");
     let (device, bps) = text.split_once(':').ok_or_else(wrong)?;
     Ok((device.parse().map_err(|_| wrong())?, size(bps)?.0))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("{text} is not between 0 and 1")) }
+}
+
+fn cache_mib(text: &str) -> Result<CacheMib, String> {
+    match text {
+        "auto" => Ok(CacheMib(None)),
+        _ => text.parse().map(|mib| CacheMib(Some(mib))).map_err(|_| format!("{text:?} is neither MiB nor auto")),
+    }
 }
 
 fn size(text: &str) -> Result<ByteSize, String> {

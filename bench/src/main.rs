@@ -8,6 +8,8 @@
 mod bare;
 mod cli;
 mod commit;
+mod decode;
+mod decode_trace;
 mod devices;
 mod fio;
 mod ingest;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(args),
         Command::Select(args) => select::run(args),
         Command::Scale(args) => scale::run(args),
+        Command::Decode(args) => decode::run(args),
         Command::Devices(command) => devices::run(command),
     });
     match outcome {

@@ -61,11 +61,18 @@ pub(crate) fn settle(directory: &Path) -> Result<()> {
     rustix::fs::syncfs(&handle).with_context(|| format!("syncfs of {}", directory.display()))
 }
 
-/// Makes `directory` and opens a fresh store in it.
+/// Opens the store in `directory`, which is made if need be.
 pub(crate) fn open_store(common: &Common, directory: &Path, memory: ByteSize) -> Result<Store> {
-    let made = std::fs::DirBuilder::new().mode(0o700).create(directory);
-    made.with_context(|| format!("make {}", directory.display()))?;
-    let options = StoreOptions::default().device(directory).memory_limit(memory);
+    open_store_with(common, directory, StoreOptions::default().memory_limit(memory))
+}
+
+/// The same, with options that name no device.
+pub(crate) fn open_store_with(common: &Common, directory: &Path, options: StoreOptions) -> Result<Store> {
+    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        made => made.with_context(|| format!("make {}", directory.display()))?,
+    }
+    let options = options.device(directory);
     let store = options.driver(common.driver.into()).checksum(common.checksum.into()).open()?;
     for device in store.status().devices {
         for note in device.notes {

@@ -42,6 +42,24 @@ fn read_measures_each_block_size() {
 }
 
 #[test]
+fn decode_compares_caches_and_pipelines() {
+    let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
+    let more =
+        ["--policy", "none,fifo,lru,swarm,s3-fifo", "--pipeline", "off,on", "--layer-compute-us", "100", "--json"];
+    let found = results(&[&arguments[..], &more[..]].concat());
+    assert_eq!(found.len(), 10);
+    for (at, result) in found.iter().enumerate() {
+        assert_positive(result, &["tokens_per_s", "step_ms", "io_ms", "bytes_read_per_step", "resident_bytes_peak"]);
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        assert!((0.0..=1.0).contains(&number("io_hidden_share")));
+        assert_eq!((number("hit_rate") > 0.3, at == 0), (at >= 2, result["speedup"].is_null()), "{result}");
+        // Every selected block of every layer and sequence, or what is not resident of it.
+        let all = 2.0 * 2.0 * 8.0 * 32768.0;
+        assert!(if at < 2 { number("bytes_read_per_step") == all } else { number("bytes_read_per_step") < 0.7 * all });
+    }
+}
+
+#[test]
 fn read_runs_on_the_other_driver_and_checksum() {
     let arguments =
         ["read", "--block", "16KiB", "--batch", "4", "--seconds", "0.05", "--rounds", "1", "--size", "4MiB"];

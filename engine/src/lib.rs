@@ -52,6 +52,7 @@
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 pub mod attention;
 mod cache;
+pub mod codec;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod device;
 pub mod error;
@@ -74,6 +75,7 @@ pub mod sim;
 mod store;
 mod summary;
 mod sync;
+mod transfer;
 
 pub use cache::CacheStatus;
 pub use device::PageBacking;
@@ -87,9 +89,10 @@ pub use options::{
 pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
 pub use select::{SelectOptions, View};
-pub use sequence::Sequence;
+pub use sequence::{Sequence, SequenceReader};
 pub use store::{DeviceStatus, DeviceUsage, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
+pub use transfer::{Exported, ImportOptions};
 
 /// The README's example is compiled and run.
 #[cfg(doctest)]

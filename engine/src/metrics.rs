@@ -84,7 +84,8 @@ impl MemoryBudget {
 
     /// Takes `bytes` off the free budget, or nothing when they do not fit now.
     pub(crate) fn try_reserve(self: &Arc<Self>, bytes: usize, category: Category) -> Option<Reservation> {
-        self.take(bytes, category).then(|| Reservation { budget: Arc::clone(self), bytes, category })
+        let held = || HeldBytes { budget: Arc::clone(self), bytes: AtomicUsize::new(bytes), category };
+        self.take(bytes, category).then(|| Reservation { held: Arc::new(held()) })
     }
 
     fn take(&self, bytes: usize, category: Category) -> bool {
@@ -132,35 +133,53 @@ impl MemoryBudget {
     }
 }
 
-/// A part of the budget that is held until this is dropped.
+/// A part of the budget that is held until this and all that [share](Self::share) it are dropped.
 pub(crate) struct Reservation {
+    held: Arc<HeldBytes>,
+}
+
+struct HeldBytes {
     budget: Arc<MemoryBudget>,
-    bytes: usize,
+    bytes: AtomicUsize,
     category: Category,
 }
 
 impl Reservation {
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.held.bytes.load(Ordering::Relaxed)
     }
 
-    /// Grows or shrinks to `bytes`. `false` when the growth does not fit; nothing has changed then.
+    /// The same part once more, for whoever else uses the memory.
+    pub(crate) fn share(&self) -> Self {
+        Self { held: Arc::clone(&self.held) }
+    }
+
+    /// Whether others share it.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.held) > 1
+    }
+
+    /// Grows or shrinks to `bytes`. `false` when the growth does not fit; nothing has changed then. Never shrinks while others
+    /// share it. One of those who share it resizes at a time.
     pub(crate) fn resize(&mut self, bytes: usize) -> bool {
-        if bytes > self.bytes {
-            if !self.budget.take(bytes - self.bytes, self.category) {
+        let held = self.bytes();
+        if bytes > held {
+            if !self.held.budget.take(bytes - held, self.held.category) {
                 return false;
             }
+        } else if self.is_shared() {
+            return true;
         } else {
-            self.budget.give(self.bytes - bytes, self.category);
+            self.held.budget.give(held - bytes, self.held.category);
         }
-        self.bytes = bytes;
+        self.held.bytes.store(bytes, Ordering::Relaxed);
         true
     }
 }
 
-impl Drop for Reservation {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
-        self.budget.give(self.bytes, self.category);
+        self.budget.give(*self.bytes.get_mut(), self.category);
     }
 }
 

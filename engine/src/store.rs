@@ -143,6 +143,10 @@ impl Store {
         }
     }
 
+    pub(crate) fn inner(&self) -> &Arc<StoreInner> {
+        &self.inner
+    }
+
     /// Creates a sequence. It is stored with its first commit.
     ///
     /// # Errors

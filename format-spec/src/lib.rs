@@ -14,6 +14,7 @@ const _: () = assert!(usize::BITS >= 64);
 pub mod checksum;
 pub mod dtype;
 pub mod error;
+pub mod export;
 pub mod features;
 pub mod frame;
 pub mod ids;

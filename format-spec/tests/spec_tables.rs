@@ -7,7 +7,7 @@ use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::ids::RawLocation;
 use stratakv_format::layout::{self, LayerGeometry, Layout, RawLayer, RawLayoutHeader};
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::{DType, SequenceId, features as f, frame, page, segment, superblock};
+use stratakv_format::{DType, SequenceId, export, features as f, frame, page, segment, superblock};
 
 const SPEC: &str = include_str!("../SPEC.md");
 
@@ -120,6 +120,14 @@ fn in_code() -> BTreeMap<String, (usize, Vec<Row>)> {
             kind, layer, codec, summary, first_token, tokens, pieces, offset, bytes, checksum_first, checksum_count,
             element, cipher, key, reserved,
         }
+        ExportPage: export::ExportPage {
+            magic, features, store_id, sequence, nonce, tokens, token_ids, created_unix_ms, exported_unix_ms, ttl_ms,
+            layout_bytes, key_bytes, state_bytes, summaries, has_state, evictable, reserved,
+        }
+        PieceHeader: export::PieceHeader {
+            magic, crc, index, checksum, first, tokens, bytes, kind, layer, summary, element, reserved,
+        }
+        ExportEnd: export::ExportEnd { pieces, file_bytes }
         PlaneIdentity: PlaneIdentity { nonce, sequence, first_token, tokens, layer, kind, plane, reserved }
     }
 }
@@ -255,6 +263,19 @@ fn codes_are_those_of_the_code() {
                 frame::KIND_KEYED_OBJECT
             ],
         ),
+        (
+            "codes piece kind",
+            names![
+                export::PIECE_LAYOUT,
+                export::PIECE_KEY,
+                export::PIECE_STATE,
+                export::PIECE_TOKEN_IDS,
+                export::PIECE_GROUPS,
+                export::PIECE_SUMMARY,
+                export::PIECE_TAIL,
+                export::PIECE_END
+            ],
+        ),
     ];
     for (heading, expected) in &expected {
         assert_eq!(&codes(heading), expected, "{heading}");
@@ -302,13 +323,22 @@ fn limits_are_those_of_the_code() {
         ("HEAD_DIM_MAX", u64::from(layout::HEAD_DIM_MAX)),
         ("GROUP_TOKENS_MAX", u64::from(layout::GROUP_TOKENS_MAX)),
         ("BLOCK_BYTES_MAX", layout::BLOCK_BYTES_MAX as u64),
+        ("PIECE_BYTES_MAX", export::PIECE_BYTES_MAX as u64),
     ];
     assert_eq!(found, expected.map(|(name, value)| (name.to_string(), value)));
 }
 
 #[test]
 fn magics_are_those_of_the_code() {
-    for magic in [&superblock::MAGIC[..], &m::MAGIC, &m::BATCH_MAGIC, &segment::MAGIC, &frame::MAGIC] {
+    for magic in [
+        &superblock::MAGIC[..],
+        &m::MAGIC,
+        &m::BATCH_MAGIC,
+        &segment::MAGIC,
+        &frame::MAGIC,
+        &export::MAGIC,
+        &export::PIECE_MAGIC,
+    ] {
         let text = std::str::from_utf8(magic).expect("ASCII");
         assert!(SPEC.contains(&format!("`magic` is `{text}`")), "{text}");
     }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::{Options, Progress, check};
+use crate::{CheckError, Options, Progress, check, check_export};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -12,6 +12,7 @@ Examples:
   kvfsck check /nvme0/kv                  a store on one device
   kvfsck check /nvme0/kv /nvme1/kv        a store on two devices: name all of them
   kvfsck check --json /nvme0/kv | jq .    for programs
+  kvfsck check-export session.skv         an exported sequence, before it is imported or kept
 
 Exit codes: 0 clean, 1 damage, 2 usage or not a store, 4 unsupported version or feature,
             5 I/O error, 6 in use by a writer. 4 and 5 win over 1.";
@@ -30,6 +31,30 @@ enum Command {
     /// they fit together
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
+    /// Reads an exported sequence from front to back: every piece against its checksum and its place, and summaries
+    /// against keys. Reads only; needs no store
+    #[command(after_help = EXPORT_EXAMPLES)]
+    CheckExport(ExportArgs),
+}
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  kvfsck check-export session.skv
+  kvfsck check-export --json session.skv | jq .export.tokens
+
+Exit codes: 0 whole and right, 1 damage or cut short, 2 no such file, 4 unsupported version, 5 I/O error.";
+
+#[derive(Debug, Args)]
+struct ExportArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Print one JSON object: {"clean", "findings", "export", "exit_code"}
+    #[arg(long)]
+    json: bool,
+    /// Print the key of the sequence (keys are private data)
+    #[arg(long)]
+    show_keys: bool,
 }
 
 #[derive(Debug, Args)]
@@ -63,20 +88,47 @@ impl Progress for Bar {
 /// Runs the program with the arguments of the process.
 #[must_use]
 pub fn run() -> ExitCode {
-    let Command::Check(args) = Cli::parse().command;
+    let (text, code) = match Cli::parse().command {
+        Command::Check(args) => {
+            let options = Options { show_keys: args.show_keys, findings_max: args.max_findings, ..Options::default() };
+            let result = with_bar(args.json, |bar| check(&args.directories, &options, bar));
+            print(args.json, result, |report| (report.to_text(), report.exit_code))
+        }
+        Command::CheckExport(args) => {
+            let options = Options { show_keys: args.show_keys, ..Options::default() };
+            let result = with_bar(args.json, |bar| check_export(&args.file, &options, bar));
+            print(args.json, result, |report| (report.to_text(), report.exit_code))
+        }
+    };
+    // A closed pipe is no reason to fail: the exit code says it all.
+    let _ = stdout().write_all(text.as_bytes());
+    ExitCode::from(code)
+}
+
+fn with_bar<T>(hidden: bool, run: impl FnOnce(&Bar) -> T) -> T {
     let target =
-        if args.json || !stderr().is_terminal() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        if hidden || !stderr().is_terminal() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(Some(0), target);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}") {
         bar.set_style(style);
     }
-    let options = Options { show_keys: args.show_keys, findings_max: args.max_findings, ..Options::default() };
     let bar = Bar(bar);
-    let result = check(&args.directories, &options, &bar);
+    let result = run(&bar);
     bar.0.finish_and_clear();
-    let (text, code) = match &result {
-        Ok(report) if args.json => (json(report), report.exit_code),
-        Ok(report) => (report.to_text(), report.exit_code),
+    result
+}
+
+/// What goes to standard output, and the exit code.
+fn print<T: serde::Serialize>(
+    as_json: bool,
+    result: Result<T, CheckError>,
+    text: impl Fn(&T) -> (String, u8),
+) -> (String, u8) {
+    match result {
+        Ok(report) => {
+            let (text, code) = text(&report);
+            (if as_json { json(&report) } else { text }, code)
+        }
         Err(error) => {
             let _ = writeln!(stderr(), "kvfsck: {error}");
             let object = serde_json::json!({
@@ -86,12 +138,9 @@ pub fn run() -> ExitCode {
                 "exit_code": error.exit_code(),
                 "error": { "code": error.code(), "message": error.to_string() },
             });
-            (if args.json { json(&object) } else { String::new() }, error.exit_code())
+            (if as_json { json(&object) } else { String::new() }, error.exit_code())
         }
-    };
-    // A closed pipe is no reason to fail: the exit code says it all.
-    let _ = stdout().write_all(text.as_bytes());
-    ExitCode::from(code)
+    }
 }
 
 fn json(value: &impl serde::Serialize) -> String {

@@ -88,6 +88,16 @@ codes! {
     Leftover = "leftover";
     /// Others may write into the store (a note).
     Permissions = "permissions";
+    /// The page at the front of an exported sequence.
+    ExportPage = "export-page";
+    /// A piece of an exported sequence.
+    ExportPiece = "export-piece";
+    /// A piece of an exported sequence where another one is due.
+    ExportOrder = "export-order";
+    /// An exported sequence that is cut short or goes on behind its end.
+    ExportLength = "export-length";
+    /// A summary that is not that of its group.
+    Summary = "summary";
 }
 
 impl fmt::Display for Code {

@@ -14,6 +14,7 @@
 
 pub mod cli;
 mod devices;
+mod export;
 mod finding;
 mod frames;
 mod io;
@@ -23,6 +24,7 @@ mod report;
 mod segments;
 mod sequences;
 
+pub use export::{ExportInfo, ExportReport, check_export, check_reader};
 pub use finding::{Code, Finding, Severity};
 pub use report::{
     Checked, EXIT_CLEAN, EXIT_DAMAGE, EXIT_IN_USE, EXIT_IO, EXIT_UNSUPPORTED, EXIT_USAGE, Progress, Report,

@@ -190,6 +190,60 @@ fn the_bits_are_those_of_decode_without_it() {
     }
 }
 
+/// Without a pipeline, from the second layer on with the groups that the query before would select, and the newest.
+fn plain_trusting_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
+    let mut trusted: Option<Vec<Vec<u64>>> = None;
+    for (nth, layer) in KV_LAYERS.into_iter().enumerate() {
+        let queries = model.project(layer, sequences)?;
+        let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
+        for (index, sequence) in sequences.iter().enumerate() {
+            let view = match &trusted {
+                None => sequence.select(layer, &queries[index], BUDGET)?,
+                Some(groups) => {
+                    let mut groups = groups[index].clone();
+                    let tokens = sequence.layer_len(layer)?;
+                    if tokens % GROUP == 0 {
+                        groups.push(tokens / GROUP - 1);
+                    }
+                    sequence.select_groups(layer, &groups)?
+                }
+            };
+            let batch = store.read(&[&view])?.wait()?;
+            attend(&queries[index], &view, batch.get(0)?, &mut outs[index])?;
+        }
+        trusted = KV_LAYERS.get(nth + 1).map(|&next| {
+            let predicted = model.queries(next);
+            let of = |(s, q): (&&mut Sequence, &Vec<f32>)| s.select(next, q, BUDGET).unwrap().groups().collect();
+            sequences.iter().zip(&predicted).map(of).collect()
+        });
+        model.finish(layer, &outs)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn trusted_predictions_are_what_is_attended_to_and_nothing_is_read_for_nothing() {
+    let plain = tempfile::tempdir().unwrap();
+    let store = options(plain.path()).open().unwrap();
+    let mut sequences = prefill(&store, TOKENS);
+    let mut expected = Model::new(Predictions::Input);
+    for _ in 0..STEPS {
+        plain_trusting_step(&store, &mut sequences.iter_mut().collect::<Vec<_>>(), &mut expected).unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(2))).open().unwrap();
+    let mut sequences = prefill(&store, TOKENS);
+    let mut model = Model::new(Predictions::Input);
+    let mut pipeline = Pipeline::new(&store, BUDGET).trust_predictions(true);
+    for _ in 0..STEPS {
+        pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).unwrap();
+    }
+    assert!(bits(&model) == bits(&expected));
+    let report = pipeline.report();
+    assert_eq!((report.wasted, report.corrected), (0, 0), "{report:?}");
+    assert!(report.recall() == 1.0 && report.prefetched > 0 && report.resident > 0, "{report:?}");
+}
+
 #[test]
 fn on_simulated_devices_too_and_the_same_every_time() {
     let expected = expected();

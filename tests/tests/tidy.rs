@@ -31,7 +31,7 @@ const FLOORS: &[&[&str]] = &[
     &["read"],
     &["store"],
     &["pipeline"],
-    &["tune", "sim"],
+    &["tune", "transfer", "sim"],
 ];
 
 fn floor(module: &str) -> Option<usize> {

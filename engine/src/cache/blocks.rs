@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{MemoryBudget, Reservation, lock};
 use crate::options::CacheOptions;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// Table entries, policy and bookkeeping of one block, in bytes: taken off the capacity.
@@ -76,8 +76,8 @@ impl CacheStatus {
 struct Table {
     policy: Box<dyn Replacement<BlockKey>>,
     blocks: HashMap<BlockKey, Resident, WordHash>,
-    /// Who has asked in this step: layers of sequences.
-    asked: HashSet<(u64, u32), WordHash>,
+    /// Who has asked in this step, layers of sequences, and how many tokens they had.
+    asked: HashMap<(u64, u32), u64, WordHash>,
     counts: CacheStatus,
 }
 
@@ -104,25 +104,26 @@ impl BlockCache {
         let table = Table {
             policy: policy(options.policy, bytes),
             blocks: HashMap::default(),
-            asked: HashSet::default(),
+            asked: HashMap::default(),
             counts: CacheStatus { capacity_bytes: bytes as u64, ..CacheStatus::default() },
         };
         Ok(Arc::new(Self { arena, table: Mutex::new(table), _account: account }))
     }
 
-    /// What is resident of the blocks that layer `layer` of `sequence` asks for, each of `block_bytes`. The same layer
-    /// asking again means that another decode step has begun. Asking `ahead` of need is not counted and begins nothing.
+    /// What is resident of the blocks that layer `layer` of `sequence` asks for when it has `tokens`, each of `block_bytes`.
+    /// The same layer asking with more or fewer tokens means that another decode step has begun. Asking `ahead` of need is
+    /// not counted and begins nothing.
     pub(crate) fn find(
         &self,
-        (sequence, layer): (u64, u32),
+        (sequence, layer, tokens): (u64, u32, u64),
         keys: impl Iterator<Item = Option<BlockKey>>,
         block_bytes: usize,
         ahead: bool,
     ) -> Vec<Option<Resident>> {
         let mut table = lock(&self.table);
-        if !ahead && !table.asked.insert((sequence, layer)) {
+        if !ahead && table.asked.insert((sequence, layer), tokens).is_some_and(|before| before != tokens) {
             table.asked.clear();
-            table.asked.insert((sequence, layer));
+            table.asked.insert((sequence, layer), tokens);
             table.policy.end_step();
         }
         let found = keys.map(|key| {

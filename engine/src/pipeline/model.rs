@@ -55,9 +55,14 @@ impl Pipeline {
             return Err(Error::new(ErrorKind::InvalidArgument, "the sequences of a step have different layouts"));
         }
         let layers: Vec<usize> = (0..layout.layers()).filter(|layer| layout.kv_layer(*layer).is_ok()).collect();
+        let mut trusted: Option<Vec<Vec<u64>>> = None;
         for (nth, &layer) in layers.iter().enumerate() {
             let queries = model.project(layer, sequences)?;
-            let views = self.select(sequences, layer, &queries, model)?;
+            let views = match trusted.take().map(|groups| with_newest(sequences, layer, &groups)) {
+                Some(Ok(views)) => views,
+                // Nothing was predicted, or a window has left a group behind.
+                _ => self.select(sequences, layer, &queries, model)?,
+            };
             self.read(layer, &views)?;
             if let Some(&next) = layers.get(nth + 1)
                 && let Some(predicted) = model.predict(next)
@@ -65,6 +70,7 @@ impl Pipeline {
                 // A prediction that selects nothing, or a layer without tokens, is no reason to stop.
                 if let Ok(views) = self.select(sequences, next, &predicted, model) {
                     self.predict(next, &views)?;
+                    trusted = self.trusts().then(|| views.iter().map(|view| view.groups().collect()).collect());
                 }
             }
             let options = model.attend_options(layer);
@@ -96,4 +102,19 @@ impl Pipeline {
         let pairs = sequences.iter().zip(queries);
         pairs.map(|(sequence, query)| model.select(sequence, layer, query, self.select_options())).collect()
     }
+}
+
+/// The views of groups chosen before the newest token was there: if it has filled a group, that one too, so that a token
+/// always attends to itself.
+fn with_newest(sequences: &[&mut Sequence], layer: usize, groups: &[Vec<u64>]) -> Result<Vec<View>> {
+    let one = |(sequence, groups): (&&mut Sequence, &Vec<u64>)| {
+        let (tokens, group) = (sequence.layer_len(layer)?, sequence.layout().group_tokens() as u64);
+        let mut groups = groups.clone();
+        let sealed = tokens / group;
+        if tokens.is_multiple_of(group) && sealed > 0 && groups.last() != Some(&(sealed - 1)) {
+            groups.push(sealed - 1);
+        }
+        sequence.select_groups(layer, &groups)
+    };
+    sequences.iter().zip(groups).map(one).collect()
 }

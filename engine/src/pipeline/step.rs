@@ -31,6 +31,7 @@ pub struct Pipeline {
     ahead: BTreeMap<usize, Ahead>,
     current: Option<Current>,
     report: PipelineReport,
+    trust: bool,
 }
 
 impl Pipeline {
@@ -38,7 +39,20 @@ impl Pipeline {
     #[must_use]
     pub fn new(store: &Store, select: impl Into<SelectOptions>) -> Self {
         let (ahead, report) = (BTreeMap::new(), PipelineReport::default());
-        Self { store: store.clone(), select: select.into(), ahead, current: None, report }
+        Self { store: store.clone(), select: select.into(), ahead, current: None, report, trust: false }
+    }
+
+    /// Whether [`decode`](Self::decode) attends to the groups that the prediction selected, and the newest, as KVSwap does,
+    /// instead of those of the true query. Nothing is read for nothing then and nothing on demand, but the output depends on
+    /// the predictions; it still does not depend on timing. Whole groups: masks of a selector's own do not carry over.
+    #[must_use]
+    pub fn trust_predictions(mut self, trust: bool) -> Self {
+        self.trust = trust;
+        self
+    }
+
+    pub(super) fn trusts(&self) -> bool {
+        self.trust
     }
 
     pub(super) fn select_options(&self) -> SelectOptions {

@@ -134,7 +134,7 @@ fn resident(view: &ViewInner, urgency: Urgency<'_>) -> Vec<Option<Resident>> {
     let mut resident = match &view.cache {
         None => Vec::new(),
         Some(cache) => {
-            let asker = (view.sequence, view.layer as u32);
+            let asker = (view.sequence, view.layer as u32, view.length);
             let block_bytes = view.layout.block(view.layer).block_bytes;
             let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
             cache.find(asker, keys, block_bytes, urgency.is_ahead())

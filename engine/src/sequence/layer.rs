@@ -101,6 +101,13 @@ impl Layer {
         self.pending.iter().map(|run| run.disk_bytes()).sum::<usize>() + building
     }
 
+    /// The layer as it is now, for a reader: what comes later does not change it. It takes nothing more itself.
+    pub(crate) fn snapshot(&mut self) -> Result<Self> {
+        self.freeze()?;
+        let (table, tail, summary) = (self.table.clone(), Arc::clone(&self.tail), self.summary.clone());
+        Ok(Self { table, building: None, pending: Vec::new(), tail, summary, ..*self })
+    }
+
     pub(crate) fn mark(&self) -> LayerMark {
         LayerMark { tokens: self.tokens, tail: Arc::clone(&self.tail) }
     }
@@ -291,8 +298,12 @@ impl Layer {
     /// Tail tokens below `length` that no written frame holds.
     pub(crate) fn unwritten_tail(&self, length: u64) -> Option<Tail> {
         let sealed = self.groups() * self.group_tokens as u64;
-        let first = self.tail_written.max(sealed);
-        let end = self.tokens.min(length);
+        self.tail_piece(self.tail_written.max(sealed), self.tokens.min(length))
+    }
+
+    /// Tail tokens `first..end`, none when that is empty.
+    pub(crate) fn tail_piece(&self, first: u64, end: u64) -> Option<Tail> {
+        let sealed = self.groups() * self.group_tokens as u64;
         if first >= end {
             return None;
         }

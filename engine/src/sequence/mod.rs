@@ -4,6 +4,7 @@ mod append;
 mod commit;
 mod layer;
 mod load;
+mod reader;
 mod select;
 mod truncate;
 
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
+pub use reader::SequenceReader;
 
 /// A frame that is striped over devices is not smaller than this: every frame costs a header page.
 const STRIPE_BYTES_MIN: usize = 1 << 20;
@@ -262,6 +264,14 @@ impl Sequence {
             Some((tokens, ids)) => self.commit_to(tokens, ids, Durability::Lazy),
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<StoreInner> {
+        &self.store
+    }
+
+    pub(crate) fn identity(&self) -> &SequenceIdentity {
+        &self.who
     }
 
     fn layer(&self, layer: usize) -> Result<&Layer> {

@@ -8,6 +8,7 @@ use crate::index::{BlockPlace, Source};
 use crate::select::{SelectOptions, TailView, Unit, UnitSource, View, ViewInner, choose};
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::DType;
 
 impl Sequence {
     /// Selects what `query` `[q_heads, key_dim]` attends to in `layer` under a budget, by the upper bound of its scores
@@ -85,6 +86,38 @@ impl Sequence {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         self.view(state, &span, groups)
+    }
+
+    /// The view of stored groups wherever the layer's window is, without the tail.
+    pub(crate) fn stored_groups(&self, layer: usize, groups: Range<u64>) -> Result<View> {
+        let state = self.layer(layer)?;
+        let (tokens, group) = (state.tokens, self.who.layout.group_tokens() as u64);
+        let span = Span { first_token: 0, tokens, group, groups: 0..tokens / group };
+        let mut view = self.view(state, &span, &groups.collect::<Vec<_>>())?;
+        // Reading all of it once is no reason to keep any of it.
+        if let Some(inner) = Arc::get_mut(&mut view.inner) {
+            inner.cache = None;
+        }
+        Ok(view)
+    }
+
+    /// Planes `[kv_heads, tokens, dim]` of the tokens of a layer that fill no group, and how many they are.
+    pub(crate) fn stored_tail(&self, layer: usize) -> Result<Option<crate::log::Tail>> {
+        let state = self.layer(layer)?;
+        Ok(state.tail_piece(state.groups() * self.who.layout.group_tokens() as u64, state.tokens))
+    }
+
+    /// The summaries of groups of a layer, as they stand on disk, if it carries any.
+    pub(crate) fn stored_summaries(
+        &self,
+        layer: usize,
+        groups: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<DType>> {
+        let Some(summary) = &self.layer(layer)?.summary else { return Ok(None) };
+        out.clear();
+        summary.encode(groups.start as usize..groups.end as usize, out);
+        Ok(Some(summary.dtype()))
     }
 
     fn view(&self, state: &Layer, span: &Span, chosen: &[u64]) -> Result<View> {

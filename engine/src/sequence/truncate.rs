@@ -26,6 +26,7 @@ impl Sequence {
             let block = self.cut_block(at, tokens);
             blocks.push(block.map_err(|e| e.during(format!("truncate to {tokens} tokens, layer {at}")))?);
         }
+        self.unshare_summaries()?;
         for (layer, block) in self.layers.iter_mut().zip(&blocks) {
             if let Some(layer) = layer {
                 layer.cut(tokens, block.as_deref());
@@ -45,7 +46,7 @@ impl Sequence {
     }
 
     /// The block of the group of layer `at` that a cut falls into, when it is sealed and keeps some of its tokens.
-    fn cut_block(&self, at: usize, tokens: u64) -> Result<Option<Vec<u8>>> {
+    pub(super) fn cut_block(&self, at: usize, tokens: u64) -> Result<Option<Vec<u8>>> {
         let Some(layer) = self.layers.get(at).and_then(Option::as_ref) else { return Ok(None) };
         let size = self.who.layout.group_tokens() as u64;
         let group = tokens / size;

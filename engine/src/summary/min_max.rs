@@ -5,14 +5,19 @@
 //! maximum up, so that the bound holds in any case.
 
 use half::bf16;
+use std::ops::Range;
+use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::layout::LayerGeometry;
 
-/// The records of one layer, by group.
+/// Bytes of the records that are shared as one between a sequence and its readers.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// The records of one layer, by group. Cheap to clone: clones share full chunks.
 #[derive(Clone, Debug)]
 pub(crate) struct MinMax {
-    /// Minima `[kv_heads, key_dim]` and then maxima, per group.
-    records: Vec<u16>,
+    /// Minima `[kv_heads, key_dim]` and then maxima, per group; all chunks but the last hold [`Self::chunk_groups`] of them.
+    chunks: Vec<Arc<Vec<u16>>>,
     /// Elements of the minima of one record.
     elements: usize,
     element: DType,
@@ -21,7 +26,7 @@ pub(crate) struct MinMax {
 impl MinMax {
     /// No records yet, for keys of `dtype`.
     pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
-        Self { records: Vec::new(), elements: layer.key_elements(), element: Self::element(dtype) }
+        Self { chunks: Vec::new(), elements: layer.key_elements(), element: Self::element(dtype) }
     }
 
     /// Element type of the records for keys of `dtype`.
@@ -31,7 +36,18 @@ impl MinMax {
 
     /// Groups with a record.
     pub(crate) fn groups(&self) -> usize {
-        self.records.len() / (2 * self.elements)
+        let last = self.chunks.last().map_or(0, |chunk| chunk.len() / self.record());
+        self.chunks.len().saturating_sub(1) * self.chunk_groups() + last
+    }
+
+    /// Elements of one record.
+    fn record(&self) -> usize {
+        2 * self.elements
+    }
+
+    /// Groups of a full chunk.
+    fn chunk_groups(&self) -> usize {
+        (CHUNK_BYTES / (2 * self.record())).max(1)
     }
 
     /// Bytes in memory that `groups` more records take.
@@ -41,19 +57,20 @@ impl MinMax {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.records.capacity() * 2
+        self.chunks.iter().map(|chunk| chunk.capacity() * 2).sum()
+    }
+
+    /// Bytes that a clone has to itself once either side goes on: the last chunk and the list.
+    pub(crate) fn own_bytes(&self) -> usize {
+        self.chunks.last().map_or(0, |chunk| chunk.capacity() * 2) + self.chunks.len() * size_of::<Arc<Vec<u16>>>()
     }
 
     /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid.
     pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
         let dim = self.elements / heads;
-        let start = self.records.len();
-        if self.records.capacity() < start + 2 * self.elements {
-            // Exact growth in steps: the memory account promises what is really taken.
-            self.records.reserve_exact((2 * self.elements).max(start / 4));
-        }
-        self.records.resize(start + 2 * self.elements, 0);
-        let (minima, maxima) = self.records[start..].split_at_mut(self.elements);
+        let elements = self.elements;
+        let record = self.grow();
+        let (minima, maxima) = record.split_at_mut(elements);
         let head_bytes = tokens * dim * dtype.bytes();
         for head in 0..heads {
             let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
@@ -65,10 +82,41 @@ impl MinMax {
         }
     }
 
+    /// Room for one more record, of its own.
+    fn grow(&mut self) -> &mut [u16] {
+        let (record, full) = (self.record(), self.chunk_groups() * self.record());
+        if self.chunks.last().is_none_or(|last| last.len() == full) {
+            self.chunks.push(Arc::default());
+        }
+        let last = self.chunks.len() - 1;
+        // Readers keep the chunk that they have.
+        let chunk = Arc::make_mut(&mut self.chunks[last]);
+        let start = chunk.len();
+        if chunk.capacity() < start + record {
+            // Exact growth in steps: the memory account promises what is really taken.
+            chunk.reserve_exact(record.max(start / 4).min(full - start));
+        }
+        chunk.resize(start + record, 0);
+        &mut chunk[start..]
+    }
+
+    /// The records of groups `range`, in pieces.
+    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+        let (record, groups) = (self.record(), self.chunk_groups());
+        let chunks = self.chunks.iter().enumerate().skip(range.start / groups).take(range.end.div_ceil(groups));
+        chunks.filter_map(move |(index, chunk)| {
+            let first = index * groups;
+            let start = range.start.max(first) - first;
+            let end = range.end.min(first + groups).checked_sub(first)?;
+            chunk.get(start * record..end * record)
+        })
+    }
+
     /// The records of groups `range` as they stand on disk.
-    pub(crate) fn encode(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
-        let records = &self.records[range.start * 2 * self.elements..range.end * 2 * self.elements];
-        out.extend_from_slice(bytemuck::cast_slice(records));
+    pub(crate) fn encode(&self, range: Range<usize>, out: &mut Vec<u8>) {
+        for piece in self.pieces(range) {
+            out.extend_from_slice(bytemuck::cast_slice(piece));
+        }
     }
 
     /// Puts records as they stand on disk from `first_group` on; those that were there from that group on are dropped.
@@ -83,13 +131,35 @@ impl MinMax {
     }
 
     fn extend(&mut self, bytes: &[u8]) {
-        self.records.reserve_exact(bytes.len() / 2);
-        self.records.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
+        let record = self.record();
+        let full = self.chunk_groups() * record;
+        let mut rest = bytes.as_chunks::<2>().0;
+        while !rest.is_empty() {
+            let room = match self.chunks.last() {
+                Some(last) if last.len() < full => full - last.len(),
+                _ => {
+                    self.chunks.push(Arc::default());
+                    full
+                }
+            };
+            let taken;
+            (taken, rest) = rest.split_at(room.min(rest.len()));
+            if let Some(last) = self.chunks.last_mut() {
+                let chunk = Arc::make_mut(last);
+                chunk.reserve_exact(taken.len());
+                chunk.extend(taken.iter().map(|bits| u16::from_le_bytes(*bits)));
+            }
+        }
     }
 
     /// Drops the records from `groups` on.
     pub(crate) fn truncate(&mut self, groups: usize) {
-        self.records.truncate(groups * 2 * self.elements);
+        let (record, per_chunk) = (self.record(), self.chunk_groups());
+        self.chunks.truncate(groups.div_ceil(per_chunk));
+        let kept = groups.saturating_sub(self.chunks.len().saturating_sub(1) * per_chunk) * record;
+        if let Some(last) = self.chunks.last_mut().filter(|last| last.len() > kept) {
+            Arc::make_mut(last).truncate(kept);
+        }
     }
 
     /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`, and `dot`
@@ -101,7 +171,7 @@ impl MinMax {
         &self,
         query: &[f32],
         heads: usize,
-        range: std::ops::Range<usize>,
+        range: Range<usize>,
         dot: impl Fn(&[f32], &[u16]) -> f32,
         scores: &mut Vec<f32>,
     ) {
@@ -118,9 +188,9 @@ impl MinMax {
                 }
             }
         }
-        let record = 2 * self.elements;
-        let stored = &self.records[range.start * record..range.end * record];
-        scores.extend(stored.chunks_exact(record).map(|record| dot(&weights, record)));
+        for piece in self.pieces(range) {
+            scores.extend(piece.chunks_exact(self.record()).map(|record| dot(&weights, record)));
+        }
     }
 
     /// Element type of the records.
@@ -301,8 +371,56 @@ mod tests {
         assert_eq!(bytes.len(), summary.bytes_for(3));
         let mut again = MinMax::new(&layer(2, 4), DType::F16);
         again.extend(&bytes);
-        assert_eq!(again.records, summary.records);
+        assert_eq!(again.chunks, summary.chunks);
         again.truncate(1);
         assert_eq!(again.groups(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn clones_keep_their_records(
+            steps in prop::collection::vec((0_usize..40, any::<bool>(), any::<bool>()), 1..40), dim in 100_u16..700,
+        ) {
+            // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
+            let dim_elements = usize::from(dim);
+            let mut summary = MinMax::new(&layer(1, dim), DType::F16);
+            let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
+            let record = |value: u16| [value.to_le_bytes(), value.to_le_bytes()].concat().repeat(dim_elements);
+            let mut value = 0_u16;
+            for (count, push, clone) in steps {
+                if push {
+                    for _ in 0..count / 2 {
+                        value += 1;
+                        let keys: Vec<u8> = value.to_le_bytes().repeat(dim_elements);
+                        summary.push(&keys, 1, 1, DType::F16);
+                        model.push(value);
+                    }
+                } else if count % 3 == 0 {
+                    value += 1;
+                    let laid = count.min(model.len());
+                    prop_assert!(summary.lay(laid, &record(value).repeat(7)));
+                    model.truncate(laid);
+                    model.extend([value; 7]);
+                } else {
+                    summary.truncate(count);
+                    model.truncate(count);
+                }
+                if clone {
+                    kept.push((summary.clone(), model.clone()));
+                }
+            }
+            kept.push((summary, model));
+            for (summary, model) in kept {
+                prop_assert_eq!(summary.groups(), model.len());
+                let middle = model.len() / 3..model.len();
+                let mut bytes = Vec::new();
+                summary.encode(middle.clone(), &mut bytes);
+                prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
+                let mut scores = Vec::new();
+                let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
+                summary.scores(&vec![1.0; dim_elements], 1, 0..model.len(), dot, &mut scores);
+                prop_assert_eq!(scores, model.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
+            }
+        }
     }
 }

@@ -1,0 +1,351 @@
+//! `kvbench decode`: decode steps of LLaMA-3-8B's geometry with synthetic selections, on a device of any speed: what
+//! resident blocks and reading ahead are worth.
+//!
+//! The model is left out: a layer computes by taking the time it is told to. Selections follow a trace in which a step keeps
+//! a given share of the step before, as KVSwap measured it (75 to 81 %); keys and values are random, written once, and read,
+//! checked and attended to as ever. Every sequence of the batch has its own bytes on the device, up to `--stored`; a context
+//! beyond that selects from the part that is stored.
+
+use crate::cli::{DecodeArgs, DecodePolicy, Switch};
+use crate::decode_trace::Trace;
+use crate::devices::{self, Devices, Spec};
+use crate::report::{median, print, ratio, rounded};
+use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout, open_store_with, settle};
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use stratakv::pipeline::{Pipeline, PipelineReport};
+use stratakv::{
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, Sequence, SequenceOptions, Store,
+    StoreOptions, View,
+};
+
+const QUERY_HEADS: usize = 32;
+/// Steps before the ones that count: the caches fill.
+const WARM_STEPS: u32 = 3;
+/// Memory beside the cache: reads of two layers, tails, frames on their way.
+const WORKING_BYTES: u64 = 160 << 20;
+/// Tokens of one append while the store is filled.
+const CHUNK: usize = 512;
+
+/// One combination of settings. `step_ms` is a median; everything else sums or means over the measured steps.
+#[derive(Debug, Serialize)]
+struct DecodeResult {
+    tokens_per_s: f64,
+    step_ms: f64,
+    /// Time that reads spent at the device, per step; reads that overlap count each.
+    io_ms: f64,
+    /// Of it, the time that nobody waited.
+    io_hidden_share: f64,
+    hit_rate: f64,
+    bytes_read_per_step: u64,
+    resident_bytes_peak: u64,
+    /// What the step would be without any I/O: emulated compute alone, and with selection, append and attention on all-hit
+    /// steps it is more.
+    compute_ms: f64,
+    /// Appends and selections, per step: work of this machine's cores that is not emulated.
+    append_ms: f64,
+    attend_ms: f64,
+    context: u32,
+    stored_tokens: u32,
+    batch: u32,
+    layers: u16,
+    group: u16,
+    budget: u32,
+    overlap: f64,
+    policy: String,
+    pipeline: bool,
+    layer_compute_us: u64,
+    cache_mib: u64,
+    read_bps: Option<u64>,
+    /// Of what was selected, what the predictions had selected too; 0 without pipeline.
+    recall: f64,
+    /// Of what was read ahead, what nobody needed.
+    wasted_share: f64,
+    /// Step time of the first combination of the same context and compute time, over this one's.
+    speedup: Option<f64>,
+}
+
+pub(crate) fn run(args: &DecodeArgs) -> Result<()> {
+    if args.budget < u32::from(args.group) {
+        bail!("--budget {} is less than one group of {}", args.budget, args.group);
+    }
+    for &context in &args.context {
+        let stored = stored_tokens(args, context);
+        let bytes = u64::from(args.batch) * u64::from(stored) * TOKEN_LAYER_BYTES * u64::from(args.layers);
+        // Frames carry headers, and every run appends a little.
+        let needed = bytes + bytes / 32 + (512 << 20);
+        let Some(read_bps) = args.read_bps else {
+            let dir = crate::work::work_directory(&args.common.device, needed)?;
+            measure(args, context, stored, dir.path(), None)?;
+            continue;
+        };
+        if let Some(why) = devices::missing().or_else(devices::throttle_missing) {
+            return devices::skipped(args.common.json, &why);
+        }
+        let spec = Spec { count: 1, bytes: needed + needed / 20, read_bps: None, write_bps: None, slow: None };
+        let throttled = Devices::up(&args.common.device, &spec)?;
+        let path = throttled.list[0].path.clone();
+        let outcome = measure(args, context, stored, &path, Some((&throttled, read_bps.0)));
+        let down = throttled.down();
+        outcome.and(down)?;
+    }
+    Ok(())
+}
+
+/// Whole groups, the same for each sequence of the batch, within `--stored` in all.
+fn stored_tokens(args: &DecodeArgs, context: u32) -> u32 {
+    let token = TOKEN_LAYER_BYTES * u64::from(args.layers) * u64::from(args.batch);
+    let room = u32::try_from(args.stored.0 / token).unwrap_or(u32::MAX);
+    let group = u32::from(args.group);
+    (context.min(room) / group).max(1) * group
+}
+
+fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, throttle: Option<(&Devices, u64)>) -> Result<()> {
+    let home = dir.join("store");
+    fill(args, stored, &home)?;
+    settle(dir)?;
+    if let Some((devices, bps)) = throttle {
+        devices.limit(0, Some(bps), None)?;
+    }
+    for &compute_us in &args.layer_compute_us {
+        let mut first = None;
+        for policy in &args.policy {
+            for pipeline in &args.pipeline {
+                check_interrupt()?;
+                let case =
+                    Case { args, context, stored, compute_us, policy: *policy, pipeline: *pipeline == Switch::On };
+                let mut result = case.run(&home).with_context(|| format!("{policy:?}, {compute_us} us"))?;
+                result.read_bps = throttle.map(|(_, bps)| bps);
+                result.speedup = first.and_then(|first| ratio(first, result.step_ms));
+                first.get_or_insert(result.step_ms);
+                let switched = if case.pipeline { "with" } else { "without" };
+                let name = format!("decode {context} tokens, {policy:?}, {switched} pipeline, {compute_us} us a layer");
+                print(args.common.json, &name, &result)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn key(member: u32) -> String {
+    format!("decode-{member}")
+}
+
+fn fill(args: &DecodeArgs, stored: u32, home: &Path) -> Result<()> {
+    let options = StoreOptions::default().memory_limit(ByteSize(WORKING_BYTES * 2));
+    let store = open_store_with(&args.common, home, options)?;
+    let layout = layout(args.layers, args.group)?;
+    eprintln!("kvbench: {}: {} sequences of {stored} tokens, {} layers", home.display(), args.batch, args.layers);
+    let mut source = KvSource::new(CHUNK);
+    for member in 0..args.batch {
+        let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key(key(member)))?;
+        for start in (0..stored as usize).step_by(CHUNK) {
+            check_interrupt()?;
+            let count = CHUNK.min(stored as usize - start);
+            for layer in 0..usize::from(args.layers) {
+                let (keys, values) = source.pair(count);
+                sequence.append(layer, keys, values)?;
+            }
+        }
+        sequence.commit(Durability::Sync)?;
+    }
+    Ok(store.close()?)
+}
+
+struct Case<'a> {
+    args: &'a DecodeArgs,
+    context: u32,
+    stored: u32,
+    compute_us: u64,
+    policy: DecodePolicy,
+    pipeline: bool,
+}
+
+/// Where the time of the steps went.
+#[derive(Default)]
+struct Spent {
+    append: Duration,
+    attend: Duration,
+}
+
+impl Case<'_> {
+    fn groups_selected(&self) -> usize {
+        (self.args.budget / u32::from(self.args.group)) as usize
+    }
+
+    fn cache_mib(&self) -> u64 {
+        if self.policy == DecodePolicy::None {
+            return 0;
+        }
+        self.args.cache_mib.0.unwrap_or_else(|| {
+            // What a step selects, what the next one brings anew, and a little.
+            let block = u64::from(self.args.group) * TOKEN_LAYER_BYTES + 1024;
+            let blocks = self.groups_selected() as u64 * u64::from(self.args.layers) * u64::from(self.args.batch);
+            (blocks * block * 5 / 4).div_ceil(2 << 20) * 2
+        })
+    }
+
+    fn cache(&self) -> Option<CacheOptions> {
+        let policy = match self.policy {
+            DecodePolicy::None => return None,
+            DecodePolicy::Fifo => CachePolicy::Fifo,
+            DecodePolicy::Lru => CachePolicy::Lru,
+            DecodePolicy::Swarm => CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 },
+            DecodePolicy::S3Fifo => CachePolicy::S3Fifo,
+        };
+        Some(CacheOptions::new(ByteSize::mib(self.cache_mib())).policy(policy))
+    }
+
+    fn run(&self, home: &Path) -> Result<DecodeResult> {
+        let mut options = StoreOptions::default();
+        options.cache = self.cache();
+        let options = options.memory_limit(ByteSize(WORKING_BYTES + (self.cache_mib() << 20)));
+        let store = open_store_with(&self.args.common, home, options)?;
+        let mut sequences: Vec<Sequence> =
+            (0..self.args.batch).map(|member| store.open_sequence(&key(member))).collect::<Result<_, _>>()?;
+        let groups = self.stored / u32::from(self.args.group);
+        let mut random = fastrand::Rng::with_seed(self.args.seed);
+        let mut trace = || Trace::new(&mut random, u64::from(groups), self.groups_selected(), self.args.overlap);
+        let count = usize::from(self.args.layers);
+        let mut traces: Vec<Vec<Trace>> = (0..count).map(|_| sequences.iter().map(|_| trace()).collect()).collect();
+        let mut pipeline = Pipeline::new(&store, Budget::All);
+        let mut source = KvSource::new(1);
+        let (mut step_ms, mut spent, mut before) = (Vec::new(), Spent::default(), Counts::of(&store));
+        for step in 0..WARM_STEPS + self.args.steps {
+            check_interrupt()?;
+            if step == WARM_STEPS {
+                pipeline.take_report();
+                (spent, before) = (Spent::default(), Counts::of(&store));
+            }
+            traces.iter_mut().flatten().for_each(Trace::advance);
+            let start = Instant::now();
+            self.step(&mut pipeline, &mut sequences, &mut traces, &mut source, &mut spent)?;
+            if step >= WARM_STEPS {
+                step_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+        let report = pipeline.take_report();
+        let after = Counts::of(&store);
+        let peak = store.status().memory.peak_bytes as u64;
+        drop((pipeline, sequences));
+        store.close()?;
+        Ok(self.result(&step_ms, &report, &spent, &before, &after, peak))
+    }
+
+    fn step(
+        &self,
+        pipeline: &mut Pipeline,
+        sequences: &mut [Sequence],
+        traces: &mut [Vec<Trace>],
+        source: &mut KvSource,
+        spent: &mut Spent,
+    ) -> Result<()> {
+        let queries = vec![vec![0.01_f32; QUERY_HEADS * HEAD_DIM]; sequences.len()];
+        let inputs: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
+        let mut outs = queries.clone();
+        for layer in 0..traces.len() {
+            let due = Instant::now();
+            // Norm, projections, RoPE: a quarter of the layer.
+            let projected = due + Duration::from_nanos(self.compute_us * 250);
+            let start = Instant::now();
+            for sequence in sequences.iter_mut() {
+                let (keys, values) = source.pair(1);
+                sequence.append(layer, keys, values)?;
+            }
+            let views = |groups: &dyn Fn(usize) -> Vec<u64>, layer: usize| -> Result<Vec<View>> {
+                let each = sequences.iter().enumerate();
+                Ok(each.map(|(at, s)| s.select_groups(layer, &groups(at))).collect::<Result<_, _>>()?)
+            };
+            let now = views(&|at| traces[layer][at].selected(), layer)?;
+            spent.append += start.elapsed();
+            sleep_until(projected);
+            pipeline.read(layer, &now)?;
+            if self.pipeline && layer + 1 < traces.len() {
+                let recall = self.args.recall;
+                let predicted: Vec<Vec<u64>> = traces[layer + 1].iter_mut().map(|t| t.predicted(recall)).collect();
+                let ahead = views(&|at| predicted[at].clone(), layer + 1)?;
+                pipeline.predict(layer + 1, &ahead)?;
+            }
+            let start = Instant::now();
+            let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(Vec::as_mut_slice).collect();
+            pipeline.attend(layer, &inputs, &AttendOptions::default(), &mut slices)?;
+            spent.attend += start.elapsed();
+            // Output projection and feed-forward network.
+            sleep_until(Instant::now() + Duration::from_nanos(self.compute_us * 750));
+        }
+        Ok(())
+    }
+
+    fn result(
+        &self,
+        step_ms: &[f64],
+        report: &PipelineReport,
+        spent: &Spent,
+        before: &Counts,
+        after: &Counts,
+        peak: u64,
+    ) -> DecodeResult {
+        let args = self.args;
+        let steps = f64::from(args.steps);
+        let per_step = |time: Duration| rounded(time.as_secs_f64() * 1e3 / steps);
+        let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
+        let step = median(step_ms);
+        DecodeResult {
+            tokens_per_s: rounded(f64::from(args.batch) / step * 1e3),
+            step_ms: rounded(step),
+            io_ms: per_step(report.device_time),
+            io_hidden_share: rounded(report.hidden_share()),
+            hit_rate: ratio(hits as f64, (hits + misses) as f64).unwrap_or(0.0),
+            bytes_read_per_step: (after.read_bytes - before.read_bytes) / u64::from(args.steps),
+            resident_bytes_peak: peak,
+            compute_ms: rounded(self.compute_us as f64 * f64::from(args.layers) / 1e3),
+            append_ms: per_step(spent.append),
+            attend_ms: per_step(spent.attend.saturating_sub(report.waited)),
+            context: self.context,
+            stored_tokens: self.stored,
+            batch: args.batch,
+            layers: args.layers,
+            group: args.group,
+            budget: args.budget,
+            overlap: args.overlap,
+            policy: format!("{:?}", self.policy).to_lowercase(),
+            pipeline: self.pipeline,
+            layer_compute_us: self.compute_us,
+            cache_mib: self.cache_mib(),
+            read_bps: None,
+            recall: rounded(report.recall()),
+            wasted_share: rounded(report.wasted_share()),
+            speedup: None,
+        }
+    }
+}
+
+/// Counters of the store at one moment.
+struct Counts {
+    hits: u64,
+    misses: u64,
+    read_bytes: u64,
+}
+
+impl Counts {
+    fn of(store: &Store) -> Self {
+        let status = store.status();
+        let cache = status.cache.unwrap_or_default();
+        let read_bytes = status.devices.iter().map(|device| device.counters.read_bytes).sum();
+        Self { hits: cache.hits, misses: cache.misses, read_bytes }
+    }
+}
+
+/// Computes elsewhere, as a GPU would: this thread sleeps, and is on time.
+fn sleep_until(due: Instant) {
+    const EARLY: Duration = Duration::from_micros(150);
+    let left = due.saturating_duration_since(Instant::now());
+    if left > EARLY {
+        std::thread::sleep(left - EARLY);
+    }
+    while Instant::now() < due {
+        std::hint::spin_loop();
+    }
+}

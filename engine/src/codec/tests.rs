@@ -1,0 +1,241 @@
+//! What comes back, how far it is off, and what hostile bytes do.
+
+use super::*;
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+fn to_bytes(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let one = |x: &f32| match dtype {
+        DType::F32 => x.to_le_bytes().to_vec(),
+        DType::F16 => f16::from_f32(*x).to_le_bytes().to_vec(),
+        DType::Bf16 => bf16::from_f32(*x).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(one).collect()
+}
+
+fn to_values(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().map(|w| f32::from_le_bytes(*w)).collect(),
+        DType::F16 => bytes.as_chunks().0.iter().map(|w| f16::from_le_bytes(*w).to_f32()).collect(),
+        DType::Bf16 => bytes.as_chunks().0.iter().map(|w| bf16::from_le_bytes(*w).to_f32()).collect(),
+    }
+}
+
+/// Keys and values as they are: channels of very different size, some constant, some tiny.
+fn planes() -> impl Strategy<Value = (PlaneShape, Vec<u8>)> {
+    let shape = (any::<bool>(), 1_usize..4, 1_usize..18, 1_usize..70, 0_usize..3);
+    shape.prop_flat_map(|(keys, heads, tokens, dims, dtype)| {
+        let kind = if keys { PlaneKind::Keys } else { PlaneKind::Values };
+        let shape = PlaneShape { kind, heads, tokens, dims, dtype: DTYPES[dtype] };
+        let channel = (-6_i32..5, -1.0_f32..1.0, 0_u8..8);
+        let element = -1.0_f32..1.0;
+        let channels = prop::collection::vec(channel, dims);
+        (channels, prop::collection::vec(element, heads * tokens * dims)).prop_map(move |(channels, elements)| {
+            let values: Vec<f32> = elements
+                .iter()
+                .enumerate()
+                .map(|(at, x)| {
+                    let (exponent, centre, kind) = channels[at % dims];
+                    let size = 10_f32.powi(exponent);
+                    if kind == 0 { centre * size } else { (centre + x) * size }
+                })
+                .collect();
+            (shape, to_bytes(shape.dtype, &values))
+        })
+    })
+}
+
+/// Least and greatest of the group of every element, as the codecs group them.
+fn ranges(shape: &PlaneShape, values: &[f32]) -> Vec<(f32, f32)> {
+    let (tokens, dims) = (shape.tokens, shape.dims);
+    let group = |at: usize| {
+        let (head, token, dim) = (at / (tokens * dims), at / dims % tokens, at % dims);
+        match shape.kind {
+            PlaneKind::Keys => (head, 0, dim),
+            PlaneKind::Values => (head, token, dim / VALUE_RUN),
+        }
+    };
+    let mut found = std::collections::HashMap::new();
+    for (at, x) in values.iter().enumerate() {
+        let range = found.entry(group(at)).or_insert((f32::INFINITY, f32::NEG_INFINITY));
+        *range = (range.0.min(*x), range.1.max(*x));
+    }
+    (0..values.len()).map(|at| found[&group(at)]).collect()
+}
+
+proptest! {
+    #[test]
+    fn lossless_codecs_give_the_very_bytes((shape, plane) in planes(), noise in any::<u64>()) {
+        let mut junk = fill(noise, plane.len());
+        for codec in Codec::available().iter().filter(|codec| codec.is_lossless()) {
+            for plane in [&plane, &junk] {
+                let mut out = vec![7; 3];
+                let used = encode(*codec, &shape, plane, &mut out).unwrap();
+                prop_assert_eq!(&out[..3], &[7; 3]);
+                prop_assert!(used == *codec || used == Codec::Raw);
+                prop_assert!(used == Codec::Raw || (out.len() - 3) * 20 <= plane.len() * 19);
+                let mut back = vec![0xee; plane.len()];
+                decode(used, &shape, &out[3..], &mut back).unwrap();
+                prop_assert_eq!(&back, plane);
+            }
+        }
+        junk.clear();
+    }
+
+    #[test]
+    fn quantised_codecs_stay_within_their_bound((shape, plane) in planes()) {
+        let values = to_values(shape.dtype, &plane);
+        for (codec, bits) in [(Codec::Int8, 8), (Codec::Int4, 4)] {
+            let mut out = Vec::new();
+            let encoded = match bits {
+                8 => quantise::encode::<8>(&shape, &plane, &mut out),
+                _ => quantise::encode::<4>(&shape, &plane, &mut out),
+            };
+            prop_assert!(encoded);
+            let mut back = vec![0; plane.len()];
+            decode(codec, &shape, &out, &mut back).unwrap();
+            let back = to_values(shape.dtype, &back);
+            for ((x, found), (low, high)) in values.iter().zip(&back).zip(ranges(&shape, &values)) {
+                let bound = error_bound(bits, shape.dtype, high - low, low.abs().max(high.abs()));
+                prop_assert!((x - found).abs() <= bound, "{x} came back as {found}, bound {bound}, range {low} to {high}");
+            }
+        }
+    }
+
+    /// Element-wise bounds of the decoded keys hold for every decoded key and any query: what selection may rely on is a
+    /// summary of what attention will see, not of what was appended.
+    #[test]
+    fn bounds_over_decoded_keys_hold_for_each_of_them((shape, plane) in planes(), seed in any::<u64>()) {
+        for codec in Codec::available() {
+            let mut out = Vec::new();
+            let used = encode(*codec, &shape, &plane, &mut out).unwrap();
+            let mut back = vec![0; plane.len()];
+            decode(used, &shape, &out, &mut back).unwrap();
+            let back = to_values(shape.dtype, &back);
+            prop_assert!(back.iter().all(|x| x.is_finite()));
+            let query: Vec<f64> = fill(seed, shape.dims).iter().map(|b| f64::from(*b) - 128.0).collect();
+            for head in back.chunks_exact(shape.tokens * shape.dims) {
+                let column = |d: usize| head.iter().skip(d).step_by(shape.dims).map(|x| f64::from(*x));
+                let least: Vec<f64> = (0..shape.dims).map(|d| column(d).fold(f64::INFINITY, f64::min)).collect();
+                let most: Vec<f64> = (0..shape.dims).map(|d| column(d).fold(f64::NEG_INFINITY, f64::max)).collect();
+                let (mut lower, mut upper) = (0.0, 0.0);
+                for d in 0..shape.dims {
+                    lower += (query[d] * least[d]).min(query[d] * most[d]);
+                    upper += (query[d] * least[d]).max(query[d] * most[d]);
+                }
+                for key in head.chunks_exact(shape.dims) {
+                    let score: f64 = key.iter().zip(&query).map(|(k, q)| f64::from(*k) * q).sum();
+                    let slack = 1e-9 * (1.0 + lower.abs().max(upper.abs()));
+                    prop_assert!(lower - slack <= score && score <= upper + slack);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_bytes_are_errors_or_planes_never_panics(
+        (shape, plane) in planes(), cut in 0.0_f64..1.2, flips in prop::collection::vec((any::<u32>(), 1_u8..), 0..4), seed in any::<u64>(),
+    ) {
+        for codec in Codec::available() {
+            let mut stored = Vec::new();
+            encode(*codec, &shape, &plane, &mut stored).unwrap();
+            let noise = fill(seed, stored.len());
+            stored.resize((stored.len() as f64 * cut) as usize, 3);
+            for (at, bits) in &flips {
+                let at = *at as usize % stored.len().max(1);
+                if let Some(byte) = stored.get_mut(at) {
+                    *byte ^= bits;
+                }
+            }
+            let mut back = vec![0; plane.len()];
+            for bytes in [&stored, &noise] {
+                if let Err(e) = decode(*codec, &shape, bytes, &mut back) {
+                    prop_assert_eq!(e.kind(), ErrorKind::Corruption);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn theta_is_no_worse_than_any_share(
+        bytes in 1e5_f64..1e8, bandwidth in 1e8_f64..2e10, ratio in 0.2_f64..1.1, compute in 0.0_f64..0.05, decode in 5e8_f64..2e10,
+        base in 0.0_f64..0.001,
+    ) {
+        let model = TransferModel { base_s: base, bytes, bandwidth, ratio, compute_s: compute, decode };
+        let chosen = model.layer_s(solve_theta(&model));
+        for step in 0..=100 {
+            prop_assert!(chosen <= model.layer_s(f64::from(step) / 100.0) * (1.0 + 1e-9));
+        }
+    }
+}
+
+fn fill(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut byte = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    (0..len).map(|_| byte()).collect()
+}
+
+#[test]
+fn numbers_that_have_no_range_stay_raw() {
+    let shape = PlaneShape { kind: PlaneKind::Keys, heads: 1, tokens: 8, dims: 16, dtype: DType::F16 };
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = vec![0.5; 128];
+        values[77] = odd;
+        let plane = to_bytes(shape.dtype, &values);
+        for codec in [Codec::Int8, Codec::Int4] {
+            let mut out = Vec::new();
+            assert_eq!(encode(codec, &shape, &plane, &mut out).unwrap(), Codec::Raw);
+            assert_eq!(out, plane);
+        }
+    }
+    // The widest range that f16 has.
+    let most = f16::MAX.to_f32();
+    let values: Vec<f32> = (0..128).map(|at| if at % 2 == 0 { most } else { -most }).collect();
+    let values: Vec<f32> = (0..128).map(|at| values[(at + at / 16) % 128]).collect();
+    let plane = to_bytes(shape.dtype, &values);
+    for codec in [Codec::Int8, Codec::Int4] {
+        let (mut out, mut back) = (Vec::new(), vec![0; plane.len()]);
+        let used = encode(codec, &shape, &plane, &mut out).unwrap();
+        decode(used, &shape, &out, &mut back).unwrap();
+        assert!(to_values(shape.dtype, &back).iter().all(|x| x.is_finite()));
+    }
+}
+
+#[test]
+fn sizes_are_what_the_shape_says() {
+    // Groups of 8 tokens of LLaMA-3-8B's width.
+    let shape = |kind, tokens| PlaneShape { kind, heads: 8, tokens, dims: 128, dtype: DType::F16 };
+    let size = |codec, kind, tokens| {
+        let shape = shape(kind, tokens);
+        let values: Vec<f32> = (0..8 * tokens * 128).map(|at| (at as f32 * 0.37).sin()).collect();
+        let mut out = Vec::new();
+        assert_eq!(encode(codec, &shape, &to_bytes(DType::F16, &values), &mut out).unwrap(), codec);
+        out.len() as f64 / shape.bytes().unwrap() as f64
+    };
+    assert!((size(Codec::Int8, PlaneKind::Keys, 8) - 0.75).abs() < 1e-9);
+    assert!((size(Codec::Int4, PlaneKind::Keys, 8) - 0.5).abs() < 1e-9);
+    assert!((size(Codec::Int4, PlaneKind::Keys, 64) - 0.28125).abs() < 1e-9);
+    assert!((size(Codec::Int8, PlaneKind::Values, 8) - 0.5625).abs() < 1e-9);
+    assert!((size(Codec::Int4, PlaneKind::Values, 8) - 0.3125).abs() < 1e-9);
+}
+
+#[test]
+fn wrong_lengths_and_shapes_are_errors() {
+    let shape = PlaneShape { kind: PlaneKind::Values, heads: 2, tokens: 3, dims: 5, dtype: DType::Bf16 };
+    let plane = vec![0; 60];
+    let mut out = Vec::new();
+    assert_eq!(encode(Codec::Int8, &shape, &plane[1..], &mut out).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(decode(Codec::Raw, &shape, &plane[1..], &mut vec![0; 60]).unwrap_err().kind(), ErrorKind::Corruption);
+    assert_eq!(decode(Codec::Raw, &shape, &plane, &mut [0; 4]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    for (heads, tokens, dims) in [(0, 1, 1), (usize::MAX, 2, 2), (1 << 20, 1 << 20, 1)] {
+        let shape = PlaneShape { heads, tokens, dims, ..shape };
+        assert_eq!(decode(Codec::Int4, &shape, &plane, &mut []).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}

@@ -1,0 +1,320 @@
+//! Taking the file in: each piece is checked before it is used, and the sequence exists with the commit behind the last one.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::{KvLayout, TensorView};
+use crate::metrics::{Category, Reservation};
+use crate::options::{Durability, SequenceOptions, Summary};
+use crate::sequence::Sequence;
+use crate::store::Store;
+use half::slice::HalfBitsSliceExt;
+use half::{bf16, f16};
+use std::io::Read;
+use stratakv_format::error::FormatErrorCode;
+use stratakv_format::export::{
+    ExportEnd, ExportPage, PIECE_END, PIECE_GROUPS, PIECE_KEY, PIECE_LAYOUT, PIECE_STATE, PIECE_SUMMARY, PIECE_TAIL,
+    PIECE_TOKEN_IDS, PieceHeader,
+};
+use stratakv_format::frame::{SUMMARY_MIN_MAX, tail_plane_bytes};
+use stratakv_format::layout::Layout;
+use stratakv_format::{DType, FormatError, PAGE_BYTES, Unverified, Verified};
+use zerocopy::FromBytes;
+
+/// How a sequence is taken in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    key: Option<String>,
+}
+
+impl ImportOptions {
+    /// Under the key that stands in the file.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Under this key, up to 512 bytes; empty for none.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+}
+
+impl Store {
+    /// Takes in a sequence that [`Sequence::export`] wrote, for a model of this layout, and commits it durably. Until then
+    /// nothing of it is visible: a file that is damaged, cut short or goes on behind its end leaves nothing, and neither does
+    /// a crash. Everything is checked; summaries are held against the keys. The times of the file are not taken over.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LayoutMismatch`]: a sequence of another model, geometry or dtype. [`ErrorKind::Corruption`]: no such
+    /// file, or a damaged one; the error names the byte. [`ErrorKind::Unsupported`]: of another version.
+    /// [`ErrorKind::AlreadyExists`]: the key is taken. Those of [`Sequence::append`] and [`Sequence::commit`].
+    pub fn import(&self, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
+        import(self, reader, layout, options).map_err(|e| e.during("import"))
+    }
+}
+
+/// The file as far as it was read.
+struct In<R> {
+    reader: R,
+    /// Bytes read.
+    at: u64,
+    nonce: u64,
+    index: u64,
+    /// The bytes of the piece; words, so that elements are aligned.
+    words: Vec<u64>,
+    memory: Reservation,
+}
+
+/// What a piece must be.
+#[derive(Clone, Copy, Default)]
+struct Expected {
+    kind: u16,
+    layer: usize,
+    first: u64,
+    /// Tokens at most; exactly, where `whole`.
+    tokens: u64,
+    whole: bool,
+    bytes: Option<usize>,
+}
+
+fn damaged(at: u64, what: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Corruption, format!("byte {at} of the file: {what}"))
+}
+
+fn wrong(at: u64, e: &FormatError) -> Error {
+    let kind = if e.code == FormatErrorCode::Unsupported { ErrorKind::Unsupported } else { ErrorKind::Corruption };
+    damaged(at, e).with_kind(kind)
+}
+
+impl<R: Read> In<R> {
+    fn fill(&mut self, out: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < out.len() {
+            match self.reader.read(&mut out[done..]) {
+                Ok(0) => {
+                    let at = self.at + done as u64;
+                    return Err(damaged(at, "it ends here, in the middle; the export was cut short"));
+                }
+                Ok(read) => done += read,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(format!("read at byte {} of the file", self.at), e)),
+            }
+        }
+        self.at += out.len() as u64;
+        Ok(())
+    }
+
+    /// The next piece, which must be this one. Its bytes are then in [`Self::bytes`].
+    fn next(&mut self, layout: Option<&Layout>, expected: &Expected) -> Result<Verified<PieceHeader>> {
+        let start = self.at;
+        let mut front = [0; size_of::<PieceHeader>()];
+        self.fill(&mut front)?;
+        let header = Unverified::<PieceHeader>::at_front(&front, "piece header");
+        let header = header.and_then(|h| h.verify(self.index, self.nonce)).map_err(|e| wrong(start, &e))?;
+        self.index += 1;
+        let piece = header.piece();
+        let found = (piece.kind, usize::from(piece.layer), piece.first);
+        if found != (expected.kind, expected.layer, expected.first) {
+            let Expected { kind, layer, first, .. } = expected;
+            let text = format!("a piece of kind {kind}, layer {layer}, from {first} on is due, not {found:?}");
+            return Err(damaged(start, text));
+        }
+        let tokens = u64::from(piece.tokens);
+        if tokens > expected.tokens || (expected.whole && tokens != expected.tokens) {
+            return Err(damaged(start, format!("a piece of {tokens} tokens where {} are due", expected.tokens)));
+        }
+        let bytes = match (expected.bytes, layout) {
+            (None, Some(layout)) => piece.bytes_in(layout),
+            (bytes, _) => bytes.map(|bytes| bytes as u64),
+        };
+        if bytes != Some(u64::from(header.bytes.get())) {
+            let (found, due) = (header.bytes.get(), bytes.unwrap_or(0));
+            return Err(damaged(start, format!("a piece of {found} bytes where {due} are due")));
+        }
+        let padded = header.padded_bytes();
+        if padded > self.memory.bytes() && !self.memory.resize(padded) {
+            let text = format!("a piece of {padded} bytes does not fit in what memory_limit has left");
+            return Err(Error::new(ErrorKind::MemoryLimit, text));
+        }
+        let mut words = std::mem::take(&mut self.words);
+        words.clear();
+        words.resize(padded / 8, 0);
+        let filled = self.fill(bytemuck::cast_slice_mut(&mut words));
+        self.words = words;
+        filled?;
+        header.check_bytes(self.bytes()).map_err(|e| wrong(start, &e))?;
+        Ok(header)
+    }
+
+    /// Bytes of the piece, padding included.
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+}
+
+fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
+    let inner = store.inner();
+    let no_memory = || Error::new(ErrorKind::MemoryLimit, "no memory within memory_limit");
+    let memory = inner.devices.reserve(0, Category::Other).ok_or_else(no_memory)?;
+    let mut file = In { reader, at: 0, nonce: 0, index: 0, words: Vec::new(), memory };
+    let mut front = [0; PAGE_BYTES];
+    file.fill(&mut front)?;
+    let page = Unverified::<ExportPage>::at_front(&front, "export page").and_then(|page| page.verify());
+    let page = page.map_err(|e| wrong(0, &e))?;
+    file.nonce = page.nonce.get();
+
+    let plain = |kind, bytes: u32| Expected { kind, bytes: Some(bytes as usize), ..Expected::default() };
+    let start = file.at;
+    let header = file.next(None, &plain(PIECE_LAYOUT, page.layout_bytes.get()))?;
+    let stored = Layout::decode(&file.bytes()[..header.bytes.get() as usize]).map_err(|e| wrong(start, &e))?;
+    if stored.encoded_bytes() != header.bytes.get() as usize {
+        return Err(damaged(start, "bytes behind the layout"));
+    }
+    if &stored != layout.raw() {
+        let same_model = stored.fingerprint == layout.raw().fingerprint;
+        let what = if same_model { "geometry" } else { "fingerprint" };
+        let text = format!("the sequence was written with another {what}: another model, dtype or group size");
+        return Err(Error::new(ErrorKind::LayoutMismatch, text));
+    }
+    let mut key = String::new();
+    if page.key_bytes.get() > 0 {
+        let start = file.at;
+        let header = file.next(None, &plain(PIECE_KEY, page.key_bytes.get()))?;
+        let bytes = file.bytes()[..header.bytes.get() as usize].to_vec();
+        key = String::from_utf8(bytes).map_err(|_| damaged(start, "the key is not UTF-8"))?;
+    }
+    let mut create = SequenceOptions::new().key(options.key.unwrap_or(key));
+    let has_summary = page.summaries.get() & (1 << (SUMMARY_MIN_MAX - 1)) != 0;
+    if has_summary {
+        create = create.summary(Summary::MinMax);
+    }
+    let mut sequence = store.create_sequence(layout, create)?;
+    let mut state = None;
+    if page.has_state == 1 {
+        file.next(None, &plain(PIECE_STATE, page.state_bytes.get()))?;
+        state = Some(file.bytes()[..page.state_bytes.get() as usize].to_vec());
+    }
+    let mut ids = 0;
+    while ids < page.token_ids.get() {
+        let left = page.token_ids.get() - ids;
+        let expected = Expected { kind: PIECE_TOKEN_IDS, first: ids, tokens: left, ..Expected::default() };
+        let header = file.next(Some(&stored), &expected)?;
+        let bytes = &file.bytes()[..header.bytes.get() as usize];
+        let some: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|id| u32::from_le_bytes(*id)).collect();
+        sequence.push_token_ids(&some)?;
+        ids += some.len() as u64;
+    }
+    for at in 0..stored.layers.len() {
+        if stored.layers[at].has_kv() {
+            layer(&mut file, &mut sequence, &stored, at, page.tokens.get(), has_summary)?;
+        }
+    }
+    let pieces = file.index;
+    let start = file.at;
+    file.next(None, &plain(PIECE_END, size_of::<ExportEnd>() as u32))?;
+    let end = ExportEnd::ref_from_prefix(file.bytes()).map_err(|_| damaged(start, "no end"))?.0;
+    if (end.pieces.get(), end.file_bytes.get()) != (pieces, file.at) {
+        let (counted, bytes) = (end.pieces.get(), end.file_bytes.get());
+        return Err(damaged(start, format!("it says it ends behind {counted} pieces, at byte {bytes}")));
+    }
+    let at = file.at;
+    match file.fill(&mut [0]) {
+        Ok(()) => return Err(damaged(at, "there is more behind its end")),
+        Err(e) if e.kind() == ErrorKind::Corruption => {}
+        Err(e) => return Err(e),
+    }
+    match &state {
+        Some(state) => sequence.commit_with(state, Durability::Sync)?,
+        None => sequence.commit(Durability::Sync)?,
+    }
+    Ok(sequence)
+}
+
+fn layer(
+    file: &mut In<impl Read>,
+    sequence: &mut Sequence,
+    layout: &Layout,
+    at: usize,
+    tokens: u64,
+    has_summary: bool,
+) -> Result<()> {
+    let geometry = layout.layers[at];
+    let block = layout.block(&geometry);
+    let group = u64::from(layout.group_tokens);
+    let sealed = tokens / group * group;
+    let mut next = 0;
+    let mut summaries = Vec::new();
+    while next < sealed {
+        let expected =
+            Expected { kind: PIECE_GROUPS, layer: at, first: next, tokens: sealed - next, ..Expected::default() };
+        let start = file.at;
+        let header = file.next(Some(layout), &expected)?;
+        let bytes = &file.bytes()[..header.bytes.get() as usize];
+        for planes in bytes.chunks_exact(block.key_bytes + block.value_bytes) {
+            append(sequence, layout, at, group as usize, planes.split_at(block.key_bytes), start)?;
+        }
+        let count = u64::from(header.tokens.get());
+        if has_summary {
+            let expected = Expected { kind: PIECE_SUMMARY, tokens: count, whole: true, ..expected };
+            let start = file.at;
+            let header = file.next(Some(layout), &expected)?;
+            let element = sequence.stored_summaries(at, next / group..(next + count) / group, &mut summaries)?;
+            let same = element == DType::from_code(header.element)
+                && file.bytes()[..header.bytes.get() as usize] == summaries[..];
+            if !same {
+                return Err(damaged(start, format!("summaries of layer {at} that are not those of its keys")));
+            }
+        }
+        next += count;
+    }
+    if tokens > sealed {
+        let (first, left) = (sealed, tokens - sealed);
+        let expected = Expected { kind: PIECE_TAIL, layer: at, first, tokens: left, whole: true, bytes: None };
+        let start = file.at;
+        let header = file.next(Some(layout), &expected)?;
+        let (key, _) = tail_plane_bytes(&geometry, layout.dtype, left as usize);
+        let planes = file.bytes()[..header.bytes.get() as usize].split_at(key);
+        append(sequence, layout, at, left as usize, planes, start)?;
+    }
+    Ok(())
+}
+
+/// Appends planes `[kv_heads, tokens, dim]` as they are.
+fn append(
+    sequence: &mut Sequence,
+    layout: &Layout,
+    layer: usize,
+    tokens: usize,
+    (keys, values): (&[u8], &[u8]),
+    at: u64,
+) -> Result<()> {
+    let geometry = layout.layers[layer];
+    let heads = usize::from(geometry.kv_heads);
+    let view = |plane, dim| tensor(layout.dtype, plane, tokens, heads, usize::from(dim));
+    let (keys, values) = (view(keys, geometry.key_dim), view(values, geometry.value_dim));
+    let (Some(keys), Some(values)) = (keys, values) else { return Err(damaged(at, "elements out of line")) };
+    sequence.append(layer, keys, values).map_err(|e| match e.kind() {
+        // What no sequence can hold was never exported.
+        ErrorKind::InvalidArgument => damaged(at, e),
+        _ => e,
+    })
+}
+
+/// A plane as a tensor; none when its elements are not aligned.
+fn tensor(dtype: DType, plane: &[u8], tokens: usize, heads: usize, dim: usize) -> Option<TensorView<'_>> {
+    if dim == 0 {
+        return Some(TensorView::empty(tokens));
+    }
+    Some(match dtype {
+        DType::F32 => TensorView::head_major::<f32>(bytemuck::try_cast_slice(plane).ok()?, tokens, heads, dim),
+        DType::F16 => {
+            let bits: &[u16] = bytemuck::try_cast_slice(plane).ok()?;
+            TensorView::head_major::<f16>(bits.reinterpret_cast(), tokens, heads, dim)
+        }
+        DType::Bf16 => {
+            let bits: &[u16] = bytemuck::try_cast_slice(plane).ok()?;
+            TensorView::head_major::<bf16>(bits.reinterpret_cast(), tokens, heads, dim)
+        }
+    })
+}

@@ -1,0 +1,452 @@
+//! A sequence out of a store as one file and into another store: the same to the last byte, or not there at all.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use stratakv::{
+    ByteSize, DType, Durability, ErrorKind, ImportOptions, KvLayout, Sequence, SequenceOptions, Store, Summary,
+};
+use stratakv_format::export::{ExportEnd, PIECE_END, Piece, PieceHeader};
+use stratakv_format::{PAGE_BYTES, Unverified};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::count_from_env;
+use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
+use stratakv_tests::rng::{Rng, mix};
+use zerocopy::IntoBytes;
+
+fn shapes() -> [Shape; 6] {
+    let layers = |layers: Vec<LayerShape>, dtype, group| Shape { layers, dtype, group };
+    [
+        layers(vec![LayerShape::full(2, 16), LayerShape::full(1, 8)], DType::F16, 4),
+        layers(vec![LayerShape::full(2, 64)], DType::F32, 8),
+        layers(
+            vec![
+                LayerShape { window: Some(29), ..LayerShape::full(1, 24) },
+                LayerShape::full(0, 0),
+                LayerShape { value_dim: 0, ..LayerShape::full(1, 40) },
+            ],
+            DType::Bf16,
+            5,
+        ),
+        layers(vec![LayerShape { value_dim: 16, ..LayerShape::full(4, 32) }], DType::Bf16, 1),
+        // A block of more than a page, and one that is no multiple of one.
+        layers(vec![LayerShape::full(4, 80), LayerShape::full(1, 17)], DType::F16, 16),
+        // A block larger than a part of a view.
+        layers(vec![LayerShape::full(16, 128)], DType::F32, 32),
+    ]
+}
+
+fn pieces(file: &[u8]) -> Vec<(Piece, Vec<u8>)> {
+    let nonce = u64::from_le_bytes(file[64..72].try_into().expect("8 bytes"));
+    let (mut at, mut all) = (PAGE_BYTES, Vec::new());
+    while at < file.len() {
+        let header = Unverified::<PieceHeader>::at_front(&file[at..], "piece").expect("a header");
+        let header = header.verify(all.len() as u64, nonce).expect("a valid header");
+        at += size_of::<PieceHeader>();
+        let bytes = header.check_bytes(&file[at..at + header.padded_bytes()]).expect("valid bytes");
+        all.push((header.piece(), bytes.to_vec()));
+        at += header.padded_bytes();
+    }
+    all
+}
+
+fn export(sequence: &mut Sequence) -> Vec<u8> {
+    let mut file = Vec::new();
+    let exported = sequence.export(&mut file).expect("an export");
+    assert_eq!((exported.bytes, exported.tokens), (file.len() as u64, sequence.len()));
+    file
+}
+
+fn kvfsck_says(file: &[u8]) -> kvfsck::ExportReport {
+    kvfsck::check_reader(file, file.len() as u64, Path::new("session.skv"), &kvfsck::Options::default(), &())
+}
+
+fn open(dirs: &[PathBuf]) -> Store {
+    small_options(dirs).segment_bytes(ByteSize::mib(1)).open().expect("a store")
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append(usize, usize),
+    Truncate(u64),
+    Commit(Option<usize>),
+    Ids(usize),
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (prop_oneof![3 => 1_usize..70, 1 => 70_usize..300], 0_usize..3).prop_map(|(n, order)| Step::Append(n, order)),
+        3 => any::<u64>().prop_map(Step::Truncate),
+        3 => proptest::option::of(0_usize..3000).prop_map(Step::Commit),
+        2 => (1_usize..40).prop_map(Step::Ids),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// Makes a sequence by these steps; the seeds of its tokens.
+fn history(store: &Store, shape: &Shape, key: &str, summary: bool, steps: &[Step]) -> (Sequence, Vec<u64>) {
+    let mut options = SequenceOptions::new().key(key);
+    if summary {
+        options = options.summary(Summary::MinMax);
+    }
+    let mut sequence = store.create_sequence(&shape.layout().unwrap(), options).unwrap();
+    let (mut seeds, mut committed, mut counter) = (Vec::new(), Vec::new(), 0);
+    for step in steps {
+        match step {
+            Step::Append(count, order) => {
+                let more: Vec<u64> = (0..*count).map(|at| mix(counter + at as u64)).collect();
+                counter += *count as u64;
+                for layer in shape.kv_layers() {
+                    shape.append(&mut sequence, layer, &more, Order::nth(*order)).unwrap();
+                }
+                seeds.extend(more);
+            }
+            Step::Truncate(at) => {
+                let tokens = if seeds.is_empty() { 0 } else { at % (seeds.len() as u64 + 1) };
+                sequence.truncate(tokens).unwrap();
+                seeds.truncate(tokens as usize);
+            }
+            Step::Commit(state) => {
+                match state {
+                    Some(bytes) => sequence.commit_with(&vec![*bytes as u8; *bytes], Durability::Sync).unwrap(),
+                    None => sequence.commit(Durability::Sync).unwrap(),
+                }
+                committed = seeds.clone();
+            }
+            Step::Ids(count) => sequence.push_token_ids(&vec![counter as u32; *count]).unwrap(),
+            Step::Reopen if committed == seeds && !seeds.is_empty() => {
+                sequence.commit(Durability::Sync).unwrap();
+                drop(sequence);
+                sequence = store.open_sequence(key).unwrap();
+            }
+            Step::Reopen => {}
+        }
+    }
+    (sequence, seeds)
+}
+
+#[test]
+fn an_imported_sequence_is_the_exported_one() {
+    let cases = count_from_env("STRATAKV_TEST_EXPORTS", 64) as u32;
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let input = (0_usize..6, any::<bool>(), 1_usize..4, 1_usize..4, 0_usize..3, prop::collection::vec(step(), 1..12));
+    let outcome = runner.run(&input, |(shape, summary, from, to, frames, steps)| {
+        let shape = &shapes()[shape];
+        let scratch = fast_scratch();
+        let (a, b) = (device_dirs(&scratch.path().join("a"), from), device_dirs(&scratch.path().join("b"), to));
+        let source = open(&a);
+        let (mut sequence, seeds) = history(&source, shape, "session", summary, &steps);
+        let file = export(&mut sequence);
+        shape.check_all(&source, &sequence, |_| seeds.clone());
+        let report = kvfsck_says(&file);
+        prop_assert!(report.clean, "{}", report.to_text());
+        prop_assert_eq!(report.export.tokens, seeds.len() as u64);
+
+        // Other sizes of frames and segments than where it came from.
+        let sizes = [
+            (ByteSize::kib(64), ByteSize::mib(2)),
+            (ByteSize::kib(128), ByteSize::mib(1)),
+            (ByteSize::mib(1), ByteSize::mib(4)),
+        ];
+        let options = small_options(&b).frame_bytes(sizes[frames].0).segment_bytes(sizes[frames].1);
+        let store = options.clone().open().unwrap();
+        let layout = shape.layout().unwrap();
+        let imported = store.import(&file[..], &layout, ImportOptions::new()).unwrap();
+        prop_assert_eq!(imported.committed(), seeds.len() as u64);
+        drop(imported);
+        store.close().unwrap();
+        assert_clean(&b, "after an import");
+        let store = options.open().unwrap();
+        let mut imported = store.open_sequence_as("session", &layout).unwrap();
+        prop_assert_eq!((imported.state(), imported.token_ids()), (sequence.state(), sequence.token_ids()));
+        shape.check_all(&store, &imported, |_| seeds.clone());
+        // Blocks, tails, summaries, ids and state, byte for byte.
+        let again = export(&mut imported);
+        prop_assert_eq!(again.len(), file.len());
+        prop_assert!(pieces(&again) == pieces(&file));
+        // It goes on like any other.
+        let more: Vec<u64> = (0..40).map(|at| mix(1 << 40 | at)).collect();
+        for layer in shape.kv_layers() {
+            shape.append(&mut imported, layer, &more, Order::TokenMajor).unwrap();
+        }
+        imported.commit(Durability::Sync).unwrap();
+        let all = [seeds, more].concat();
+        shape.check_all(&store, &imported, |_| all.clone());
+        Ok(())
+    });
+    if let Err(e) = outcome {
+        panic!("{e}");
+    }
+}
+
+fn small() -> (tempfile::TempDir, Store, Vec<u8>, KvLayout) {
+    let shape = &shapes()[0];
+    let scratch = fast_scratch();
+    let store = open(&device_dirs(&scratch.path().join("from"), 1));
+    let steps = [Step::Append(13, 0), Step::Ids(3), Step::Commit(Some(5)), Step::Append(1, 1)];
+    let file = export(&mut history(&store, shape, "session", true, &steps).0);
+    let store = open(&device_dirs(&scratch.path().join("to"), 1));
+    (scratch, store, file, shape.layout().unwrap())
+}
+
+#[track_caller]
+fn refused(store: &Store, file: &[u8], layout: &KvLayout) -> ErrorKind {
+    let error = store.import(file, layout, ImportOptions::new()).expect_err("a damaged file");
+    assert!(store.sequences().is_empty());
+    assert_eq!(store.open_sequence("session").unwrap_err().kind(), ErrorKind::NotFound);
+    error.kind()
+}
+
+#[test]
+fn every_flipped_byte_is_found() {
+    let (_scratch, store, file, layout) = small();
+    for at in 0..file.len() {
+        let mut bad = file.clone();
+        bad[at] ^= 1 << (mix(at as u64) % 8);
+        let kind = refused(&store, &bad, &layout);
+        assert!(matches!(kind, ErrorKind::Corruption | ErrorKind::Unsupported), "byte {at}: {kind:?}");
+        assert!(!kvfsck_says(&bad).clean, "byte {at}: kvfsck finds nothing");
+    }
+    assert!(kvfsck_says(&file).clean);
+    store.import(&file[..], &layout, ImportOptions::new()).unwrap();
+}
+
+#[test]
+fn a_file_of_another_length_is_refused() {
+    let (_scratch, store, file, layout) = small();
+    for len in (0..file.len()).step_by(7).chain(file.len() - 20..file.len()) {
+        assert_eq!(refused(&store, &file[..len], &layout), ErrorKind::Corruption, "{len} bytes");
+        assert!(kvfsck_says(&file[..len]).has_length_finding(), "{len} bytes");
+    }
+    for more in [1, 8, 4096] {
+        let longer = [&file[..], &vec![0; more]].concat();
+        assert_eq!(refused(&store, &longer, &layout), ErrorKind::Corruption, "{more} bytes more");
+        assert!(kvfsck_says(&longer).has_length_finding(), "{more} bytes more");
+    }
+}
+
+trait HasLength {
+    fn has_length_finding(&self) -> bool;
+}
+
+impl HasLength for kvfsck::ExportReport {
+    fn has_length_finding(&self) -> bool {
+        !self.clean && self.findings.iter().any(|f| f.code == kvfsck::Code::ExportLength)
+    }
+}
+
+/// Pieces as a file again, every checksum right.
+fn assemble(page: &[u8], pieces: &[(Piece, Vec<u8>)]) -> Vec<u8> {
+    let nonce = u64::from_le_bytes(page[64..72].try_into().expect("8 bytes"));
+    let mut file = page.to_vec();
+    for (index, (piece, bytes)) in pieces.iter().enumerate() {
+        let mut bytes = bytes.clone();
+        if piece.kind == PIECE_END && bytes.len() == 16 {
+            let file_bytes = (file.len() + 64) as u64;
+            let end = ExportEnd { pieces: (index as u64).into(), file_bytes: file_bytes.into() };
+            bytes = end.as_bytes().to_vec();
+        }
+        let header = PieceHeader::new(piece, index as u64, nonce, &bytes);
+        file.extend_from_slice(header.as_bytes());
+        file.extend_from_slice(&bytes);
+        file.resize(file.len().next_multiple_of(8), 0);
+    }
+    file
+}
+
+#[test]
+fn pieces_that_do_not_belong_are_refused_although_their_checksums_are_right() {
+    let (_scratch, store, file, layout) = small();
+    let (page, all) = (file[..PAGE_BYTES].to_vec(), pieces(&file));
+    assert_eq!(assemble(&page, &all), file);
+    let cases = count_from_env("STRATAKV_TEST_EXPORTS", 600) as u64;
+    let mut refusals = 0;
+    for seed in 0..cases {
+        let mut rng = Rng(seed);
+        let mut pieces = all.clone();
+        for _ in 0..1 + rng.below(2) {
+            let at = rng.below(pieces.len());
+            match rng.below(9) {
+                0 => drop(pieces.remove(at)),
+                1 => pieces.insert(at, all[rng.below(all.len())].clone()),
+                2 => {
+                    let other = rng.below(pieces.len());
+                    pieces.swap(at, other);
+                }
+                3 => pieces[at].0.kind = rng.below(10) as u16,
+                4 => pieces[at].0.layer = rng.below(4) as u16,
+                5 => pieces[at].0.first = rng.below(20) as u64,
+                6 => pieces[at].0.tokens = rng.below(20) as u32,
+                7 => {
+                    let len = rng.below(300);
+                    pieces[at].1.resize(len, rng.next_u64() as u8);
+                }
+                _ => {
+                    let bytes = &mut pieces[at].1;
+                    if !bytes.is_empty() {
+                        let byte = rng.below(bytes.len());
+                        bytes[byte] ^= rng.next_u64() as u8;
+                    }
+                }
+            }
+            if pieces.is_empty() {
+                break;
+            }
+        }
+        let bad = assemble(&page, &pieces);
+        let imported = store.import(&bad[..], &layout, ImportOptions::new());
+        let report = kvfsck_says(&bad);
+        match imported {
+            Ok(sequence) => {
+                assert!(report.clean, "seed {seed}: the engine takes what kvfsck does not:\n{}", report.to_text());
+                sequence.delete(Durability::Sync).unwrap();
+            }
+            Err(e) => {
+                refusals += 1;
+                // Another layout is whole in itself.
+                let other = e.kind() == ErrorKind::LayoutMismatch;
+                assert!(!report.clean || other, "seed {seed}: kvfsck takes what the engine does not: {e}");
+                assert!(store.sequences().is_empty(), "seed {seed}");
+            }
+        }
+    }
+    assert!(refusals > cases / 2, "{refusals} of {cases}");
+}
+
+#[test]
+fn another_model_is_refused() {
+    let (_scratch, store, file, _) = small();
+    let layout = |dtype, fingerprint| {
+        let specs = [stratakv::LayerSpec::full(2, 16), stratakv::LayerSpec::full(1, 8)];
+        let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(4);
+        builder.fingerprint([fingerprint; 32]).build().unwrap()
+    };
+    for (layout, word) in [(layout(DType::F16, 1), "fingerprint"), (layout(DType::Bf16, 0), "geometry")] {
+        let error = store.import(&file[..], &layout, ImportOptions::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LayoutMismatch);
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let right = layout(DType::F16, 0);
+    let first = store.import(&file[..], &right, ImportOptions::new()).unwrap();
+    let taken = store.import(&file[..], &right, ImportOptions::new()).unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::AlreadyExists);
+    let second = store.import(&file[..], &right, ImportOptions::new().key("other")).unwrap();
+    assert_eq!((first.key(), second.key()), ("session", "other"));
+    let nameless = store.import(&file[..], &right, ImportOptions::new().key("")).unwrap();
+    assert_eq!(nameless.key(), "");
+    assert_eq!(store.sequences().len(), 3);
+}
+
+/// Copies the devices of a store when it has given so many bytes, and fails when it has given so many more.
+struct Interrupted<'a> {
+    file: &'a [u8],
+    at: usize,
+    copy_at: usize,
+    fail_at: usize,
+    copy: Option<Box<dyn FnOnce() + 'a>>,
+}
+
+impl Read for Interrupted<'_> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        if self.at >= self.copy_at
+            && let Some(copy) = self.copy.take()
+        {
+            copy();
+        }
+        if self.at >= self.fail_at {
+            return Err(std::io::Error::other("the line is dead"));
+        }
+        let count = out.len().min(self.file.len() - self.at).min(977);
+        out[..count].copy_from_slice(&self.file[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+#[test]
+fn an_import_cut_short_leaves_nothing() {
+    let shape = &shapes()[4];
+    let scratch = fast_scratch();
+    let source = open(&device_dirs(&scratch.path().join("from"), 1));
+    let steps = [Step::Append(900, 0), Step::Commit(None)];
+    let (mut sequence, seeds) = history(&source, shape, "session", true, &steps);
+    let file = export(&mut sequence);
+    let dirs = device_dirs(&scratch.path().join("to"), 2);
+    let store = open(&dirs);
+    let layout = shape.layout().unwrap();
+    let mut written = false;
+    for round in 0..6_usize {
+        let copy_at = file.len() * round / 6;
+        let to = scratch.path().join(format!("copy-{round}"));
+        let mut copied = Vec::new();
+        let reader = Interrupted {
+            file: &file,
+            at: 0,
+            copy_at,
+            fail_at: copy_at + 3000,
+            copy: Some(Box::new(|| copied = copy_devices(&dirs, &to, &mut Rng(round as u64)))),
+        };
+        let error = store.import(reader, &layout, ImportOptions::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(store.sequences().is_empty());
+        written |= store.status().written_bytes > 0;
+        assert_clean(&copied, "of a crash during an import");
+        let crashed = open(&copied);
+        assert!(crashed.sequences().is_empty());
+        crashed.import(&file[..], &layout, ImportOptions::new()).unwrap();
+    }
+    assert!(written, "nothing was on its way to the devices yet");
+    let imported = store.import(&file[..], &layout, ImportOptions::new()).unwrap();
+    shape.check_all(&store, &imported, |_| seeds.clone());
+    drop(imported);
+    store.close().unwrap();
+    assert_clean(&dirs, "after imports that were cut short");
+}
+
+#[test]
+fn a_store_with_little_memory_moves_a_long_sequence() {
+    let shape = Shape { layers: vec![LayerShape::full(4, 64); 3], dtype: DType::F16, group: 8 };
+    let scratch = fast_scratch();
+    let tight = |name: &str| {
+        let dirs = device_dirs(&scratch.path().join(name), 1);
+        let options = small_options(&dirs).memory_limit(ByteSize::mib(6)).segment_bytes(ByteSize::mib(2));
+        options.open().unwrap()
+    };
+    let (source, target) = (tight("from"), tight("to"));
+    // 3 KiB a token: twice the memory.
+    let steps = [Step::Append(2000, 0), Step::Commit(None), Step::Append(2100, 1), Step::Commit(None)];
+    let (mut sequence, seeds) = history(&source, &shape, "session", false, &steps);
+    assert!(sequence.kv_bytes() > 12 << 20);
+    let path = scratch.path().join("session.skv");
+    let exported = sequence.export_file(&path).unwrap();
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (exported.bytes, 0o600));
+    assert_eq!(sequence.export_file(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), exported.bytes, "what is there is left alone");
+    let report = kvfsck::check_export(&path, &kvfsck::Options::default(), &()).unwrap();
+    assert!(report.clean, "{}", report.to_text());
+    let imported = target.import_file(&path, &shape.layout().unwrap(), ImportOptions::new()).unwrap();
+    for store in [&source, &target] {
+        let memory = store.status().memory;
+        assert!(memory.peak_bytes <= memory.limit_bytes);
+    }
+    for layer in shape.kv_layers() {
+        for first in (0..seeds.len() / 8 - 64).step_by(64) {
+            let view = imported.select_groups(layer, &(first as u64..first as u64 + 64).collect::<Vec<_>>()).unwrap();
+            let batch = target.read(&[&view]).unwrap().wait().unwrap();
+            let mut seen = seeds.clone();
+            seen.truncate(view.length() as usize);
+            for (nth, group) in view.groups().enumerate() {
+                let [keys, values] = shape.block(layer, &seen[group as usize * 8..][..8]);
+                assert_eq!(batch.get(0).unwrap().group(nth).unwrap(), (&keys[..], &values[..]));
+            }
+        }
+    }
+    let nothing = target.import_file(scratch.path().join("none"), imported.layout(), ImportOptions::new());
+    assert_eq!(nothing.unwrap_err().kind(), ErrorKind::NotFound);
+    let directory = target.import_file(scratch.path(), imported.layout(), ImportOptions::new());
+    assert_eq!(directory.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}

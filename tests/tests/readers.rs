@@ -1,0 +1,263 @@
+//! Readers beside a writer: what a reader saw when it was made is what it sees until it is dropped.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use stratakv::{
+    ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, SequenceReader, Store, Summary, View,
+};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::count_from_env;
+use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
+use stratakv_tests::rng::{Rng, mix};
+
+fn shape() -> Shape {
+    let layers = vec![LayerShape::full(2, 16), LayerShape { window: Some(40), ..LayerShape::full(1, 24) }];
+    Shape { layers, dtype: DType::F16, group: 4 }
+}
+
+fn append(shape: &Shape, sequence: &mut Sequence, seeds: &mut Vec<u64>, more: usize, rng: &mut Rng) {
+    let new: Vec<u64> = (0..more).map(|_| rng.next_u64()).collect();
+    for layer in shape.kv_layers() {
+        shape.append(sequence, layer, &new, Order::nth(rng.below(3))).unwrap();
+    }
+    seeds.extend(new);
+}
+
+/// Everything a reader sees, against the seeds of its tokens.
+fn check(shape: &Shape, store: &Store, reader: &SequenceReader, seeds: &[u64]) {
+    assert_eq!(reader.len(), seeds.len() as u64);
+    assert_eq!(reader.state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
+    let layers: Vec<usize> = shape.kv_layers().collect();
+    let views: Vec<View> = layers.iter().filter_map(|layer| reader.select_all(*layer).ok()).collect();
+    assert_eq!(views.len(), if seeds.is_empty() { 0 } else { layers.len() });
+    let batch = store.read(&views.iter().collect::<Vec<_>>()).unwrap().wait().unwrap();
+    for (at, view) in views.iter().enumerate() {
+        assert_eq!(view.length(), seeds.len() as u64);
+        shape.check_blocks(layers[at], seeds, view, batch.get(at).unwrap());
+    }
+    if seeds.len() > 12 {
+        let view = reader.select(0, &shape.query(0, 3), stratakv::Budget::tokens(8)).unwrap();
+        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        shape.check_blocks(0, seeds, &view, batch.get(0).unwrap());
+    }
+}
+
+fn commit(sequence: &mut Sequence, durability: Durability) {
+    let state = sequence.token_ids().len().to_le_bytes();
+    sequence.commit_with(&state, durability).unwrap();
+}
+
+fn sequence(store: &Store, shape: &Shape, key: &str) -> Sequence {
+    let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+    store.create_sequence(&shape.layout().unwrap(), options).unwrap()
+}
+
+#[test]
+fn a_reader_keeps_what_it_saw() {
+    let (shape, scratch) = (shape(), fast_scratch());
+    let dirs = device_dirs(scratch.path(), 2);
+    let histories = count_from_env("STRATAKV_TEST_READERS", 30) as u64;
+    for seed in 0..histories {
+        let mut rng = Rng(mix(seed));
+        let store =
+            small_options(&dirs).segment_bytes(ByteSize::kib(64)).frame_bytes(ByteSize::kib(64)).open().unwrap();
+        let mut writer = sequence(&store, &shape, &format!("s{seed}"));
+        let (mut seeds, mut readers) = (Vec::new(), Vec::<(SequenceReader, Vec<u64>)>::new());
+        writer.commit_with(&0_usize.to_le_bytes(), Durability::None).unwrap();
+        for _ in 0..40 {
+            match rng.below(8) {
+                0..=2 => {
+                    let more = 1 + rng.below(60);
+                    append(&shape, &mut writer, &mut seeds, more, &mut rng);
+                }
+                3 => commit(&mut writer, [Durability::Sync, Durability::Lazy, Durability::None][rng.below(3)]),
+                4 => {
+                    let kept = rng.below(seeds.len() + 1);
+                    seeds.truncate(kept);
+                    writer.truncate(kept as u64).unwrap();
+                    commit(&mut writer, Durability::Lazy);
+                }
+                5 if readers.len() < 6 => readers.push((writer.reader().unwrap(), seeds.clone())),
+                6 if !readers.is_empty() => drop(readers.swap_remove(rng.below(readers.len()))),
+                // Another sequence of short life takes the space that is given back.
+                _ => {
+                    let mut other = sequence(&store, &shape, "other");
+                    append(&shape, &mut other, &mut Vec::new(), 200, &mut rng);
+                    other.commit(Durability::Sync).unwrap();
+                    other.delete(Durability::Sync).unwrap();
+                }
+            }
+            for (reader, seeds) in &readers {
+                check(&shape, &store, reader, seeds);
+            }
+        }
+        // The sequence is gone, its readers are not.
+        commit(&mut writer, Durability::Sync);
+        readers.push((writer.reader().unwrap(), seeds.clone()));
+        let mut file = Vec::new();
+        writer.export(&mut file).unwrap();
+        writer.delete(Durability::Sync).unwrap();
+        let mut other = sequence(&store, &shape, "other");
+        append(&shape, &mut other, &mut Vec::new(), 600, &mut rng);
+        other.commit(Durability::Sync).unwrap();
+        other.delete(Durability::Sync).unwrap();
+        for (reader, seeds) in &readers {
+            check(&shape, &store, reader, seeds);
+        }
+        let (last, _) = readers.last().unwrap();
+        let mut again = Vec::new();
+        last.export(&mut again).unwrap();
+        // But for the page and the pieces' headers, which carry the nonce.
+        assert_eq!(again.len(), file.len());
+        // A store is not closed under its readers, and closed without them.
+        assert_eq!(store.clone().close().unwrap_err().kind(), ErrorKind::InUse);
+        drop(readers);
+        store.flush().unwrap();
+        store.close().unwrap();
+        assert_clean(&dirs, "after readers");
+    }
+}
+
+#[test]
+fn a_reader_made_in_the_middle_of_a_step_sees_whole_tokens() {
+    let (shape, scratch) = (shape(), fast_scratch());
+    let store = small_options(&device_dirs(scratch.path(), 1)).open().unwrap();
+    for (tokens, ahead) in [(7, 1), (7, 9), (8, 3), (0, 5), (64, 300)] {
+        for committed in [false, true] {
+            let mut writer = sequence(&store, &shape, "");
+            let (mut seeds, mut rng) = (Vec::new(), Rng(tokens as u64));
+            append(&shape, &mut writer, &mut seeds, tokens, &mut rng);
+            // Layer 0 is ahead of layer 1.
+            let more: Vec<u64> = (0..ahead).map(|_| rng.next_u64()).collect();
+            shape.append(&mut writer, 0, &more, Order::TokenMajor).unwrap();
+            writer
+                .commit_with(&0_usize.to_le_bytes(), if committed { Durability::Sync } else { Durability::None })
+                .unwrap();
+            let reader = writer.reader().unwrap();
+            shape.append(&mut writer, 1, &more, Order::TokenMajor).unwrap();
+            check(&shape, &store, &reader, &seeds);
+            let later = writer.reader().unwrap();
+            check(&shape, &store, &later, &[seeds, more].concat());
+        }
+    }
+}
+
+#[test]
+fn readers_are_accounted_for_and_give_everything_back() {
+    let (shape, scratch) = (shape(), fast_scratch());
+    let dirs = device_dirs(scratch.path(), 1);
+    let store = small_options(&dirs).segment_bytes(ByteSize::kib(64)).open().unwrap();
+    let mut writer = sequence(&store, &shape, "s");
+    let (mut seeds, mut rng) = (Vec::new(), Rng(1));
+    append(&shape, &mut writer, &mut seeds, 2000, &mut rng);
+    commit(&mut writer, Durability::Sync);
+    let before = store.status().memory.used_bytes;
+    let readers: Vec<_> = (0..50).map(|_| writer.reader().unwrap()).collect();
+    let with = store.status().memory.used_bytes;
+    assert!(with > before);
+    // Summaries and checksums are shared, not copied: 50 readers take less than the sequence.
+    assert!((with - before) / 50 < before, "{} bytes a reader", (with - before) / 50);
+    drop(readers);
+    assert_eq!(store.status().memory.used_bytes, before);
+
+    // What a reader alone keeps is still accounted for, and goes with it.
+    let reader = writer.reader().unwrap();
+    writer.truncate(100).unwrap();
+    commit(&mut writer, Durability::Sync);
+    let shrunk = store.status().memory.used_bytes;
+    check(&shape, &store, &reader, &seeds);
+    drop(reader);
+    assert!(store.status().memory.used_bytes < shrunk);
+
+    // Segments that only a reader needs are given back with it.
+    let reader = writer.reader().unwrap();
+    let kept = seeds[..100].to_vec();
+    writer.delete(Durability::Sync).unwrap();
+    let mut most = 0;
+    for _ in 0..6 {
+        let mut other = sequence(&store, &shape, "other");
+        append(&shape, &mut other, &mut Vec::new(), 800, &mut rng);
+        other.commit(Durability::Sync).unwrap();
+        other.delete(Durability::Sync).unwrap();
+        check(&shape, &store, &reader, &kept);
+        most = most.max(store.status().file_bytes);
+    }
+    drop(reader);
+    for _ in 0..6 {
+        let mut other = sequence(&store, &shape, "other");
+        append(&shape, &mut other, &mut Vec::new(), 800, &mut rng);
+        other.commit(Durability::Sync).unwrap();
+        other.delete(Durability::Sync).unwrap();
+    }
+    assert!(store.status().file_bytes <= most, "space of a reader was not used again");
+}
+
+/// Writers on sequences of their own, each with readers on threads of their own, all at once.
+#[test]
+fn writers_and_readers_in_parallel() {
+    let (shape, scratch) = (shape(), fast_scratch());
+    let dirs = device_dirs(scratch.path(), 2);
+    let options = small_options(&dirs).segment_bytes(ByteSize::kib(128)).memory_limit(ByteSize::mib(48));
+    let rounds = count_from_env("STRATAKV_TEST_READERS", 30);
+    let store = options.lazy_delay(std::time::Duration::from_millis(3)).open().unwrap();
+    let checks = AtomicU64::new(0);
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for writer in 0..3_u64 {
+            let (store, shape, checks, failed) = (&store, &shape, &checks, &failed);
+            let (give, take) = sync_channel::<(SequenceReader, Vec<u64>)>(4);
+            scope.spawn(move || {
+                let mut rng = Rng(writer);
+                for round in 0..rounds {
+                    let mut own = sequence(store, shape, &format!("{writer}-{round}"));
+                    let mut seeds = Vec::new();
+                    own.commit_with(&0_usize.to_le_bytes(), Durability::None).unwrap();
+                    for _ in 0..6 {
+                        let more = 1 + rng.below(90);
+                        append(shape, &mut own, &mut seeds, more, &mut rng);
+                        if rng.below(3) == 0 {
+                            let kept = rng.below(seeds.len() + 1);
+                            seeds.truncate(kept);
+                            own.truncate(kept as u64).unwrap();
+                        }
+                        if rng.below(2) == 0 {
+                            commit(&mut own, [Durability::Sync, Durability::Lazy][rng.below(2)]);
+                        }
+                        if failed.load(Ordering::Relaxed) || give.send((own.reader().unwrap(), seeds.clone())).is_err()
+                        {
+                            return;
+                        }
+                    }
+                    own.delete([Durability::Sync, Durability::Lazy][rng.below(2)]).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                let mut rng = Rng(100 + writer);
+                let mut held = Vec::new();
+                while let Ok(next) = take.recv() {
+                    held.push(next);
+                    if held.len() > 3 {
+                        held.swap_remove(rng.below(held.len()));
+                    }
+                    let (reader, seeds) = &held[rng.below(held.len())];
+                    let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        check(shape, store, reader, seeds);
+                    }));
+                    if let Err(panic) = checked {
+                        failed.store(true, Ordering::Relaxed);
+                        std::panic::resume_unwind(panic);
+                    }
+                    checks.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(checks.load(Ordering::Relaxed), 3 * 6 * rounds as u64);
+    store.close().unwrap();
+    assert_clean(&dirs, "after writers and readers in parallel");
+}
+
+fn _readers_move_and_are_shared() {
+    fn both<T: Send + Sync>() {}
+    both::<SequenceReader>();
+}
