@@ -82,6 +82,7 @@ pub use device::PageBacking;
 pub use device::profile::ProfileStatus;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
+pub use metrics::{Evicted, EvictionReason};
 pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
     SequenceOptions, StoreOptions, Summary,
@@ -90,7 +91,9 @@ pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_
 pub use reclaim::Repaired;
 pub use select::{SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
-pub use store::{DeviceStatus, DeviceUsage, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage};
+pub use store::{
+    CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage,
+};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 pub use transfer::{Exported, ImportOptions};
 

@@ -322,6 +322,113 @@ device_counters! {
     other_copies,
     /// Parts of reads that were late and were read from other copies as well.
     hedged,
+    /// Reads that failed.
+    read_errors,
+    /// Writes that failed for want of space: ENOSPC, EDQUOT, EFBIG.
+    no_space,
+    /// Writes that failed otherwise.
+    write_errors,
+    /// Syncs that failed: the first one ends all writing.
+    failed_syncs,
+    /// Blocks that did not match their checksum when they were read.
+    checksum_failures,
+    /// Blocks that were read again for that.
+    rereads,
+}
+
+impl DeviceCounters {
+    /// Counts a request that failed, by what it was.
+    pub(crate) fn failed(&self, op: OpKind, no_space: bool) {
+        self.errors.add(1);
+        match op {
+            OpKind::Read => &self.read_errors,
+            OpKind::Write if no_space => &self.no_space,
+            OpKind::Write => &self.write_errors,
+            OpKind::Sync => &self.failed_syncs,
+        }
+        .add(1);
+    }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpKind {
+    Read,
+    Write,
+    Sync,
+}
+
+/// Why a sequence went by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum EvictionReason {
+    /// Its time to live was over.
+    Expired,
+    /// Space was short, and it was evictable.
+    Space,
+}
+
+/// A sequence that went by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Evicted {
+    /// Id.
+    pub id: u64,
+    /// Key, empty when it had none.
+    pub key: String,
+    /// Committed tokens.
+    pub tokens: u64,
+    /// Bytes of frames that nobody else refers to.
+    pub bytes: u64,
+    /// Why.
+    pub reason: EvictionReason,
+}
+
+type Observer = Arc<dyn Fn(&Evicted) + Send + Sync>;
+
+/// Events that wait for an observer, at most.
+const EVENTS_MAX: usize = 1024;
+
+/// Who is told of sequences that went. No lock is held while it is.
+#[derive(Default)]
+pub(crate) struct Observers {
+    observer: Mutex<Option<Observer>>,
+    waiting: Mutex<std::collections::VecDeque<Evicted>>,
+    pub(crate) lost: Counter,
+}
+
+impl Observers {
+    pub(crate) fn tell(&self, event: Evicted) {
+        let observer = lock(&self.observer).clone();
+        match observer {
+            Some(observer) => observer(&event),
+            None => {
+                let mut waiting = lock(&self.waiting);
+                if waiting.len() == EVENTS_MAX {
+                    waiting.pop_front();
+                    self.lost.add(1);
+                }
+                waiting.push_back(event);
+            }
+        }
+    }
+
+    /// From now on this one is told, first of what happened before.
+    pub(crate) fn set(&self, observer: Observer) {
+        *lock(&self.observer) = Some(Arc::clone(&observer));
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        waiting.iter().for_each(|event| observer(event));
+    }
+}
+
+/// What the store as a whole did and met since it was opened.
+#[derive(Default)]
+pub(crate) struct StoreCounters {
+    pub(crate) evictions: Counter,
+    pub(crate) expirations: Counter,
+    pub(crate) cleaned_segments: Counter,
+    pub(crate) moved_bytes: Counter,
+    pub(crate) checksum_failures: Counter,
+    pub(crate) no_space: Counter,
 }
 
 /// A count that any thread may raise.

@@ -148,6 +148,10 @@ pub struct StoreOptions {
     /// A part of a read that takes longer than this share of all parts did is read from other copies as well, and the first
     /// good answer counts. None switches it off. Default 0.99.
     pub hedge_percentile: Option<f64>,
+    /// With a capacity: the share of the room for frames that may live before evictable sequences go. Default 0.95.
+    pub high_watermark: f64,
+    /// The share that may live when they have gone. Default 0.90.
+    pub low_watermark: f64,
     /// Keeps blocks that were read, for all sequences that have no cache of their own. Default: none.
     pub cache: Option<CacheOptions>,
 }
@@ -167,6 +171,8 @@ impl Default for StoreOptions {
             allow_degraded: false,
             balance: BalancePolicy::default(),
             hedge_percentile: Some(0.99),
+            high_watermark: 0.95,
+            low_watermark: 0.90,
             cache: None,
         }
     }
@@ -247,6 +253,13 @@ impl StoreOptions {
     #[must_use]
     pub fn hedge_percentile(mut self, share: Option<f64>) -> Self {
         self.hedge_percentile = share;
+        self
+    }
+
+    /// The shares of the room for frames that may live before evictable sequences go, and when they have gone.
+    #[must_use]
+    pub fn watermarks(mut self, high: f64, low: f64) -> Self {
+        (self.high_watermark, self.low_watermark) = (high, low);
         self
     }
 
@@ -341,6 +354,8 @@ pub struct SequenceOptions {
     pub(crate) summaries: Vec<Summary>,
     /// 0 for as many as there are by default: 1.
     pub(crate) replicas: u8,
+    pub(crate) ttl_ms: u64,
+    pub(crate) evictable: u8,
 }
 
 impl SequenceOptions {
@@ -362,6 +377,21 @@ impl SequenceOptions {
     #[must_use]
     pub fn replicas(mut self, copies: u8) -> Self {
         self.replicas = if copies == 0 { u8::MAX } else { copies };
+        self
+    }
+
+    /// How long it lives from its creation, in whole milliseconds. Then it is deleted, once nobody has it open.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1);
+        self
+    }
+
+    /// It may be deleted when space is short and nobody has it open: those of the highest `priority` go first, of those the
+    /// least recently used. 0, the default, keeps it.
+    #[must_use]
+    pub fn evictable(mut self, priority: u8) -> Self {
+        self.evictable = priority;
         self
     }
 
@@ -428,6 +458,7 @@ mod tests {
         assert_eq!(options.lazy_delay_ms, 1000);
         assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);
         assert_eq!(options.hedge_percentile, Some(0.99));
+        assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());
     }

@@ -1,11 +1,13 @@
 //! The store: open, create, sequences, reads, close.
 
+mod maintain;
 mod repair;
 mod start;
 mod usage;
 
 use start::{Known, measure, start_devices};
 
+pub use maintain::{CleanReport, Health};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
 use crate::cache::CacheStatus;
@@ -20,16 +22,16 @@ use crate::log::{
     Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
     copies_for, keep_spare, manifest_copies, random_u64, unix_ms,
 };
-use crate::metrics::{DeviceSnapshot, MemoryUsage, lock};
+use crate::metrics::{DeviceSnapshot, MemoryUsage, Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
-use crate::reclaim::{remove_leftovers, settle_generation};
+use crate::reclaim::{self, remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stratakv_format::features::Features;
@@ -132,6 +134,11 @@ impl Store {
     /// Opens or creates a store in these directories.
     pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
+        let (low, high) = (options.low_watermark, options.high_watermark);
+        if !(low > 0.0 && low <= high && high <= 1.0) {
+            let text = format!("watermarks {low} and {high} are not 0 < low <= high <= 1");
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
         match read_devices(directories)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create => create(&options, memory, found),
@@ -203,14 +210,15 @@ impl Store {
             layout: layout_id,
             summaries,
             created_unix_ms: unix_ms(),
-            ttl_ms: 0,
+            ttl_ms: options.ttl_ms,
             replicas: copies,
-            evictable: 0,
+            evictable: options.evictable,
             parent: None,
             tokens: 0,
             token_ids: 0,
             state_frame: None,
             committed_unix_ms: 0,
+            used_unix_ms: 0,
             refs: Vec::new(),
         };
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
@@ -223,6 +231,7 @@ impl Store {
             layout: layout.clone(),
             copies: usize::from(copies),
         };
+        lock(&inner.space).classify(id, class_of(&meta));
         Sequence::new(claim, who, records)
     }
 
@@ -245,9 +254,17 @@ impl Store {
         let claim = Claim::new(&self.inner, id, "");
         // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
         self.inner.flush_commits()?;
-        let meta = lock(&self.inner.catalog).sequences.get(&id).cloned();
+        let meta = {
+            let mut catalog = lock(&self.inner.catalog);
+            let found = catalog.sequences.get_mut(&id);
+            found.map(|meta| {
+                meta.used_unix_ms = unix_ms();
+                meta.clone()
+            })
+        };
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
+        lock(&self.inner.space).classify(id, class_of(&meta));
         let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
             // A bit may have gone wrong on the way and not on the medium: read once more.
             (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
@@ -391,17 +408,6 @@ impl Store {
     /// [`ErrorKind::Indeterminate`], [`ErrorKind::Poisoned`]: a sync failed.
     pub fn flush(&self) -> Result<()> {
         self.inner.flush_commits()
-    }
-
-    /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InUse`]: clones, sequences or reads of it are alive. Otherwise what the last commit brought.
-    pub fn close(self) -> Result<()> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(inner) => inner.shut(),
-            Err(_) => Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences")),
-        }
     }
 }
 
@@ -675,10 +681,45 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
         repairing: Mutex::default(),
+        devices_held: Arc::strong_count(&devices),
         devices,
         cache,
+        health: StoreCounters::default(),
+        observers: Observers::default(),
+        cleaning: Mutex::default(),
+        watermarks: (options.high_watermark, options.low_watermark),
+        room: reclaim::make_room,
+        tender: Mutex::default(),
+        rest: AtomicBool::new(false),
     };
-    Ok(Store { inner: Arc::new(inner) })
+    let inner = Arc::new(inner);
+    if simulated {
+        reclaim::expire(&inner)?;
+    } else {
+        start_tending(&inner)?;
+    }
+    Ok(Store { inner })
+}
+
+/// Starts the background that keeps the store in shape. It holds the store only while it does something.
+fn start_tending(inner: &Arc<StoreInner>) -> Result<()> {
+    if inner.devices.list.iter().any(|device| device.directory.is_simulated()) {
+        return Ok(());
+    }
+    inner.rest.store(false, Ordering::Relaxed);
+    let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.tend));
+    let thread = std::thread::Builder::new().name("stratakv-tend".into()).spawn(move || reclaim::run(&store, &wake));
+    *lock(&inner.tender) = Some(thread.map_err(|e| Error::io("start the thread that tends the store", e))?);
+    Ok(())
+}
+
+/// Sequences that end in the same way share segments.
+fn class_of(meta: &SequenceMeta) -> u8 {
+    match (meta.ttl_ms, meta.evictable) {
+        (0, 0) => 0,
+        (_, 0) => 1,
+        _ => 2,
+    }
 }
 
 fn random_id() -> Result<[u8; 16]> {

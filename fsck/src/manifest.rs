@@ -360,6 +360,13 @@ pub(crate) fn leftovers(devices: &Devices, in_force: &BTreeSet<u64>, sink: &Sink
                 Some((generation, copy)) if in_force.contains(&generation) && copy < device.newest.manifest_copies => {
                     continue;
                 }
+                // Kept for the next generation, so that it finds room on a full device.
+                Some((generation, copy))
+                    if in_force.last().is_some_and(|last| last + 1 == generation)
+                        && copy < device.newest.manifest_copies =>
+                {
+                    continue;
+                }
                 Some((generation, _)) if in_force.contains(&generation) => "a copy that this device does not hold",
                 Some(_) => "a manifest generation that is not in force",
                 None => "not a file of the store",

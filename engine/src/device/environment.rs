@@ -73,6 +73,12 @@ pub enum Event {
     SplitCut,
     /// A copy that was damaged was made anew.
     ReplicaHealed,
+    /// Cleaning moved a frame.
+    FrameMoved,
+    /// A sequence was evicted.
+    Evicted,
+    /// A sequence expired.
+    Expired,
     /// All that waited was made durable together: a state that a crash may leave ends here.
     GroupCommit,
     /// A sync was submitted while writes to its file were under way.

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use super::arena::{Memory, PAGE_BYTES};
 use super::driver::Op;
 use super::environment::{Event, Mutant, mutated, note};
-use crate::error::{Error, Result};
-use crate::metrics::DeviceCounters;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{DeviceCounters, OpKind};
 
 /// EINTR and EAGAIN are retried this often, the pauses doubling from 100 microseconds: about 3 seconds in all.
 const RETRIES_MAX: u32 = 15;
@@ -106,7 +106,13 @@ impl InFlight {
     }
 
     fn fail(&self, source: io::Error, counters: &DeviceCounters) -> Step {
-        counters.errors.add(1);
-        Step::Done(Err(Error::io(self.op.describe(), source)))
+        let kind = match self.op {
+            Op::Read { .. } => OpKind::Read,
+            Op::Write { .. } => OpKind::Write,
+            Op::Sync { .. } => OpKind::Sync,
+        };
+        let error = Error::io(self.op.describe(), source);
+        counters.failed(kind, error.kind() == ErrorKind::NoSpace);
+        Step::Done(Err(error))
     }
 }

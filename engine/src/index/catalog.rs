@@ -29,6 +29,8 @@ pub(crate) struct SequenceMeta {
     pub(crate) token_ids: u64,
     pub(crate) state_frame: Option<FrameId>,
     pub(crate) committed_unix_ms: u64,
+    /// When a handle last had it, or the last commit: as far as this opening of the store knows.
+    pub(crate) used_unix_ms: u64,
     /// Frames with the token below which they belong to this sequence, in the order of their LSN.
     pub(crate) refs: Vec<(FrameId, u64)>,
 }
@@ -80,6 +82,8 @@ pub(crate) struct SegmentMeta {
     pub(crate) used_pages: u32,
     /// Pages of frames that sequences refer to.
     pub(crate) live_pages: u64,
+    /// The newest frame that was committed in it: how old it is.
+    pub(crate) last_lsn: u64,
 }
 
 /// Numbers that never go back.
@@ -164,6 +168,7 @@ impl Catalog {
                 sequence.token_ids = commit.token_ids.get();
                 sequence.state_frame = (state != 0).then_some(FrameId(state));
                 sequence.committed_unix_ms = commit.committed_unix_ms.get();
+                sequence.used_unix_ms = sequence.used_unix_ms.max(sequence.committed_unix_ms);
             }
             Record::Counters(c) => {
                 let own = &mut self.counters;
@@ -222,6 +227,7 @@ impl Catalog {
             token_ids: 0,
             state_frame: None,
             committed_unix_ms: create.created_unix_ms.get(),
+            used_unix_ms: create.created_unix_ms.get(),
             refs: Vec::new(),
         };
         self.insert_sequence(SequenceId(create.sequence.get()), key, meta)
@@ -240,6 +246,7 @@ impl Catalog {
             key: key_text(key, fork.key_bytes.get())?,
             created_unix_ms: fork.created_unix_ms.get(),
             committed_unix_ms: fork.created_unix_ms.get(),
+            used_unix_ms: fork.created_unix_ms.get(),
             parent: Some((parent_id, tokens)),
             tokens: parent.tokens.min(tokens),
             token_ids: parent.token_ids.min(tokens),
@@ -292,7 +299,7 @@ impl Catalog {
     }
 
     /// Pages that a frame has been written to.
-    fn lives(&mut self, id: FrameId, location: Location) -> Applied {
+    fn lives(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
         let segment = self.segment_mut((location.device, location.segment))?;
         let end = u64::from(location.page) + u64::from(location.pages);
         let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
@@ -301,6 +308,7 @@ impl Catalog {
         }
         segment.used_pages = segment.used_pages.max(end as u32);
         segment.live_pages += u64::from(location.pages);
+        segment.last_lsn = segment.last_lsn.max(lsn);
         Ok(())
     }
 
@@ -325,7 +333,8 @@ impl Catalog {
             None if frame.copies() >= COPIES_MAX => return Err(format!("frame {id} has too many copies")),
             _ => {}
         }
-        self.lives(id, new.location)?;
+        let lsn = frame.lsn;
+        self.lives(id, new.location, lsn)?;
         let mut dead = None;
         if let Some(frame) = self.frames.get_mut(&id) {
             match old.and_then(|at| frame.replicas.get_mut(at)) {
@@ -356,7 +365,7 @@ impl Catalog {
     fn frame(&mut self, frame: &m::Frame) -> Applied {
         let id = FrameId(frame.frame.get());
         let location = Location::from_raw(&frame.location);
-        self.lives(id, location)?;
+        self.lives(id, location, frame.lsn.get())?;
         self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
         self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
         let meta = FrameMeta {
@@ -414,8 +423,9 @@ impl Catalog {
         }
         let from = std::mem::replace(&mut frame.location, to);
         frame.header_crc = moved.header_crc.get();
+        let lsn = frame.lsn;
         if promoted.is_none() {
-            self.lives(id, to)?;
+            self.lives(id, to, lsn)?;
         }
         self.died(from);
         Ok(())
@@ -435,6 +445,7 @@ impl Catalog {
             state: SegmentState::Open,
             used_pages: 1,
             live_pages: 0,
+            last_lsn: 0,
         };
         self.segments.insert(key, meta);
         Ok(())

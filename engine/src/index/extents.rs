@@ -60,11 +60,6 @@ impl SegmentHandle {
     pub(crate) fn in_flight_pages(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
-
-    /// The smallest range of whole read units around these bytes.
-    pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
-        offset / self.read_unit * self.read_unit..(offset + bytes as u64).next_multiple_of(self.read_unit)
-    }
 }
 
 /// What reading and checking the groups of a frame takes.
@@ -132,12 +127,6 @@ impl FrameSlot {
     /// The frame where it lies now. Whoever holds it may read there, also after a move.
     pub(crate) fn now(&self) -> Arc<FrameBody> {
         Arc::clone(&lock(&self.0))
-    }
-
-    /// The frame lies elsewhere from now on.
-    pub(crate) fn moved(&self, segment: &Arc<SegmentHandle>, page: u32) {
-        let replicas = lock(&self.0).replicas.clone();
-        self.lies(FrameCopy { segment: Arc::clone(segment), page }, replicas);
     }
 
     /// These are its copies from now on.

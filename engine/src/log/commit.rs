@@ -19,6 +19,8 @@ use stratakv_format::{DeviceIndex, LayoutId};
 
 /// How the error of a commit ends that was not recorded for want of space, and is with the next that finds some.
 const STALLED: &str = "stays queued, and is made with the next one that finds room";
+/// Commits that wait for a sync, at most.
+const QUEUE_MAX: usize = 4096;
 /// How soon a commit that found no space is tried again by itself.
 const STALL_WAIT: Duration = Duration::from_secs(1);
 
@@ -37,6 +39,13 @@ pub(crate) struct CommitRequest {
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
+}
+
+impl CommitRequest {
+    /// The file of a free segment is to be removed.
+    pub(crate) fn removed(&mut self, key: SegmentKey, generation: u64) {
+        self.records.push(Kind::SegmentFree, &free_record(key, generation, true), &[]);
+    }
 }
 
 struct Queued {
@@ -152,6 +161,10 @@ impl Committer {
 
     /// Queues a commit that need not be durable yet; it is with the next sync, or when `due` (never for `None`).
     pub(crate) fn enqueue(&self, request: CommitRequest, due: Option<Instant>) {
+        if lock(&self.queue).waiting.len() >= QUEUE_MAX {
+            // Whoever queues faster than the background commits does it himself. A failure stands in the committer.
+            let _ = self.commit(CommitRequest::default());
+        }
         if mutated(Mutant::ReuseBeforeFlush) {
             self.reuse_early(&request);
         }
@@ -249,10 +262,8 @@ impl Committer {
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
         let fresh = (records.clone(), opened.clone());
-        if !opened.is_empty() {
-            let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..lock(&self.catalog).counters };
-            records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
-        }
+        // Now and then, so that a crash forgets little of what was written.
+        let counted = !opened.is_empty();
         let mut segments: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = BTreeMap::new();
         for segment in group.iter().flat_map(|queued| &queued.request.segments).chain(&opened) {
             segments.insert(segment.key, segment);
@@ -260,7 +271,7 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
-                self.record(&records, Vec::new())?;
+                self.record(records.clone(), Vec::new(), false)?;
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
@@ -304,7 +315,7 @@ impl Committer {
             let flights = group.iter_mut().flat_map(|queued| std::mem::take(&mut queued.request.flights)).collect();
             let members: Vec<m::Member> =
                 group.iter().flat_map(|queued| queued.request.members.iter().copied()).collect();
-            match self.record(&records, flights).and_then(|()| self.change_members(&members)) {
+            match self.record(records, flights, counted).and_then(|()| self.change_members(&members)) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
@@ -328,20 +339,24 @@ impl Committer {
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, records: &RecordBuffer, flights: Vec<Flight>) -> Result<(), Failed> {
+    fn record(&self, mut records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
-        if first_copies || !manifest.has_room(records) {
-            self.checkpoint(&mut manifest, records)?;
+        if first_copies || !manifest.has_room(&records) {
+            self.checkpoint(&mut manifest, &records)?;
         }
         {
             let mut catalog = lock(&self.catalog);
             records.apply(&mut catalog)?;
             // What was in flight is live: nobody sees it as neither.
             drop(flights);
+            if counted {
+                let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..catalog.counters };
+                records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
+            }
         }
-        Ok(manifest.append(&self.devices, records)?)
+        Ok(manifest.append(&self.devices, &records)?)
     }
 
     /// What the manifest says of devices since its last batch takes effect: their epoch is in the superblocks of those that are
@@ -394,7 +409,7 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(&records, Vec::new())?;
+        self.record(records, Vec::new(), false)?;
         let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);
@@ -446,6 +461,11 @@ impl Committer {
     pub(crate) fn stop(&self) {
         lock(&self.queue).closed = true;
         self.changed.notify_all();
+    }
+
+    /// Commits that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        lock(&self.queue).waiting.len()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -7,10 +7,10 @@ use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot};
-use crate::metrics::lock;
+use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +35,19 @@ pub(crate) struct StoreInner {
     pub(crate) devices: Arc<Devices>,
     /// One repair at a time.
     pub(crate) repairing: Mutex<()>,
+    /// Who holds the devices besides reads.
+    pub(crate) devices_held: usize,
+    pub(crate) health: StoreCounters,
+    pub(crate) observers: Observers,
+    /// One cleaning at a time.
+    pub(crate) cleaning: Mutex<()>,
+    /// Shares of the room for frames from which on evictable sequences go, and down to which.
+    pub(crate) watermarks: (f64, f64),
+    /// Makes room when there is none: see [`StoreInner::make_room`].
+    pub(crate) room: fn(&Arc<Self>) -> Result<bool>,
+    pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
+    /// The background is to end.
+    pub(crate) rest: AtomicBool,
     /// Resident blocks of all sequences that have no cache of their own.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }
@@ -117,6 +130,31 @@ impl StoreInner {
         Ok(())
     }
 
+    /// Makes room for an append that found none, by all means there are. Whether there is more now.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
+        self.health.no_space.add(1);
+        (self.room)(self)
+    }
+
+    /// Whether the background is to end.
+    pub(crate) fn resting(&self) -> bool {
+        self.rest.load(Ordering::Relaxed)
+    }
+
+    /// Ends the background, and waits until it has.
+    pub(crate) fn stop_tending(&self) {
+        self.rest.store(true, Ordering::Relaxed);
+        self.devices.tend.notify();
+        if let Some(thread) = lock(&self.tender).take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
     pub(crate) fn add_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -124,7 +162,9 @@ impl StoreInner {
     /// Records durably what a device is from now on.
     pub(crate) fn change_member(&self, member: m::Member) -> Result<()> {
         let member = m::Member { epoch: U64::new(self.committer.epoch() + 1), ..member };
-        self.committer.commit(CommitRequest { members: vec![member], ..CommitRequest::default() })
+        self.committer.commit(CommitRequest { members: vec![member], ..CommitRequest::default() })?;
+        self.devices.suspects.owe();
+        Ok(())
     }
 
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
@@ -175,6 +215,7 @@ impl Drop for StoreInner {
         if !self.committer.is_closed() {
             let _ = self.shut();
         }
+        self.stop_tending();
         self.committer.stop();
         if let Some(thread) = lock(&self.lazy).take() {
             let _ = thread.join();

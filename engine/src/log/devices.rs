@@ -10,7 +10,7 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::device::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{Category, DeviceCounters, MemoryBudget, Reservation, lock};
+use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions};
 use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,6 +86,8 @@ pub(crate) struct Devices {
     pub(crate) replicas: AtomicBool,
     /// Rings of threads that read for themselves.
     pub(crate) lanes: Lanes,
+    /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
+    pub(crate) tend: Arc<EventCount>,
 }
 
 impl Devices {

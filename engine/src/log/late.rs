@@ -3,8 +3,8 @@
 use crate::index::FrameBody;
 use crate::metrics::{EventCount, lock};
 use std::collections::BTreeSet;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stratakv_format::{DeviceIndex, FrameId};
 
@@ -12,14 +12,39 @@ use stratakv_format::{DeviceIndex, FrameId};
 const SUSPECTS_MAX: usize = 65_536;
 
 /// Copies that failed to give what they hold, until somebody has looked at them.
-#[derive(Default)]
 pub(crate) struct Suspects {
     list: Mutex<BTreeSet<(FrameId, DeviceIndex)>>,
+    /// Frames may have fewer copies than they should have, or lie on devices that are to go.
+    owed: AtomicBool,
     /// Told of every new one.
-    pub(crate) changed: EventCount,
+    changed: Arc<EventCount>,
 }
 
 impl Suspects {
+    /// A store that was just opened may owe copies.
+    pub(crate) fn new(changed: Arc<EventCount>) -> Self {
+        Self { list: Mutex::default(), owed: AtomicBool::new(true), changed }
+    }
+
+    pub(crate) fn owe(&self) {
+        self.owed.store(true, Ordering::Relaxed);
+        self.changed.notify();
+    }
+
+    /// The same without waking anybody: it could not be helped just now.
+    pub(crate) fn owe_quietly(&self) {
+        self.owed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn paid(&self) {
+        self.owed.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether there is anything to repair.
+    pub(crate) fn any(&self) -> bool {
+        self.owed.load(Ordering::Relaxed) || self.len() > 0
+    }
+
     pub(crate) fn add(&self, frame: &FrameBody, copy: usize) {
         self.add_at(frame.id, frame.copy(copy).0.key.0);
     }

@@ -108,7 +108,8 @@ fn take_file(directory: &dyn Directory, name: &str, wanted: u64, least: u64) -> 
 
 /// Pages that records take at most.
 fn pages_of(records: &RecordBuffer) -> u64 {
-    records.batches().iter().map(|(bytes, _)| bytes.len() as u64 / PAGE_BYTES as u64 + 2).sum()
+    // One more for the counters that may go along.
+    records.batches().iter().map(|(bytes, _)| bytes.len() as u64 / PAGE_BYTES as u64 + 2).sum::<u64>() + 2
 }
 
 impl ManifestLog {
@@ -135,7 +136,9 @@ impl ManifestLog {
         let state_bytes: u64 = batches.iter().map(|(bytes, _)| bytes.len() as u64 + 2 * PAGE_BYTES as u64).sum();
         let sizes = environment::sizes();
         let room_bytes = room * PAGE_BYTES as u64;
-        let wanted = (sizes.manifest_bytes + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
+        // A small state does not make it a unit longer.
+        let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
+        let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
         // What a full device must do with: the state, and as many batches as any commit takes.
         let least = state_bytes + room_bytes + SPARE_PAGES * PAGE_BYTES as u64;
         let whole = limit / manifest_copies(devices) / PAGE_BYTES as u64 * PAGE_BYTES as u64;

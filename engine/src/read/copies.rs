@@ -107,7 +107,7 @@ pub(super) fn until_good(
         let copy = other(frame, own, turn);
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
         if let Ok(device) = devices.get(segment.key.0) {
-            if turn == 0 { &device.counters.retries } else { &device.counters.other_copies }.add(1);
+            if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
         }
         outcome = read_again(devices, segment, first, buffer, range.clone());
         if outcome.is_ok() && !is_bad(buffer) {

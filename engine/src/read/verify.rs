@@ -31,11 +31,15 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         let read = read.ok_or_else(|| not_there(&format!("the read of group {}", unit.group)))?;
         let place = (*offset, block_bytes);
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
+        if let Ok(device) = devices.get(read.segment.key.0) {
+            device.counters.checksum_failures.add(1);
+        }
         if !mutated(Mutant::NotReadAgain) && copies::until_good(devices, read, frame, place, buffer, &range, &is_bad)? {
             continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
             let geometry = view.layout.block(view.layer);
+            devices.get(frame.segment.key.0)?.counters.checksum_failures.add(1);
             let (plane_offset, plane_bytes) = geometry.plane(plane);
             return Err(Error::corrupt(Corruption {
                 code: "payload-checksum",

@@ -1,10 +1,16 @@
-//! Giving back: what an open finds that nobody names any more.
+//! Giving back: what an open finds that nobody names any more, what is dead, and what may go.
 
+mod clean;
 mod copy;
+mod evict;
 mod repair;
+mod tend;
 
+pub(crate) use clean::Cleaned;
+pub(crate) use evict::expire;
 pub use repair::Repaired;
 pub(crate) use repair::repair;
+pub(crate) use tend::{clean_all, make_room, run, shrink, tend};
 
 use crate::device::directory::Directory;
 use crate::error::{ErrorKind, Result};

@@ -56,6 +56,7 @@ pub(crate) fn repair(inner: &StoreInner) -> Result<Repaired> {
     inner.committer.check()?;
     let _one = lock(&inner.repairing);
     let mut done = Repaired::default();
+    inner.devices.suspects.paid();
     let suspects = inner.devices.suspects.take();
     let mut bad: BTreeMap<FrameId, BTreeSet<DeviceIndex>> = BTreeMap::new();
     for (frame, device) in suspects {
@@ -90,6 +91,9 @@ pub(crate) fn repair(inner: &StoreInner) -> Result<Repaired> {
         note(Event::ReplicaHealed);
     }
     done.removed = remove_empty(inner)?;
+    if done.left > 0 {
+        inner.devices.suspects.owe_quietly();
+    }
     Ok(done)
 }
 

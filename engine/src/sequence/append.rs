@@ -4,7 +4,7 @@ use super::Sequence;
 use crate::device::arena::{Exhausted, Lease};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
-use crate::log::{CommitRequest, Draft, WrittenFrame, exhausted, write_frame};
+use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
 use crate::metrics::lock;
 use crate::summary::MinMax;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ const FRAMES_IN_FLIGHT: usize = 2;
 /// The largest frame that a commit writes on its own thread.
 const WRITE_HERE_MAX: usize = 4 << 20;
 /// How long an append waits for memory that views and reads hold.
+/// How often an append that finds no space makes room and tries again.
+const ROOM_TRIES: usize = 8;
 const MEMORY_WAIT: Duration = Duration::from_secs(10);
 
 impl Sequence {
@@ -186,18 +188,23 @@ impl Sequence {
         Ok(drafts)
     }
 
-    /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their layer's pending list as their frame is on its way.
+    /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their
+    /// layer's pending list as their frame is on its way.
     pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>, waits: bool) -> Result<()> {
         let last = drafts.iter().rposition(|draft| !draft.is_empty());
         for (at, draft) in drafts.iter().enumerate().filter(|(_, draft)| !draft.is_empty()) {
             let here = waits && Some(at) == last && draft.bytes() <= WRITE_HERE_MAX;
-            let frame = match self.write_draft(draft, here) {
-                Err(e) if e.kind() == ErrorKind::NoSpace => {
-                    // What was deleted since, or held by views until now, gives its segments back with a commit.
-                    self.store.commit(CommitRequest::default())?;
-                    self.write_draft(draft, here)?
+            let mut tries = 0;
+            let frame = loop {
+                match self.write_draft(draft, here) {
+                    Err(e) if e.kind() == ErrorKind::NoSpace && tries < ROOM_TRIES => {
+                        tries += 1;
+                        if !self.store.make_room()? {
+                            tries = ROOM_TRIES;
+                        }
+                    }
+                    other => break other?,
                 }
-                other => other?,
             };
             self.store.add_written(frame.device_bytes());
             for landed in &frame.runs {
@@ -217,6 +224,9 @@ impl Sequence {
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
         let ids = store.next_frame();
         let frame = write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, here)?;
+        if frame.missing > 0 {
+            store.devices.suspects.owe();
+        }
         frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));
         Ok(frame)
     }

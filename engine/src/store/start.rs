@@ -8,7 +8,7 @@ use crate::device::lazy::OpenFiles;
 use crate::device::profile::{Measured, Profile};
 use crate::error::Result;
 use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
-use crate::metrics::{DeviceCounters, MemoryBudget, lock};
+use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recover::SUPERBLOCK_NEW;
 use crate::shard::{Lanes, Priority, Request, ShardHandle};
@@ -57,6 +57,7 @@ pub(super) fn start_devices(
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = Lanes::new(arena.clone());
+    let tend = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
     let replicas = list.iter().any(|device| lock(&device.slot).features.has_replicas());
     Ok(Devices {
@@ -66,11 +67,12 @@ pub(super) fn start_devices(
         control: Mutex::new(control),
         identity,
         files: OpenFiles::new(),
-        suspects: Suspects::default(),
+        suspects: Suspects::new(Arc::clone(&tend)),
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
         replicas: AtomicBool::new(replicas),
         lanes,
+        tend,
     })
 }
 

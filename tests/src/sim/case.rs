@@ -45,6 +45,8 @@ pub enum Operation {
     Flush,
     /// Closes the store and opens it again.
     Reopen,
+    /// Cleans all that is dead.
+    Clean,
 }
 
 /// Operations up to a crash, and what follows it.
@@ -232,7 +234,8 @@ impl Operation {
             75..=82 => Self::Delete { slot, durability },
             83..=91 => Self::Check { slot },
             92..=94 => Self::Close { slot },
-            95..=97 => Self::Flush,
+            95 | 96 => Self::Flush,
+            97 | 98 => Self::Clean,
             _ => Self::Reopen,
         }
     }

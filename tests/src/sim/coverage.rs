@@ -78,6 +78,7 @@ impl Coverage {
             Event::SyncBesideWrites,
             Event::CutUnderWay,
             Event::Continued,
+            Event::FrameMoved,
         ];
         let own = [
             DOUBLE_CRASH,
@@ -109,6 +110,9 @@ fn name(event: Event) -> &'static str {
         Event::SyncBesideWrites => "sync beside writes to its file",
         Event::CutUnderWay => "power cut with requests under way",
         Event::Continued => "transfer continued",
+        Event::FrameMoved => "frame moved by cleaning",
+        Event::Evicted => "sequence evicted",
+        Event::Expired => "sequence expired",
     }
 }
 

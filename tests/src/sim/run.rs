@@ -403,6 +403,11 @@ impl Runner<'_> {
                 self.model.attempted(flushed.is_ok());
                 flushed.or_else(|e| self.fault("flush", &e, coverage))
             }
+            Operation::Clean => {
+                let cleaned = self.store()?.clean();
+                self.model.attempted(cleaned.is_ok());
+                cleaned.map(drop).or_else(|e| self.fault("clean", &e, coverage))
+            }
             Operation::Reopen => {
                 self.close_store(coverage)?;
                 self.open(coverage)?;
@@ -524,7 +529,10 @@ impl Runner<'_> {
             }
         } else {
             let down = self.simulation.is_down();
-            let doubtful = |e: &Error| down || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
+            // One that found no room for a checkpoint waits for the next commit.
+            let queued = |e: &Error| e.to_string().contains("stays queued");
+            let doubtful =
+                |e: &Error| down || queued(e) || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
             let handed_over = match &committed {
                 Ok(()) => true,
                 Err(e) => durability == Durability::Sync && doubtful(e),

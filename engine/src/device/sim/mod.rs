@@ -41,6 +41,7 @@ pub struct Geometry {
     /// The most bytes of records of one manifest batch.
     pub batch_bytes: usize,
     /// `device_bytes` are those of all files.
+    #[serde(default)]
     pub whole: bool,
 }
 

@@ -57,7 +57,8 @@ pub(crate) fn allocate(
         let (stream, step, changed) = {
             let mut space = lock(space);
             let stream = sequence.map_or(Stream::Moved, |sequence| space.stream_of(devices, sequence, device));
-            (stream, space.step(devices, device, stream, pages, full.as_ref())?, Arc::clone(&space.changed))
+            let step = space.step(devices, device, (stream, sequence), pages, full.as_ref())?;
+            (stream, step, Arc::clone(&space.changed))
         };
         match step {
             Step::Took(location, flight) => {
@@ -70,6 +71,7 @@ pub(crate) fn allocate(
                 changed.wait_past(seen, None);
             }
             Step::Open(opening) => {
+                devices.tend.notify();
                 let opened = open_segment(devices, &opening);
                 let outcome = lock(space).opened(devices, stream, &opening, opened);
                 changed.notify();
@@ -89,7 +91,7 @@ impl Space {
         let usable = u64::from(self.segment_pages - 2);
         let growth = self.growing.entry(sequence).or_default();
         let (class, written) = (growth.class, growth.pages.get(&device).copied().unwrap_or(0));
-        let Some(own) = self.devices.get(&device) else { return Stream::Shared(class) };
+        let Some(own) = self.devices.get_mut(&device) else { return Stream::Shared(class) };
         let stream = Stream::Own(sequence);
         if own.streams.contains_key(&stream) {
             return stream;
@@ -98,7 +100,17 @@ impl Space {
         let most =
             self.capacity.map_or(OWN_MAX, |capacity| (capacity / segment / devices.list.len() as u64 / 8).min(OWN_MAX));
         let owned = own.streams.keys().filter(|stream| matches!(stream, Stream::Own(_))).count() as u64;
-        if written * 4 >= usable && owned < most { stream } else { Stream::Shared(class) }
+        if written * 4 < usable || owned >= most {
+            return Stream::Shared(class);
+        }
+        // What it shared with nobody becomes its own.
+        let shared = Stream::Shared(class);
+        if own.streams.get(&shared).is_some_and(|active| active.only == Some(sequence))
+            && let Some(active) = own.streams.remove(&shared)
+        {
+            own.streams.insert(stream, active);
+        }
+        stream
     }
 
     /// Notes pages written for a sequence.
@@ -106,11 +118,12 @@ impl Space {
         *self.growing.entry(sequence).or_default().pages.entry(device).or_default() += u64::from(pages);
     }
 
-    fn took(&mut self, device: DeviceIndex, stream: Stream, pages: u32) -> Result<Step> {
+    fn took(&mut self, device: DeviceIndex, stream: Stream, writer: Option<SequenceId>, pages: u32) -> Result<Step> {
         let active = self.space_of(device)?.streams.get_mut(&stream);
         let active = active
             .ok_or_else(|| Error::new(ErrorKind::NoSpace, format!("device {device} has no segment to write to")))?;
         let location = Location { device, segment: active.handle.key.1, page: active.next_page, pages };
+        active.only = if active.next_page == 1 { writer } else { active.only.filter(|only| Some(*only) == writer) };
         active.next_page += pages;
         active.handle.lazy.hold(true);
         Ok(Step::Took(location, Flight::new(&active.handle, pages)))
@@ -120,7 +133,7 @@ impl Space {
         &mut self,
         devices: &Devices,
         device: DeviceIndex,
-        stream: Stream,
+        (stream, writer): (Stream, Option<SequenceId>),
         pages: u32,
         full: Option<&Error>,
     ) -> Result<Step> {
@@ -128,15 +141,15 @@ impl Space {
         let usable = self.segment_pages - 2;
         let own = self.space_of(device)?;
         if own.streams.get(&stream).is_some_and(fits) {
-            return self.took(device, stream, pages);
+            return self.took(device, stream, writer, pages);
         }
         // One with room: the emptiest, and for a sequence of its own nearly a whole one.
         let wanted = if matches!(stream, Stream::Own(_)) { usable - usable / 8 } else { pages };
         if let Some(at) = own.partial.iter().rposition(|active| active.room() >= wanted.max(pages)) {
             let active = own.partial.remove(at);
-            return self.switch(device, stream, active, pages);
+            return self.switch(device, (stream, writer), active, pages);
         }
-        let kept = if stream == Stream::Moved { 0 } else { reserve(own.used() + 1) };
+        let kept = if stream == Stream::Moved { 0 } else { reserve(own.used()) };
         if own.free.len() as u64 > kept
             && let Some((id, ended)) = own.free.pop()
         {
@@ -160,22 +173,28 @@ impl Space {
         // Apart from its own kind, rather than not at all.
         if let Some(at) = own.partial.iter().rposition(fits) {
             let active = own.partial.remove(at);
-            return self.switch(device, stream, active, pages);
+            return self.switch(device, (stream, writer), active, pages);
         }
         let other = own.streams.iter().filter(|(_, active)| fits(active)).map(|(other, _)| *other).next();
         if let Some(other) = other {
-            return self.took(device, other, pages);
+            return self.took(device, other, writer, pages);
         }
         Err(full.map_or_else(|| self.no_room(devices, device), Error::duplicate))
     }
 
     /// From now on the stream writes to this segment.
-    fn switch(&mut self, device: DeviceIndex, stream: Stream, active: Active, pages: u32) -> Result<Step> {
+    fn switch(
+        &mut self,
+        device: DeviceIndex,
+        (stream, writer): (Stream, Option<SequenceId>),
+        active: Active,
+        pages: u32,
+    ) -> Result<Step> {
         let before = self.space_of(device)?.streams.insert(stream, active);
         if let Some(before) = before {
             self.retire(device, before);
         }
-        self.took(device, stream, pages)
+        self.took(device, stream, writer, pages)
     }
 
     /// Whether the capacity allows one more segment file.
@@ -224,6 +243,7 @@ impl Space {
             state: SegmentState::Open,
             used_pages: 1,
             live_pages: 0,
+            last_lsn: 0,
         };
         let key = (device, id);
         self.pending.push(Kind::SegmentOpen, &open_record(key, &meta), &[]);
@@ -244,7 +264,7 @@ impl Space {
         });
         self.opened.push(Arc::clone(&handle));
         self.handles.insert(key, Arc::downgrade(&handle));
-        let active = Active { handle, next_page: 1 };
+        let active = Active { handle, next_page: 1, only: None };
         if let Some(before) = self.space_of(device)?.streams.insert(stream, active) {
             self.retire(device, before);
         }

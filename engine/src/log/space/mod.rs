@@ -40,6 +40,8 @@ pub(crate) enum Stream {
 struct Active {
     handle: Arc<SegmentHandle>,
     next_page: u32,
+    /// The only sequence that wrote to it so far.
+    only: Option<SequenceId>,
 }
 
 impl Active {
@@ -106,6 +108,8 @@ pub(crate) struct Space {
     metadata_bytes: u64,
     spare_bytes: u64,
     segment_pages: u32,
+    /// Segments that cannot be emptied.
+    stuck: BTreeSet<SegmentKey>,
     /// Some file could not be preallocated.
     sparse: bool,
     /// See [`Self::next_frame`].
@@ -129,6 +133,7 @@ impl Space {
             metadata_bytes: 0,
             spare_bytes: 0,
             segment_pages: devices.identity.segment_pages,
+            stuck: BTreeSet::new(),
             sparse: false,
             pointer: 0,
             changed: Arc::default(),
@@ -143,7 +148,7 @@ impl Space {
                 }
                 SegmentState::Open => {
                     let handle = space.handle(devices, *key, meta)?;
-                    space.retire(key.0, Active { handle, next_page: meta.used_pages });
+                    space.retire(key.0, Active { handle, next_page: meta.used_pages, only: None });
                 }
             }
         }
@@ -260,19 +265,82 @@ impl Space {
         }
     }
 
-    /// Seals the segments of a device that are open with room and nobody's, so that what is dead in them can be had back.
-    pub(crate) fn seal_partial(&mut self) -> bool {
-        let partial: Vec<Active> = self.devices.values_mut().flat_map(|own| std::mem::take(&mut own.partial)).collect();
-        // One that holds nothing is as good as free.
-        let (used, unused): (Vec<_>, Vec<_>) = partial.into_iter().partition(|active| active.next_page > 1);
-        for active in unused {
-            if let Some(own) = self.devices.get_mut(&active.handle.key.0) {
-                own.partial.push(active);
+    /// A segment that cannot be emptied, because something in it is damaged.
+    pub(crate) fn set_stuck(&mut self, key: SegmentKey) {
+        self.stuck.insert(key);
+    }
+
+    pub(crate) fn stuck_segments(&self) -> u64 {
+        self.stuck.len() as u64
+    }
+
+    pub(crate) fn is_stuck(&self, key: SegmentKey) -> bool {
+        self.stuck.contains(&key)
+    }
+
+    /// Seals open segments of which less than half of what was written lives, so that the rest can be had back.
+    pub(crate) fn seal_wasted(&mut self, catalog: &Catalog) {
+        let wasted = |active: &Active| {
+            let used = u64::from(active.next_page - 1);
+            let live = catalog.segments.get(&active.handle.key).map_or(0, |meta| meta.live_pages);
+            used > 0 && (live + active.handle.in_flight_pages()) * 2 < used
+        };
+        let mut sealed = Vec::new();
+        for own in self.devices.values_mut() {
+            sealed.extend(own.partial.extract_if(.., |active| wasted(active)));
+            sealed.extend(own.streams.extract_if(.., |_, active| wasted(active)).map(|(_, active)| active));
+        }
+        sealed.into_iter().for_each(|active| self.seal(active));
+    }
+
+    /// Takes free segments out, beyond the reserve, until the files are within the capacity. Each with the generation that
+    /// ended. The last id of a device stays, so that none is given out twice.
+    pub(crate) fn take_removable(&mut self, devices: &Devices) -> Vec<(SegmentKey, u64)> {
+        let capacity = self.capacity.unwrap_or(u64::MAX);
+        let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes());
+        let mut taken = Vec::new();
+        for (device, own) in &mut self.devices {
+            let kept = reserve(own.used());
+            let last = own.next_segment.saturating_sub(1);
+            let mut at = 0;
+            while over > 0 && own.free.len() as u64 > kept && at < own.free.len() {
+                // One that no commit knows has generation 0.
+                if own.free[at].0.0 == last || own.free[at].1 == 0 {
+                    at += 1;
+                    continue;
+                }
+                let (id, generation) = own.free.swap_remove(at);
+                taken.push(((*device, id), generation));
+                over -= 1;
             }
         }
-        let any = !used.is_empty();
-        used.into_iter().for_each(|active| self.seal(active));
-        any
+        taken
+    }
+
+    /// Segments that appends may still begin.
+    pub(crate) fn free_segments(&self, devices: &Devices) -> u64 {
+        let kept = |own: &DeviceSpace| (own.free.len() as u64).saturating_sub(reserve(own.used()));
+        let free: u64 = self.devices.values().map(kept).sum();
+        free + self.growth(devices)
+    }
+
+    /// Segments there are, and those that may still be made.
+    pub(crate) fn all_segments(&self, devices: &Devices) -> u64 {
+        self.files() + self.growth(devices)
+    }
+
+    pub(crate) fn files(&self) -> u64 {
+        self.devices.values().map(DeviceSpace::files).sum()
+    }
+
+    /// Segment files that may still be made.
+    fn growth(&self, devices: &Devices) -> u64 {
+        let allowed = self.capacity.map(|_| self.allowance(devices));
+        let room = || {
+            let spaces = devices.list.iter().filter_map(|device| device.directory.space().ok());
+            spaces.map(|space| space.available).max().unwrap_or(0)
+        };
+        allowed.unwrap_or_else(room) / self.segment_bytes()
     }
 
     /// Segment records for the next commit, and the segments to sync before they are recorded.
@@ -304,6 +372,7 @@ impl Space {
     /// The manifest says durably that this segment is free: its file may live again.
     pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) {
         self.handles.remove(&key);
+        self.stuck.remove(&key);
         if let Some(own) = self.devices.get_mut(&key.0)
             && own.sealed.remove(&key.1)
         {

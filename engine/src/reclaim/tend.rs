@@ -1,0 +1,213 @@
+//! What keeps a store going: sequences expire, evictable ones go when it is too full, dead space is cleaned before it is
+//! needed. In the background on real devices; where space ran out, by whoever needs it; in a simulation only then.
+
+use super::clean::{Cleaned, clean};
+use super::evict::{evict, expire, next_expiry_ms};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::RecordBuffer;
+use crate::log::{CommitRequest, StoreInner, unix_ms};
+use crate::metrics::lock;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use stratakv_format::segment;
+
+/// Segments with more living in them are left alone in the background.
+const SHARE_EASY: f64 = 0.75;
+/// The same when an append waits for room.
+const SHARE_HARD: f64 = 0.97;
+/// Rounds of cleaning without a smaller file after which what lives does not fit.
+const SHRINK_ROUNDS: u32 = 3;
+/// Free segments below which cleaning starts in the background, at least.
+const FREE_FEW: u64 = 2;
+
+/// Makes room for an append that found none. Whether there is more than before.
+///
+/// # Errors
+/// A commit failed.
+pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
+    let before = available(inner);
+    seal_wasted(inner);
+    // What was deleted since, or held by views until now, gives its segments back with a commit.
+    inner.commit(CommitRequest::default())?;
+    if available(inner) > before {
+        return Ok(true);
+    }
+    let mut cleaned = Cleaned::default();
+    for _ in 0..4 {
+        let round = clean(inner, SHARE_HARD, 1)?;
+        cleaned.segments += round.segments;
+        if available(inner) > before || round.frames == 0 {
+            break;
+        }
+    }
+    if available(inner) > before {
+        return Ok(true);
+    }
+    let segment = lock(&inner.space).segment_bytes();
+    let evicted = evict(inner, segment)?;
+    if evicted == 0 {
+        return Ok(cleaned.segments > 0 && available(inner) >= before);
+    }
+    seal_wasted(inner);
+    inner.commit(CommitRequest::default())?;
+    if available(inner) <= before {
+        clean(inner, SHARE_HARD, 2)?;
+    }
+    Ok(true)
+}
+
+/// Bytes that appends may take: as [`crate::store::Usage::free_bytes`], but whole segments only.
+fn available(inner: &StoreInner) -> u64 {
+    let space = lock(&inner.space);
+    space.free_segments(&inner.devices)
+}
+
+/// Open segments of which most is dead take no more, so that they can be cleaned.
+fn seal_wasted(inner: &StoreInner) {
+    let catalog = lock(&inner.catalog);
+    lock(&inner.space).seal_wasted(&catalog);
+}
+
+/// Everything that is due now. Gives what was cleaned.
+///
+/// # Errors
+/// A commit failed.
+pub(crate) fn tend(inner: &Arc<StoreInner>) -> Result<Cleaned> {
+    inner.committer.check()?;
+    expire(inner)?;
+    above_the_mark(inner)?;
+    let mut done = Cleaned::default();
+    loop {
+        let (free, all) = {
+            let space = lock(&inner.space);
+            (space.free_segments(&inner.devices), space.all_segments(&inner.devices))
+        };
+        if free > FREE_FEW.max(all / 16) {
+            return Ok(done);
+        }
+        seal_wasted(inner);
+        let round = clean(inner, SHARE_EASY, 1)?;
+        done.segments += round.segments;
+        done.frames += round.frames;
+        done.bytes += round.bytes;
+        if round.segments == 0 {
+            return Ok(done);
+        }
+    }
+}
+
+/// Evicts down to the low watermark when what lives is above the high one.
+fn above_the_mark(inner: &Arc<StoreInner>) -> Result<()> {
+    let (live, room) = {
+        let catalog = lock(&inner.catalog);
+        let bytes = lock(&inner.space).bytes(&inner.devices, &catalog);
+        let Some(capacity) = bytes.capacity else { return Ok(()) };
+        let parts = bytes.devices.iter().map(|(_, own)| own);
+        let live: u64 = parts.clone().map(|own| own.live + own.in_flight).sum();
+        let taken: u64 = parts.map(|own| own.reserved + own.metadata).sum();
+        let taken = taken + bytes.manifest + bytes.spare_manifest + bytes.superblocks;
+        (live, capacity.saturating_sub(taken))
+    };
+    let (high, low) = inner.watermarks;
+    if live as f64 > room as f64 * high {
+        let target = (room as f64 * low) as u64;
+        evict(inner, live.saturating_sub(target))?;
+    }
+    Ok(())
+}
+
+/// Cleans everything that has anything dead in it.
+///
+/// # Errors
+/// A commit failed.
+pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
+    let mut done = Cleaned::default();
+    // Each round makes at least one segment of what lived in several; nothing lives in more than there are.
+    let rounds = lock(&inner.space).files();
+    for _ in 0..=rounds {
+        seal_wasted(inner);
+        inner.commit(CommitRequest::default())?;
+        let round = clean(inner, 1.0 - 1e-9, 1)?;
+        done.segments += round.segments;
+        done.frames += round.frames;
+        done.bytes += round.bytes;
+        if round.segments == 0 {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Brings the files down to the capacity, by removing free ones, cleaning, and evicting.
+///
+/// # Errors
+/// [`ErrorKind::NoSpace`]: what lives takes more. The capacity holds all the same: nothing grows.
+pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
+    let mut least = u64::MAX;
+    let mut rounds_left = SHRINK_ROUNDS;
+    loop {
+        seal_wasted(inner);
+        inner.commit(CommitRequest::default())?;
+        remove_free(inner)?;
+        let (over, segment) = {
+            let space = lock(&inner.space);
+            let capacity = space.capacity().unwrap_or(u64::MAX);
+            (space.file_bytes(&inner.devices).saturating_sub(capacity), space.segment_bytes())
+        };
+        if over == 0 {
+            return Ok(());
+        }
+        rounds_left = if over < least { SHRINK_ROUNDS } else { rounds_left - 1 };
+        least = least.min(over);
+        let cleaned = if rounds_left > 0 { clean(inner, SHARE_HARD, 1)? } else { Cleaned::default() };
+        if cleaned.segments == 0 && evict(inner, over.min(segment))? == 0 {
+            let text = format!("the files take {over} bytes more than the capacity, and what lives in them stays");
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+    }
+}
+
+/// Removes files of free segments beyond the reserve as long as there are more bytes than the capacity allows: first the
+/// word, durably, then the file.
+fn remove_free(inner: &StoreInner) -> Result<()> {
+    let doomed = lock(&inner.space).take_removable(&inner.devices);
+    if doomed.is_empty() {
+        return Ok(());
+    }
+    let mut request = CommitRequest { records: RecordBuffer::default(), ..CommitRequest::default() };
+    for (key, generation) in &doomed {
+        request.removed(*key, *generation);
+    }
+    inner.commit(request)?;
+    for ((device, id), _) in doomed {
+        let directory = &inner.devices.get(device)?.directory;
+        match directory.remove_file(&segment::file_name(id)) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The background: tends the store when it is woken, and when a sequence expires. Ends with the store.
+pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
+    loop {
+        let seen = wake.epoch();
+        let until = {
+            let Some(inner) = store.upgrade() else { return };
+            if inner.resting() {
+                return;
+            }
+            // An error stands in the committer and comes back with the next call.
+            let _ = tend(&inner);
+            if inner.devices.list.slots() > 1 && inner.devices.suspects.any() {
+                let _ = super::repair(&inner);
+            }
+            next_expiry_ms(&inner).map(|end| {
+                let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
+                Instant::now() + wait.min(Duration::from_secs(3600))
+            })
+        };
+        wake.wait_past(seen, until);
+    }
+}

@@ -1,0 +1,174 @@
+//! Keeping a store in shape: capacity, cleaning, eviction, and how it is.
+
+use super::Store;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{DeviceSnapshot, Evicted, lock};
+use crate::options::ByteSize;
+use crate::reclaim;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// What cleaning did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CleanReport {
+    /// Segments that were emptied.
+    pub segments: u64,
+    /// Frames that were moved.
+    pub frames: u64,
+    /// Bytes that were moved.
+    pub bytes: u64,
+}
+
+impl From<reclaim::Cleaned> for CleanReport {
+    fn from(done: reclaim::Cleaned) -> Self {
+        Self { segments: done.segments, frames: done.frames, bytes: done.bytes }
+    }
+}
+
+/// How a store is: every kind of fault it met since it was opened, and whether it still takes writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Health {
+    /// Why nothing can be committed until the store is opened again; none when all is well.
+    pub read_only: Option<String>,
+    /// Devices that take no more writes, because a sync failed: index and cause.
+    pub poisoned: Vec<(u16, String)>,
+    /// By device: errors, short completions, retries, and what it did.
+    pub devices: Vec<DeviceSnapshot>,
+    /// Blocks and frames that did not match their checksum when they were read, each counted once per reading.
+    pub checksum_failures: u64,
+    /// Appends that found no space at first.
+    pub no_space: u64,
+    /// Sequences evicted for want of space.
+    pub evictions: u64,
+    /// Sequences whose time to live was over.
+    pub expirations: u64,
+    /// Events of sequences that went before anybody observed, and were forgotten.
+    pub events_lost: u64,
+    /// Segments that cleaning emptied.
+    pub cleaned_segments: u64,
+    /// Bytes that cleaning moved.
+    pub moved_bytes: u64,
+    /// Segments that cannot be emptied because something in them is damaged or unreadable.
+    pub stuck_segments: u64,
+    /// Commits that wait for the next sync.
+    pub queued_commits: u64,
+    /// Devices that were declared lost, by index, and still owe copies to others.
+    pub lost: Vec<u16>,
+    /// Devices whose reads fail, by index: other copies are read first.
+    pub avoided: Vec<u16>,
+    /// Copies that failed a read and were not looked at yet.
+    pub suspect_copies: u64,
+}
+
+impl Health {
+    /// Whether nothing was ever amiss: no fault, no refusal.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        let faults = |device: &DeviceSnapshot| device.errors + device.checksum_failures;
+        self.read_only.is_none()
+            && self.poisoned.is_empty()
+            && self.lost.is_empty()
+            && self.suspect_copies == 0
+            && self.checksum_failures + self.stuck_segments == 0
+            && self.devices.iter().all(|device| faults(device) == 0)
+    }
+}
+
+impl Store {
+    /// How the store is.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let inner = &self.inner;
+        let list = &inner.devices.list;
+        let poisoned = |device: &crate::log::Device| {
+            device.directory.poison().cause().map(|cause| (device.index.0, cause.to_owned()))
+        };
+        let devices: Vec<DeviceSnapshot> = list.iter().map(|device| device.counters.snapshot()).collect();
+        let own = &inner.health;
+        Health {
+            read_only: inner.committer.check().err().map(|e| e.to_string()),
+            poisoned: list.iter().filter_map(poisoned).collect(),
+            checksum_failures: own.checksum_failures.get()
+                + devices.iter().map(|device| device.checksum_failures).sum::<u64>(),
+            devices,
+            no_space: own.no_space.get(),
+            evictions: own.evictions.get(),
+            expirations: own.expirations.get(),
+            events_lost: inner.observers.lost.get(),
+            cleaned_segments: own.cleaned_segments.get(),
+            moved_bytes: own.moved_bytes.get(),
+            stuck_segments: lock(&inner.space).stuck_segments(),
+            queued_commits: inner.committer.waiting() as u64,
+            lost: lock(&inner.catalog)
+                .members
+                .values()
+                .filter(|member| member.state == stratakv_format::manifest::MEMBER_LOST)
+                .map(|member| member.device.get())
+                .collect(),
+            avoided: list
+                .iter()
+                .filter(|device| device.profile.status().avoided)
+                .map(|device| device.index.0)
+                .collect(),
+            suspect_copies: inner.devices.suspects.len() as u64,
+        }
+    }
+
+    /// Who is told of sequences that are evicted or expire, from now on and of those that went since the store was opened.
+    /// It is called on the thread that met the need, holding no lock of the store: it may use the store, and should be quick.
+    pub fn observe(&self, observer: impl Fn(&Evicted) + Send + Sync + 'static) {
+        self.inner.observers.set(Arc::new(observer));
+    }
+
+    /// Does what is due now, instead of the background: sequences expire, evictable ones go when what lives is above the high
+    /// watermark, and segments are cleaned when few are free.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub fn tend(&self) -> Result<CleanReport> {
+        reclaim::tend(&self.inner).map(CleanReport::from)
+    }
+
+    /// Cleans all that is dead, as far as that frees whole segments. Reads go first.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub fn clean(&self) -> Result<CleanReport> {
+        reclaim::clean_all(&self.inner).map(CleanReport::from)
+    }
+
+    /// The most bytes of all files from now on; none: what the devices take. A smaller one is reached at once by removing free
+    /// files, cleaning, and evicting what may go. It holds for this opening of the store.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: what stays takes more. Nothing grows until it is reached. Or a commit failed.
+    pub fn set_capacity(&self, capacity: Option<ByteSize>) -> Result<()> {
+        lock(&self.inner.space).set_capacity(capacity.map(ByteSize::bytes));
+        reclaim::shrink(&self.inner)
+    }
+
+    /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`]: clones or sequences of it are alive, which keep it open; or it is closed, but reads are alive that
+    /// keep its devices until they are dropped. Otherwise what the last commit brought.
+    pub fn close(self) -> Result<()> {
+        self.inner.stop_tending();
+        match Arc::try_unwrap(self.inner) {
+            Ok(inner) => {
+                inner.shut()?;
+                let reads = Arc::strong_count(&inner.devices).saturating_sub(inner.devices_held);
+                if reads == 0 {
+                    return Ok(());
+                }
+                let text = format!("the store is closed, but {reads} reads of it are alive and keep its devices");
+                Err(Error::new(ErrorKind::InUse, text))
+            }
+            Err(inner) => {
+                super::start_tending(&inner)?;
+                Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences"))
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Space: accounting, reserve, cleaning, eviction, time to live, capacity.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use stratakv::{
+    Budget, ByteSize, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, SelectOptions, Sequence,
+    SequenceOptions, Store, StoreOptions, TensorView, View, attend,
+};
+
+const HEADS: usize = 2;
+const DIM: usize = 16;
+const MIB: u64 = 1 << 20;
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32)).lazy_delay(Duration::from_secs(3600));
+    options.segment_bytes(ByteSize::kib(256)).frame_bytes(ByteSize::kib(64))
+}
+
+/// A capacity of this many segments beside the manifest.
+fn segments(count: u64) -> ByteSize {
+    ByteSize(16 * MIB + 8192 + count * (256 << 10))
+}
+
+fn layout() -> KvLayout {
+    KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(8).build().unwrap()
+}
+
+/// Deterministic values that f16 holds exactly.
+fn values(seed: u64, token: usize, plane: usize) -> Vec<f32> {
+    let element = |i: usize| {
+        let mut x = seed ^ (token as u64) << 20 ^ (plane as u64) << 50 ^ i as u64;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x >> 40) % 256) as f32 / 64.0 - 2.0
+    };
+    (0..HEADS * DIM).map(element).collect()
+}
+
+fn append(sequence: &mut Sequence, seed: u64, tokens: std::ops::Range<usize>) -> stratakv::Result<()> {
+    let rows = |plane| tokens.clone().flat_map(|t| values(seed, t, plane)).collect::<Vec<f32>>();
+    let (keys, vals) = (rows(0), rows(1));
+    let view = |data| TensorView::token_major(data, tokens.len(), HEADS, DIM);
+    sequence.append(0, view(&keys), view(&vals))
+}
+
+fn write(store: &Store, options: SequenceOptions, seed: u64, tokens: usize) -> stratakv::Result<u64> {
+    let mut sequence = store.create_sequence(&layout(), options)?;
+    append(&mut sequence, seed, 0..tokens)?;
+    sequence.commit(Durability::Sync)?;
+    Ok(sequence.id().0)
+}
+
+fn key(name: impl ToString) -> SequenceOptions {
+    SequenceOptions::new().key(name.to_string())
+}
+
+/// Attention over all of it, by the engine and by hand.
+fn check_view(store: &Store, view: &View, seed: u64, tokens: usize) {
+    let query: Vec<f32> = (0..HEADS * DIM).map(|i| (i % 7) as f32 / 8.0 - 0.25).collect();
+    let batch = store.read(&[view]).unwrap().wait().unwrap();
+    let mut out = vec![0.0; HEADS * DIM];
+    attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
+    for head in 0..HEADS {
+        let own = |plane, token| values(seed, token, plane)[head * DIM..(head + 1) * DIM].to_vec();
+        let score = |t| -> f64 {
+            let dot: f64 = own(0, t).iter().zip(&query[head * DIM..]).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
+            dot / (DIM as f64).sqrt()
+        };
+        let scores: Vec<f64> = (0..tokens).map(score).collect();
+        let most = scores.iter().copied().fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        for d in 0..DIM {
+            let wanted: f64 = (0..tokens).map(|t| weights[t] * f64::from(own(1, t)[d])).sum::<f64>() / sum;
+            let got = f64::from(out[head * DIM + d]);
+            assert!((wanted - got).abs() < 1e-3, "seed {seed}, head {head}, {d}: {got}, not {wanted}");
+        }
+    }
+}
+
+fn check(store: &Store, name: impl ToString, seed: u64, tokens: usize) {
+    let sequence = store.open_sequence(&name.to_string()).unwrap();
+    assert_eq!(sequence.len(), tokens as u64);
+    check_view(store, &sequence.select_all(0).unwrap(), seed, tokens);
+}
+
+/// Bytes that the files below a directory take on disk, and their lengths.
+fn du(dir: &Path) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::read_dir(dir).unwrap().map(Result::unwrap).fold((0, 0), |sum, entry| {
+        let meta = entry.metadata().unwrap();
+        let own = if meta.is_dir() { du(&entry.path()) } else { (meta.blocks() * 512, meta.len()) };
+        (sum.0 + own.0, sum.1 + own.1)
+    })
+}
+
+fn sound(store: &Store, dir: &Path) -> stratakv::Usage {
+    let usage = store.usage().unwrap();
+    assert_eq!(usage.sum_bytes(), usage.capacity_bytes, "{usage:?}");
+    let (blocks, lengths) = du(dir);
+    assert_eq!(usage.file_bytes, lengths, "{usage:?}");
+    if usage.preallocated {
+        // Directories and the map of a file's blocks aside.
+        assert!(blocks.abs_diff(usage.file_bytes) <= usage.file_bytes / 50 + 65_536, "{blocks} {usage:?}");
+    }
+    let namespaces: u64 = usage.namespaces.iter().map(|own| own.live_bytes).sum();
+    assert_eq!(usage.live_bytes, namespaces);
+    usage
+}
+
+#[test]
+fn half_is_deleted_and_cleaned_and_the_rest_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(40)).open().unwrap();
+    let tokens = |i: u64| 200 + (i * 37 % 400) as usize;
+    for i in 0..60 {
+        write(&store, key(i), i, tokens(i)).unwrap();
+        sound(&store, dir.path());
+    }
+    // An open sequence and a view of another stay as they are through it all.
+    let mut open = store.open_sequence("1").unwrap();
+    let pinned = store.open_sequence("3").unwrap().select_all(0).unwrap();
+    for i in (0..60).step_by(2) {
+        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+    }
+    let before = sound(&store, dir.path());
+    let done = store.clean().unwrap();
+    assert!(done.frames > 0 && done.segments > 2, "{done:?}");
+    let after = sound(&store, dir.path());
+    assert_eq!(after.live_bytes, before.live_bytes);
+    assert!(after.dead_bytes < before.dead_bytes / 2, "{before:?} {after:?}");
+    check_view(&store, &pinned, 3, tokens(3));
+    check_view(&store, &open.select_all(0).unwrap(), 1, tokens(1));
+    append(&mut open, 1, tokens(1)..tokens(1) + 100).unwrap();
+    open.commit(Durability::Sync).unwrap();
+    check_view(&store, &open.select_all(0).unwrap(), 1, tokens(1) + 100);
+    drop((open, pinned));
+    for i in (5..60).step_by(2) {
+        check(&store, i, i, tokens(i));
+    }
+    assert!(store.health().is_well(), "{:?}", store.health());
+    let lifetime = store.usage().unwrap().lifetime_bytes;
+    store.close().unwrap();
+    let store = options(dir.path()).capacity(segments(40)).open().unwrap();
+    let reopened = sound(&store, dir.path());
+    assert!(reopened.lifetime_bytes >= lifetime && reopened.live_bytes > 0);
+    check(&store, 1, 1, tokens(1) + 100);
+    for i in (3..60).step_by(2) {
+        check(&store, i, i, tokens(i));
+    }
+}
+
+#[test]
+fn churn_far_beyond_the_capacity() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(24)).open().unwrap();
+    let tokens = |i: u64| 60 + (i * 271 % 900) as usize;
+    let mut alive = std::collections::VecDeque::new();
+    let mut bytes = 0;
+    for i in 0..400_u64 {
+        // Not in the order they came, so that segments are left with something alive.
+        while bytes + tokens(i) > 24_000 {
+            let at = (i * 7919 % alive.len() as u64) as usize;
+            let gone: u64 = alive.remove(at).unwrap();
+            bytes -= tokens(gone);
+            store.open_sequence(&gone.to_string()).unwrap().delete(Durability::Lazy).unwrap();
+        }
+        write(&store, key(i), i, tokens(i)).unwrap_or_else(|e| panic!("{i}: {e} {:#?}", store.usage()));
+        bytes += tokens(i);
+        alive.push_back(i);
+    }
+    sound(&store, dir.path());
+    for i in alive.iter().step_by(3) {
+        check(&store, *i, *i, tokens(*i));
+    }
+    assert!(store.health().is_well());
+}
+
+#[test]
+fn a_full_store_deletes_checkpoints_cleans_and_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || options(dir.path()).capacity(segments(12)).open().unwrap();
+    let store = open();
+    let mut count = 0_u64;
+    let error = loop {
+        match write(&store, key(count), count, 300) {
+            Ok(_) => count += 1,
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let full = sound(&store, dir.path());
+    assert!(full.reserved_bytes >= 2 * (256 << 10), "{full:?}");
+    store.close().unwrap();
+    let store = open();
+    // Every other one, so that no segment is free without cleaning.
+    for i in (0..count).step_by(2) {
+        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+    }
+    for i in 0..count / 3 {
+        write(&store, key(1000 + i), i, 300).unwrap();
+    }
+    assert!(store.health().cleaned_segments > 0);
+    for i in (1..count).step_by(2) {
+        check(&store, i, i, 300);
+    }
+    sound(&store, dir.path());
+}
+
+#[test]
+fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(16)).open().unwrap();
+    write(&store, key("kept"), 7, 500).unwrap();
+    let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
+    let (own, again) = (Arc::clone(&seen), store.clone());
+    store.observe(move |event| {
+        // It may use the store.
+        assert!(again.open_sequence(&event.key).is_err());
+        own.lock().unwrap().push(event.clone());
+    });
+    for i in 0..80_u64 {
+        let priority = if i % 4 == 0 { 9 } else { 1 };
+        write(&store, key(i).evictable(priority), i, 400).unwrap();
+    }
+    let gone = seen.lock().unwrap().clone();
+    assert!(
+        gone.len() > 10 && gone.iter().all(|e| e.reason == EvictionReason::Space && e.tokens == 400 && e.bytes > 0)
+    );
+    // Of the first that went, those with the high priority went first, and the oldest of them.
+    let ids: Vec<u64> = gone.iter().map(|event| event.key.parse().unwrap()).collect();
+    assert_eq!(&ids[..3], &[0, 4, 8], "{ids:?}");
+    check(&store, "kept", 7, 500);
+    check(&store, 79, 79, 400);
+    assert_eq!(store.health().evictions, gone.len() as u64);
+    store.observe(|_| {});
+}
+
+#[test]
+fn a_time_to_live_ends_in_the_background_and_at_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    write(&store, key("short").ttl(Duration::from_millis(1)), 1, 100).unwrap();
+    write(&store, key("long").ttl(Duration::from_secs(3600)), 2, 100).unwrap();
+    let held = store.create_sequence(&layout(), key("held").ttl(Duration::from_millis(1)));
+    let mut held = held.unwrap();
+    append(&mut held, 3, 0..10).unwrap();
+    held.commit(Durability::Sync).unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    store.tend().unwrap();
+    assert_eq!(store.open_sequence("short").unwrap_err().kind(), ErrorKind::NotFound);
+    // Not while somebody has it.
+    append(&mut held, 3, 10..20).unwrap();
+    held.commit(Durability::Sync).unwrap();
+    drop(held);
+    store.close().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    store.tend().unwrap();
+    assert_eq!(store.open_sequence("held").unwrap_err().kind(), ErrorKind::NotFound);
+    check(&store, "long", 2, 100);
+    let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
+    let own = Arc::clone(&seen);
+    store.observe(move |event| own.lock().unwrap().push(event.clone()));
+    let seen = seen.lock().unwrap().clone();
+    assert!(matches!(&seen[..], [e] if e.key == "held" && e.reason == EvictionReason::Expired), "{seen:?}");
+}
+
+#[test]
+fn a_smaller_capacity_is_reached_by_cleaning() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(60)).open().unwrap();
+    for i in 0..100_u64 {
+        write(&store, key(i), i, 400).unwrap();
+    }
+    for i in (0..100_u64).filter(|i| i % 4 != 1) {
+        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Lazy).unwrap();
+    }
+    let before = sound(&store, dir.path());
+    store.set_capacity(Some(segments(24))).unwrap();
+    let after = sound(&store, dir.path());
+    assert!(after.file_bytes <= segments(24).bytes() && after.file_bytes < before.file_bytes, "{after:?}");
+    assert_eq!(store.set_capacity(Some(segments(2))).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(write(&store, key("more"), 1, 4000).unwrap_err().kind(), ErrorKind::NoSpace);
+    store.set_capacity(None).unwrap();
+    write(&store, key("even more"), 1, 4000).unwrap();
+    store.close().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    sound(&store, dir.path());
+    for i in (1..100_u64).step_by(4) {
+        check(&store, i, i, 400);
+    }
+}
+
+#[test]
+fn closing_with_a_read_alive_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    write(&store, key("a"), 1, 100).unwrap();
+    let view = store.open_sequence("a").unwrap().select_all(0).unwrap();
+    let ticket = store.read(&[&view]).unwrap();
+    let error = store.close().unwrap_err();
+    assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("is closed, but 1 reads"), "{error}");
+    assert!(ticket.wait().unwrap().get(0).is_ok());
+    drop(view);
+    check(&options(dir.path()).open().unwrap(), "a", 1, 100);
+}
+
+#[test]
+fn a_selection_survives_the_move_of_its_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(30)).open().unwrap();
+    for i in 0..40_u64 {
+        write(&store, key(i).summary(stratakv::Summary::MinMax), i, 300).unwrap();
+    }
+    let sequence = store.open_sequence("21").unwrap();
+    let query = vec![0.5; HEADS * DIM];
+    let before = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();
+    for i in (0..40_u64).filter(|i| i % 5 != 1) {
+        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+    }
+    assert!(store.clean().unwrap().frames > 0);
+    let after = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();
+    let attended = |view: &View| {
+        let batch = store.read(&[view]).unwrap().wait().unwrap();
+        let mut out = vec![0.0_f32; HEADS * DIM];
+        attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
+        out
+    };
+    assert_eq!(attended(&before), attended(&after));
+}
