@@ -96,6 +96,7 @@ mod tests {
                 kind: KIND_LOG,
                 state: SegmentState::Open,
                 used_pages: 1,
+                last_lsn: 0,
                 live_pages: copies.iter().filter(|(at, _)| at.device.0 == device).count() as u64 * 2,
             };
             catalog.segments.insert((DeviceIndex(device), SegmentId(0)), meta);
