@@ -247,7 +247,8 @@ fn trusted_predictions_are_what_is_attended_to_and_nothing_is_read_for_nothing()
 #[test]
 fn on_simulated_devices_too_and_the_same_every_time() {
     let expected = expected();
-    let geometry = Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
+    let geometry =
+        Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
     for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)))] {
         let run = |seed| {
             let simulation = Simulation::new(&geometry, seed);
@@ -266,7 +267,8 @@ fn on_simulated_devices_too_and_the_same_every_time() {
 
 #[test]
 fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
-    let geometry = Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
+    let geometry =
+        Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
     let simulation = Simulation::new(&geometry, 3);
     let options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(2));
     let store = simulation.open(options).unwrap();

@@ -365,6 +365,9 @@ impl Committer {
         let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
         members.iter().for_each(|member| self.devices.put_member(*member));
         let mut manifest = lock(&self.manifest);
+        for member in members.iter().filter(|member| member.state == m::MEMBER_REMOVED) {
+            manifest.forget(DeviceIndex(member.device.get()))?;
+        }
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
         self.checkpoint(&mut manifest, &RecordBuffer::default())
