@@ -8,6 +8,7 @@ const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
   kvbench ingest --device /nvme0 --size 8GiB --fio
   kvbench commit --device /nvme0
+  kvbench churn --device /nvme0 --capacity 4GiB --json
   kvbench select --tokens 32768,131072
 
 Results go to stdout, progress to stderr. With --json each result is one object on a line of its own. Everything kvbench
@@ -29,12 +30,16 @@ pub(crate) enum Command {
     Ingest(IngestArgs),
     /// Durable commits of one decode step, beside the same bytes written by plain calls.
     Commit(CommitArgs),
+    /// Sequences of mixed lengths that come and go in a store kept nearly full: what the devices take for it.
+    Churn(ChurnArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
     /// Batches over 1, 2 and 4 throttled devices, a skewed selection and a slow device, with copies and without. Takes root.
     Scale(ScaleArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
     Decode(DecodeArgs),
+    /// Codecs on keys and values of a real model, and the share of a transfer to compress.
+    Codec(CodecArgs),
     /// Makes disks of a known speed out of files, and takes them away again. Takes root.
     #[command(subcommand)]
     Devices(DevicesCommand),
@@ -202,6 +207,37 @@ pub(crate) struct CommitArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench churn --device /nvme0 --capacity 4GiB --full 0.8 --json")]
+pub(crate) struct ChurnArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of all files of the store.
+    #[arg(long, default_value = "4GiB", value_parser = size)]
+    pub(crate) capacity: ByteSize,
+    /// Bytes of a segment.
+    #[arg(long, default_value = "64MiB", value_parser = size)]
+    pub(crate) segment: ByteSize,
+    /// The share of the capacity that lives.
+    #[arg(long, default_value_t = 0.8)]
+    pub(crate) full: f64,
+    /// Tokens of the shortest sequence, of 16 KiB each.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) shortest: u64,
+    /// Tokens of the longest; every magnitude in between is as frequent as the others.
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) longest: u64,
+    /// How often all that lives is written anew.
+    #[arg(long, default_value_t = 3.0)]
+    pub(crate) turnover: f64,
+    /// Decides which sequences come and go.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Without min/max summaries.
+    #[arg(long)]
+    pub(crate) no_summary: bool,
+}
+
+#[derive(Args, Debug)]
 #[command(after_help = "Example: kvbench select --tokens 32768,131072 --json")]
 pub(crate) struct SelectArgs {
     #[command(flatten)]
@@ -273,6 +309,37 @@ pub(crate) struct DecodeArgs {
     /// Seed of the selections.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench codec --kv tests/fixtures/recall-tiny/reference.safetensors --json
+
+Lossy codecs are measured with their errors; planes that a codec cannot make 5 % smaller are kept raw and count so. For theta the
+reads are emulated by the clock; decoding is real.")]
+pub(crate) struct CodecArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Keys and values: a safetensors file with f32 tensors `k_*` and `v_*` of `[kv_heads, tokens, head_dim]`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kv: PathBuf,
+    /// Tokens of a group, several with commas; theta takes the first.
+    #[arg(long, value_delimiter = ',', default_value = "8,16,64", value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: Vec<u16>,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) seconds: f64,
+    /// Bytes per second to solve theta for, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "250M,500M,1G,2G,4G", value_parser = size)]
+    pub(crate) bandwidth: Vec<ByteSize>,
+    /// Bytes of keys and values that a layer reads.
+    #[arg(long, default_value = "4MiB", value_parser = size)]
+    pub(crate) layer_bytes: ByteSize,
+    /// Microseconds that a layer computes elsewhere.
+    #[arg(long, default_value_t = 2000)]
+    pub(crate) compute_us: u64,
+    /// Layers of each point of the sweep; the time is the median of all but the first.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) layers: u32,
 }
 
 /// None: by itself.

@@ -199,8 +199,7 @@ impl Case<'_> {
     }
 
     fn run(&self, home: &Path) -> Result<DecodeResult> {
-        let mut options = StoreOptions::default();
-        options.cache = self.cache();
+        let options = StoreOptions { cache: self.cache(), ..StoreOptions::default() };
         let options = options.memory_limit(ByteSize(WORKING_BYTES + (self.cache_mib() << 20)));
         let store = open_store_with(&self.args.common, home, options)?;
         let mut sequences: Vec<Sequence> =
@@ -339,7 +338,7 @@ impl Counts {
 }
 
 /// Computes elsewhere, as a GPU would: this thread sleeps, and is on time.
-fn sleep_until(due: Instant) {
+pub(crate) fn sleep_until(due: Instant) {
     const EARLY: Duration = Duration::from_micros(150);
     let left = due.saturating_duration_since(Instant::now());
     if left > EARLY {

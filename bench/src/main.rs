@@ -6,7 +6,9 @@
 
 #[allow(unsafe_code, reason = "unsafe lives here: a ring and its buffers without the engine around them")]
 mod bare;
+mod churn;
 mod cli;
+mod codec;
 mod commit;
 mod decode;
 mod decode_trace;
@@ -29,9 +31,11 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(args),
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
+        Command::Churn(args) => churn::run(args),
         Command::Select(args) => select::run(args),
         Command::Scale(args) => scale::run(args),
         Command::Decode(args) => decode::run(args),
+        Command::Codec(args) => codec::run(args),
         Command::Devices(command) => devices::run(command),
     });
     match outcome {

@@ -60,6 +60,23 @@ fn decode_compares_caches_and_pipelines() {
 }
 
 #[test]
+fn codecs_are_measured_on_real_keys_and_values() {
+    let kv = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/recall-tiny/reference.safetensors");
+    let arguments = ["codec", "--kv", kv, "--group", "8", "--seconds", "0.005", "--rounds", "1", "--layers", "3"];
+    let found = results(&[&arguments[..], &["--bandwidth", "250M", "--layer-bytes", "256KiB", "--json"]].concat());
+    let (theta, codecs) = found.split_last().expect("results");
+    for result in codecs {
+        assert_positive(result, &["stored_share", "encode_gb_per_s", "decode_gb_per_s", "planes"]);
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        let lossy = result["codec"].as_str().is_some_and(|codec| codec.starts_with("int"));
+        assert_eq!(lossy, number("relative_error") > 0.0, "{result}");
+        assert!(number("relative_error") < 0.15 && number("stored_share") <= 1.0, "{result}");
+    }
+    assert!(codecs.len() >= 16);
+    assert_positive(theta, &["theta_ms", "best_ms", "ratio_best", "ratio", "decode_gb_per_s"]);
+}
+
+#[test]
 fn read_runs_on_the_other_driver_and_checksum() {
     let arguments =
         ["read", "--block", "16KiB", "--batch", "4", "--seconds", "0.05", "--rounds", "1", "--size", "4MiB"];
@@ -144,6 +161,18 @@ fn an_interrupted_run_removes_its_files() {
     assert!(kill.success());
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(!begun(), "files are left");
+}
+
+#[test]
+fn churn_counts_what_cleaning_costs() {
+    let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
+    let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
+    assert_positive(
+        &found[0],
+        &["kv_bytes", "device_bytes", "summary_bytes", "live_share", "usage_over_du", "gb_per_s"],
+    );
+    let amplification = found[0]["write_amplification"].as_f64().expect("a number");
+    assert!((1.0..4.0).contains(&amplification), "{}", found[0]);
 }
 
 fn devices(dir: &std::path::Path, arguments: &[&str]) -> Output {

@@ -35,6 +35,8 @@ pub enum ErrorKind {
     Busy,
     /// An earlier sync or write failed; the store is read-only until it is opened again.
     Poisoned,
+    /// The store is open for reading only. Open it for writing.
+    ReadOnly,
     /// A commit failed midway: whether it is durable is known only after the store is opened again.
     Indeterminate,
     /// The store or sequence was closed.

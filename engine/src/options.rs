@@ -127,6 +127,8 @@ pub struct StoreOptions {
     pub devices: Vec<PathBuf>,
     /// Create the store when its directories are empty or missing. Default true.
     pub create: bool,
+    /// Open for reading only: nothing is written, not even what recovery would. Default false.
+    pub read_only: bool,
     /// The most bytes of all files of the store together. Default: no limit but the devices.
     pub capacity: Option<ByteSize>,
     /// The most memory: buffers, tails, summaries, indexes. Default 512 MiB.
@@ -161,6 +163,7 @@ impl Default for StoreOptions {
         Self {
             devices: Vec::new(),
             create: true,
+            read_only: false,
             capacity: None,
             memory_limit: ByteSize::mib(512),
             segment_bytes: ByteSize::mib(64),
@@ -190,6 +193,15 @@ impl StoreOptions {
     #[must_use]
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Whether to open for reading only. No byte and no name in the directories changes: a store that a crash left is
+    /// recovered in memory, and the directories may lie on a read-only mount. Several processes may read at once, none while
+    /// one writes. Every call that would write is an [`ErrorKind::ReadOnly`].
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
         self
     }
 

@@ -11,7 +11,7 @@ pub use maintain::{CleanReport, Health};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
 use crate::cache::CacheStatus;
-use crate::device::directory::Directory;
+use crate::device::directory::{Access, Directory};
 use crate::device::environment::{Mutant, mutated};
 use crate::device::profile::ProfileStatus;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
@@ -60,6 +60,8 @@ pub struct SequenceInfo {
     pub tokens: u64,
     /// Bytes of its frames on devices, header and padding included.
     pub disk_bytes: u64,
+    /// The sequence it was forked from, which may be gone.
+    pub parent: Option<u64>,
     /// When it was created, milliseconds since 1970.
     pub created_unix_ms: u64,
     /// When it was last committed, milliseconds since 1970.
@@ -127,7 +129,8 @@ impl Store {
             );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        let directories = open_directories(&options.devices)?;
+        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let directories = open_directories(&options.devices, access)?;
         Self::open_in(options, directories)
     }
 
@@ -139,9 +142,9 @@ impl Store {
             let text = format!("watermarks {low} and {high} are not 0 < low <= high <= 1");
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        match read_devices(directories)? {
+        match read_devices(directories, options.read_only)? {
             Opened::Store(found) => open_existing(&options, memory, found),
-            Opened::Empty(found) if options.create => create(&options, memory, found),
+            Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
             Opened::Empty(found) => {
                 let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();
                 let text = format!("device directory {path}: holds no store, and creating one was not asked for");
@@ -162,6 +165,7 @@ impl Store {
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check()?;
+        inner.committer.check_tables()?;
         if options.key.len() > KEY_BYTES_MAX {
             let text = format!("key of {} bytes; at most {KEY_BYTES_MAX}", options.key.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -311,6 +315,7 @@ impl Store {
             key: meta.key.clone(),
             tokens: meta.tokens,
             disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,
         };
@@ -577,6 +582,12 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let copies = replayed.catalog.frames.values().any(|frame| frame.copies() > 1);
     devices.replicas.fetch_or(copies, Ordering::Relaxed);
     let account = replayed.catalog.memory_bytes();
+    if options.read_only {
+        check_account(account, memory)?;
+        // What recovery would write stands in memory alone, and is found again each time.
+        let manifest = ManifestLog::read_only(replayed.place, replayed.epoch);
+        return start(options, devices, replayed.catalog, manifest);
+    }
     let manifest = if unclean {
         let counters = &mut replayed.catalog.counters;
         counters.frame = counters.frame.saturating_add(IDS_SKIPPED);
@@ -606,10 +617,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     for device in devices.list.iter() {
         remove_leftovers(&*device.directory, device.index, manifest.place().generation, &replayed.catalog)?;
     }
-    if account > memory / 2 {
-        let text = format!("the tables of this store take {account} bytes, too much for memory_limit {memory}");
-        return Err(Error::new(ErrorKind::MemoryLimit, text));
-    }
+    check_account(account, memory)?;
     start(options, devices, replayed.catalog, manifest)
 }
 
@@ -642,6 +650,14 @@ fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[Known]) -
     Ok(missing.into_iter().map(|member| m::Member { state: m::MEMBER_LOST, ..member }).collect())
 }
 
+fn check_account(bytes: usize, memory: usize) -> Result<()> {
+    if bytes <= memory / 2 {
+        return Ok(());
+    }
+    let text = format!("the tables of this store take {bytes} bytes, too much for memory_limit {memory}");
+    Err(Error::new(ErrorKind::MemoryLimit, text))
+}
+
 fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: ManifestLog) -> Result<Store> {
     let space = Space::new(&devices, &catalog, options.capacity.map(|c| c.bytes()))?;
     let limit = devices.budget.limit();
@@ -649,13 +665,15 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     let counters = catalog.counters;
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let mut manifest = manifest;
-    keep_spare(&devices, &space, &mut manifest)?;
-    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest);
+    if !options.read_only {
+        keep_spare(&devices, &space, &mut manifest)?;
+    }
+    let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest)?;
     let committer = Arc::new(committer);
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
     // In a simulation lazy commits are due when the test flushes.
     let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
-    let lazy = (!simulated).then(|| {
+    let lazy = (!simulated && !options.read_only).then(|| {
         let committer = Arc::clone(&committer);
         let commit_when_due = move || {
             while committer.wait_due() {
@@ -681,7 +699,6 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
         repairing: Mutex::default(),
-        devices_held: Arc::strong_count(&devices),
         devices,
         cache,
         health: StoreCounters::default(),
@@ -693,7 +710,9 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         rest: AtomicBool::new(false),
     };
     let inner = Arc::new(inner);
-    if simulated {
+    if options.read_only {
+        // Nothing changes.
+    } else if simulated {
         reclaim::expire(&inner)?;
     } else {
         start_tending(&inner)?;

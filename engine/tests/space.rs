@@ -329,3 +329,47 @@ fn a_selection_survives_the_move_of_its_groups() {
     };
     assert_eq!(attended(&before), attended(&after));
 }
+
+/// A copy of a directory tree, private to this user.
+fn copy(from: &Path, to: &Path) {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().mode(0o700).create(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => assert!(std::fs::copy(entry.path(), to).is_ok()),
+        }
+    }
+}
+
+#[test]
+fn a_creation_cut_short_begins_anew_unless_the_store_was_used() {
+    for used in [false, true] {
+        let root = tempfile::tempdir().unwrap();
+        let dirs: Vec<_> = (0..3).map(|i| root.path().join(i.to_string())).collect();
+        dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let opened = |prefix: &str| {
+            let dirs = (0..3).map(|i| root.path().join(format!("{prefix}{i}")));
+            dirs.fold(Store::options().segment_bytes(ByteSize::kib(256)), |o, dir| o.device(dir)).open()
+        };
+        let store = opened("").unwrap();
+        if used {
+            write(&store, key("kept"), 1, 100).unwrap();
+        }
+        for (i, dir) in dirs.iter().enumerate() {
+            copy(dir, &root.path().join(format!("cut-{i}")));
+        }
+        // The last device never got its superblock.
+        std::fs::remove_file(root.path().join("cut-2/superblock")).unwrap();
+        match (used, opened("cut-")) {
+            (false, Ok(store)) => {
+                write(&store, key("new"), 2, 100).unwrap();
+                check(&store, "new", 2, 100);
+            }
+            (true, Err(e)) => assert_eq!(e.kind(), ErrorKind::Configuration, "{e}"),
+            (used, outcome) => panic!("used: {used}, {outcome:?}"),
+        }
+        drop(store);
+    }
+}

@@ -257,6 +257,28 @@ fn writers_and_readers_in_parallel() {
     assert_clean(&dirs, "after writers and readers in parallel");
 }
 
+#[test]
+fn closing_under_a_read_says_so() {
+    let (shape, scratch) = (shape(), fast_scratch());
+    let dirs = device_dirs(scratch.path(), 1);
+    let store = small_options(&dirs).open().unwrap();
+    let mut writer = sequence(&store, &shape, "s");
+    append(&shape, &mut writer, &mut Vec::new(), 300, &mut Rng(3));
+    writer.commit(Durability::Sync).unwrap();
+    let view = writer.select_all(0).unwrap();
+    let ticket = store.read(&[&view]).unwrap();
+    assert_eq!(store.clone().close().unwrap_err().kind(), ErrorKind::InUse);
+    drop(writer);
+    // Only the read is left: closed, and the directory still locked.
+    let error = store.close().unwrap_err();
+    assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("1 reads"), "{error}");
+    let batch = ticket.wait().unwrap();
+    assert_eq!(batch.get(0).unwrap().group(0).unwrap().0.len(), 2 * 16 * 4 * 2);
+    assert_clean(&dirs, "closed under a read");
+    let store = small_options(&dirs).open().unwrap();
+    assert_eq!(store.open_sequence("s").unwrap().len(), 300);
+}
+
 fn _readers_move_and_are_shared() {
     fn both<T: Send + Sync>() {}
     both::<SequenceReader>();

@@ -85,8 +85,9 @@ pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mu
             let first = if shape.kind == PlaneKind::Keys { 0 } else { token * groups.per_row };
             for (group, run) in row.chunks(groups.run).enumerate() {
                 for &x in run {
-                    least[first + group] = least[first + group].min(x);
-                    step[first + group] = step[first + group].max(x);
+                    let (low, high) = (&mut least[first + group], &mut step[first + group]);
+                    *low = if x < *low { x } else { *low };
+                    *high = if x > *high { x } else { *high };
                 }
             }
         }
@@ -102,14 +103,23 @@ pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mu
         }
         narrow(shape.dtype, &least, out);
         narrow(shape.dtype, &step, out);
+        // From here on the steps' inverses.
+        for step in &mut step {
+            let inverse = if *step > 0.0 { 1.0 / *step } else { 0.0 };
+            *step = if inverse.is_finite() { inverse } else { 0.0 };
+        }
         for (token, row) in values.chunks_exact(dims).enumerate() {
-            let first = if shape.kind == PlaneKind::Keys { 0 } else { token * groups.per_row };
-            for (group, (run, into)) in row.chunks(groups.run).zip(row_levels.chunks_mut(groups.run)).enumerate() {
-                let (least, step) = (least[first + group], step[first + group]);
-                let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
-                let inverse = if inverse.is_finite() { inverse } else { 0.0 };
-                for (&x, level) in run.iter().zip(into) {
-                    *level = ((x - least) * inverse).round_ties_even().clamp(0.0, levels) as u8;
+            if shape.kind == PlaneKind::Keys {
+                for ((level, x), (least, inverse)) in row_levels.iter_mut().zip(row).zip(least.iter().zip(&step)) {
+                    *level = nearest_level((x - least) * inverse, levels);
+                }
+            } else {
+                let first = token * groups.per_row;
+                for (group, (run, into)) in row.chunks(groups.run).zip(row_levels.chunks_mut(groups.run)).enumerate() {
+                    let (least, inverse) = (least[first + group], step[first + group]);
+                    for (level, x) in into.iter_mut().zip(run) {
+                        *level = nearest_level((x - least) * inverse, levels);
+                    }
                 }
             }
             if BITS == 4 {
@@ -121,6 +131,14 @@ pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mu
         }
     }
     true
+}
+
+/// Rounded to the nearest from 0 to `levels`, at most 255: behind 2^23 an f32 has no room for anything but whole numbers.
+#[inline]
+fn nearest_level(x: f32, levels: f32) -> u8 {
+    let x = if x > 0.0 { x } else { 0.0 };
+    let x = if x < levels { x } else { levels };
+    (x + 8_388_608.0).to_bits() as u8
 }
 
 pub(super) fn decode<const BITS: u32>(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> {
@@ -187,7 +205,9 @@ fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         }
         DType::Bf16 => {
             let words = bytes.as_chunks::<2>().0;
-            out.iter_mut().zip(words).for_each(|(x, word)| *x = bf16::from_le_bytes(*word).to_f32());
+            out.iter_mut().zip(words).for_each(|(x, word)| {
+                *x = f32::from_bits(u32::from(u16::from_le_bytes(*word)) << 16);
+            });
         }
     }
 }
@@ -220,7 +240,9 @@ fn narrow_into(dtype: DType, values: &[f32], out: &mut [u8]) {
             let words = out.as_chunks_mut::<2>().0;
             let most = bf16::MAX.to_f32();
             words.iter_mut().zip(values).for_each(|(word, x)| {
-                *word = bf16::from_f32(x.clamp(-most, most)).to_le_bytes();
+                // To the nearest, ties to even; there is no NaN here.
+                let bits = x.clamp(-most, most).to_bits();
+                *word = (((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16).to_le_bytes();
             });
         }
     }

@@ -5,7 +5,7 @@
 //! bytes are noise and mostly stay as they are.
 
 use super::{Codec, damaged};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use stratakv_format::DType;
 
 /// A byte plane as it is.
@@ -101,7 +101,7 @@ fn zstd_decompress(body: &[u8], into: &mut [u8]) -> Result<usize> {
 
 #[cfg(not(feature = "zstd"))]
 fn zstd_missing() -> Error {
-    Error::new(ErrorKind::Unsupported, "codec split-zstd: this build lacks the feature zstd")
+    Error::new(crate::error::ErrorKind::Unsupported, "codec split-zstd: this build lacks the feature zstd")
 }
 
 #[cfg(not(feature = "zstd"))]

@@ -232,7 +232,7 @@ fn wrong_lengths_and_shapes_are_errors() {
     let plane = vec![0; 60];
     let mut out = Vec::new();
     assert_eq!(encode(Codec::Int8, &shape, &plane[1..], &mut out).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(decode(Codec::Raw, &shape, &plane[1..], &mut vec![0; 60]).unwrap_err().kind(), ErrorKind::Corruption);
+    assert_eq!(decode(Codec::Raw, &shape, &plane[1..], &mut [0; 60]).unwrap_err().kind(), ErrorKind::Corruption);
     assert_eq!(decode(Codec::Raw, &shape, &plane, &mut [0; 4]).unwrap_err().kind(), ErrorKind::InvalidArgument);
     for (heads, tokens, dims) in [(0, 1, 1), (usize::MAX, 2, 2), (1 << 20, 1 << 20, 1)] {
         let shape = PlaneShape { heads, tokens, dims, ..shape };

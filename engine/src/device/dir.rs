@@ -41,6 +41,8 @@ pub(crate) struct DeviceDir {
     #[allow(dead_code, reason = "tests tell directories apart by it")]
     identity: Identity,
     direct: DirectIo,
+    /// See [`Directory::sync_covers_overwrites`].
+    in_place: bool,
     poison: Arc<Poison>,
 }
 
@@ -86,7 +88,9 @@ impl DeviceDir {
             Access::ReadOnly => probe::probe(root.as_fd(), Some("superblock")),
         };
         let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
-        Ok(Arc::new(Self { root, path, access: options.access, identity, direct, poison: Arc::default() }))
+        let in_place = direct.is_direct() && writes_in_place(&root);
+        let poison = Arc::default();
+        Ok(Arc::new(Self { root, path, access: options.access, identity, direct, in_place, poison }))
     }
 
     fn unlink(&self, path: &str) -> Result<(), Errno> {
@@ -131,6 +135,13 @@ impl DeviceDir {
 fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
+}
+
+/// Whether the file system is known to overwrite in place and to flush the device in every fdatasync: ext4 and XFS are.
+fn writes_in_place(root: &OwnedFd) -> bool {
+    const EXT4: rustix::fs::FsWord = 0xef53;
+    const XFS: rustix::fs::FsWord = 0x5846_5342;
+    rustix::fs::fstatfs(root).is_ok_and(|stat| stat.f_type == EXT4 || stat.f_type == XFS)
 }
 
 fn make_root(path: &Path) -> Result<()> {
@@ -180,8 +191,16 @@ impl Directory for DeviceDir {
         &self.poison
     }
 
+    fn access(&self) -> Access {
+        self.access
+    }
+
     fn lock_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.root.as_fd())
+    }
+
+    fn sync_covers_overwrites(&self) -> bool {
+        self.in_place
     }
 
     fn create_file(&self, path: &str, len: u64) -> Result<Arc<DeviceFile>> {

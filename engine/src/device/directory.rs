@@ -55,8 +55,19 @@ pub(crate) trait Directory: Send + Sync {
     /// The descriptor that holds the lock, for a ring to keep.
     fn lock_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// What it was opened for, and what its files can be opened for.
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
     /// Whether it is memory of a simulation, whose operations run on the calling thread.
     fn is_simulated(&self) -> bool {
+        false
+    }
+
+    /// Whether a sync of any file also makes durable what was completely written before to places of other files that had
+    /// been written and synced already: the file system writes them in place and flushes the whole device in every sync.
+    fn sync_covers_overwrites(&self) -> bool {
         false
     }
 

@@ -57,7 +57,7 @@ pub(crate) fn unix_ms() -> u64 {
 
 /// What a simulation wants to have seen, so that a run which never got there fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(not(feature = "sim"), allow(unreachable_pub, reason = "public with the simulation only"))]
+#[cfg_attr(not(feature = "sim"), allow(unreachable_pub, dead_code, reason = "public with the simulation only"))]
 pub enum Event {
     /// A segment that had been used was opened again.
     SegmentRecycled,

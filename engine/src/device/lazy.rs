@@ -1,7 +1,7 @@
 //! Files that are open while they are used, and closed again when too many are: a store has more segments than a process may
 //! have descriptors.
 
-use super::directory::{Access, Directory};
+use super::directory::Directory;
 use super::file::DeviceFile;
 use crate::error::Result;
 use crate::metrics::lock;
@@ -94,7 +94,7 @@ impl LazyFile {
         if let Some(file) = &*lock(&self.open) {
             return Ok(Arc::clone(file));
         }
-        let fresh = self.directory.open_file(&self.path, Access::ReadWrite)?;
+        let fresh = self.directory.open_file(&self.path, self.directory.access())?;
         let file = Arc::clone(lock(&self.open).get_or_insert(fresh));
         self.files.opened(self);
         Ok(file)
@@ -122,6 +122,7 @@ impl LazyFile {
 mod tests {
     use super::*;
     use crate::device::dir::{DeviceDir, DirOptions};
+    use crate::device::directory::Access;
 
     #[test]
     fn few_files_stay_open_and_all_can_be_read() {

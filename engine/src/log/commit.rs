@@ -8,7 +8,7 @@ use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::layout::KvLayout;
-use crate::metrics::lock;
+use crate::metrics::{Category, Reservation, lock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -76,8 +76,32 @@ pub(crate) struct Committer {
     manifest: Mutex<ManifestLog>,
     /// Set by the first commit that failed midway.
     broken: Mutex<Option<Error>>,
+    /// Nothing is ever committed.
+    read_only: bool,
     /// Bytes written to the devices before the store was opened.
     lifetime_bytes: u64,
+    tables: Mutex<Tables>,
+}
+
+/// The memory that the catalog takes.
+struct Tables {
+    account: Reservation,
+    /// Entries when it was last measured.
+    entries: usize,
+    /// It has grown beyond what `memory_limit` has left.
+    short: bool,
+}
+
+impl Tables {
+    /// Follows the catalog when it has grown or shrunk by an eighth.
+    fn follow(&mut self, devices: &Devices, catalog: &Catalog) {
+        let entries = catalog.frames.len() + catalog.sequences.len() + catalog.segments.len();
+        if entries.abs_diff(self.entries) > self.entries / 8 + 64 || self.short {
+            self.entries = entries;
+            let bytes = catalog.memory_bytes();
+            self.short = !devices.resize(&mut self.account, bytes + bytes / 8);
+        }
+    }
 }
 
 /// How a group commit failed.
@@ -132,10 +156,18 @@ impl Committer {
         space: Arc<Mutex<Space>>,
         catalog: Arc<Mutex<Catalog>>,
         manifest: ManifestLog,
-    ) -> Self {
+    ) -> Result<Self> {
         lock(&space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
-        let lifetime_bytes = lock(&catalog).counters.lifetime_bytes;
-        Self {
+        let (lifetime_bytes, bytes) = {
+            let catalog = lock(&catalog);
+            (catalog.counters.lifetime_bytes, catalog.memory_bytes())
+        };
+        let account = devices.reserve(bytes + bytes / 8, Category::Index).ok_or_else(|| {
+            let text = format!("the tables of this store take {bytes} bytes, more than memory_limit has left");
+            Error::new(ErrorKind::MemoryLimit, text)
+        })?;
+        let read_only = manifest.is_read_only();
+        Ok(Self {
             devices,
             space,
             catalog,
@@ -143,13 +175,32 @@ impl Committer {
             changed: Condvar::new(),
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
+            read_only,
             lifetime_bytes,
-        }
+            tables: Mutex::new(Tables { account, entries: 0, short: false }),
+        })
     }
 
     /// # Errors
-    /// An earlier commit failed midway.
+    /// [`ErrorKind::MemoryLimit`]: the tables of the store leave no memory for more of it. Deleting helps.
+    pub(crate) fn check_tables(&self) -> Result<()> {
+        if !lock(&self.tables).short {
+            return Ok(());
+        }
+        let text = "the tables of the store have outgrown memory_limit; delete sequences or raise it";
+        Err(Error::new(ErrorKind::MemoryLimit, text))
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// # Errors
+    /// An earlier commit failed midway, or the store is open for reading only.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
+        }
         match &*lock(&self.broken) {
             None => Ok(()),
             Some(cause) => {
@@ -351,6 +402,7 @@ impl Committer {
             records.apply(&mut catalog)?;
             // What was in flight is live: nobody sees it as neither.
             drop(flights);
+            lock(&self.tables).follow(&self.devices, &catalog);
             if counted {
                 let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..catalog.counters };
                 records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);

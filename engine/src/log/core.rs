@@ -35,8 +35,6 @@ pub(crate) struct StoreInner {
     pub(crate) devices: Arc<Devices>,
     /// One repair at a time.
     pub(crate) repairing: Mutex<()>,
-    /// Who holds the devices besides reads.
-    pub(crate) devices_held: usize,
     pub(crate) health: StoreCounters,
     pub(crate) observers: Observers,
     /// One cleaning at a time.
@@ -184,6 +182,7 @@ impl StoreInner {
     }
 
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        self.committer.check()?;
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {
@@ -200,6 +199,10 @@ impl StoreInner {
     }
 
     pub(crate) fn shut(&self) -> Result<()> {
+        if self.committer.is_read_only() {
+            self.committer.stop();
+            return Ok(());
+        }
         // Counters go along, so that ids given out are not given out again.
         let mut request = CommitRequest::default();
         let known = lock(&self.catalog).counters;

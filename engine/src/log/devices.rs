@@ -218,15 +218,6 @@ impl Devices {
         self.run_all(ops)
     }
 
-    /// Syncs a file behind the caller's back: the waiter tells how it ended.
-    pub(crate) fn sync_behind(&self, files: &[(DeviceIndex, Arc<DeviceFile>)]) -> Result<Arc<Waiter>> {
-        let waiter = Waiter::new(files.len());
-        for (device, file) in files {
-            self.submit_one(*device, Op::Sync { file: Arc::clone(file) }, &waiter)?;
-        }
-        Ok(waiter)
-    }
-
     /// Executes operations and waits: those of one device on this thread, the others beside it.
     fn run_all(&self, ops: Vec<(DeviceIndex, Op)>) -> Result<()> {
         let Some(first) = ops.first().map(|(device, _)| *device) else { return Ok(()) };

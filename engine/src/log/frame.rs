@@ -96,20 +96,25 @@ impl Draft {
         run: Arc<Run>,
         group_tokens: u64,
         planes: usize,
-        summary: Option<(DType, usize, Vec<u8>)>,
+        summary: Option<(DType, usize, Vec<&[u8]>)>,
     ) {
         self.run_bytes += run.disk_bytes();
         self.holds(run.first_group * group_tokens);
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
-        if let Some((element, groups, bytes)) = summary.filter(|(_, groups, _)| *groups > 0) {
-            self.front_bytes += bytes.len().next_multiple_of(8);
-            let part = SummaryPart { layer: run.layer, first_group: run.first_group, groups, element, bytes };
+        if let Some((element, groups, pieces)) = summary.filter(|(_, groups, _)| *groups > 0) {
+            self.front_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>().next_multiple_of(8);
             match self.summaries.last_mut() {
-                Some(last) if last.layer == part.layer && last.first_group + last.groups as u64 == part.first_group => {
-                    last.groups += part.groups;
-                    last.bytes.extend_from_slice(&part.bytes);
+                Some(last) if last.layer == run.layer && last.first_group + last.groups as u64 == run.first_group => {
+                    last.groups += groups;
+                    pieces.iter().for_each(|piece| last.bytes.extend_from_slice(piece));
                 }
-                _ => self.summaries.push(part),
+                _ => self.summaries.push(SummaryPart {
+                    layer: run.layer,
+                    first_group: run.first_group,
+                    groups,
+                    element,
+                    bytes: pieces.concat(),
+                }),
             }
         }
         self.runs.push(run);
@@ -260,7 +265,37 @@ struct Tables<'a> {
     nonce: u64,
     descriptors: Vec<Descriptor>,
     checksums: Vec<u64>,
-    front: Vec<u8>,
+    front: Front<'a>,
+}
+
+/// What lies in front of the runs: bytes at their offsets, zeros between. Copied once, into the buffers that are written.
+#[derive(Default)]
+struct Front<'a> {
+    pieces: Vec<(usize, &'a [u8])>,
+    len: usize,
+}
+
+impl<'a> Front<'a> {
+    fn push(&mut self, bytes: &'a [u8]) {
+        self.pieces.push((self.len, bytes));
+        self.len += bytes.len();
+    }
+}
+
+/// Fills `out`, which stands for the bytes from `base` on, with what `pieces` (rising, apart) have there, and zeros.
+fn lay_out(pieces: &[(usize, &[u8])], base: usize, out: &mut [u8]) {
+    let mut at = 0;
+    for (offset, bytes) in pieces {
+        let (start, end) = (offset.saturating_sub(base), (offset + bytes.len()).saturating_sub(base).min(out.len()));
+        if end <= start {
+            continue;
+        }
+        let skip = base.saturating_sub(*offset);
+        out[at..start].fill(0);
+        out[start..end].copy_from_slice(&bytes[skip..skip + end - start]);
+        at = end;
+    }
+    out[at..].fill(0);
 }
 
 struct Piece {
@@ -272,7 +307,7 @@ struct Piece {
     element: Option<DType>,
 }
 
-impl Tables<'_> {
+impl<'a> Tables<'a> {
     fn checksum(&self, piece: &Piece, first_token: u64, tokens: u32, plane: u16, data: &[u8]) -> u64 {
         let layer = piece.layer as u16;
         let sequence = self.who.sequence;
@@ -301,16 +336,16 @@ impl Tables<'_> {
     }
 
     /// Puts planes into the front, one checksum each.
-    fn front_piece(&mut self, piece: &Piece, planes: &[&[u8]]) {
-        let (offset, first) = (self.front.len(), self.checksums.len());
+    fn front_piece(&mut self, piece: &Piece, planes: &[&'a [u8]]) {
+        let (offset, first) = (self.front.len, self.checksums.len());
         for (index, plane) in planes.iter().enumerate() {
             let checksum = self.checksum(piece, piece.first_token, piece.tokens, index as u16, plane);
             self.checksums.push(checksum);
-            self.front.extend_from_slice(plane);
+            self.front.push(plane);
         }
-        let bytes = self.front.len() - offset;
+        let bytes = self.front.len - offset;
         self.describe(piece, offset as u64, bytes as u64, first);
-        self.front.resize(self.front.len().next_multiple_of(8), 0);
+        self.front.len = self.front.len.next_multiple_of(8);
     }
 }
 
@@ -330,7 +365,8 @@ pub(crate) fn write(
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
-    let mut tables = Tables { devices, who, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Vec::new() };
+    let mut tables =
+        Tables { devices, who, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Front::default() };
     let group = u64::from(who.layout.raw().group_tokens);
     for part in &draft.summaries {
         let piece = Piece {
@@ -398,7 +434,7 @@ pub(crate) fn write(
     // Now the header's length is known, and with it every offset.
     let header_bytes =
         frame::header_bytes(who.layout.raw(), who.key.len(), tables.descriptors.len(), tables.checksums.len());
-    let front_bytes = round_up_to_page(header_bytes + tables.front.len());
+    let front_bytes = round_up_to_page(header_bytes + tables.front.len);
     for (index, descriptor) in tables.descriptors.iter_mut().enumerate() {
         let base = if index < front_pieces { header_bytes } else { front_bytes };
         descriptor.offset = U64::new(descriptor.offset.get() + base as u64);
@@ -488,7 +524,7 @@ struct Laid<'a> {
     header: HeaderBuilder<'a>,
     header_bytes: usize,
     front_bytes: usize,
-    small: &'a [u8],
+    small: &'a Front<'a>,
     runs: &'a [LandedRun],
 }
 
@@ -506,7 +542,7 @@ impl Laid<'_> {
         let mut front_buffers = Vec::new();
         let mut left = self.front_bytes;
         while left > 0 {
-            match devices.arena.lease_zeroed(left.min(WRITE_BYTES)) {
+            match devices.arena.lease(left.min(WRITE_BYTES)) {
                 Ok(buffer) => front_buffers.push(buffer),
                 // Groups that wait to be written hold the memory: writing them must not wait for it.
                 Err(Exhausted::Now) => {
@@ -525,12 +561,13 @@ impl Laid<'_> {
             segment_generation: segment.generation,
             segment_nonce: segment.nonce,
         };
-        let mut front = vec![0; self.front_bytes];
+        let mut header_page = vec![0; self.header_bytes];
         let header_crc = self
             .header
-            .write(&place, &mut front)
+            .write(&place, &mut header_page)
             .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
-        front[self.header_bytes..self.header_bytes + self.small.len()].copy_from_slice(self.small);
+        let mut pieces = vec![(0, &header_page[..])];
+        pieces.extend(self.small.pieces.iter().map(|(offset, bytes)| (self.header_bytes + offset, *bytes)));
         let file = segment.file()?;
         let now = |offset: u64, bytes: &[u8]| {
             let target = [(device, Arc::clone(&file))];
@@ -551,14 +588,16 @@ impl Laid<'_> {
             Ok(())
         };
         if front_buffers.is_empty() {
+            let mut front = vec![0; self.front_bytes];
+            lay_out(&pieces, 0, &mut front);
             now(offset, &front)?;
         }
-        for (buffer, bytes) in front_buffers.iter_mut().zip(front.chunks(WRITE_BYTES)) {
-            if let Some(out) = buffer.bytes_mut() {
-                out.copy_from_slice(bytes);
-            }
-            push(buffer, offset, bytes.len())?;
-            offset += bytes.len() as u64;
+        for (index, buffer) in front_buffers.iter_mut().enumerate() {
+            let bytes = buffer.len();
+            let out = buffer.bytes_mut().ok_or_else(|| Error::new(ErrorKind::Busy, "a fresh buffer is in use"))?;
+            lay_out(&pieces, index * WRITE_BYTES, out);
+            push(buffer, offset, bytes)?;
+            offset += bytes as u64;
         }
         offset = location.offset() + self.front_bytes as u64;
         for landed in self.runs {

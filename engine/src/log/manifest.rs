@@ -8,7 +8,6 @@ use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
-use crate::shard::Waiter;
 use std::sync::Arc;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
 use stratakv_format::superblock::{SLOTS, STATE_OPEN};
@@ -53,8 +52,6 @@ pub(crate) struct ManifestLog {
     file_pages: u64,
     /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
     spare_bytes: u64,
-    /// The sync of second copies on the same device, which runs on behind the first copy's.
-    behind: Option<Arc<Waiter>>,
 }
 
 /// How a generation begins.
@@ -123,7 +120,16 @@ impl ManifestLog {
             file_pages = file_pages.min(file.len()? / PAGE_BYTES as u64);
             files.push((device, file));
         }
-        Ok(Self { place, epoch, next_epoch: epoch, files, file_pages, spare_bytes: 0, behind: None })
+        Ok(Self { place, epoch, next_epoch: epoch, files, file_pages, spare_bytes: 0 })
+    }
+
+    /// A manifest that was read to `place` and that nothing is appended to.
+    pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
+        Self { place, epoch, next_epoch: epoch, files: Vec::new(), file_pages: 0, spare_bytes: 0 }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.files.is_empty()
     }
 
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
@@ -184,10 +190,12 @@ impl ManifestLog {
             next_page: 1,
         };
         let file_pages = bytes / PAGE_BYTES as u64;
-        let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, spare_bytes: 0, behind: None };
+        let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, spare_bytes: 0 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
-            log.sync(devices)?;
+            // New files have extents of their own to be made durable.
+            devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
+            log.place.synced_through = log.place.next_batch - 1;
         }
         for device in devices.list.iter() {
             device.directory.sync_dir(m::DIRECTORY)?;
@@ -227,7 +235,12 @@ impl ManifestLog {
                 continue;
             }
             match take_file(&**directory, &name, wanted, 0) {
-                Ok((_, len)) => kept += len,
+                Ok((file, len)) => {
+                    if len != there {
+                        directory.sync_small(&file)?;
+                    }
+                    kept += len;
+                }
                 Err(e) if e.kind() == ErrorKind::NoSpace => kept += there,
                 Err(e) => return Err(e),
             }
@@ -254,8 +267,6 @@ impl ManifestLog {
     }
 
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<()> {
-        // The batch says that the one before is durable, on every copy.
-        self.settled()?;
         let batches = records.batches();
         let last = batches.len() - 1;
         if last > 0 {
@@ -282,25 +293,18 @@ impl ManifestLog {
     }
 
     fn sync(&mut self, devices: &Devices) -> Result<()> {
-        // One copy per device makes the batch durable. A second one on the same device guards against damage alone: its sync
-        // would wait for the first one's and so double what a commit waits for; it follows, and the next batch waits for it.
-        let mut firsts = Vec::new();
-        let mut seconds = Vec::new();
+        // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
+        // for them, the sync of one flushes the device for both.
+        let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
         for (device, file) in &self.files {
-            let known = firsts.iter().any(|(known, _)| known == device);
-            if known { &mut seconds } else { &mut firsts }.push((*device, Arc::clone(file)));
+            let covered = synced.iter().any(|(known, _)| known == device);
+            if !covered || !devices.get(*device)?.directory.sync_covers_overwrites() {
+                synced.push((*device, file));
+            }
         }
-        devices.sync_all(firsts.iter().map(|(device, file)| (*device, file)))?;
-        if !seconds.is_empty() {
-            self.behind = Some(devices.sync_behind(&seconds)?);
-        }
+        devices.sync_all(synced.into_iter())?;
         self.place.synced_through = self.place.next_batch - 1;
         Ok(())
-    }
-
-    /// Waits until every copy holds durably what one of them does.
-    fn settled(&self) -> Result<()> {
-        self.behind.as_ref().map_or(Ok(()), |behind| behind.wait())
     }
 
     /// Writes a new generation that starts with `state` and has room for `next`. It takes the place of this one with
@@ -333,7 +337,6 @@ impl ManifestLog {
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
         last.push(Kind::Superseded, &superseded, &[]);
         self.append(devices, &last)?;
-        self.settled()?;
         next.set_epoch(self.next_epoch);
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
@@ -387,7 +390,6 @@ impl ManifestLog {
 
     /// Writes one slot of every superblock.
     pub(crate) fn mark(&self, devices: &Devices, state: u8) -> Result<()> {
-        self.settled()?;
         for device in devices.list.iter().filter(|device| !device.is_lost()) {
             let member = device.member();
             device.write_superblock(|slot| {

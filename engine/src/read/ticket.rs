@@ -88,6 +88,7 @@ impl ReadTicket {
             batches.push(LaneBatch { device: usize::from(device.0), shard, requests });
         }
         let progress = Arc::clone(&ticket.progress);
+        progress.times.begun();
         let mut waiting: Vec<usize> = (0..ticket.parts.len()).collect();
         // Each part is checked while the rest is in flight.
         let mut check = || {
@@ -149,6 +150,7 @@ impl ReadTicket {
         }
         let batches = self.requests_by_device();
         self.submitted = true;
+        self.progress.times.begun();
         for (device, requests) in batches {
             let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
             let cancel = Some(Arc::clone(&self.cancel));

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use stratakv_format::error::FormatErrorCode;
-use stratakv_format::superblock::{self, SLOTS, Slot};
-use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
+use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot};
+use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified, manifest, segment};
 
 /// How long to wait for the lock: the last writes of a killed process hold it until they land.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ fn configuration(path: &Path, text: &str) -> Error {
 }
 
 /// Opens and locks the directories.
-pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Directory>>> {
+pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn Directory>>> {
     if paths.is_empty() {
         return Err(Error::new(ErrorKind::Configuration, "no device directory was given"));
     }
@@ -57,7 +57,7 @@ pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Director
             return Err(configuration(path, &text));
         }
     }
-    let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: LOCK_WAIT };
+    let options = DirOptions { access, create: false, lock_wait: LOCK_WAIT };
     let mut opened: Vec<Arc<dyn Directory>> = Vec::new();
     for path in paths {
         opened.push(DeviceDir::open(path, options)?);
@@ -66,7 +66,9 @@ pub(crate) fn open_directories(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Director
 }
 
 /// Reads the superblocks and sees that they make one whole store, or none at all.
-pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opened> {
+///
+/// Features that may be read but not written are no hindrance with `read_only`.
+pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool) -> Result<Opened> {
     let mut found = Vec::new();
     for directory in directories {
         let (slot, slots) = read_superblock(&*directory)?;
@@ -76,16 +78,59 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>) -> Result<Opene
     if empty == found.len() {
         return Ok(Opened::Empty(found));
     }
+    if empty > 0 && !read_only && is_cut_short(&found) {
+        return undo(found).map(Opened::Empty);
+    }
     if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
         let text = "holds no store, but another directory given does; is the right disk mounted there?";
         return Err(configuration(missing.directory.path(), text));
     }
-    check_one_store(&found)?;
+    check_one_store(&found, read_only)?;
     found.sort_by_key(|f| f.slot.map(|s| s.device_index.get()));
     Ok(Opened::Store(found))
 }
 
-fn check_one_store(found: &[Found]) -> Result<()> {
+/// Whether a creation over several devices was cut short: those that have a superblock have the first one, and the manifest
+/// names nothing. A store is used only once all its devices have one, so that nothing can be lost.
+fn is_cut_short(found: &[Found]) -> bool {
+    let Some(first) = found.iter().find_map(|f| f.slot) else { return false };
+    let slots: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
+    let fresh = slots.iter().all(|slot| {
+        slot.store_id == first.store_id
+            && slot.sequence.get() < SLOTS as u64
+            && slot.manifest_generation.get() == 1
+            && slot.epoch.get() == 1
+            && slot.state == STATE_OPEN
+            && usize::from(slot.device_count.get()) == found.len()
+    });
+    let devices: Vec<_> = found
+        .iter()
+        .filter_map(|f| {
+            let slot = f.slot?;
+            Some((DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory), slot.manifest_copies))
+        })
+        .collect();
+    let unused = || {
+        super::replay(&devices, &slots, first.store_id).is_ok_and(|replayed| {
+            let catalog = &replayed.catalog;
+            catalog.sequences.is_empty() && catalog.segments.is_empty() && catalog.layouts.is_empty()
+        })
+    };
+    fresh && unused()
+}
+
+/// Takes the superblocks of a creation that was cut short away. The first device's goes last: it is the one that says so.
+fn undo(mut found: Vec<Found>) -> Result<Vec<Found>> {
+    found.sort_by_key(|f| std::cmp::Reverse(f.slot.map(|slot| slot.device_index.get())));
+    for own in found.iter_mut().filter(|f| f.slot.is_some()) {
+        own.directory.remove_file(superblock::FILE)?;
+        own.directory.sync_dir(".")?;
+        (own.slot, own.slots) = (None, Vec::new());
+    }
+    Ok(found)
+}
+
+fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
     let slots: Vec<(&Path, &Slot)> =
         found.iter().filter_map(|f| f.slot.as_ref().map(|slot| (f.directory.path(), slot))).collect();
     let Some((first_path, first)) = slots.first() else { return Ok(()) };
@@ -94,7 +139,7 @@ fn check_one_store(found: &[Found]) -> Result<()> {
             let text = format!("belongs to another store than {}", first_path.display());
             return Err(configuration(path, &text));
         }
-        if !slot.features.writable() {
+        if !read_only && !slot.features.writable() {
             let text = format!("device directory {}: has features this build can read but not write", path.display());
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
@@ -139,11 +184,25 @@ fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>
         other => other?,
     };
     let newest = superblock::newest(&bytes).map_err(|e| superblock_error(directory, &e))?;
+    let newest = newest.into_inner();
     let slots = bytes.chunks(PAGE_BYTES).enumerate().filter_map(|(index, page)| {
         let slot = Unverified::<Slot>::at_front(page, "superblock").and_then(|slot| slot.verify(index));
         slot.ok().map(stratakv_format::Verified::into_inner)
     });
-    Ok((Some(newest.into_inner()), slots.collect()))
+    let slots: Vec<Slot> = slots.collect();
+    if slots.iter().any(|slot| (slot.store_id, slot.device_id) != (newest.store_id, newest.device_id)) {
+        let place = Corruption {
+            code: "superblock-slot",
+            device: newest.device_index.get(),
+            file: superblock::FILE.into(),
+            offset: 0,
+            len: (SLOTS * PAGE_BYTES) as u64,
+            expected: "two slots of one device".into(),
+            found: "slots of two".into(),
+        };
+        return Err(Error::corrupt(place).during(format!("device directory {}", directory.path().display())));
+    }
+    Ok((Some(newest), slots))
 }
 
 fn superblock_error(directory: &dyn Directory, e: &FormatError) -> Error {

@@ -105,6 +105,10 @@ fn replay_generation(
                 return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
             }
             note_cut(&copies, page);
+            // Something is cut.
+            let there = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
+            let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+            dirty |= copies.iter().any(|copy| copy.bytes.get(range.clone()).is_some_and(there));
             break;
         };
         let last = || {
@@ -134,6 +138,8 @@ fn replay_generation(
         note(Event::SplitCut);
     }
     dirty |= !pending.is_empty();
+    // A file that is too short for even the word that it is superseded cannot be gone on with.
+    dirty |= copies.iter().any(|copy| copy.bytes.len() < (page + 2) * PAGE_BYTES);
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     Ok(Replayed { catalog, place, epoch, dirty })

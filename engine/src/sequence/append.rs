@@ -54,6 +54,11 @@ impl Sequence {
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].
     pub fn push_token_ids(&mut self, ids: &[u32]) -> Result<()> {
+        self.store.committer.check()?;
+        self.add_token_ids(ids)
+    }
+
+    pub(super) fn add_token_ids(&mut self, ids: &[u32]) -> Result<()> {
         let held = self.index.bytes() + ids.len() * 4;
         if !self.store.devices.resize(&mut self.index, held) {
             return Err(Error::new(ErrorKind::MemoryLimit, "no memory for token ids within memory_limit"));
@@ -167,13 +172,17 @@ impl Sequence {
             layer.freeze()?;
             for run in &layer.pending {
                 let records = layer.summary.as_ref().map(|summary| {
-                    let mut bytes = Vec::new();
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    summary.encode(first..end, &mut bytes);
-                    (MinMax::element(self.who.layout.dtype()), end - first, bytes)
+                    (
+                        MinMax::element(self.who.layout.dtype()),
+                        end - first,
+                        summary.encoded(first..end).collect::<Vec<_>>(),
+                    )
                 });
-                let more = run.disk_bytes() + records.as_ref().map_or(0, |(.., bytes)| bytes.len()) + run.groups * 16;
+                let more = run.disk_bytes()
+                    + records.as_ref().map_or(0, |(.., pieces)| pieces.iter().map(|piece| piece.len()).sum())
+                    + run.groups * 16;
                 if let Some(last) = drafts.last()
                     && !last.is_empty()
                     && last.bytes() + more + 4096 > self.frame_limit

@@ -55,7 +55,8 @@ impl Sequence {
     pub(super) fn commit_to(&mut self, length: u64, ids: usize, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
         let drafts = self.commit_drafts(length, ids)?;
-        self.write_drafts(drafts, true)?;
+        // Nothing is left to do but wait for the last frame: it is written here.
+        self.write_drafts(drafts, !mutated(Mutant::SyncBeforeCompletion))?;
         self.land_all()?;
         for layer in self.layers.iter_mut().flatten() {
             layer.tail_written = layer.tokens.min(length).max(layer.tail_written);

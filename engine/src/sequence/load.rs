@@ -323,7 +323,7 @@ impl Sequence {
                     self.token_ids.truncate(first);
                     let kept = reference.token_end.saturating_sub(first as u64).min(bytes.len() as u64 / 4) as usize;
                     let ids = bytes[..kept * 4].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                    self.push_token_ids(&ids.collect::<Vec<_>>())?;
+                    self.add_token_ids(&ids.collect::<Vec<_>>())?;
                 }
                 KIND_CALLER_STATE => {
                     let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();

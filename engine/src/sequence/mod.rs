@@ -233,6 +233,7 @@ impl Sequence {
     /// # Errors
     /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
     pub fn delete(mut self, durability: Durability) -> Result<()> {
+        self.store.committer.check()?;
         self.owed = None;
         let id = self.who.sequence;
         let stored = self.stored;

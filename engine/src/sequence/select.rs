@@ -116,7 +116,7 @@ impl Sequence {
     ) -> Result<Option<DType>> {
         let Some(summary) = &self.layer(layer)?.summary else { return Ok(None) };
         out.clear();
-        summary.encode(groups.start as usize..groups.end as usize, out);
+        summary.encoded(groups.start as usize..groups.end as usize).for_each(|piece| out.extend_from_slice(piece));
         Ok(Some(summary.dtype()))
     }
 

@@ -151,23 +151,29 @@ impl Store {
     /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`]: clones or sequences of it are alive, which keep it open; or it is closed, but reads are alive that
-    /// keep its devices until they are dropped. Otherwise what the last commit brought.
+    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way are:
+    /// then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise what the
+    /// last commit brought.
     pub fn close(self) -> Result<()> {
         self.inner.stop_tending();
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
+                let devices = Arc::downgrade(&inner.devices);
                 inner.shut()?;
-                let reads = Arc::strong_count(&inner.devices).saturating_sub(inner.devices_held);
-                if reads == 0 {
-                    return Ok(());
+                drop(inner);
+                match devices.strong_count() {
+                    0 => Ok(()),
+                    reads => {
+                        let text = format!(
+                            "the store is closed, but {reads} reads hold its directories until they are dropped"
+                        );
+                        Err(Error::new(ErrorKind::InUse, text))
+                    }
                 }
-                let text = format!("the store is closed, but {reads} reads of it are alive and keep its devices");
-                Err(Error::new(ErrorKind::InUse, text))
             }
             Err(inner) => {
                 super::start_tending(&inner)?;
-                Err(Error::new(ErrorKind::InUse, "the store is still in use by clones or sequences"))
+                Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"))
             }
         }
     }

@@ -155,6 +155,7 @@ impl<R: Read> In<R> {
 
 fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
     let inner = store.inner();
+    inner.committer.check()?;
     let no_memory = || Error::new(ErrorKind::MemoryLimit, "no memory within memory_limit");
     let memory = inner.devices.reserve(0, Category::Other).ok_or_else(no_memory)?;
     let mut file = In { reader, at: 0, nonce: 0, index: 0, words: Vec::new(), memory };

@@ -303,6 +303,8 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         synced.map_err(failed)?;
     }
     if opening.spare {
+        // Its length and its blocks are to be there after a crash as well.
+        devices.sync_all([(device, &file)].into_iter()).map_err(failed)?;
         return Ok(Opened { file, nonce });
     }
     let created = U64::new(unix_ms() / 1000);

@@ -288,7 +288,9 @@ impl Space {
         let mut sealed = Vec::new();
         for own in self.devices.values_mut() {
             sealed.extend(own.partial.extract_if(.., |active| wasted(active)));
-            sealed.extend(own.streams.extract_if(.., |_, active| wasted(active)).map(|(_, active)| active));
+            let streams: Vec<Stream> =
+                own.streams.iter().filter(|(_, active)| wasted(active)).map(|(stream, _)| *stream).collect();
+            sealed.extend(streams.iter().filter_map(|stream| own.streams.remove(stream)));
         }
         sealed.into_iter().for_each(|active| self.seal(active));
     }
