@@ -494,11 +494,8 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
     let parts = found.into_iter().zip(slots).zip(&members);
     let known = parts.map(|((found, slot), member)| Known { directory: found.directory, slot, member: *member });
     let devices = start_devices(options, memory, identity, known.collect(), count)?;
-    for (mut member, weight) in members.into_iter().zip(measure(&devices)?) {
-        member.weight = U32::new(weight);
-        devices.put_member(member);
-        catalog.members.insert(DeviceIndex(member.device.get()), member);
-    }
+    // For the profiles alone: a busy moment must not decide where data lies for good.
+    measure(&devices)?;
     let manifest = {
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
         let start = GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit };

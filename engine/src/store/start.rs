@@ -23,11 +23,6 @@ use stratakv_format::superblock::Slot;
 const PROBE_BYTES: usize = CONTROL_BYTES;
 /// Times that each kind of read is tried; the middle one counts.
 const PROBE_TURNS: usize = 3;
-/// A device below this share of the fastest one's speed gets less of the data: measured in a moment, speeds say no more.
-const SLOW_SHARE: f64 = 0.5;
-/// Weight of the fastest device where weights differ.
-const WEIGHT_FULL: f64 = 16.0;
-
 /// A device as it is found: its directory, what its superblock says, what the manifest says.
 pub(super) struct Known {
     pub(super) directory: Arc<dyn Directory>,
@@ -98,27 +93,16 @@ fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
     (budget, arena)
 }
 
-/// Measures the devices of a store that is being created, and gives the weights that follow: 0 throughout where their speeds are alike.
+/// Measures the devices of a store that is being created, for their profiles.
 ///
 /// # Errors
 /// A device cannot be written to.
-pub(super) fn measure(devices: &Devices) -> Result<Vec<u32>> {
-    let mut speeds = Vec::new();
-    for device in devices.list.iter() {
-        if !device.directory.is_simulated() {
-            measure_device(devices, device)?;
-        }
-        speeds.push(device.profile.status().bytes_per_s);
-    }
-    let fastest = speeds.iter().copied().fold(0.0, f64::max);
-    if speeds.iter().all(|speed| *speed >= fastest * SLOW_SHARE) {
-        return Ok(vec![0; speeds.len()]);
-    }
-    let weight = |speed: &f64| match speed / fastest {
-        share if share >= SLOW_SHARE => WEIGHT_FULL as u32,
-        share => (share * WEIGHT_FULL).round().max(1.0) as u32,
-    };
-    Ok(speeds.iter().map(weight).collect())
+pub(super) fn measure(devices: &Devices) -> Result<()> {
+    devices
+        .list
+        .iter()
+        .filter(|device| !device.directory.is_simulated())
+        .try_for_each(|device| measure_device(devices, device))
 }
 
 fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
