@@ -235,8 +235,10 @@ fn median_turn(
     place: &Place,
 ) -> Result<Turn> {
     let groups = first_copies(store, sequence)?;
-    if groups.iter().any(Vec::is_empty) {
-        bail!("--size {} is too small: a device holds nothing", args.size);
+    // A skewed choice takes four fifths of a batch from the first device, each group once.
+    let least = if test.skew { args.batch as usize } else { 1 };
+    if groups.iter().any(|own| own.len() < least) {
+        bail!("--size {} is too small for batches of {}: a device holds too few groups", args.size, args.batch);
     }
     for (at, device) in test.devices.iter().enumerate() {
         let limit = limits.and_then(|limits| limits.get(at)).copied();
