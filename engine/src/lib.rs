@@ -77,6 +77,23 @@ mod summary;
 mod sync;
 mod transfer;
 
+/// Methods of choosing what a step reads: selectors, the summaries they score, and what calibration fits for them.
+///
+/// A method of your own is one implementation of [`Selector`](retrieval::Selector), over a summary of this crate or of your
+/// own; [`Sequence::attach`] builds its summary and keeps it up to date, [`Sequence::select_with`] chooses by it.
+pub mod retrieval {
+    pub use crate::select::{
+        Ask, InfiniGen, KvSwap, LeoAm, Oracle, Quest, ScoreForm, Selector, ShadowKv, SignBits, Tck, combine, summary_as,
+    };
+    pub use crate::sequence::SelectorId;
+    pub use crate::summary::{
+        Adapter, Codebook, CodedKeys, Codes, ExactKeys, KeyBounds, KeyGroup, KeyShape, KeySummary, LandmarkKeys,
+        LayerAdapter, LowRankAdapter, LowRankKeys, SignKeys, SummaryKind,
+    };
+    #[cfg(feature = "calibrate")]
+    pub use crate::summary::{Calibrator, CodeOptions};
+}
+
 pub use cache::CacheStatus;
 pub use device::PageBacking;
 pub use device::profile::ProfileStatus;
@@ -87,7 +104,7 @@ pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
     SequenceOptions, StoreOptions, Summary,
 };
-pub use read::{AttendOptions, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
 pub use select::{SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};

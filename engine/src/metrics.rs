@@ -2,12 +2,10 @@
 //!
 //! Invariant: `MemoryBudget::used` is the sum of all live reservations and never exceeds the limit.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::sync::drive_until;
+pub(crate) use crate::sync::EventCount;
 use serde::Serialize;
 
 /// Locks a mutex whose data stays valid when a holder panics.
@@ -180,75 +178,6 @@ impl Reservation {
 impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.budget.give(*self.bytes.get_mut(), self.category);
-    }
-}
-
-/// Lets threads and tasks wait until "something happened since I looked".
-///
-/// Protocol of a waiter: read [`EventCount::epoch`], try, and on failure wait for the epoch to pass. A notification between
-/// the two ends the wait at once. Ordering: the waiter raises `waiters`, then reads the epoch; the notifier raises the
-/// epoch, then reads `waiters`; both pairs are separated by a sequentially consistent fence, so one of the two sees the other.
-#[derive(Default)]
-pub(crate) struct EventCount {
-    epoch: AtomicU64,
-    waiters: AtomicUsize,
-    wakers: Mutex<Vec<Waker>>,
-    condvar: Condvar,
-}
-
-impl EventCount {
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn notify(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-        if self.waiters.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let wakers = {
-            let mut wakers = lock(&self.wakers);
-            self.waiters.fetch_sub(wakers.len(), Ordering::Relaxed);
-            std::mem::take(&mut *wakers)
-        };
-        self.condvar.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Blocks until the epoch is past `seen` or the deadline came; `true` for the former.
-    pub(crate) fn wait_past(&self, seen: u64, deadline: Option<Instant>) -> bool {
-        if drive_until(|| self.epoch() != seen) && (deadline.is_some() || self.epoch() != seen) {
-            // Where nothing is under way any more, time passes.
-            return self.epoch() != seen;
-        }
-        let mut guard = lock(&self.wakers);
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut passed = self.epoch() != seen;
-        while !passed {
-            let rest = deadline.map_or(Duration::from_secs(3600), |d| d.saturating_duration_since(Instant::now()));
-            if rest.is_zero() {
-                break;
-            }
-            guard = self.condvar.wait_timeout(guard, rest).unwrap_or_else(PoisonError::into_inner).0;
-            passed = self.epoch() != seen;
-        }
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-        passed
-    }
-
-    /// Registers a task to be woken once by the next notification. `false` when the epoch is past `seen` already: try again.
-    pub(crate) fn wake_past(&self, seen: u64, waker: &Waker) -> bool {
-        let mut wakers = lock(&self.wakers);
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if self.epoch() != seen {
-            self.waiters.fetch_sub(1, Ordering::Relaxed);
-            return false;
-        }
-        wakers.push(waker.clone());
-        true
     }
 }
 
@@ -448,6 +377,8 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::Waker;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn budget_never_exceeds_its_limit() {
@@ -489,6 +420,6 @@ mod tests {
         assert!(!budget.returned().wake_past(seen, Waker::noop()));
         assert!(budget.returned().wake_past(budget.returned().epoch(), Waker::noop()));
         budget.returned().notify();
-        assert_eq!(budget.returned().waiters.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.returned().waiters(), 0);
     }
 }

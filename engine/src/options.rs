@@ -199,6 +199,19 @@ impl StoreOptions {
     /// Whether to open for reading only. No byte and no name in the directories changes: a store that a crash left is
     /// recovered in memory, and the directories may lie on a read-only mount. Several processes may read at once, none while
     /// one writes. Every call that would write is an [`ErrorKind::ReadOnly`].
+    ///
+    /// ```
+    /// use stratakv::{ByteSize, ErrorKind, KvLayout, SequenceOptions, Store};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?.close()?;
+    /// let store = Store::options().device(dir.path()).read_only(true).open()?;
+    /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
+    /// let refused = store.create_sequence(&layout, SequenceOptions::new()).unwrap_err();
+    /// assert_eq!(refused.kind(), ErrorKind::ReadOnly);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;

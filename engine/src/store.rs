@@ -623,7 +623,8 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
 /// # Errors
 /// [`ErrorKind::Configuration`]: one is missing and the options do not allow it, or one that was declared lost is given.
 fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[Known]) -> Result<Vec<m::Member>> {
-    for known in known.iter().filter(|known| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED)) {
+    let left = |known: &&Known| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
+    if let Some(known) = known.iter().find(left) {
         let (path, device) = (known.directory.path().display(), known.member.device.get());
         let text = format!(
             "device directory {path}: was device {device} and left the store in epoch {}; what it holds is out of date: leave it out, or empty it to add it anew",

@@ -1,5 +1,7 @@
 //! What the fuzz targets share: putting the right checksum over mutated bytes, so that they get past it.
 
+pub mod image;
+
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::page::{PAGE_CRC_OFFSET, SECTOR_BYTES};
 

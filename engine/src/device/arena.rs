@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::slab::{PageBacking, SLAB_BYTES, Slab};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, MemoryBudget, lock};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// Unit of alignment on disk and in memory.
 pub(crate) const PAGE_BYTES: usize = 4096;

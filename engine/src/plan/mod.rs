@@ -50,7 +50,7 @@ pub(crate) struct PlannedRead {
 
 impl PlannedRead {
     /// The same bytes of another copy: segment and offset.
-    pub(crate) fn from_copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u64) {
+    pub(crate) fn of_copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u64) {
         (self.frame.copy(copy).0, self.frame.offset_in(copy, self.first))
     }
 }

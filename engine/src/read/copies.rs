@@ -60,7 +60,7 @@ fn read_copies(
     let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
     let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
     for (tag, (read, _)) in reads.iter().enumerate() {
-        let (segment, offset) = read.from_copy(other(&read.frame, usize::from(read.copy), turn));
+        let (segment, offset) = read.of_copy(other(&read.frame, usize::from(read.copy), turn));
         let file = match segment.file().and_then(|file| devices.get(segment.key.0).map(|_| file)) {
             Ok(file) => file,
             Err(e) => {

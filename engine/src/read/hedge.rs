@@ -114,7 +114,7 @@ impl ReadTicket {
 /// The same bytes of the next copy.
 fn other_copy(read: &PlannedRead) -> PlannedRead {
     let copy = (usize::from(read.copy) + 1) % read.frame.copies();
-    let (segment, offset) = read.from_copy(copy);
+    let (segment, offset) = read.of_copy(copy);
     let (segment, frame) = (Arc::clone(segment), Arc::clone(&read.frame));
     PlannedRead { segment, offset, frame, copy: copy as u8, ..*read }
 }

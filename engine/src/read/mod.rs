@@ -4,6 +4,7 @@ mod ahead;
 mod attend;
 mod batch;
 mod copies;
+mod event;
 mod hedge;
 mod progress;
 mod ticket;
@@ -12,4 +13,5 @@ mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{ReadBatch, ViewBlocks};
+pub use event::EventWaker;
 pub use ticket::ReadTicket;

@@ -99,6 +99,8 @@ impl Sequence {
         let group = self.who.layout.group_tokens();
         let state = self.layer(layer)?;
         let groups = (state.tail_tokens() + tokens) / group;
+        self.reserve_methods(layer, groups, 0)?;
+        let state = self.layer(layer)?;
         let Some(summary) = &state.summary else { return Ok(()) };
         // Growth comes in steps of a quarter at most.
         let grown = |summary: &MinMax, groups| {

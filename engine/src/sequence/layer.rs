@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Extent, ExtentTable, Run, Source};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
-use crate::summary::MinMax;
+use crate::summary::{KeyGroup, KeyShape, KeySummary, MinMax};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -46,6 +46,8 @@ pub(crate) struct Layer {
     /// Tail tokens below this are in a written frame.
     pub(crate) tail_written: u64,
     pub(crate) summary: Option<MinMax>,
+    /// Summaries of the selectors of the sequence, in its order.
+    pub(crate) extras: Vec<Box<dyn KeySummary>>,
 }
 
 /// What a layer was before an append, to go back to.
@@ -77,7 +79,18 @@ impl Layer {
             tail: vec![0; block.block_bytes].into(),
             tail_written: 0,
             summary: summary.then(|| MinMax::new(&geometry, layout.dtype())),
+            extras: Vec::new(),
         })
+    }
+
+    /// What summaries know of the keys.
+    pub(crate) fn shape(&self) -> KeyShape {
+        KeyShape {
+            kv_heads: usize::from(self.geometry.kv_heads),
+            key_dim: usize::from(self.geometry.key_dim),
+            group_tokens: self.group_tokens,
+            dtype: self.dtype,
+        }
     }
 
     /// Sealed groups.
@@ -105,7 +118,7 @@ impl Layer {
     pub(crate) fn snapshot(&mut self) -> Result<Self> {
         self.freeze()?;
         let (table, tail, summary) = (self.table.clone(), Arc::clone(&self.tail), self.summary.clone());
-        Ok(Self { table, building: None, pending: Vec::new(), tail, summary, ..*self })
+        Ok(Self { table, building: None, pending: Vec::new(), tail, summary, extras: Vec::new(), ..*self })
     }
 
     pub(crate) fn mark(&self) -> LayerMark {
@@ -135,6 +148,9 @@ impl Layer {
             self.requeue(run);
         }
         if let Some(summary) = &mut self.summary {
+            summary.truncate(groups as usize);
+        }
+        for summary in &mut self.extras {
             summary.truncate(groups as usize);
         }
         self.tokens = mark.tokens;
@@ -273,12 +289,19 @@ impl Layer {
 
     /// The group in the slot is complete.
     fn sealed(&mut self) -> Result<()> {
+        let shape = self.shape();
         let Some(building) = &mut self.building else { return Ok(()) };
         let start = self.block.block_offset(building.groups);
         if let Some(summary) = &mut self.summary {
             let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
             let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
             summary.push(keys, usize::from(self.geometry.kv_heads), self.group_tokens, self.dtype);
+        }
+        if !self.extras.is_empty() {
+            let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
+            let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
+            let group = KeyGroup::new(shape, keys, building.first_group + building.groups as u64)?;
+            self.extras.iter_mut().for_each(|summary| summary.push(&group));
         }
         building.groups += 1;
         Ok(())

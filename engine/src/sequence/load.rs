@@ -126,7 +126,7 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
 }
 
 /// Reads pieces of segments, all in one batch per device; the first error.
-pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
     read_each(devices, pieces)?.into_iter().collect()
 }
 
@@ -142,7 +142,7 @@ impl Sink for Each {
 }
 
 /// Reads pieces of segments, all in one batch per device, each with its outcome.
-fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Result<Vec<u8>>>> {
+pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Result<Vec<u8>>>> {
     let mut buffers = Vec::new();
     let mut owners = Vec::new();
     for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
@@ -559,6 +559,20 @@ fn read_block_copy(
     let bytes = (skip + layer.block.block_bytes).next_multiple_of(PAGE_BYTES);
     let pages = read(devices, &[(own, first, bytes)])?.pop().unwrap_or_default();
     let block = pages.get(skip..skip + layer.block.block_bytes).unwrap_or_default();
+    check_block(devices, layer, group, tokens, (place, copy), block)?;
+    Ok(block.to_vec())
+}
+
+/// Holds a block, read from this copy, against its checksums.
+pub(super) fn check_block(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    (place, copy): (&BlockPlace, usize),
+    block: &[u8],
+) -> Result<()> {
+    let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
     for plane in 0..layer.geometry.planes() {
         let (start, len) = layer.block.plane(plane);
         let identity = PlaneIdentity::new(
@@ -585,7 +599,7 @@ fn read_block_copy(
             }));
         }
     }
-    Ok(block.to_vec())
+    Ok(())
 }
 
 fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {

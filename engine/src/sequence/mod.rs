@@ -4,6 +4,7 @@ mod append;
 mod commit;
 mod layer;
 mod load;
+mod methods;
 mod reader;
 mod select;
 mod truncate;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use load::load;
+pub use methods::SelectorId;
 pub use reader::SequenceReader;
 
 /// A frame that is striped over devices is not smaller than this: every frame costs a header page.
@@ -60,6 +62,8 @@ pub struct Sequence {
     /// What of each layer lies on which device.
     placed: Placed,
     summaries: Reservation,
+    methods: methods::Methods,
+    method_bytes: Reservation,
     index: Reservation,
     /// Held for the tails.
     _tails: Reservation,
@@ -102,6 +106,7 @@ impl Sequence {
             })
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
+        let method_bytes = reserve(0, Category::Summaries)?;
         let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let held = size_of::<Self>() + placed.memory_bytes();
         let (summaries, index) = (reserve(0, Category::Summaries)?, reserve(held, Category::Index)?);
@@ -130,6 +135,8 @@ impl Sequence {
             frame_target,
             placed,
             summaries,
+            methods: methods::Methods::default(),
+            method_bytes,
             index,
             _tails: tails,
             claim: Some(claim),

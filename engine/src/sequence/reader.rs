@@ -15,6 +15,32 @@ use stratakv_format::SequenceId;
 /// given back before it is dropped: segments that hold it are not used again, and groups that were in memory stay there.
 ///
 /// Views it selects are read with [`Store::read`](crate::Store::read) and attended to like those of the sequence.
+///
+/// ```
+/// use stratakv::{ByteSize, Durability, KvLayout, SequenceOptions, Store, TensorView};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
+/// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
+/// let mut sequence = store.create_sequence(&layout, SequenceOptions::new())?;
+/// let tokens = vec![0.5_f32; 20 * 8];
+/// let tensor = TensorView::token_major(&tokens, 20, 1, 8);
+/// sequence.append(0, tensor, tensor)?;
+/// sequence.commit(Durability::Sync)?;
+///
+/// let reader = sequence.reader()?;
+/// sequence.append(0, tensor, tensor)?;
+/// sequence.truncate(3)?;
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| {
+///         let view = reader.select_all(0).expect("a view");
+///         let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("a read");
+///         assert_eq!((view.length(), batch.get(0).is_ok()), (20, true));
+///     });
+/// });
+/// # Ok(()) }
+/// ```
 pub struct SequenceReader {
     /// A sequence without a claim: it has nothing to write and never will.
     inner: Sequence,
@@ -75,6 +101,8 @@ impl Sequence {
             frame_target: self.frame_target,
             placed: Placed::default(),
             summaries: self.summaries.share(),
+            methods: super::methods::Methods::default(),
+            method_bytes: reserve(0, Category::Summaries)?,
             index,
             _tails: tails,
             cache: self.cache.clone(),

@@ -120,7 +120,7 @@ impl Sequence {
         Ok(Some(summary.dtype()))
     }
 
-    fn view(&self, state: &Layer, span: &Span, chosen: &[u64]) -> Result<View> {
+    pub(super) fn view(&self, state: &Layer, span: &Span, chosen: &[u64]) -> Result<View> {
         if state.tokens == 0 {
             let text = format!("layer {} has no tokens yet", state.index);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -165,7 +165,7 @@ fn source(state: &Layer, group: u64) -> Result<UnitSource> {
     Ok(UnitSource::Disk { frame: place.frame, offset: place.offset, checksum: place.checksum })
 }
 
-fn check_query(state: &Layer, query: &[f32]) -> Result<()> {
+pub(super) fn check_query(state: &Layer, query: &[f32]) -> Result<()> {
     let row = usize::from(state.geometry.key_dim);
     let heads = usize::from(state.geometry.kv_heads);
     if query.is_empty() || !query.len().is_multiple_of(row * heads) {
@@ -182,23 +182,23 @@ fn check_query(state: &Layer, query: &[f32]) -> Result<()> {
 }
 
 /// What a layer attends to at most: everything, or its window.
-struct Span {
-    first_token: u64,
-    tokens: u64,
+pub(super) struct Span {
+    pub(super) first_token: u64,
+    pub(super) tokens: u64,
     group: u64,
     /// Sealed groups with a visible token.
-    groups: Range<u64>,
+    pub(super) groups: Range<u64>,
 }
 
 impl Span {
-    fn of(state: &Layer, group: usize) -> Self {
+    pub(super) fn of(state: &Layer, group: usize) -> Self {
         let (tokens, group) = (state.tokens, group as u64);
         let first_token = state.geometry.window.map_or(0, |window| tokens.saturating_sub(u64::from(window)));
         let sealed = tokens / group;
         Self { first_token, tokens, group, groups: (first_token / group).min(sealed)..sealed }
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         (self.groups.end - self.groups.start) as usize
     }
 
@@ -214,7 +214,7 @@ impl Span {
     }
 
     /// Whole groups that a budget in tokens allows beside the tail; at least the newest when there is no tail.
-    fn group_count(&self, budget: usize) -> usize {
+    pub(super) fn group_count(&self, budget: usize) -> usize {
         let visible = (self.tokens - self.first_token) as usize;
         if budget >= visible {
             return self.len();
@@ -225,7 +225,7 @@ impl Span {
     }
 
     /// Groups that are part of any selection: sinks, then the newest.
-    fn forced(&self, options: &SelectOptions) -> [Range<u64>; 2] {
+    pub(super) fn forced(&self, options: &SelectOptions) -> [Range<u64>; 2] {
         let Range { start, end } = self.groups;
         let sinks = if self.first_token == 0 { (options.sink_tokens as u64).div_ceil(self.group) } else { 0 };
         let tail = self.tokens - end * self.group;
@@ -235,9 +235,13 @@ impl Span {
     }
 
     /// Whether `count` groups leave any to choose beside the forced ones.
-    fn needs_scores(&self, count: usize, forced: &[Range<u64>; 2]) -> bool {
+    pub(super) fn needs_scores(&self, count: usize, forced: &[Range<u64>; 2]) -> bool {
+        count > self.forced_count(forced)
+    }
+
+    /// Groups that are forced, once each.
+    pub(super) fn forced_count(&self, forced: &[Range<u64>; 2]) -> usize {
         let overlap = forced[0].end.saturating_sub(forced[1].start.max(forced[0].start));
-        let forced = forced.iter().map(|r| r.end - r.start).sum::<u64>() - overlap;
-        (count as u64) > forced
+        (forced.iter().map(|r| r.end - r.start).sum::<u64>() - overlap) as usize
     }
 }

@@ -1,12 +1,11 @@
 //! What callers hand to a shard, and how they learn the outcome.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::lock;
-use crate::sync::drive_until;
+use crate::sync::{Condvar, Mutex, drive_until, hold};
 
 /// Who goes first. Lower ones have a bounded number of requests in flight, fewer while demand reads are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +121,10 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        self.tell(Err(closed()));
+        // Mostly it was told already, and an error takes memory.
+        if self.ticket.is_some() {
+            self.tell(Err(closed()));
+        }
     }
 }
 
@@ -154,7 +156,7 @@ impl Waiter {
         if drive_until(|| self.is_done()) && !self.is_done() {
             return Err(Error::new(ErrorKind::Closed, "the simulation has nothing under way that could end this wait"));
         }
-        let mut state = lock(&self.state);
+        let mut state = hold(&self.state);
         while state.left > 0 {
             state.blocked += 1;
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -165,13 +167,13 @@ impl Waiter {
 
     /// Whether all requests ended.
     pub(crate) fn is_done(&self) -> bool {
-        lock(&self.state).left == 0
+        hold(&self.state).left == 0
     }
 }
 
 impl Sink for Waiter {
     fn complete(&self, _tag: u64, outcome: Result<()>) {
-        let mut state = lock(&self.state);
+        let mut state = hold(&self.state);
         state.left = state.left.saturating_sub(1);
         if let Err(e) = outcome {
             state.error.get_or_insert(e);

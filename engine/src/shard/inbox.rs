@@ -5,17 +5,15 @@
 //! the shard finds the batch and does not sleep. The same argument with `dead` in place of `sleeping` shows that a batch
 //! pushed while the shard ends is completed by one of the two.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-
-use crossbeam_queue::ArrayQueue;
 
 use super::batch::Accepted;
 use crate::device::driver::Wake;
-use crate::metrics::EventCount;
+use crate::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::sync::{ArrayQueue, EventCount};
 
 /// Batches that may wait to be looked at.
-pub(super) const BATCHES_MAX: usize = 256;
+pub(super) const BATCHES_MAX: usize = if cfg!(loom) { 1 } else { 256 };
 
 pub(super) struct Inbox {
     queue: ArrayQueue<Accepted>,

@@ -67,19 +67,9 @@ impl MinMax {
 
     /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid.
     pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
-        let dim = self.elements / heads;
         let elements = self.elements;
-        let record = self.grow();
-        let (minima, maxima) = record.split_at_mut(elements);
-        let head_bytes = tokens * dim * dtype.bytes();
-        for head in 0..heads {
-            let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
-            let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
-            match dtype {
-                DType::F32 => extremes_f32(plane, minima, maxima),
-                DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
-            }
-        }
+        let (minima, maxima) = self.grow().split_at_mut(elements);
+        extremes(key_plane, heads, tokens, dtype, minima, maxima);
     }
 
     /// Room for one more record, of its own.
@@ -197,8 +187,29 @@ impl MinMax {
     }
 }
 
+/// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
+pub(super) fn extremes(
+    key_plane: &[u8],
+    heads: usize,
+    tokens: usize,
+    dtype: DType,
+    minima: &mut [u16],
+    maxima: &mut [u16],
+) {
+    let dim = minima.len() / heads;
+    let head_bytes = tokens * dim * dtype.bytes();
+    for head in 0..heads {
+        let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
+        let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
+        match dtype {
+            DType::F32 => extremes_f32(plane, minima, maxima),
+            DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
+        }
+    }
+}
+
 /// Maps the bits of a 16-bit float to an integer of the same order.
-fn ordered(bits: u16) -> i16 {
+pub(super) fn ordered(bits: u16) -> i16 {
     (bits ^ (((bits as i16) >> 15) as u16 & 0x7fff)) as i16
 }
 

@@ -1,5 +1,34 @@
-//! Summaries: the small records about groups that selection scores. Pure.
+//! Summaries: what selection scores instead of keys. Built group by group; pure, no I/O.
 
+mod adapter;
+mod bounds;
+#[cfg(feature = "calibrate")]
+mod calibrate;
+mod codebook;
+mod codes;
+mod exact;
+mod keys;
+mod landmarks;
+mod lanes;
+mod low_rank;
 mod min_max;
+mod signs;
 
+pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
+pub use bounds::KeyBounds;
+pub(crate) use bounds::{Bounds, Interval};
+#[cfg(feature = "calibrate")]
+pub use calibrate::{Calibrator, CodeOptions};
+pub use codebook::Codebook;
+pub use codes::{CodedKeys, Codes};
+pub(crate) use exact::Exact;
+pub use exact::ExactKeys;
+pub use keys::{KeyGroup, KeyShape, KeySummary, SummaryKind};
+pub use landmarks::LandmarkKeys;
+pub(crate) use landmarks::Landmarks;
+pub(crate) use lanes::Lanes;
+pub(crate) use low_rank::LowRank;
+pub use low_rank::LowRankKeys;
 pub(crate) use min_max::MinMax;
+pub use signs::SignKeys;
+pub(crate) use signs::Signs;

@@ -45,6 +45,28 @@ impl Store {
     /// nothing of it is visible: a file that is damaged, cut short or goes on behind its end leaves nothing, and neither does
     /// a crash. Everything is checked; summaries are held against the keys. The times of the file are not taken over.
     ///
+    /// ```
+    /// use stratakv::{ByteSize, Durability, ImportOptions, KvLayout, SequenceOptions, Store, TensorView};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (from, to) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    /// let open = |dir: &std::path::Path| Store::options().device(dir).segment_bytes(ByteSize::mib(1)).open();
+    /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
+    /// let store = open(from.path())?;
+    /// let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("session"))?;
+    /// let tokens = vec![0.5_f32; 20 * 8];
+    /// let tensor = TensorView::token_major(&tokens, 20, 1, 8);
+    /// sequence.append(0, tensor, tensor)?;
+    /// sequence.commit_with(b"where I was", Durability::Sync)?;
+    /// let mut file = Vec::new();
+    /// sequence.export(&mut file)?;
+    ///
+    /// let other = open(to.path())?;
+    /// let moved = other.import(&file[..], &layout, ImportOptions::new())?;
+    /// assert_eq!((moved.key(), moved.len(), moved.state()), ("session", 20, Some(&b"where I was"[..])));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::LayoutMismatch`]: a sequence of another model, geometry or dtype. [`ErrorKind::Corruption`]: no such
     /// file, or a damaged one; the error names the byte. [`ErrorKind::Unsupported`]: of another version.

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use stratakv::Durability;
+use stratakv::retrieval::ScoreForm;
 
 use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::{KvOptions, Policy};
+use crate::kv::method::{Method, MethodName};
 
 const EXAMPLES: &str = "Examples:
   kvrun recall
@@ -30,8 +32,21 @@ pub struct Cli {
 pub enum Command {
     /// Answer recall prompts and compare with full attention in memory
     Recall(RecallArgs),
+    /// Fit adapters and codebooks to a model on calibration prompts
+    Calibrate(CalibrateArgs),
+    /// Compare retrieval methods on the same stored bytes
+    Compare(CompareArgs),
     /// Continue a text
     Generate(GenerateArgs),
+}
+
+/// How scores of query heads become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Score {
+    /// Their sum.
+    Raw,
+    /// Softmax over tokens per head, then the sum.
+    Softmax,
 }
 
 /// Options of the KV cache.
@@ -43,6 +58,21 @@ pub struct CacheArgs {
     /// Attended tokens per step: a share of the context (1/13) or a number (400t); `full` ignores it
     #[arg(long, value_name = "SHARE|Nt", default_value = "1/13")]
     pub budget: Budget,
+    /// Rank of kvswap and infinigen: joint key dimensions over this
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub sigma: u32,
+    /// Bits per token and layer of tck
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=2048))]
+    pub bits: u32,
+    /// How scores of query heads are added up [default: raw for minmax, otherwise softmax]
+    #[arg(long, value_enum)]
+    pub score: Option<Score>,
+    /// First layers that attend to everything
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub dense_layers: u32,
+    /// Directory of the adapters that kvrun calibrate made
+    #[arg(long, value_name = "DIR")]
+    pub adapters: Option<PathBuf>,
     /// Tokens per group, the unit of selection and reading
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub group_tokens: u32,
@@ -63,12 +93,39 @@ impl CacheArgs {
     pub fn options(&self, durability: Durability) -> KvOptions {
         KvOptions {
             policy: self.policy,
+            method: self.method(),
+            adapters: self.adapters.clone(),
+            dense_layers: self.dense_layers as usize,
             budget: self.budget,
             group_tokens: self.group_tokens as usize,
             devices: self.devices.clone(),
             memory_limit: self.memory_limit,
             durability,
         }
+    }
+
+    /// The method that needs a selector; none for `full`, `window` and raw `minmax`, which stored sequences do by themselves.
+    #[must_use]
+    pub fn method(&self) -> Option<Method> {
+        let form = match self.score {
+            Some(Score::Raw) => ScoreForm::Raw,
+            Some(Score::Softmax) => ScoreForm::Softmax,
+            None if self.policy == Policy::Minmax => ScoreForm::Raw,
+            None => ScoreForm::Softmax,
+        };
+        let (name, parameter) = match self.policy {
+            Policy::Full | Policy::Window => return None,
+            Policy::Minmax if form == ScoreForm::Raw => return None,
+            Policy::Minmax => (MethodName::Minmax, 0),
+            Policy::Kvswap => (MethodName::Kvswap, self.sigma as usize),
+            Policy::Leoam => (MethodName::Leoam, 0),
+            Policy::Shadowkv => (MethodName::Shadowkv, 0),
+            Policy::Tck => (MethodName::Tck, self.bits as usize),
+            Policy::Signs => (MethodName::Signs, 0),
+            Policy::Infinigen => (MethodName::Infinigen, self.sigma as usize),
+            Policy::Oracle => (MethodName::Oracle, 0),
+        };
+        Some(Method { name, parameter, form })
     }
 
     /// The budget as reports show it.
@@ -105,6 +162,124 @@ pub struct RecallArgs {
     /// Model directory; recall-tiny of this source tree where none is given
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
+}
+
+/// Options of `kvrun calibrate`.
+#[derive(Debug, Args)]
+pub struct CalibrateArgs {
+    /// Model directory; recall-tiny of this source tree where none is given
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Calibration prompts (JSON lines, plain or gzip); calibration.jsonl.gz of the model directory where none is given
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Context lengths
+    #[arg(long, value_delimiter = ',', value_name = "N,N", default_values_t = [2048, 4096])]
+    pub contexts: Vec<usize>,
+    /// Tasks; all where none is given
+    #[arg(long, value_delimiter = ',', value_name = "T,T")]
+    pub tasks: Vec<String>,
+    /// Prompts per task and context
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+    /// Sigmas of low-rank adapters
+    #[arg(long, value_delimiter = ',', value_name = "N,N", default_values_t = [8, 16, 32])]
+    pub sigmas: Vec<usize>,
+    /// Bits per token and layer of codebooks
+    #[arg(long, value_delimiter = ',', value_name = "N,N", default_values_t = [16, 32, 64, 128])]
+    pub bits: Vec<usize>,
+    /// Element type of stored keys
+    #[arg(long, value_enum, default_value_t = KvDType::F16)]
+    pub dtype: KvDType,
+    /// Directory the adapters are written to
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Options of `kvrun compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// Model directory; recall-tiny of this source tree where none is given
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Prompt file; that of the model directory where none is given
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Context lengths
+    #[arg(long, value_delimiter = ',', value_name = "N,N", default_values_t = [1024, 2048, 4096])]
+    pub contexts: Vec<usize>,
+    /// Tasks; all where none is given
+    #[arg(long, value_delimiter = ',', value_name = "T,T")]
+    pub tasks: Vec<String>,
+    /// Prompts per task and context
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+    /// Methods, each `name[:sigma or bits][:raw]`; softmax per head where raw is not said
+    #[arg(long, value_delimiter = ',', value_name = "M,M", default_value = DEFAULT_METHODS)]
+    pub methods: Vec<Method>,
+    /// Budgets
+    #[arg(long, value_delimiter = ',', value_name = "B,B", default_value = "1/34,1/13,400t")]
+    pub budgets: Vec<Budget>,
+    /// Tokens per group
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub group_tokens: u32,
+    /// First layers that attend to everything
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub dense_layers: u32,
+    /// Element type of stored keys and values
+    #[arg(long, value_enum, default_value_t = KvDType::F16)]
+    pub dtype: KvDType,
+    /// Directory of the adapters that kvrun calibrate made
+    #[arg(long, value_name = "DIR")]
+    pub adapters: Option<PathBuf>,
+    /// Measure attention mass and output error too, by full attention on the same queries
+    #[arg(long)]
+    pub probe: bool,
+    /// Directory on an SSD; a temporary one where none is given
+    #[arg(long = "device", value_name = "DIR")]
+    pub devices: Vec<PathBuf>,
+    /// Bound on the store's memory, summaries of all methods included
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB")]
+    pub memory_limit: u64,
+    /// Also print the difference of pairs of methods, `a-b,c-d`, per prompt with a 95 % interval
+    #[arg(long, value_delimiter = ',', value_name = "A-B")]
+    pub pairs: Vec<String>,
+    /// Write compare.csv, prompts.csv and compare.svg to this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+const DEFAULT_METHODS: &str = "window,minmax:raw,minmax,leoam:raw,leoam,shadowkv,kvswap:8:raw,kvswap:8,kvswap:16,kvswap:32,\
+infinigen:8,tck:16,tck:32,tck:64,signs,oracle:raw,oracle";
+
+impl CompareArgs {
+    /// Options for the backend: policies are set method by method.
+    #[must_use]
+    pub fn backend_options(&self) -> KvOptions {
+        KvOptions {
+            policy: Policy::Full,
+            method: None,
+            adapters: None,
+            dense_layers: 0,
+            budget: Budget::Tokens(1),
+            group_tokens: self.group_tokens as usize,
+            devices: self.devices.clone(),
+            memory_limit: Some(self.memory_limit),
+            durability: Durability::Lazy,
+        }
+    }
+}
+
+/// The model directory given, or recall-tiny of this source tree.
+#[must_use]
+pub fn model_or_default(model: Option<&Path>) -> PathBuf {
+    model.map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recall-tiny"),
+        Path::to_path_buf,
+    )
 }
 
 /// Prompts per cell of a plain `kvrun recall`: 300 prompts in all.

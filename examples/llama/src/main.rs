@@ -8,8 +8,9 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use stratakv_llama::cli::{Cli, Command, GenerateArgs, RecallArgs};
+use stratakv_llama::cli::{CalibrateArgs, Cli, Command, CompareArgs, GenerateArgs, RecallArgs, model_or_default};
 use stratakv_llama::generate::{Request, generate};
+use stratakv_llama::kv::method::adapter_file;
 use stratakv_llama::kv::{KvCache, backend};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
@@ -21,6 +22,8 @@ use stratakv_llama::weights::fingerprint;
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Recall(args) => recall_command(&args),
+        Command::Calibrate(args) => calibrate_command(&args),
+        Command::Compare(args) => compare_command(&args),
         Command::Generate(args) => generate_command(&args),
     };
     match result {
@@ -71,6 +74,66 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
     }
     if let Some(peak) = process::resident_peak_bytes() {
         writeln!(out, "peak resident memory of the process: {:.1} MiB", peak as f64 / f64::from(1 << 20))?;
+    }
+    Ok(())
+}
+
+fn calibrate_command(args: &CalibrateArgs) -> Result<()> {
+    let dir = model_or_default(args.model.as_deref());
+    let model = Model::load(&dir)?;
+    let file = args.prompts.clone().unwrap_or_else(|| dir.join("calibration.jsonl.gz"));
+    let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
+    let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", false);
+    let calibrator = recall::collect(&model, &prompts, args.dtype, &|n| bar.inc(n as u64))?;
+    bar.finish_and_clear();
+    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
+    for adapter in recall::fit(&calibrator, &model.kv_geometry(args.dtype), &args.sigmas, &args.bits)? {
+        let (file, bytes) = (adapter_file(&args.out, adapter.name()), adapter.to_bytes());
+        std::fs::write(&file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{}: {} bytes", file.display(), bytes.len());
+    }
+    println!("{} prompts", prompts.len());
+    Ok(())
+}
+
+fn compare_command(args: &CompareArgs) -> Result<()> {
+    let dir = model_or_default(args.model.as_deref());
+    let model = Model::load(&dir)?;
+    let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
+    let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
+    let backend = backend::open(&args.backend_options(), model.kv_geometry(args.dtype), fingerprint(&dir)?)?;
+    let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", args.json);
+    let plan = recall::Plan {
+        methods: &args.methods,
+        budgets: &args.budgets,
+        dense_layers: args.dense_layers as usize,
+        adapters: args.adapters.as_deref(),
+        probe: args.probe,
+    };
+    let table = recall::compare(&model, &prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
+    bar.finish_and_clear();
+    backend.close()?;
+    if let Some(out) = &args.out {
+        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        for (name, text) in
+            [("compare.csv", table.csv()), ("prompts.csv", table.prompts_csv()), ("compare.svg", recall::svg(&table))]
+        {
+            std::fs::write(out.join(name), text).with_context(|| format!("cannot write {name}"))?;
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&table)?)?;
+        return Ok(());
+    }
+    write!(out, "{table}")?;
+    for pair in &args.pairs {
+        let (a, b) = pair.split_once('-').with_context(|| format!("{pair:?} is no pair of methods: a-b"))?;
+        for budget in &args.budgets {
+            let found = table.paired(a, b, &budget.to_string());
+            let (mean, half, n) = found.with_context(|| format!("{pair:?}: not both were compared"))?;
+            writeln!(out, "{a} minus {b} at {budget}: {:.1} +- {:.1} points, {n} prompts", 100.0 * mean, 100.0 * half)?;
+        }
     }
     Ok(())
 }

@@ -24,6 +24,8 @@ pub enum Wanted {
     Nothing,
     /// The last position.
     Last,
+    /// None, but the queries of every position and layer are shown to the caches.
+    Queries,
     /// Every position, `[tokens, vocab]`.
     All,
 }
@@ -136,6 +138,9 @@ impl Model {
                 let qkv = self.project(layer, &x, &rotation, tail - start, dtype)?;
                 keys.extend_from_slice(&qkv.keys);
                 values.extend_from_slice(&qkv.values);
+                if wanted == Wanted::Queries {
+                    caches.iter_mut().for_each(|cache| cache.observe(i, &qkv.queries));
+                }
                 if tail < end {
                     let shape = self.shape(i, &geometry);
                     let mut attended = vec![0.0; qkv.queries.len()];
@@ -149,7 +154,7 @@ impl Model {
             }
         }
         match wanted {
-            Wanted::Nothing => Ok(Vec::new()),
+            Wanted::Nothing | Wanted::Queries => Ok(Vec::new()),
             Wanted::Last => self.logits(&hidden[(ids.len() - 1) * row..]),
             Wanted::All => self.logits(&hidden),
         }

@@ -17,6 +17,9 @@ fn the_process_grows_by_what_the_store_accounts_for() {
     let dir = tempfile::tempdir().unwrap();
     let options = KvOptions {
         policy: Policy::Minmax,
+        method: None,
+        adapters: None,
+        dense_layers: 0,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
         devices: vec![dir.path().to_path_buf()],

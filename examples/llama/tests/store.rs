@@ -17,6 +17,9 @@ fn fixture() -> PathBuf {
 fn options(policy: Policy, devices: &[&Path]) -> KvOptions {
     KvOptions {
         policy,
+        method: None,
+        adapters: None,
+        dense_layers: 0,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
         devices: devices.iter().map(|d| d.to_path_buf()).collect(),

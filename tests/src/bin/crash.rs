@@ -224,10 +224,11 @@ fn replay_images(images: u64, seed: u64, mutant: Option<&str>) -> bool {
     outcome.failures.iter().for_each(|failure| println!("FAILED {failure}"));
     outcome.by_file_system.iter().for_each(|(name, count)| println!("{name}: {count} images"));
     println!(
-        "{} recordings of {} requests, {} with a failed write or flush\n{seconds:.1} s, {:.0} images a minute",
+        "{} recordings of {} requests, {} with a failed write or flush; {} images that the file system refused after it\n{seconds:.1} s, {:.0} images a minute",
         outcome.recordings.0,
         outcome.entries,
         outcome.recordings.1,
+        outcome.unmountable,
         outcome.passed as f64 * 60.0 / seconds
     );
     println!("{} passed, {} failed", outcome.passed, outcome.failures.len());

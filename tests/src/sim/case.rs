@@ -161,6 +161,30 @@ impl Case {
     }
 }
 
+impl Case {
+    /// A case from any bytes: the first eight are a seed, the rest replaces its operations, four bytes each, and the
+    /// crashes during recovery.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let (seed, rest) = bytes.split_at(bytes.len().min(8));
+        let seed = seed.iter().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
+        let mut case = Self::generate(seed);
+        let (again, rest) = rest.split_at(rest.len().min(3));
+        let operations: Vec<_> = rest.as_chunks::<4>().0.iter().take(120).map(|b| Operation::from_bytes(*b)).collect();
+        let rounds = case.rounds.len();
+        let each = operations.len().div_ceil(rounds).max(1);
+        for (round, operations) in case.rounds.iter_mut().zip(operations.chunks(each)) {
+            round.operations = operations.to_vec();
+            round.crash.0 = round.crash.0.min(operations.len() - 1);
+            if let Some((at, _)) = &mut round.faults {
+                *at = (*at).min(operations.len() - 1);
+            }
+            round.again = again.iter().filter(|at| **at < 128).map(|at| u64::from(*at)).collect();
+        }
+        case
+    }
+}
+
 impl Round {
     fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize) -> Self {
         let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots)).collect();
@@ -216,6 +240,23 @@ impl Round {
 }
 
 impl Operation {
+    fn from_bytes([what, place, size, more]: [u8; 4]) -> Self {
+        let slot = usize::from(place) % SLOTS;
+        let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
+        match what % 8 {
+            0 | 1 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
+            2 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
+            3 | 4 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
+            5 => Self::Delete { slot, durability },
+            6 => Self::Check { slot },
+            _ => match more % 4 {
+                0 => Self::Flush,
+                1 => Self::Reopen,
+                _ => Self::Close { slot },
+            },
+        }
+    }
+
     fn generate(rng: &mut Rng, slots: usize) -> Self {
         let slot = rng.below(slots as u64) as usize;
         let durability =

@@ -164,6 +164,13 @@ impl File {
         self.durable.get_mut(page).into_iter().for_each(&mut flip);
     }
 
+    /// Other bytes on the medium, durably.
+    pub(super) fn replace(&mut self, pages: &mut Pages, bytes: &[u8]) {
+        self.durable = bytes.as_chunks().0.iter().map(|page| pages.put(page)).collect();
+        self.live.clone_from(&self.durable);
+        (self.pending_pages, self.pending, self.doomed) = (None, Vec::new(), Vec::new());
+    }
+
     fn land_length(&mut self) {
         if let Some(pages) = self.pending_pages.take()
             && self.durable.len() < pages

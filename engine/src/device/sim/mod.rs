@@ -128,6 +128,23 @@ impl Simulation {
         lock(&self.world).rot(prefix, copies, below)
     }
 
+    /// Paths of the files of a device, in order.
+    #[must_use]
+    pub fn files(&self, device: usize) -> Vec<String> {
+        lock(&self.world).files(device)
+    }
+
+    /// What a file holds; none without it.
+    #[must_use]
+    pub fn contents(&self, device: usize, path: &str) -> Option<Vec<u8>> {
+        lock(&self.world).contents(device, path)
+    }
+
+    /// Puts other bytes, whole pages, on the medium under a file that exists.
+    pub fn replace(&self, device: usize, path: &str, bytes: &[u8]) {
+        lock(&self.world).replace(device, path, bytes);
+    }
+
     /// Writes the files of all devices into directories `0`, `1`, ... below `path`.
     ///
     /// # Errors

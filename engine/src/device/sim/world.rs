@@ -303,6 +303,26 @@ impl World {
         true
     }
 
+    pub(super) fn files(&self, disk: usize) -> Vec<String> {
+        let names = self.disks.get(disk).into_iter().flat_map(|disk| &disk.names);
+        names.filter(|(_, node)| matches!(node, Node::File(_))).map(|(path, _)| path.clone()).collect()
+    }
+
+    pub(super) fn contents(&self, disk: usize, path: &str) -> Option<Vec<u8>> {
+        let disk = self.disks.get(disk)?;
+        let Node::File(file) = disk.names.get(path)? else { return None };
+        let pages = disk.files.get(*file)?.pages();
+        Some(pages.iter().flat_map(|page| self.pages.get(*page)).copied().collect())
+    }
+
+    pub(super) fn replace(&mut self, disk: usize, path: &str, bytes: &[u8]) {
+        let Some(disk) = self.disks.get_mut(disk) else { return };
+        let Some(Node::File(file)) = disk.names.get(path) else { return };
+        if let Some(file) = disk.files.get_mut(*file) {
+            file.replace(&mut self.pages, bytes);
+        }
+    }
+
     pub(super) fn dump(&self, path: &Path) -> std::io::Result<()> {
         use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
         for (index, disk) in self.disks.iter().enumerate() {

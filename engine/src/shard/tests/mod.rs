@@ -4,6 +4,8 @@ mod conformance;
 mod environment;
 mod faults;
 mod lock;
+#[cfg(loom)]
+mod loom;
 mod speed;
 
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,14 +1,17 @@
 //! Where the command line's caches come from: one store per run.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use stratakv::retrieval::{ScoreForm, Selector};
 use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, StoreStatus, Summary};
 use tempfile::TempDir;
 
 use super::KvGeometry;
 use super::memory::{MemoryKv, MemoryPolicy};
+use super::method::Method;
 use super::store::{StoreKv, StorePolicy, engine_error, kv_layout};
 use crate::budget::Budget;
 use crate::process;
@@ -22,6 +25,20 @@ pub enum Policy {
     Window,
     /// The groups whose key bounds promise the highest scores, within the budget.
     Minmax,
+    /// Low-rank keys of all heads together (needs --adapters).
+    Kvswap,
+    /// A tree of key bounds, looked into where it matters.
+    Leoam,
+    /// Mean keys of groups, and the groups unlike their mean.
+    Shadowkv,
+    /// Transform-coded keys (needs --adapters).
+    Tck,
+    /// Sign bits of rotated keys.
+    Signs,
+    /// Ranks per KV head by low-rank keys (needs --adapters).
+    Infinigen,
+    /// Exact scores; for evaluation, keeps all keys in memory.
+    Oracle,
 }
 
 impl Policy {
@@ -32,6 +49,13 @@ impl Policy {
             Self::Full => "full",
             Self::Window => "window",
             Self::Minmax => "minmax",
+            Self::Kvswap => "kvswap",
+            Self::Leoam => "leoam",
+            Self::Shadowkv => "shadowkv",
+            Self::Tck => "tck",
+            Self::Signs => "signs",
+            Self::Infinigen => "infinigen",
+            Self::Oracle => "oracle",
         }
     }
 }
@@ -47,6 +71,12 @@ const TEMPORARY_SEGMENT_BYTES: u64 = 16 << 20;
 pub struct KvOptions {
     /// Tokens to attend.
     pub policy: Policy,
+    /// The method behind the policy, where it is one of a selector.
+    pub method: Option<Method>,
+    /// Directory of adapters.
+    pub adapters: Option<PathBuf>,
+    /// First layers that attend to everything.
+    pub dense_layers: usize,
     /// How many of them.
     pub budget: Budget,
     /// Tokens per group.
@@ -65,6 +95,9 @@ pub struct Backend {
     geometry: KvGeometry,
     layout: KvLayout,
     policy: StorePolicy,
+    selector: Option<(Arc<dyn Selector>, ScoreForm)>,
+    dense_layers: usize,
+    budget: Budget,
     durability: Durability,
     /// `read_bytes` of `/proc/self/io` when the store was open.
     io_begin: Option<u64>,
@@ -85,7 +118,8 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
     let policy = match options.policy {
         Policy::Full => StorePolicy::Full,
         Policy::Window => StorePolicy::Window { sinks: SINKS, budget: options.budget },
-        Policy::Minmax => StorePolicy::MinMax { budget: options.budget },
+        // Until its selector is attached, a cache of another method would choose by bounds.
+        _ => StorePolicy::MinMax { budget: options.budget },
     };
     let mut settings = StoreOptions::default();
     if let Some(limit) = options.memory_limit {
@@ -103,7 +137,12 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
     }
     let store = settings.open().map_err(|e| engine_error(e.during("cannot open the store")))?;
     let io_begin = process::read_bytes();
-    Ok(Backend { store, geometry, layout, policy, durability: options.durability, io_begin, temporary })
+    let selector = match &options.method {
+        Some(method) => method.selector(options.adapters.as_deref())?.map(|s| (s, method.form)),
+        None => None,
+    };
+    let (durability, dense_layers, budget) = (options.durability, options.dense_layers, options.budget);
+    Ok(Backend { store, geometry, layout, policy, selector, dense_layers, budget, durability, io_begin, temporary })
 }
 
 impl Backend {
@@ -114,9 +153,7 @@ impl Backend {
     pub fn session(&self, name: &str) -> Result<StoreKv> {
         let key = format!("session/{name}");
         match self.store.open_sequence_as(&key, &self.layout) {
-            Ok(sequence) => {
-                Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability))
-            }
+            Ok(sequence) => self.cache(sequence),
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
         }
@@ -137,7 +174,17 @@ impl Backend {
         // Whatever policy made it, a later run may choose by bounds.
         let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
-        Ok(StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability))
+        self.cache(sequence)
+    }
+
+    fn cache(&self, sequence: stratakv::Sequence) -> Result<StoreKv> {
+        let mut cache = StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability);
+        cache.set_dense_layers(self.dense_layers);
+        if let Some((selector, form)) = &self.selector {
+            let selector = cache.attach(Arc::clone(selector)).map_err(engine_error)?;
+            cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });
+        }
+        Ok(cache)
     }
 
     /// An empty cache in memory with full attention: what `full` in the store must give, bit by bit.

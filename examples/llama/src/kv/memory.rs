@@ -108,6 +108,11 @@ impl MemoryKv {
         Ok(self)
     }
 
+    /// Tokens of one layer, which must exist.
+    pub(super) fn layer_len(&self, layer: usize) -> usize {
+        self.layers[layer].tokens
+    }
+
     /// Keys of some tokens of one layer, `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors

@@ -7,6 +7,8 @@
 pub mod backend;
 pub mod grouped;
 pub mod memory;
+pub mod method;
+pub mod probe;
 pub mod store;
 
 use anyhow::{Result, ensure};
@@ -143,6 +145,9 @@ pub trait KvCache {
     /// # Errors
     /// Lengths that do not fit the geometry, an empty layer, and what the cache's medium reports.
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()>;
+
+    /// Sees the queries of prefill, `[tokens, query_heads, head_dim]`, when [`Wanted::Queries`](crate::model::Wanted) asks for them.
+    fn observe(&mut self, _layer: usize, _queries: &[f32]) {}
 
     /// Makes everything appended so far durable, together with the ids of the tokens appended since the last commit and the caller's state.
     ///

@@ -1,11 +1,16 @@
 //! Keys and values in a stratakv store: a step selects groups, reads them from the devices, and attends as they arrive.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
+use stratakv::retrieval::{ScoreForm, Selector, SelectorId};
 use stratakv::{
     AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, SelectOptions,
     Sequence, Store, TensorView, View,
 };
 
+use super::probe::Probe;
 use super::{Committed, KvCache, KvDType, KvGeometry, KvStats, check_append, check_attend};
 use crate::budget::Budget;
 
@@ -18,6 +23,15 @@ pub enum StorePolicy {
     Window {
         /// Tokens kept from the beginning.
         sinks: usize,
+        /// Attended tokens per step.
+        budget: Budget,
+    },
+    /// The unfinished group (the newest while there is none), then the groups that a selector of the sequence scores highest.
+    Selected {
+        /// Of this sequence.
+        selector: SelectorId,
+        /// How heads are added up.
+        form: ScoreForm,
         /// Attended tokens per step.
         budget: Budget,
     },
@@ -112,6 +126,9 @@ pub struct StoreKv {
     /// Bytes that this cache's reads asked for.
     asked: u64,
     attends: u64,
+    /// Layers below this attend to everything.
+    dense_layers: usize,
+    probe: Option<Probe>,
 }
 
 impl StoreKv {
@@ -136,7 +153,60 @@ impl StoreKv {
             read_before,
             asked: 0,
             attends: 0,
+            dense_layers: 0,
+            probe: None,
         }
+    }
+
+    /// The first `layers` layers attend to everything from now on.
+    pub fn set_dense_layers(&mut self, layers: usize) {
+        self.dense_layers = layers;
+    }
+
+    /// Another policy from now on.
+    pub fn set_policy(&mut self, policy: StorePolicy) {
+        self.policy = policy;
+    }
+
+    /// Gives the sequence a selector.
+    ///
+    /// # Errors
+    /// See [`Sequence::attach`].
+    pub fn attach(&mut self, selector: Arc<dyn Selector>) -> stratakv::Result<SelectorId> {
+        self.sequence.attach(selector)
+    }
+
+    /// Bytes of a selector's summaries, all layers.
+    ///
+    /// # Errors
+    /// A selector of another sequence.
+    pub fn selector_bytes(&self, selector: SelectorId) -> stratakv::Result<u64> {
+        self.sequence.selector_bytes(selector)
+    }
+
+    /// Compares each attend from now on with full attention over `mirror`, which holds the same tokens; `None` ends it.
+    pub fn probe(&mut self, mirror: Option<super::MemoryKv>) {
+        self.probe = mirror.map(Probe::new);
+    }
+
+    /// What the probe found: see [`Probe::found`].
+    #[must_use]
+    pub fn probed(&self) -> (f64, f64, u64, Duration) {
+        self.probe.as_ref().map_or((0.0, 0.0, 0, Duration::ZERO), Probe::found)
+    }
+
+    /// Device reads of the store so far.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.store.status().devices.iter().map(|d| d.counters.reads).sum()
+    }
+
+    /// Keeps the first `tokens` tokens.
+    ///
+    /// # Errors
+    /// See [`Sequence::truncate`].
+    pub fn truncate(&mut self, tokens: usize) -> Result<()> {
+        self.sequence.truncate(tokens as u64).map_err(engine_error)
     }
 
     /// Bytes this cache's reads asked the devices for, by plan. With nothing else running on the store it equals
@@ -155,7 +225,15 @@ impl StoreKv {
     fn select(&self, layer: usize, queries: &[f32]) -> stratakv::Result<View> {
         let tokens = usize::try_from(self.sequence.layer_len(layer)?).unwrap_or(usize::MAX);
         let group = self.sequence.layout().group_tokens();
+        if layer < self.dense_layers {
+            return self.sequence.select_all(layer);
+        }
         match self.policy {
+            StorePolicy::Selected { selector, form, budget } => {
+                let options = SelectOptions::new(EngineBudget::tokens(budget.tokens(tokens)));
+                let options = options.form(form).scale(self.geometry.scale);
+                self.sequence.select_with(selector, layer, queries, options)
+            }
             StorePolicy::Full => self.sequence.select_all(layer),
             StorePolicy::MinMax { budget } => {
                 // Forcing the newest group beside the tail as well cost 0.8 points on recall-tiny.
@@ -195,7 +273,11 @@ impl KvCache for StoreKv {
         check_append(&self.geometry, layer, keys, values, tokens)?;
         let shape = self.geometry.layers[layer];
         let view = |data| TensorView::token_major(data, tokens, shape.kv_heads, shape.head_dim);
-        self.sequence.append(layer, view(keys), view(values)).map_err(engine_error)
+        self.sequence.append(layer, view(keys), view(values)).map_err(engine_error)?;
+        match &mut self.probe {
+            Some(probe) => probe.append(layer, keys, values, tokens),
+            None => Ok(()),
+        }
     }
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
@@ -204,7 +286,11 @@ impl KvCache for StoreKv {
         let mut ticket = self.store.read(&[&view]).map_err(engine_error)?;
         self.asked += ticket.device_bytes();
         self.attends += 1;
-        ticket.attend(0, queries, &view, &self.options, out).map_err(engine_error)
+        ticket.attend(0, queries, &view, &self.options, out).map_err(engine_error)?;
+        match &mut self.probe {
+            Some(probe) => probe.attended(layer, queries, view.positions(), out),
+            None => Ok(()),
+        }
     }
 
     fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {

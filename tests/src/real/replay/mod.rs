@@ -46,6 +46,8 @@ pub struct Outcome {
     pub by_file_system: BTreeMap<String, u64>,
     /// Recordings, and those in which a write or flush failed.
     pub recordings: (u64, u64),
+    /// Images of a device that had failed which the file system itself refuses to mount.
+    pub unmountable: u64,
     /// Writes, discards and flushes recorded.
     pub entries: u64,
 }
@@ -73,16 +75,15 @@ pub fn possible() -> Result<Vec<String>, String> {
 #[must_use]
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Outcome {
     let mut outcome = Outcome::default();
-    for recording in 0..plan.images.div_ceil(IMAGES_PER_RECORDING) {
-        if stop.load(Ordering::Relaxed) || !outcome.failures.is_empty() {
-            break;
-        }
-        let images = IMAGES_PER_RECORDING.min(plan.images - recording * IMAGES_PER_RECORDING);
-        let seed = plan.seed.wrapping_add(recording);
-        let file_system = &plan.file_systems[recording as usize % plan.file_systems.len()];
+    let mut recording = 0;
+    while outcome.passed < plan.images && !stop.load(Ordering::Relaxed) && outcome.failures.is_empty() {
+        let images = IMAGES_PER_RECORDING.min(plan.images - outcome.passed);
+        let seed = plan.seed.wrapping_add(recording as u64);
+        let file_system = &plan.file_systems[recording % plan.file_systems.len()];
         if let Err(e) = one_recording(plan, file_system, seed, images, stop, &mut outcome) {
             outcome.failures.push(format!("seed {seed} on {file_system}: {e}"));
         }
+        recording += 1;
     }
     outcome
 }
@@ -113,9 +114,11 @@ fn one_recording(
     ));
     let mut rng = Rng(seed);
     set_mutant(plan.mutant);
+    let failed_before = outcome.recordings.1;
     let lines = record(file_system, &device, &fuse.join("disk"), &mounted_at, &mut rng, outcome);
     set_mutant(None);
     let lines = lines?;
+    let faulty = outcome.recordings.1 > failed_before;
     if device.misaligned() > 0 {
         return Err(format!("{} requests were not whole sectors", device.misaligned()));
     }
@@ -128,9 +131,18 @@ fn one_recording(
         }
         device.cut(cut, &mut rng);
         let mut known = BTreeMap::new();
+        let mounted = Loop::new(&fuse.join("image")).and_then(|device| Mounted::new(device, file_system, &image_at));
+        let mounted = match mounted {
+            // A device that failed may have cost the file system its own metadata.
+            Err(_) if faulty => {
+                outcome.unmountable += 1;
+                continue;
+            }
+            other => other?,
+        };
         let reported = lines.iter().take_while(|(at, _)| *at <= cut);
         reported.clone().for_each(|(_, line)| learn(&mut known, *line));
-        if let Err(e) = check_image(file_system, &fuse.join("image"), &image_at, &mut known) {
+        if let Err(e) = check_image(mounted, &mut known) {
             let last: Vec<String> = reported.map(|(at, line)| format!("[{at}] {line}")).collect();
             let last = last.iter().rev().take(16).rev().cloned().collect::<Vec<_>>().join("\n    ");
             return Err(format!("image {nth}, cut behind {cut} of {end} requests: {e}\n    {last}"));
@@ -204,8 +216,7 @@ fn record(
     Ok(lines)
 }
 
-fn check_image(file_system: &str, file: &Path, at: &Path, known: &mut BTreeMap<u64, Known>) -> Result<(), String> {
-    let mounted = Mounted::new(Loop::new(file)?, file_system, at)?;
+fn check_image(mounted: Mounted, known: &mut BTreeMap<u64, Known>) -> Result<(), String> {
     let dirs = device_dirs(&mounted.at, 1);
     let report = told(|| check(&dirs))?;
     if !report.clean {

@@ -1,0 +1,26 @@
+//! The exact oracle: scores of all keys. For evaluation: it keeps every key in memory.
+
+use super::selector::{Ask, Selector, by_tokens, summary_as};
+use crate::error::Result;
+use crate::summary::{Exact, ExactKeys, KeySummary, SummaryKind};
+use std::sync::Arc;
+
+/// Selection by exact scores.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Oracle;
+
+impl Selector for Oracle {
+    fn name(&self) -> &str {
+        "oracle"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::new(ExactKeys) as _]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let keys: &Exact = summary_as(summaries)?;
+        by_tokens(ask, true, scores, |lanes, out| keys.score(lanes, ask.groups.clone(), out));
+        Ok(())
+    }
+}

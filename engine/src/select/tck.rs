@@ -1,0 +1,36 @@
+//! Transform-coded keys: a code of a few bytes per token, scored by table look-ups.
+
+use super::selector::{Ask, Selector, by_tokens, summary_as};
+use crate::error::Result;
+use crate::summary::{Adapter, CodedKeys, Codes, KeySummary, SummaryKind};
+use std::sync::Arc;
+
+/// Selection by transform-coded keys, by an adapter with codebooks.
+#[derive(Clone, Debug)]
+pub struct Tck {
+    keys: Arc<CodedKeys>,
+}
+
+impl Tck {
+    /// With this adapter.
+    #[must_use]
+    pub fn new(adapter: Arc<Adapter>) -> Self {
+        Self { keys: Arc::new(CodedKeys::new(adapter)) }
+    }
+}
+
+impl Selector for Tck {
+    fn name(&self) -> &str {
+        "tck"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::clone(&self.keys) as _]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let keys: &Codes = summary_as(summaries)?;
+        by_tokens(ask, true, scores, |lanes, out| keys.score(lanes, ask.groups.clone(), out));
+        Ok(())
+    }
+}

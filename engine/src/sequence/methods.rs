@@ -1,0 +1,231 @@
+//! Selectors of a sequence: their summaries are built from what there is, grow with it, and choose.
+
+use super::Sequence;
+use super::load::{check_block, read_block, read_each};
+use super::select::Span;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::Source;
+use crate::metrics::Category;
+use crate::select::{Ask, SelectOptions, Selector, View, choose};
+use crate::summary::{KeyGroup, KeySummary, SummaryKind};
+use std::sync::Arc;
+use stratakv_format::page::PAGE_BYTES;
+
+/// Bytes of blocks read at once to build a summary.
+const BUILD_BYTES: usize = 1 << 20;
+
+/// A selector of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SelectorId(usize);
+
+/// Selectors and the kinds of summaries that layers keep for them.
+#[derive(Default)]
+pub(super) struct Methods {
+    selectors: Vec<(Arc<dyn Selector>, Vec<usize>)>,
+    kinds: Vec<String>,
+}
+
+impl Sequence {
+    /// Gives the sequence one more way of choosing. Summaries that it needs and that no other selector of the sequence has are
+    /// built from the keys there are, read back in pieces of a megabyte, and kept in memory from then on; they are not written
+    /// to disk, and readers and forks start without them. Any number of selectors choose from the same stored tokens.
+    ///
+    /// # Errors
+    /// A layer that the selector's summaries do not suit, keys that cannot be read, [`ErrorKind::MemoryLimit`]; the sequence
+    /// is as it was.
+    pub fn attach(&mut self, selector: Arc<dyn Selector>) -> Result<SelectorId> {
+        let mut slots = Vec::new();
+        for kind in selector.summaries() {
+            let id = kind.id();
+            let found = self.methods.kinds.iter().position(|known| *known == id);
+            slots.push(match found {
+                Some(at) => at,
+                None => {
+                    self.build(kind.as_ref()).map_err(|e| e.during(format!("summary {id}")))?;
+                    self.methods.kinds.push(id);
+                    self.methods.kinds.len() - 1
+                }
+            });
+        }
+        self.methods.selectors.push((selector, slots));
+        Ok(SelectorId(self.methods.selectors.len() - 1))
+    }
+
+    /// Bytes in memory of the summaries that a selector chooses by, those that it shares included.
+    ///
+    /// # Errors
+    /// A selector of another sequence.
+    pub fn selector_bytes(&self, selector: SelectorId) -> Result<u64> {
+        let (_, slots) = self.selector(selector)?;
+        let layers = self.layers.iter().flatten();
+        Ok(layers
+            .flat_map(|layer| slots.iter().filter_map(|slot| layer.extras.get(*slot)))
+            .map(|s| s.bytes() as u64)
+            .sum())
+    }
+
+    /// The summaries of a layer that a selector chooses by, for its own inspection.
+    ///
+    /// # Errors
+    /// No such layer, a selector of another sequence.
+    pub fn selector_summaries(&self, selector: SelectorId, layer: usize) -> Result<Vec<&dyn KeySummary>> {
+        let (_, slots) = self.selector(selector)?;
+        let extras = &self.layer(layer)?.extras;
+        Ok(slots.iter().filter_map(|slot| extras.get(*slot)).map(AsRef::as_ref).collect())
+    }
+
+    /// As [`Self::select`], by a selector of this sequence instead of its min/max records.
+    ///
+    /// # Errors
+    /// As [`Self::select`]; [`ErrorKind::MemoryLimit`]: no memory for the scores; what the selector reports.
+    pub fn select_with(
+        &self,
+        selector: SelectorId,
+        layer: usize,
+        query: &[f32],
+        options: impl Into<SelectOptions>,
+    ) -> Result<View> {
+        let options = options.into();
+        let (method, _) = self.selector(selector)?;
+        let place = |e: Error| e.during(format!("select by {} in layer {layer}", method.name()));
+        let state = self.layer(layer)?;
+        super::select::check_query(state, query).map_err(place)?;
+        let group = self.who.layout.group_tokens();
+        let span = Span::of(state, group);
+        let count = span.count(&options).map_err(place)?;
+        let forced = span.forced(&options);
+        let mut scores = vec![0.0; span.len()];
+        if count < span.len() && span.needs_scores(count, &forced) {
+            let shape = state.shape();
+            let scale = options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt());
+            let lanes = (query.len() / shape.key_dim).next_multiple_of(8);
+            let bytes = span.len() * group * lanes * 4;
+            let reservation = self.store.devices.reserve(bytes, Category::Summaries);
+            let _scratch = reservation.ok_or_else(|| {
+                let text = format!("{bytes} bytes of scores do not fit in what memory_limit has left");
+                place(Error::new(ErrorKind::MemoryLimit, text))
+            })?;
+            let ask = Ask {
+                query,
+                shape,
+                scale,
+                form: options.form,
+                groups: span.groups.start as usize..span.groups.end as usize,
+                count: count.saturating_sub(span.forced_count(&forced)),
+            };
+            let summaries = self.selector_summaries(selector, layer)?;
+            method.score(&summaries, &ask, &mut scores).map_err(place)?;
+            // A method that cannot tell says the least, not the most.
+            scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
+        }
+        let chosen = choose(span.groups.clone(), count, &forced, &scores);
+        self.view(state, &span, &chosen)
+    }
+
+    fn selector(&self, selector: SelectorId) -> Result<&(Arc<dyn Selector>, Vec<usize>)> {
+        let unknown = || Error::new(ErrorKind::InvalidArgument, "a selector of another sequence");
+        self.methods.selectors.get(selector.0).ok_or_else(unknown)
+    }
+
+    /// Accounts for what the summaries of selectors hold once `layer` has `groups` more.
+    pub(super) fn reserve_methods(&mut self, layer: usize, groups: usize, more: usize) -> Result<()> {
+        let bytes = |l: &super::Layer| -> usize {
+            let groups = if l.index == layer { groups } else { 0 };
+            l.extras.iter().map(|summary| summary.bytes_for(groups)).sum()
+        };
+        let held = self.layers.iter().flatten().map(bytes).sum::<usize>() + more;
+        if held > self.method_bytes.bytes() && !self.store.devices.resize(&mut self.method_bytes, held) {
+            let text = format!("summaries of {held} bytes do not fit in what memory_limit has left");
+            return Err(Error::new(ErrorKind::MemoryLimit, text));
+        }
+        Ok(())
+    }
+
+    fn build(&mut self, kind: &dyn SummaryKind) -> Result<()> {
+        let mut built = Vec::new();
+        let mut held = 0;
+        for at in 0..self.layers.len() {
+            let Some(layer) = &self.layers[at] else { continue };
+            let mut summary = kind.layer(at, layer.shape())?;
+            held += summary.bytes_for(layer.groups() as usize);
+            self.reserve_methods(at, 0, held)?;
+            self.fill(at, summary.as_mut()).map_err(|e| e.during(format!("layer {at}")))?;
+            built.push(summary);
+        }
+        for (layer, summary) in self.layers.iter_mut().flatten().zip(built) {
+            layer.extras.push(summary);
+        }
+        Ok(())
+    }
+
+    /// Adds all sealed groups of a layer to a summary.
+    fn fill(&self, layer: usize, summary: &mut dyn KeySummary) -> Result<()> {
+        let state = self.layer(layer)?;
+        let tokens = self.who.layout.group_tokens() as u64;
+        let key_bytes = state.block.key_bytes;
+        let lost = |group| Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
+        let mut group = 0;
+        while group < state.groups() {
+            if let Some(block) = state.building_block(group) {
+                summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
+                group += 1;
+                continue;
+            }
+            let extent = state.table.find(group).ok_or_else(|| lost(group))?;
+            if let Source::Memory(run) = &extent.source {
+                let block = run.block((group - extent.first_group) as usize + extent.skip)?;
+                summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
+                group += 1;
+                continue;
+            }
+            // As many groups as lie in this extent, a megabyte at most.
+            let end = (extent.first_group + extent.groups as u64).min(state.groups());
+            let end = end.min(group + (BUILD_BYTES / state.block.block_bytes).max(1) as u64);
+            let mut places = Vec::new();
+            for group in group..end {
+                places.push(extent.place(group, &state.block, state.geometry.planes()).ok_or_else(|| lost(group))?);
+            }
+            let page = PAGE_BYTES as u64;
+            let pieces: Vec<_> = places
+                .iter()
+                .map(|place| {
+                    let first = place.offset / page * page;
+                    let bytes =
+                        ((place.offset - first) as usize + state.block.block_bytes).next_multiple_of(PAGE_BYTES);
+                    (place.frame.segment.as_ref(), first, bytes)
+                })
+                .collect();
+            for (place, pages) in places.iter().zip(read_each(&self.store.devices, &pieces)?) {
+                let skip = (place.offset % page) as usize;
+                let block = match &pages {
+                    Ok(pages) => pages.get(skip..skip + state.block.block_bytes).unwrap_or_default(),
+                    Err(_) => &[],
+                };
+                // What did not come, or came wrong, is read by itself: again, and from other copies.
+                let checked = match pages.as_ref() {
+                    Ok(_) => check_block(&self.store.devices, state, group, tokens, (place, 0), block),
+                    Err(e) => Err(e.duplicate()),
+                };
+                let again = match checked {
+                    Ok(()) => None,
+                    Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
+                        Some(read_block(&self.store.devices, state, group, tokens, place)?)
+                    }
+                    Err(e) => return Err(e),
+                };
+                let block = again.as_deref().unwrap_or(block);
+                summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
+                group += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Span {
+    /// Groups that a budget has room for.
+    fn count(&self, options: &SelectOptions) -> Result<usize> {
+        let visible = (self.tokens - self.first_token) as usize;
+        Ok(self.group_count(options.budget.of(visible)?))
+    }
+}

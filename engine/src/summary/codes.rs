@@ -1,0 +1,96 @@
+//! Transform-coded keys: a few bytes per token, scored by table look-ups.
+
+use super::adapter::{Adapter, LayerAdapter};
+use super::codebook::Codebook;
+use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use super::lanes::{Lanes, look_up, tiles};
+use crate::error::Result;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The kind of summary that keeps a code per token, by an adapter with codebooks.
+#[derive(Clone, Debug)]
+pub struct CodedKeys {
+    adapter: Arc<Adapter>,
+}
+
+impl CodedKeys {
+    /// By this adapter, which must have codebooks for the layers it is used with.
+    #[must_use]
+    pub fn new(adapter: Arc<Adapter>) -> Self {
+        Self { adapter }
+    }
+}
+
+impl SummaryKind for CodedKeys {
+    fn id(&self) -> String {
+        format!("codes/{}", self.adapter.id())
+    }
+
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        let book = match self.adapter.layer(layer, &shape)? {
+            LayerAdapter::Codes(book) => book.clone(),
+            _ => return Err(self.adapter.wrong(layer, "codebook")),
+        };
+        let codes = Records::new(book.code_bytes() * shape.group_tokens);
+        Ok(Box::new(Codes { shape, codes, book, error: 0.0, seen: 0 }))
+    }
+}
+
+/// `[groups][group_tokens, code_bytes]`.
+pub struct Codes {
+    shape: KeyShape,
+    book: Codebook,
+    codes: Records<u8>,
+    error: f64,
+    seen: u64,
+}
+
+impl Codes {
+    /// How far keys are from those of calibration: their mean squared error over the calibrated one. About 1 where they are
+    /// alike; none before the first key.
+    #[must_use]
+    pub fn drift(&self) -> Option<f64> {
+        let calibrated = f64::from(self.book.distortion());
+        (self.seen > 0 && calibrated > 0.0).then(|| self.error / self.seen as f64 / calibrated)
+    }
+
+    /// Scores of all tokens of `groups`, less what is the same for all of them: `[tokens, lanes]`.
+    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+        let padded = lanes.padded();
+        let weights = lanes.project(self.book.query(), self.book.dims());
+        let tables = self.book.tables(&weights, padded);
+        tiles(groups, padded * self.shape.group_tokens, out, |groups, out| {
+            look_up(self.codes.slice(groups), &tables, self.book.code_bytes(), padded, out);
+        });
+    }
+}
+
+impl KeySummary for Codes {
+    fn groups(&self) -> usize {
+        self.codes.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let keys = group.tokens();
+        let mut work = Vec::new();
+        let bytes = self.book.code_bytes();
+        let codes = self.codes.add();
+        for (key, code) in keys.chunks_exact(self.shape.width()).zip(codes.chunks_exact_mut(bytes)) {
+            self.error += f64::from(self.book.encode(key, &mut work, code));
+            self.seen += 1;
+        }
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.codes.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.codes.bytes_for(groups)
+    }
+}

@@ -1,0 +1,97 @@
+//! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
+
+use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use super::lanes::{Lanes, multiply, tiles};
+use crate::error::Result;
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use std::ops::Range;
+
+/// The kind of summary that keeps a mean key per group.
+#[derive(Clone, Copy, Debug)]
+pub struct LandmarkKeys;
+
+impl SummaryKind for LandmarkKeys {
+    fn id(&self) -> String {
+        "landmarks".into()
+    }
+
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        Ok(Box::new(Landmarks { shape, means: Records::new(shape.width()), cosines: Records::new(1) }))
+    }
+}
+
+/// `[groups, kv_heads, key_dim]`, and per group the lowest cosine of a token's key to the mean over heads.
+pub(crate) struct Landmarks {
+    shape: KeyShape,
+    means: Records<u16>,
+    cosines: Records<f32>,
+}
+
+impl Landmarks {
+    /// Scores of the means of `groups`: `[groups, lanes]`.
+    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+        let (padded, width) = (lanes.padded(), self.shape.width());
+        let mut weights = vec![0.0; width * padded];
+        for (lane, head, row) in lanes.rows() {
+            for (i, q) in row.iter().enumerate() {
+                weights[(head * self.shape.key_dim + i) * padded + lane] += q;
+            }
+        }
+        let mut wide = Vec::new();
+        tiles(groups, padded, out, |groups, out| {
+            let means = self.means.slice(groups);
+            wide.resize(means.len(), 0.0);
+            means.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
+            multiply(&wide, &weights, width, padded, out);
+        });
+    }
+
+    /// The `count` groups of `range` with the lowest cosines, in rising order of cosine.
+    pub(crate) fn outliers(&self, range: Range<usize>, count: usize) -> Vec<usize> {
+        let cosines = self.cosines.slice(range.clone());
+        let mut order: Vec<usize> = (0..range.len()).collect();
+        order.sort_by(|a, b| cosines[*a].total_cmp(&cosines[*b]).then(a.cmp(b)));
+        order.truncate(count);
+        order.iter().map(|i| i + range.start).collect()
+    }
+}
+
+impl KeySummary for Landmarks {
+    fn groups(&self) -> usize {
+        self.cosines.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let (width, dim) = (self.shape.width(), self.shape.key_dim);
+        let keys = group.tokens();
+        let mut mean = vec![0.0_f32; width];
+        for key in keys.chunks_exact(width) {
+            mean.iter_mut().zip(key).for_each(|(mean, k)| *mean += k / self.shape.group_tokens as f32);
+        }
+        let mut lowest = 1.0_f32;
+        for key in keys.chunks_exact(width) {
+            for (key, mean) in key.chunks_exact(dim).zip(mean.chunks_exact(dim)) {
+                let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+                let cosine = dot(key, mean) / (dot(key, key) * dot(mean, mean)).sqrt().max(f32::MIN_POSITIVE);
+                lowest = lowest.min(cosine);
+            }
+        }
+        let to = self.means.add();
+        to.iter_mut().zip(&mean).for_each(|(out, x)| *out = f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits());
+        self.cosines.add()[0] = lowest;
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.means.truncate(groups);
+        self.cosines.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.means.bytes() + self.cosines.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.means.bytes_for(groups) + self.cosines.bytes_for(groups)
+    }
+}

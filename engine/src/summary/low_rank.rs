@@ -1,0 +1,92 @@
+//! Low-rank keys (KVSwap, section 3.2): the joint keys of all KV heads times an adapter, in f16.
+
+use super::adapter::{Adapter, LayerAdapter, LowRankAdapter};
+use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use super::lanes::{Lanes, multiply, tiles};
+use crate::error::Result;
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The kind of summary that keeps `rank` numbers per token, by an adapter.
+#[derive(Clone, Debug)]
+pub struct LowRankKeys {
+    adapter: Arc<Adapter>,
+}
+
+impl LowRankKeys {
+    /// By this adapter, which must have low-rank matrices for the layers it is used with.
+    #[must_use]
+    pub fn new(adapter: Arc<Adapter>) -> Self {
+        Self { adapter }
+    }
+}
+
+impl SummaryKind for LowRankKeys {
+    fn id(&self) -> String {
+        format!("low-rank/{}", self.adapter.id())
+    }
+
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        let matrix = match self.adapter.layer(layer, &shape)? {
+            LayerAdapter::LowRank(matrix) => matrix.clone(),
+            _ => return Err(self.adapter.wrong(layer, "low-rank matrix")),
+        };
+        Ok(Box::new(LowRank { shape, rows: Records::new(matrix.rank() * shape.group_tokens), matrix }))
+    }
+}
+
+/// `[groups][group_tokens, rank]`.
+pub(crate) struct LowRank {
+    shape: KeyShape,
+    matrix: LowRankAdapter,
+    rows: Records<u16>,
+}
+
+impl LowRank {
+    /// Scores of all tokens of `groups`: `[tokens, lanes]`.
+    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+        let (rank, padded) = (self.matrix.rank(), lanes.padded());
+        let weights = lanes.project(self.matrix.matrix(), rank);
+        let mut wide = Vec::new();
+        tiles(groups, padded * self.shape.group_tokens, out, |groups, out| {
+            let rows = self.rows.slice(groups);
+            wide.resize(rows.len(), 0.0);
+            rows.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
+            multiply(&wide, &weights, rank, padded, out);
+        });
+    }
+}
+
+impl KeySummary for LowRank {
+    fn groups(&self) -> usize {
+        self.rows.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let (rank, width) = (self.matrix.rank(), self.shape.width());
+        let keys = group.tokens();
+        let mut sums = vec![0.0_f32; rank];
+        for (key, out) in keys.chunks_exact(width).zip(self.rows.add().chunks_exact_mut(rank)) {
+            sums.fill(0.0);
+            for (k, weights) in key.iter().zip(self.matrix.matrix().chunks_exact(rank)) {
+                sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += k * w);
+            }
+            // Beyond f16's range there is no key of a model; a bound keeps scores finite.
+            out.iter_mut().zip(&sums).for_each(|(out, x)| *out = f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits());
+        }
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.rows.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.rows.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.rows.bytes_for(groups)
+    }
+}

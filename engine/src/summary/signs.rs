@@ -1,0 +1,141 @@
+//! Sign bits: each head's key after a fixed random rotation, one bit per dimension, and its length in f16. No calibration.
+
+use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use super::lanes::{Lanes, look_up, tiles};
+use crate::error::Result;
+use half::f16;
+use std::ops::Range;
+
+/// The kind of summary that keeps the signs of rotated keys.
+#[derive(Clone, Copy, Debug)]
+pub struct SignKeys;
+
+impl SummaryKind for SignKeys {
+    fn id(&self) -> String {
+        "signs".into()
+    }
+
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        let dims = shape.key_dim.next_power_of_two().max(8);
+        let (signs, lengths) = (shape.kv_heads * dims / 8 * shape.group_tokens, shape.kv_heads * shape.group_tokens);
+        Ok(Box::new(Signs { shape, dims, signs: Records::new(signs), lengths: Records::new(lengths) }))
+    }
+}
+
+/// `[groups][kv_heads][group_tokens, dims / 8]` and `[groups][kv_heads][group_tokens]`.
+pub(crate) struct Signs {
+    shape: KeyShape,
+    /// Dimensions after the rotation: the next power of two.
+    dims: usize,
+    signs: Records<u8>,
+    lengths: Records<u16>,
+}
+
+/// Random signs, then a Walsh-Hadamard transform: a rotation that costs `n log n`. Lengths are kept.
+fn rotate(x: &mut [f32]) {
+    let n = x.len();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for x in x.iter_mut() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        if state & 1 << 40 != 0 {
+            *x = -*x;
+        }
+    }
+    let mut half = 1;
+    while half < n {
+        for pair in x.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+    let scale = 1.0 / (n as f32).sqrt();
+    x.iter_mut().for_each(|x| *x *= scale);
+}
+
+impl Signs {
+    /// Estimated scores of all tokens of `groups`: `[tokens, lanes]`.
+    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+        let KeyShape { kv_heads, group_tokens, .. } = self.shape;
+        let (padded, bytes) = (lanes.padded(), self.dims / 8);
+        // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
+        let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
+        let mut tables = vec![0.0_f32; kv_heads * bytes * 256 * padded];
+        let mut rotated = vec![0.0; self.dims];
+        for (lane, head, row) in lanes.rows() {
+            rotated.fill(0.0);
+            rotated[..row.len()].copy_from_slice(row);
+            rotate(&mut rotated);
+            for (b, weights) in rotated.chunks_exact(8).enumerate() {
+                let table = &mut tables[(head * bytes + b) * 256 * padded..][..256 * padded];
+                for (value, out) in table.chunks_exact_mut(padded).enumerate() {
+                    let signed = weights.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w });
+                    out[lane] += signed.sum::<f32>() * factor;
+                }
+            }
+        }
+        let head_codes = group_tokens * bytes;
+        let mut part = vec![0.0; group_tokens * padded];
+        tiles(groups, padded * group_tokens, out, |groups, out| {
+            out.fill(0.0);
+            for (index, out) in groups.zip(out.chunks_exact_mut(padded * group_tokens)) {
+                let (signs, lengths) = (self.signs.slice(index..index + 1), self.lengths.slice(index..index + 1));
+                for head in 0..kv_heads {
+                    let table = &tables[head * bytes * 256 * padded..][..bytes * 256 * padded];
+                    look_up(&signs[head * head_codes..][..head_codes], table, bytes, padded, &mut part);
+                    let lengths = &lengths[head * group_tokens..][..group_tokens];
+                    for ((out, part), &length) in
+                        out.chunks_exact_mut(padded).zip(part.chunks_exact(padded)).zip(lengths)
+                    {
+                        let length = f16::from_bits(length).to_f32();
+                        out.iter_mut().zip(part).for_each(|(out, part)| *out += length * part);
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl KeySummary for Signs {
+    fn groups(&self) -> usize {
+        self.lengths.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let KeyShape { kv_heads, key_dim, group_tokens, .. } = self.shape;
+        let keys = group.tokens();
+        let (signs, lengths) = (self.signs.add(), self.lengths.add());
+        let bytes = self.dims / 8;
+        let mut rotated = vec![0.0; self.dims];
+        for (token, key) in keys.chunks_exact(kv_heads * key_dim).enumerate() {
+            for (head, key) in key.chunks_exact(key_dim).enumerate() {
+                rotated.fill(0.0);
+                rotated[..key_dim].copy_from_slice(key);
+                rotate(&mut rotated);
+                let length = key.iter().map(|x| x * x).sum::<f32>().sqrt().min(65504.0);
+                lengths[head * group_tokens + token] = f16::from_f32(length).to_bits();
+                let to = &mut signs[(head * group_tokens + token) * bytes..][..bytes];
+                for (out, run) in to.iter_mut().zip(rotated.chunks_exact(8)) {
+                    *out = run.iter().enumerate().fold(0, |bits, (i, x)| bits | u8::from(*x > 0.0) << i);
+                }
+            }
+        }
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.signs.truncate(groups);
+        self.lengths.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.signs.bytes() + self.lengths.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.signs.bytes_for(groups) + self.lengths.bytes_for(groups)
+    }
+}

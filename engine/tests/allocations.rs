@@ -1,0 +1,66 @@
+//! Reads take no memory per request: what a batch allocates does not grow with its requests.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use stratakv::{ByteSize, Durability, KvLayout, SequenceOptions, Store, TensorView};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn allocations_do_not_grow_with_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::options().device(dir.path()).memory_limit(ByteSize::mib(32)).open().unwrap();
+    let layout = KvLayout::builder().layers(1).kv_heads(2).head_dim(128).group_tokens(1).build().unwrap();
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("k")).unwrap();
+    let data = vec![1.0_f32; 1024 * 256];
+    let rows = TensorView::token_major(&data, 1024, 2, 128);
+    sequence.append(0, rows, rows).unwrap();
+    sequence.commit(Durability::Sync).unwrap();
+    for now in [true, false] {
+        // One part, no two neighbours: as many requests as groups.
+        let per_batch = |count: u64| {
+            let groups: Vec<u64> = (0..count).map(|at| at * 3).collect();
+            let view = sequence.select_groups(0, &groups).unwrap();
+            let read = || match now {
+                true => drop(store.read_now(&[&view]).unwrap()),
+                false => {
+                    let ticket = store.read(&[&view]).unwrap();
+                    assert_eq!(ticket.requests(), count as usize);
+                    drop(ticket.wait().unwrap());
+                }
+            };
+            (0..20).for_each(|_| read());
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            (0..50).for_each(|_| read());
+            (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / 50.0
+        };
+        let (few, many) = (per_batch(16), per_batch(128));
+        // Tables that double in size take a few more steps.
+        assert!(many - few < 14.0, "read_now {now}: {few} allocations for 16 requests, {many} for 128");
+    }
+}

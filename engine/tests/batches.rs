@@ -1,0 +1,161 @@
+//! Thousands of reads that are waited for, dropped, polled or given up: nothing leaks, nothing lands late.
+
+use std::future::Future;
+use std::path::Path;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, ReadBatch, Sequence, SequenceOptions, Store, TensorView};
+
+const HEADS: usize = 2;
+const DIM: usize = 128;
+const GROUP: usize = 8;
+const GROUPS: u64 = 2048;
+
+/// Every element of a group is its number, so that bytes of another group show.
+fn filled(store: &Store) -> Sequence {
+    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("k")).unwrap();
+    for group in 0..GROUPS {
+        let row = vec![group as f32; GROUP * HEADS * DIM];
+        let view = TensorView::token_major(&row, GROUP, HEADS, DIM);
+        sequence.append(0, view, view).unwrap();
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    sequence
+}
+
+fn check(batch: &ReadBatch, chosen: &[u64]) {
+    let blocks = batch.get(0).unwrap();
+    for (nth, group) in chosen.iter().enumerate() {
+        let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
+        let (keys, values) = blocks.group(nth).unwrap();
+        let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
+        assert!(same(keys) && same(values), "group {group} holds something else");
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+#[test]
+fn an_event_loop_learns_of_a_read_by_eventfd() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let sequence = filled(&store);
+    let events = std::sync::Arc::new(stratakv::EventWaker::new().unwrap());
+    let waker = Waker::from(std::sync::Arc::clone(&events));
+    for round in 0..100 {
+        let chosen = [round, round + 500, round + 1000];
+        let view = sequence.select_groups(0, &chosen).unwrap();
+        let mut ticket = pin!(store.read(&[&view]).unwrap());
+        let batch = loop {
+            match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
+                std::task::Poll::Ready(batch) => break batch.unwrap(),
+                std::task::Poll::Pending => {
+                    let mut fds = [rustix::event::PollFd::new(&*events, rustix::event::PollFlags::IN)];
+                    let limit = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+                    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "round {round}: not told");
+                    events.clear();
+                }
+            }
+        };
+        check(&batch, &chosen);
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+
+    fn groups(&mut self) -> Vec<u64> {
+        let mut chosen: Vec<u64> = (0..1 + self.below(48)).map(|_| self.below(GROUPS)).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        chosen
+    }
+}
+
+fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5] {
+    let mut random = Random(seed);
+    let mut kept: Vec<(ReadBatch, Vec<u64>)> = Vec::new();
+    let mut seen = [0; 5];
+    for _ in 0..batches {
+        let chosen = random.groups();
+        let view = sequence.select_groups(0, &chosen).unwrap();
+        let way = random.below(5);
+        seen[way as usize] += 1;
+        let batch = match way {
+            0 => Some(store.read_now(&[&view]).unwrap()),
+            1 => Some(store.read(&[&view]).unwrap().wait().unwrap()),
+            2 => {
+                drop(store.read(&[&view]).unwrap());
+                None
+            }
+            3 => {
+                let deadline = Instant::now() + Duration::from_micros(random.below(300));
+                match store.read(&[&view]).unwrap().wait_deadline(Some(deadline)) {
+                    Ok(batch) => Some(batch),
+                    Err(e) => {
+                        assert_eq!(e.kind(), ErrorKind::Deadline, "{e}");
+                        None
+                    }
+                }
+            }
+            _ => {
+                // Polled once, then dropped wherever it is.
+                let mut ticket = pin!(store.read(&[&view]).unwrap());
+                let _ = ticket.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                None
+            }
+        };
+        if let Some(batch) = batch {
+            check(&batch, &chosen);
+            if random.below(3) == 0 {
+                kept.push((batch, chosen));
+            }
+        }
+        // Buffers that are held while given-up reads end must keep their bytes.
+        if kept.len() > 12 {
+            kept.drain(..).for_each(|(batch, chosen)| check(&batch, &chosen));
+        }
+    }
+    kept.iter().for_each(|(batch, chosen)| check(batch, chosen));
+    seen
+}
+
+fn options(dir: &Path) -> stratakv::StoreOptions {
+    Store::options().device(dir).memory_limit(ByteSize::mib(24))
+}
+
+#[test]
+fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let sequence = filled(&store);
+    // Rings, registered files and slabs are all there after the first rounds.
+    churn(&store, &sequence, 1, 200);
+    let before = descriptors();
+    let seen = std::thread::scope(|scope| {
+        let (store, sequence) = (&store, &sequence);
+        let threads = [2, 3].map(|seed| scope.spawn(move || churn(store, sequence, seed, 5_000)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(seen.iter().flatten().all(|count| *count > 500), "{seen:?}");
+    // The two threads' lanes stay until they are needed.
+    assert!(descriptors() <= before + 4, "{} descriptors, before {before}", descriptors());
+    // Buffers are all back: a read of nearly all memory fits.
+    let all: Vec<u64> = (0..GROUPS).collect();
+    let view = sequence.select_groups(0, &all).unwrap();
+    let batch = store.read(&[&view]).unwrap().wait_deadline(Some(Instant::now() + Duration::from_secs(20))).unwrap();
+    check(&batch, &all);
+    drop(batch);
+    drop(sequence);
+    store.close().unwrap();
+    options(dir.path()).open().unwrap().close().unwrap();
+}

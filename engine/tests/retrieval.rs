@@ -1,0 +1,299 @@
+//! Selectors on stored sequences: what they choose, that they grow, shrink and come back with the sequence, and that a
+//! method of an embedder's own is one file.
+
+use half::f16;
+use std::path::Path;
+use std::sync::Arc;
+use stratakv::retrieval::{
+    Adapter, Ask, InfiniGen, KeyGroup, KeyShape, KeySummary, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Oracle,
+    Quest, ScoreForm, Selector, ShadowKv, SignBits, SummaryKind, summary_as,
+};
+use stratakv::{
+    Budget, ByteSize, Durability, ErrorKind, KvLayout, Result, SelectOptions, Sequence, SequenceOptions, Store,
+    StoreOptions, TensorView, attend,
+};
+
+const HEADS: usize = 2;
+const DIM: usize = 16;
+const Q_HEADS: usize = 4;
+const GROUP: usize = 4;
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
+    options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(128))
+}
+
+fn layout() -> KvLayout {
+    let builder = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    builder.build().unwrap()
+}
+
+fn noise(seed: usize, count: usize) -> Vec<f32> {
+    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        f16::from_f32((state >> 40) as f32 / (1 << 22) as f32 - 2.0).to_f32()
+    };
+    (0..count).map(next).collect()
+}
+
+fn row(layer: usize, token: usize) -> Vec<f32> {
+    noise(layer * 100_000 + token, HEADS * DIM)
+}
+
+fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
+    for layer in 0..2 {
+        let rows: Vec<f32> = tokens.clone().flat_map(|t| row(layer, t)).collect();
+        let view = TensorView::token_major(&rows, tokens.len(), HEADS, DIM);
+        sequence.append(layer, view, view).unwrap();
+    }
+}
+
+fn identity() -> Arc<Adapter> {
+    let width = HEADS * DIM;
+    let mut matrix = vec![0.0; width * width];
+    (0..width).for_each(|i| matrix[i * width + i] = 1.0);
+    let layer = || LayerAdapter::LowRank(LowRankAdapter::new(width, width, matrix.clone()).unwrap());
+    Arc::new(Adapter::new("identity", 1, vec![layer(), layer()]).unwrap())
+}
+
+fn all() -> Vec<Arc<dyn Selector>> {
+    let mut list: Vec<Arc<dyn Selector>> = vec![
+        Arc::new(Quest),
+        Arc::new(LeoAm::default()),
+        Arc::new(ShadowKv::default()),
+        Arc::new(SignBits),
+        Arc::new(KvSwap::new(identity())),
+        Arc::new(InfiniGen::new(identity())),
+        Arc::new(Oracle),
+    ];
+    #[cfg(feature = "calibrate")]
+    {
+        use stratakv::retrieval::{Calibrator, CodeOptions, Tck};
+        let mut calibrator = Calibrator::new(&[(HEADS, DIM), (HEADS, DIM)]);
+        for layer in 0..2 {
+            (0..500).for_each(|t| calibrator.keys(layer, &row(layer, 5000 + t)));
+            calibrator.queries(layer, &noise(7, 50 * Q_HEADS * DIM), Q_HEADS, true);
+            calibrator.queries(layer, &noise(8, 90 * Q_HEADS * DIM), Q_HEADS, false);
+        }
+        let options = CodeOptions { bits: 64, dimension_bits_max: 4, decode_only: false };
+        let adapter = calibrator.codes("tck-64", 1, options).unwrap();
+        assert_eq!(Adapter::from_bytes(&adapter.to_bytes()).unwrap(), adapter);
+        list.push(Arc::new(Tck::new(Arc::new(adapter))));
+    }
+    list
+}
+
+fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, form: ScoreForm) -> Vec<Vec<u64>> {
+    let query = noise(99, Q_HEADS * DIM);
+    let options = SelectOptions::new(Budget::tokens(60)).form(form);
+    (0..2).map(|layer| sequence.select_with(method, layer, &query, options).unwrap().groups().collect()).collect()
+}
+
+#[test]
+fn selecting_everything_is_full_attention_by_every_method() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("a")).unwrap();
+    append(&mut sequence, 0..203);
+    sequence.commit(Durability::Sync).unwrap();
+    let query = noise(3, Q_HEADS * DIM);
+    let mut outs = vec![];
+    for layer in 0..2 {
+        let view = sequence.select_all(layer).unwrap();
+        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let mut out = vec![0.0; Q_HEADS * DIM];
+        attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
+        outs.push(out);
+    }
+    for method in all() {
+        let id = sequence.attach(method).unwrap();
+        for (layer, full) in outs.iter().enumerate() {
+            let view = sequence.select_with(id, layer, &query, Budget::All).unwrap();
+            let batch = store.read(&[&view]).unwrap().wait().unwrap();
+            let mut out = vec![0.0; Q_HEADS * DIM];
+            attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
+            assert_eq!(&out, full);
+        }
+    }
+}
+
+#[test]
+fn summaries_are_the_same_however_the_tokens_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("a")).unwrap();
+    // Half of them before the methods, the others token by token behind them.
+    append(&mut sequence, 0..150);
+    let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
+    (150..303).for_each(|t| append(&mut sequence, t..t + 1));
+    sequence.commit(Durability::Sync).unwrap();
+    let forms = [ScoreForm::Raw, ScoreForm::Softmax];
+    let grown: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
+    // Cut and grown again with the same tokens.
+    sequence.truncate(97).unwrap();
+    append(&mut sequence, 97..303);
+    let again: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
+    assert_eq!(grown, again);
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    store.close().unwrap();
+    // Built at once from what lies on the device.
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.open_sequence("a").unwrap();
+    let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
+    let rebuilt: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
+    assert_eq!(grown, rebuilt);
+    for id in ids {
+        assert!(sequence.selector_bytes(id).unwrap() > 0);
+    }
+}
+
+#[test]
+fn exact_scores_choose_what_attention_weighs_most() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let tokens = 240;
+    append(&mut sequence, 0..tokens);
+    let exact = sequence.attach(Arc::new(Oracle)).unwrap();
+    let full_rank = sequence.attach(Arc::new(KvSwap::new(identity()))).unwrap();
+    let query = noise(99, Q_HEADS * DIM);
+    for form in [ScoreForm::Raw, ScoreForm::Softmax] {
+        let found = chosen(&sequence, exact, form);
+        assert_eq!(found, chosen(&sequence, full_rank, form), "a low rank that is not low is exact");
+        for (layer, groups) in found.iter().enumerate() {
+            let dot = |head: usize, t: usize| -> f64 {
+                let key = row(layer, t);
+                let key = &key[head / (Q_HEADS / HEADS) * DIM..][..DIM];
+                query[head * DIM..][..DIM].iter().zip(key).map(|(q, k)| f64::from(q * k)).sum()
+            };
+            let mut scores = vec![0.0; tokens];
+            for head in 0..Q_HEADS {
+                let scale = if form == ScoreForm::Softmax { 1.0 / (DIM as f64).sqrt() } else { 1.0 };
+                let of: Vec<f64> = (0..tokens).map(|t| dot(head, t) * scale).collect();
+                let sum: f64 = of.iter().map(|x| x.exp()).sum();
+                let add = |x: &f64| if form == ScoreForm::Softmax { x.exp() / sum } else { *x };
+                scores.iter_mut().zip(&of).for_each(|(score, x)| *score += add(x));
+            }
+            let best = |g: u64| scores[g as usize * GROUP..][..GROUP].iter().copied().fold(f64::MIN, f64::max);
+            let newest = (tokens / GROUP - 1) as u64;
+            let free = groups.iter().filter(|g| **g != newest);
+            let lowest = free.map(|g| best(*g)).fold(f64::MAX, f64::min);
+            let left_out = (0..newest).filter(|g| !groups.contains(g));
+            assert!(left_out.map(best).all(|score| score <= lowest + 1e-4), "{form:?}");
+        }
+    }
+}
+
+#[test]
+fn bounds_and_their_tree_choose_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    append(&mut sequence, 0..1000);
+    let flat = sequence.attach(Arc::new(Quest)).unwrap();
+    // A raw upper bound of a chunk is at least that of its groups: the tree finds the same groups, unless it takes a whole
+    // chunk by its lower bound, which random keys do not allow.
+    for density in [None, Some(0.01), Some(0.9)] {
+        let tree = sequence.attach(Arc::new(LeoAm { density })).unwrap();
+        assert_eq!(chosen(&sequence, flat, ScoreForm::Raw), chosen(&sequence, tree, ScoreForm::Raw));
+    }
+}
+
+/// A method of an embedder's own: the mean length of a group's keys, whatever the query.
+struct Loudest;
+struct Lengths {
+    shape: KeyShape,
+    lengths: Vec<f32>,
+}
+struct LengthKind;
+
+impl SummaryKind for LengthKind {
+    fn id(&self) -> String {
+        "lengths".into()
+    }
+
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        Ok(Box::new(Lengths { shape, lengths: Vec::new() }))
+    }
+}
+
+impl KeySummary for Lengths {
+    fn groups(&self) -> usize {
+        self.lengths.len()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let squares: f32 = group.tokens().iter().map(|x| x * x).sum();
+        self.lengths.push((squares / self.shape.group_tokens as f32).sqrt());
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.lengths.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.lengths.capacity() * 4
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        2 * (self.lengths.capacity() + groups) * 4
+    }
+}
+
+impl Selector for Loudest {
+    fn name(&self) -> &str {
+        "loudest"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::new(LengthKind)]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let lengths: &Lengths = summary_as(summaries)?;
+        scores.copy_from_slice(&lengths.lengths[ask.groups.clone()]);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_method_of_the_callers_own_chooses() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    append(&mut sequence, 0..200);
+    let id = sequence.attach(Arc::new(Loudest)).unwrap();
+    let length = |g: u64| (0..GROUP).flat_map(|t| row(0, g as usize * GROUP + t)).map(|x| x * x).sum::<f32>();
+    let groups = &chosen(&sequence, id, ScoreForm::Raw)[0];
+    let free = groups.iter().filter(|g| **g != 49);
+    let lowest = free.map(|g| length(*g)).fold(f32::MAX, f32::min);
+    assert!((0..49).filter(|g| !groups.contains(g)).all(|g| length(g) <= lowest));
+}
+
+#[test]
+fn memory_is_accounted_and_its_end_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(1));
+    let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let id = sequence.attach(Arc::new(Oracle)).unwrap();
+    let mut tokens = 0;
+    let error = loop {
+        let rows: Vec<f32> = (tokens..tokens + 1000).flat_map(|t| row(0, t)).collect();
+        let view = TensorView::token_major(&rows, 1000, HEADS, DIM);
+        match sequence.append(0, view, view) {
+            Ok(()) => tokens += 1000,
+            Err(e) => break e,
+        }
+        let held: usize = store.status().memory.categories.iter().map(|c| c.used_bytes).sum();
+        assert!(sequence.selector_bytes(id).unwrap() as usize <= held);
+        assert!(store.status().memory.peak_bytes <= 8 << 20);
+        assert!(tokens < 1_000_000, "the limit never came");
+    };
+    assert!(matches!(error.kind(), ErrorKind::MemoryLimit | ErrorKind::Busy), "{error}");
+    assert_eq!(sequence.layer_len(0).unwrap(), tokens as u64, "the layer is as it was");
+}

@@ -1,0 +1,83 @@
+//! What a selection misses: full attention in memory on the same query, beside what the selection attends to.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::{KvCache, MemoryKv};
+
+/// A copy of a cache in memory, and what was found with it.
+pub struct Probe {
+    mirror: MemoryKv,
+    mass: f64,
+    error: f64,
+    attends: u64,
+    time: Duration,
+}
+
+impl Probe {
+    /// With a cache that holds the same tokens.
+    #[must_use]
+    pub fn new(mirror: MemoryKv) -> Self {
+        Self { mirror, mass: 0.0, error: 0.0, attends: 0, time: Duration::ZERO }
+    }
+
+    pub(super) fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
+        let begin = Instant::now();
+        self.mirror.append(layer, keys, values, tokens)?;
+        self.time += begin.elapsed();
+        Ok(())
+    }
+
+    /// `got` is the attention output over `positions`.
+    pub(super) fn attended(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        positions: impl Iterator<Item = u64>,
+        got: &[f32],
+    ) -> Result<()> {
+        let begin = Instant::now();
+        let mut full = vec![0.0; got.len()];
+        self.mirror.attend(layer, queries, &mut full)?;
+        let square = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>();
+        let difference: Vec<f32> = full.iter().zip(got).map(|(a, b)| a - b).collect();
+        self.error += (square(&difference) / square(&full).max(f64::MIN_POSITIVE)).sqrt();
+        let geometry = self.mirror.geometry().clone();
+        let (shape, tokens) = (geometry.layers[layer], self.mirror.layer_len(layer));
+        let first = shape.window.map_or(0, |window| tokens.saturating_sub(window));
+        let keys = self.mirror.keys(layer, first..tokens)?;
+        let mut chosen = vec![false; tokens - first];
+        for position in positions {
+            if let Some(slot) = usize::try_from(position).ok().and_then(|p| p.checked_sub(first)) {
+                chosen[slot] = true;
+            }
+        }
+        let (dim, ratio) = (shape.head_dim, geometry.query_heads / shape.kv_heads);
+        let mut mass = 0.0;
+        for (head, query) in queries.chunks_exact(dim).enumerate() {
+            let start = head / ratio * dim;
+            let dot = |key: &[f32]| key[start..start + dim].iter().zip(query).map(|(k, q)| k * q).sum::<f32>();
+            let scores: Vec<f32> = keys.chunks_exact(shape.width()).map(|key| dot(key) * geometry.scale).collect();
+            let max = scores.iter().copied().fold(f32::MIN, f32::max);
+            let (mut inside, mut all) = (0.0_f64, 0.0_f64);
+            for (score, chosen) in scores.iter().zip(&chosen) {
+                let weight = f64::from((score - max).exp());
+                all += weight;
+                inside += if *chosen { weight } else { 0.0 };
+            }
+            mass += inside / all;
+        }
+        self.mass += mass / geometry.query_heads as f64;
+        self.attends += 1;
+        self.time += begin.elapsed();
+        Ok(())
+    }
+
+    /// Sums over attends of the share of full attention's weight on the selected tokens (mean over query heads) and of the
+    /// relative error of the output, the attends, and the time that probing took.
+    #[must_use]
+    pub fn found(&self) -> (f64, f64, u64, Duration) {
+        (self.mass, self.error, self.attends, self.time)
+    }
+}

@@ -1,0 +1,6 @@
+//! A store with any bytes changed: what kvfsck calls clean the engine opens and reads whole, and neither panics.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| stratakv_fuzz::image::check(data, false));

@@ -1,0 +1,6 @@
+//! A store with any bytes of its metadata changed and the checksums put right: as `kvfsck_image`, past the checksums.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| stratakv_fuzz::image::check(data, true));
