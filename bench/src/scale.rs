@@ -52,7 +52,7 @@ pub(crate) fn run(args: &ScaleArgs) -> Result<()> {
         return devices::skipped(args.json, &why);
     }
     let page = stratakv_format::PAGE_BYTES as u64;
-    if args.block.0 % page != 0 || !(1..=128).contains(&(args.block.0 / page)) {
+    if !args.block.0.is_multiple_of(page) || !(1..=128).contains(&(args.block.0 / page)) {
         bail!("--block {}: multiples of 4 KiB from 4 KiB to 512 KiB", args.block);
     }
     if !(args.seconds >= 0.2 && args.seconds <= 600.0) {
