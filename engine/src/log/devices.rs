@@ -111,12 +111,12 @@ impl Devices {
         self.list.iter().map(|device| device.counters.write_bytes.get()).sum()
     }
 
-    /// The device of this index.
+    /// The device of this index; one that left while the store is open counts: views may still read what it held.
     ///
     /// # Errors
     /// None such.
     pub(crate) fn get(&self, index: DeviceIndex) -> Result<&Device> {
-        let found = self.list.get(usize::from(index.0));
+        let found = self.list.get_any(usize::from(index.0));
         found.ok_or_else(|| Error::new(ErrorKind::Io, format!("device {index} of the store is not there")))
     }
 

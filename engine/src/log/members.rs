@@ -41,7 +41,12 @@ impl DeviceList {
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&Device> {
-        self.places.get(index)?.get().map(AsRef::as_ref).filter(|device| !device.is_removed())
+        self.get_any(index).filter(|device| !device.is_removed())
+    }
+
+    /// Also one that is no member any more.
+    pub(crate) fn get_any(&self, index: usize) -> Option<&Device> {
+        self.places.get(index)?.get().map(AsRef::as_ref)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Device> {
