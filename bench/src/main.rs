@@ -17,6 +17,7 @@ mod fio;
 mod ingest;
 mod read;
 mod report;
+mod scale;
 mod select;
 mod work;
 
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(args),
         Command::Churn(args) => churn::run(args),
         Command::Select(args) => select::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Codec(args) => codec::run(args),
         Command::Devices(command) => devices::run(command),
