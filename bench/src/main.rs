@@ -15,11 +15,14 @@ mod decode_trace;
 mod devices;
 mod fio;
 mod ingest;
+mod open;
 mod read;
 mod report;
 mod scale;
 mod select;
+mod start;
 mod work;
+mod written;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -32,6 +35,9 @@ fn main() -> ExitCode {
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Churn(args) => churn::run(args),
+        Command::Written(args) => written::run(args),
+        Command::Open(args) => open::run(args),
+        Command::Start(args) => start::run(args),
         Command::Select(args) => select::run(args),
         Command::Scale(args) => scale::run(args),
         Command::Decode(args) => decode::run(args),
