@@ -513,6 +513,7 @@ impl Runner<'_> {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
+        let (state_now, tokens_now) = (sequence.state().map(<[u8]>::to_vec), sequence.committed());
         self.made_space(u64::from(durability == Durability::Sync && committed.is_ok()));
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
         let before = life.state.clone();
@@ -525,12 +526,12 @@ impl Runner<'_> {
         if !made {
             life.state = before;
         }
-        if sequence.state() != life.state.as_deref() {
+        if state_now != life.state {
             let text = format!("after commit {committed:?} the handle's state is not that of the model");
             return Err(Stop::Failed(text));
         }
-        if durability != Durability::None && made && sequence.committed() != version.tokens as u64 {
-            let text = format!("after commit {committed:?}: {} tokens, not {version:?}", sequence.committed());
+        if durability != Durability::None && made && tokens_now != version.tokens as u64 {
+            let text = format!("after commit {committed:?}: {tokens_now} tokens, not {version:?}");
             return Err(Stop::Failed(text));
         }
         if durability == Durability::None {
