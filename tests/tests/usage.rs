@@ -201,7 +201,7 @@ impl World {
                 let mut sequence = self.take(from);
                 let taken = self.slots[to].is_some() || from == to;
                 if !taken && self.store().open_sequence(&to.to_string()).is_err() {
-                    let child = sequence.fork_as(to.to_string());
+                    let child = sequence.fork_as(&to.to_string());
                     self.slots[to] = self.allow(child);
                 }
                 self.slots[from] = Some(sequence);
@@ -293,7 +293,7 @@ fn cut_and_grown_a_thousand_times_leaks_nothing() {
     let mut world = World::new(1, Some(24));
     let mut sequence = world.take(0);
     let shape = shape(0);
-    let mut grow = |sequence: &mut Sequence, round: u64, tokens: u64| {
+    let grow = |sequence: &mut Sequence, round: u64, tokens: u64| {
         let seeds: Vec<u64> = (0..tokens).map(|at| mix(round << 32 | at)).collect();
         for layer in shape.kv_layers() {
             shape.append(sequence, layer, &seeds, Order::nth(layer)).expect("an append");
