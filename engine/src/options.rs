@@ -250,9 +250,9 @@ impl StoreOptions {
     pub fn segment_size(&self) -> ByteSize {
         self.segment_bytes.unwrap_or_else(|| {
             let (least, most) = (ByteSize::mib(4).bytes(), ByteSize::mib(64).bytes());
-            let share = self.capacity.map_or(most, |capacity| {
-                capacity.bytes() / self.devices.len().max(1) as u64 / SEGMENTS_OF_CAPACITY
-            });
+            let share = self
+                .capacity
+                .map_or(most, |capacity| capacity.bytes() / self.devices.len().max(1) as u64 / SEGMENTS_OF_CAPACITY);
             ByteSize(1 << share.clamp(least, most).ilog2())
         })
     }
