@@ -54,6 +54,8 @@ pub struct Sequence {
     /// A commit has named it.
     stored: bool,
     committed: u64,
+    /// Tokens were cut off since the last commit.
+    cut: bool,
     /// What a commit at `Durability::None` covered, when none has followed: tokens and token ids.
     owed: Option<(u64, usize)>,
     /// The most bytes a frame may take.
@@ -147,6 +149,7 @@ impl Sequence {
             records,
             stored: false,
             committed: 0,
+            cut: false,
             owed: None,
             frame_limit,
             frame_target,

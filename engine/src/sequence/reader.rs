@@ -96,6 +96,7 @@ impl Sequence {
             records: RecordBuffer::default(),
             stored: false,
             committed: self.committed,
+            cut: false,
             owed: None,
             frame_limit: self.frame_limit,
             frame_target: self.frame_target,
