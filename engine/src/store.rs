@@ -356,6 +356,10 @@ fn start_devices(
         DriverChoice::Auto => DriverKind::Auto,
         DriverChoice::Uring => DriverKind::Uring,
         DriverChoice::Posix => DriverKind::Posix,
+        #[cfg(feature = "glommio")]
+        DriverChoice::Glommio => DriverKind::Glommio,
+        #[cfg(feature = "tokio-uring")]
+        DriverChoice::TokioUring => DriverKind::TokioUring,
     };
     let mut list = Vec::new();
     for (index, (found, slot)) in found.into_iter().zip(slots).enumerate() {
