@@ -32,6 +32,12 @@ pub(crate) enum Command {
     Commit(CommitArgs),
     /// Sequences of mixed lengths that come and go in a store kept nearly full: what the devices take for it.
     Churn(ChurnArgs),
+    /// Bytes that the devices take for a prefill, and for decodes committed at some pace.
+    Written(WrittenArgs),
+    /// Opening and forking a long sequence, by how it was written.
+    Open(OpenArgs),
+    /// Opening a store of many sequences and sparse segments, which is made for it.
+    Start(StartArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
@@ -198,6 +204,63 @@ pub(crate) struct ChurnArgs {
     /// Without min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench written --device /nvme0 --per 0,64,1 --json")]
+pub(crate) struct WrittenArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Tokens from one commit to the next, several with commas; 0: one commit behind everything.
+    #[arg(long, value_delimiter = ',', default_value = "0,64,1")]
+    pub(crate) per: Vec<u32>,
+    /// Layers, of 4 KiB a token each.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// Without min/max summaries.
+    #[arg(long)]
+    pub(crate) no_summary: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench open --device /nvme0 --tokens 32768 --per 0,1 --json")]
+pub(crate) struct OpenArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of the sequence.
+    #[arg(long, default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Tokens from one commit to the next, several with commas; 0: one commit behind everything.
+    #[arg(long, value_delimiter = ',', default_value = "0,1")]
+    pub(crate) per: Vec<u32>,
+    /// Layers, of 4 KiB a token each.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// With min/max summaries, which are read when it is opened.
+    #[arg(long)]
+    pub(crate) summary: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench start --device /nvme0 --sequences 100000 --stored 1TiB --json")]
+pub(crate) struct StartArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Sequences, of two frames each.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) sequences: u64,
+    /// Bytes of the segment files, which are sparse.
+    #[arg(long, default_value = "1TiB", value_parser = size)]
+    pub(crate) stored: ByteSize,
 }
 
 #[derive(Args, Debug)]

@@ -15,10 +15,13 @@ mod decode_trace;
 mod devices;
 mod fio;
 mod ingest;
+mod open;
 mod read;
 mod report;
 mod select;
+mod start;
 mod work;
+mod written;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -31,6 +34,9 @@ fn main() -> ExitCode {
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Churn(args) => churn::run(args),
+        Command::Written(args) => written::run(args),
+        Command::Open(args) => open::run(args),
+        Command::Start(args) => start::run(args),
         Command::Select(args) => select::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Codec(args) => codec::run(args),

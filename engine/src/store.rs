@@ -226,6 +226,7 @@ impl Store {
             key: meta.key.clone(),
             tokens: meta.tokens,
             disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            frames: meta.refs.len(),
             parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,

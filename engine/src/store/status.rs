@@ -15,6 +15,8 @@ pub struct SequenceInfo {
     pub tokens: u64,
     /// Bytes of its frames on devices, header and padding included.
     pub disk_bytes: u64,
+    /// Frames that it refers to.
+    pub frames: usize,
     /// The sequence it was forked from, which may be gone.
     pub parent: Option<u64>,
     /// When it was created, milliseconds since 1970.
