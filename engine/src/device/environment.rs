@@ -56,7 +56,6 @@ pub(crate) fn unix_ms() -> u64 {
 }
 
 /// What a simulation wants to have seen, so that a run which never got there fails.
-#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "some are noted by the simulated devices only"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(not(feature = "sim"), allow(unreachable_pub, dead_code, reason = "public with the simulation only"))]
 pub enum Event {
