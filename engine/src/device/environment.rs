@@ -71,6 +71,8 @@ pub enum Event {
     SplitBatches,
     /// Recovery cut a run of batches whose last one was missing.
     SplitCut,
+    /// A copy that was damaged was made anew.
+    ReplicaHealed,
     /// Cleaning moved a frame.
     FrameMoved,
     /// A sequence was evicted.
@@ -126,6 +128,8 @@ pub enum Mutant {
     PayloadChecksumIgnored,
     /// The name of a new segment is not synced.
     SegmentNameNotSynced,
+    /// A damaged copy is found, and nothing is done about it.
+    ReplicaNotHealed,
     /// A commit syncs before its writes have ended.
     SyncBeforeCompletion,
     /// A transfer that moved fewer bytes than asked for counts as whole.

@@ -17,6 +17,7 @@ pub(crate) mod lazy;
 mod pages;
 pub(crate) mod posix;
 mod probe;
+pub(crate) mod profile;
 mod progress;
 mod registered;
 #[cfg(any(feature = "glommio", feature = "tokio-uring"))]
