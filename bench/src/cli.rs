@@ -246,9 +246,9 @@ pub(crate) struct ChurnArgs {
     /// Bytes of all files of the store.
     #[arg(long, default_value = "4GiB", value_parser = size)]
     pub(crate) capacity: ByteSize,
-    /// Bytes of a segment.
-    #[arg(long, default_value = "64MiB", value_parser = size)]
-    pub(crate) segment: ByteSize,
+    /// Bytes of a segment; as the engine chooses by the capacity when left out.
+    #[arg(long, value_parser = size)]
+    pub(crate) segment: Option<ByteSize>,
     /// The share of the capacity that lives.
     #[arg(long, default_value_t = 0.8)]
     pub(crate) full: f64,

@@ -179,7 +179,7 @@ fn an_interrupted_run_removes_its_files() {
 #[test]
 fn churn_counts_what_cleaning_costs() {
     let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
-    let found = results(&[&arguments[..], &["--full", "0.4", "--turnover", "1.5", "--json"]].concat());
+    let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
     assert_positive(
         &found[0],
         &["kv_bytes", "device_bytes", "summary_bytes", "live_share", "usage_over_du", "gb_per_s"],
