@@ -84,6 +84,13 @@ pub enum DriverChoice {
     Uring,
     /// `pread` and `pwrite` from a pool of threads.
     Posix,
+    /// Reads through a glommio executor on each device's thread, or an error. For hosts that run glommio; feature `glommio`.
+    #[cfg(feature = "glommio")]
+    Glommio,
+    /// Reads through a tokio-uring runtime on each device's thread, or an error. For hosts that run tokio-uring; feature
+    /// `tokio-uring`.
+    #[cfg(feature = "tokio-uring")]
+    TokioUring,
 }
 
 /// What protects the payload: recorded when a store is created.
