@@ -162,8 +162,11 @@ impl Catalog {
             Record::Replica(replica) => self.replica(replica)?,
             Record::SegmentOpen(open) => self.segment_open(open)?,
             Record::SegmentSeal(seal) => {
-                self.segment_mut((DeviceIndex(seal.device.get()), SegmentId(seal.segment.get())))?.state =
-                    SegmentState::Sealed;
+                let key = (DeviceIndex(seal.device.get()), SegmentId(seal.segment.get()));
+                let segment = self.segment_mut(key)?;
+                segment.state = SegmentState::Sealed;
+                // Frames that no commit has named yet may lie in it.
+                segment.used_pages = segment.used_pages.max(seal.used_pages.get());
             }
             Record::SegmentFree(free) => self.segment_free(free)?,
             Record::SequenceCommit(commit) => {

@@ -4,7 +4,7 @@ use super::copies::CopyChange;
 mod room;
 
 use super::devices::Devices;
-use super::manifest::ManifestLog;
+use super::manifest::{ManifestLog, pages_of};
 use super::space::Space;
 use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
@@ -411,7 +411,7 @@ impl Committer {
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
         if first_copies || !manifest.has_room(&records) {
-            let made = self.checkpoint(&mut manifest, &records);
+            let made = self.checkpoint(&mut manifest, pages_of(&records) + 2);
             if made.is_err() && first_copies {
                 self.devices.replicas.store(false, Ordering::Relaxed);
             }
@@ -442,7 +442,7 @@ impl Committer {
         }
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
-        self.checkpoint(&mut manifest, &RecordBuffer::default())
+        self.checkpoint(&mut manifest, pages_of(&RecordBuffer::default()) + 2)
     }
 
     /// Membership epochs so far.
@@ -450,8 +450,8 @@ impl Committer {
         lock(&self.manifest).epoch()
     }
 
-    /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.
-    fn checkpoint(&self, manifest: &mut ManifestLog, next: &RecordBuffer) -> Result<(), Failed> {
+    /// Starts a new generation with `room` pages behind its state. Until it is whole nothing has changed, so that a full device breaks nothing.
+    fn checkpoint(&self, manifest: &mut ManifestLog, room: u64) -> Result<(), Failed> {
         let state = {
             let mut catalog = lock(&self.catalog);
             catalog.counters.lifetime_bytes = self.lifetime_bytes();
@@ -461,7 +461,7 @@ impl Committer {
             let space = lock(&self.space);
             space.allowance(&self.devices).saturating_add(manifest.spare_bytes())
         };
-        let successor = manifest.successor(&self.devices, &state, next, limit).map_err(|e| match e.kind() {
+        let successor = manifest.successor(&self.devices, &state, room, limit).map_err(|e| match e.kind() {
             ErrorKind::NoSpace => Failed::Stalled(e.during("checkpoint")),
             _ => Failed::Broken(e),
         })?;

@@ -4,10 +4,10 @@
 use super::{Committer, Failed, keep_spare};
 use crate::device::environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::RecordBuffer;
 use crate::log::manifest::{ManifestLog, manifest_copies};
 use crate::metrics::lock;
 use std::sync::atomic::Ordering;
+use stratakv_format::PAGE_BYTES;
 
 impl Committer {
     /// Takes note of how large the files of the manifest are.
@@ -25,7 +25,7 @@ impl Committer {
         let state = state + self.admitted.load(Ordering::Relaxed) + more;
         // With the padding of batches, as a checkpoint counts it, and room for those that follow.
         let batches = 1 + state / environment::sizes().batch_bytes as u64;
-        state + state / 8 + (3 * batches + 4) * stratakv_format::PAGE_BYTES as u64
+        state + state / 8 + (3 * batches + 4) * PAGE_BYTES as u64
     }
 
     /// Whether a commit that adds `bytes` of records may be made.
@@ -56,8 +56,7 @@ impl Committer {
         if wanted.saturating_sub(there) > lock(&self.space).allowance(&self.devices) {
             return Ok(false);
         }
-        // A generation is as large as its state asks for, and keeps as much for the next.
-        match self.checkpoint(&mut manifest, &RecordBuffer::default()) {
+        match self.checkpoint(&mut manifest, self.needed(more) / PAGE_BYTES as u64) {
             Ok(()) => Ok(fits()),
             Err(Failed::Stalled(_)) => Ok(false),
             Err(Failed::Broken(e)) => {
