@@ -612,6 +612,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         next_sequence: AtomicU64::new(counters.sequence),
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
+        gathering: MemoryBudget::new(limit / 4),
         devices,
         cache,
         health: StoreCounters::default(),

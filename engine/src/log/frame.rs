@@ -31,7 +31,7 @@ pub(crate) struct SequenceIdentity {
     pub(crate) layout: KvLayout,
 }
 
-/// Tokens of a layer that do not fill a group: planes `[kv_heads, tokens, dim]`.
+/// Tokens of a layer by themselves, not as groups: planes `[kv_heads, tokens, dim]`.
 pub(crate) struct Tail {
     pub(crate) layer: usize,
     pub(crate) first_token: u64,
@@ -47,6 +47,13 @@ pub(crate) struct SummaryPart {
     groups: usize,
     element: DType,
     bytes: Vec<u8>,
+}
+
+/// Ends of what a frame without groups holds: of its tokens, and of its token ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) tokens: u64,
+    pub(crate) ids: u64,
 }
 
 /// What one frame will hold.
@@ -106,6 +113,14 @@ impl Draft {
         self.runs.push(run);
     }
 
+    /// The ends of what it holds, when that is no groups.
+    fn small(&self) -> Option<Ends> {
+        let tokens = self.tails.iter().map(|tail| tail.first_token + u64::from(tail.tokens)).max();
+        let ids = self.token_ids.as_ref().map(|(first, _, count)| first + u64::from(*count));
+        let ends = Ends { tokens: tokens.unwrap_or(0), ids: ids.unwrap_or(0) };
+        self.runs.is_empty().then_some(ends)
+    }
+
     pub(crate) fn tail(&mut self, tail: Tail) {
         self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
         self.holds(tail.first_token);
@@ -156,6 +171,8 @@ pub(crate) struct WrittenFrame {
     pub(crate) first_token: Option<u64>,
     /// Tokens from here on were cut off after it was written.
     pub(crate) token_end: u64,
+    /// Ends of what it holds, when that is no groups.
+    pub(crate) small: Option<Ends>,
     waiter: Arc<Waiter>,
     front: Vec<Lease>,
 }
@@ -500,6 +517,7 @@ pub(crate) fn write(
         holds_state: draft.state.is_some(),
         first_token: draft.first_token,
         token_end: u64::MAX,
+        small: draft.small(),
         waiter,
         front: front_buffers,
     })

@@ -3,10 +3,12 @@
 
 use super::{Held, Sequence};
 use crate::device::driver::Op;
-use crate::device::environment::covered;
+use crate::device::environment::{Event, covered, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
-use crate::log::{Claim, Devices, SequenceIdentity, StoreInner};
+use crate::index::{
+    BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source,
+};
+use crate::log::{Claim, Devices, Ends, SequenceIdentity, StoreInner};
 use crate::metrics::{Category, lock};
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::Arc;
@@ -23,12 +25,27 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Tokens of one layer that some frame holds outside of whole groups: planes with `stride` rows per head, rows `0..tokens`.
 struct Loose {
-    layer: usize,
     first_token: u64,
     tokens: usize,
     stride: usize,
     keys: Vec<u8>,
     values: Vec<u8>,
+}
+
+impl Loose {
+    /// The first `tokens` of a group on a device, read.
+    fn group(devices: &Devices, layer: &super::Layer, group: u64, place: &BlockPlace, tokens: usize) -> Result<Self> {
+        let size = layer.shape().group_tokens as u64;
+        let block = read_block(devices, layer, group, size, place)?;
+        let (start, len) = layer.block.plane(1);
+        Ok(Self {
+            first_token: group * size,
+            tokens,
+            stride: size as usize,
+            keys: block[..layer.block.key_bytes].to_vec(),
+            values: block[start..start + len].to_vec(),
+        })
+    }
 }
 
 struct Reference {
@@ -56,7 +73,7 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         layout,
     };
     let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
-    let mut loose = Vec::new();
+    let mut loose: Vec<Vec<Loose>> = sequence.layers.iter().map(|_| Vec::new()).collect();
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
@@ -133,7 +150,7 @@ pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -
 
 impl Sequence {
     /// Lays one frame over what the frames before it left.
-    fn lay_frame(&mut self, reference: &Reference, front: &[u8], loose: &mut Vec<Loose>) -> Result<()> {
+    fn lay_frame(&mut self, reference: &Reference, front: &[u8], loose: &mut [Vec<Loose>]) -> Result<()> {
         let place = FramePlace {
             store_id: self.store.devices.identity.store_id,
             location: reference.meta.location,
@@ -165,19 +182,26 @@ impl Sequence {
             header_crc: reference.meta.header_crc,
             checksums,
         };
-        let held = self.index.bytes() + body.memory_bytes();
-        if !self.store.devices.resize(&mut self.index, held) {
+        let body = self.store.place_frame(reference.id, body)?;
+        self.frames_memory += size_of::<Held>() + body.memory_bytes();
+        if !self.account() {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
-        let body = self.store.place_frame(reference.id, body)?;
         let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
         let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
+        let end = |of: u16| view.descriptors().iter().filter(|d| d.kind.get() == of).map(Descriptor::end_token).max();
+        let small = groups
+            .clone()
+            .next()
+            .is_none()
+            .then(|| Ends { tokens: end(KIND_TAIL).unwrap_or(0), ids: end(KIND_TOKEN_IDS).unwrap_or(0) });
         self.held.push(Held {
             frame: reference.id,
             meta: reference.meta.clone(),
             slot: Arc::clone(&body),
             first_token,
             token_end: reference.token_end,
+            small,
             shared: None,
         });
         let mut checksum = 0;
@@ -209,6 +233,12 @@ impl Sequence {
                         return Err(damaged(format!("token ids from {first} on behind {}", self.token_ids.len())));
                     }
                     self.token_ids.truncate(first);
+                    // Frames that may be let go one day hold what comes from the first of these on.
+                    self.ids_grouped = match small {
+                        Some(_) => self.ids_grouped.min(first),
+                        None if self.ids_grouped >= first => usize::MAX,
+                        None => self.ids_grouped,
+                    };
                     let kept = reference.token_end.saturating_sub(first as u64).min(bytes.len() as u64 / 4) as usize;
                     let ids = bytes[..kept * 4].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                     self.add_token_ids(&ids.collect::<Vec<_>>())?;
@@ -265,7 +295,7 @@ impl Sequence {
         reference: &Reference,
         descriptor: &Descriptor,
         source: Source,
-        loose: &mut Vec<Loose>,
+        loose: &mut [Vec<Loose>],
     ) -> Result<()> {
         let group = self.who.layout.group_tokens() as u64;
         let first = descriptor.first_token.get() / group;
@@ -281,21 +311,16 @@ impl Sequence {
             let planes = layer.geometry.planes();
             let probe = Extent { groups: extent.groups + 1, ..extent.clone() };
             if let Some(place) = probe.place(cut, &layer.block, planes) {
-                let block = read_block(&devices, layer, cut, group, &place)?;
-                let (start, len) = layer.block.plane(1);
-                loose.push(Loose {
-                    layer: index,
-                    first_token: cut * group,
-                    tokens: clipped as usize,
-                    stride: group as usize,
-                    keys: block[..layer.block.key_bytes].to_vec(),
-                    values: block[start..start + len].to_vec(),
-                });
+                loose[index].push(Loose::group(&devices, layer, cut, &place, clipped as usize)?);
             }
         }
         if whole == 0 {
             return Ok(());
         }
+        // What small frames before this one hold of these groups does not count any more.
+        let tokens = first * group..(first + whole) * group;
+        loose[index]
+            .retain(|piece| piece.first_token < tokens.start || piece.first_token + piece.tokens as u64 > tokens.end);
         layer.table.lay(extent).map_err(|e| e.during(format!("layer {index}")))
     }
 
@@ -334,7 +359,7 @@ impl Sequence {
         view: &FrameView<'_>,
         descriptor: &Descriptor,
         front: &[u8],
-        loose: &mut Vec<Loose>,
+        loose: &mut [Vec<Loose>],
     ) -> Result<()> {
         let index = usize::from(descriptor.layer.get());
         let first_token = descriptor.first_token.get();
@@ -348,47 +373,31 @@ impl Sequence {
         let plane = |plane| self.piece(reference, view, descriptor, front, plane, Some([key, value]));
         let keys = plane(0)?.to_vec();
         let values = if value == 0 { Vec::new() } else { plane(1)?.to_vec() };
-        loose.push(Loose { layer: index, first_token, tokens, stride: stored, keys, values });
+        // Groups of frames before this one that stand where it begins, and behind, were cut off when it was written.
+        let size = self.who.layout.group_tokens() as u64;
+        let group = first_token / size;
+        let devices = Arc::clone(&self.store.devices);
+        let layer = self.layer_mut(index)?;
+        if layer.table.groups() > group {
+            let kept = (first_token % size) as usize;
+            let place = layer.table.find(group).and_then(|e| e.place(group, &layer.block, layer.geometry.planes()));
+            if let Some(place) = place.filter(|_| kept > 0) {
+                loose[index].push(Loose::group(&devices, layer, group, &place, kept)?);
+            }
+            layer.table.truncate(group);
+        }
+        loose[index].push(Loose { first_token, tokens, stride: stored, keys, values });
         Ok(())
     }
 
-    /// Puts the tails together, and sees that every token is there.
-    fn finish(&mut self, meta: &SequenceMeta, loose: &[Loose]) -> Result<()> {
-        let group = self.who.layout.group_tokens() as u64;
+    /// Puts together what stands in no group on a device, and sees that every token is there.
+    fn finish(&mut self, meta: &SequenceMeta, loose: &[Vec<Loose>]) -> Result<()> {
         let (tokens, id) = (meta.tokens, self.who.sequence);
         let lost = |what: String| {
             Error::new(ErrorKind::Corruption, format!("sequence {id} has {tokens} committed tokens, but {what}"))
         };
-        for layer in self.layers.iter_mut().flatten() {
-            let (index, sealed) = (layer.index, tokens / group);
-            if layer.table.groups() < sealed {
-                return Err(lost(format!("layer {index} has groups up to {} only", layer.table.groups())));
-            }
-            layer.table.truncate(sealed);
-            if let Some(summary) = &mut layer.summary {
-                if (summary.groups() as u64) < sealed {
-                    return Err(lost(format!("layer {index} has summaries up to group {} only", summary.groups())));
-                }
-                summary.truncate(sealed as usize);
-            }
-            layer.tokens = tokens;
-            let start = sealed * group;
-            let mut there = vec![false; (tokens - start) as usize];
-            for piece in loose.iter().filter(|piece| piece.layer == index) {
-                let end = (piece.first_token + piece.tokens as u64).min(tokens);
-                let first = piece.first_token.max(start);
-                if first >= end {
-                    continue;
-                }
-                let rows = (first - piece.first_token) as usize..(end - piece.first_token) as usize;
-                let to = (first - start) as usize;
-                there[to..to + rows.len()].fill(true);
-                layer.restore_rows([&piece.keys, &piece.values], piece.stride, rows, to);
-            }
-            if let Some(missing) = there.iter().position(|there| !there) {
-                return Err(lost(format!("token {} of layer {index} is in no frame", start + missing as u64)));
-            }
-            layer.tail_written = tokens;
+        for (index, loose) in loose.iter().enumerate() {
+            self.regroup(index, tokens, loose)?.map_err(lost)?;
         }
         let ids = usize::try_from(meta.token_ids).unwrap_or(usize::MAX);
         if self.token_ids.len() < ids {
@@ -396,13 +405,64 @@ impl Sequence {
         }
         self.token_ids.truncate(ids);
         (self.ids_written, self.ids_durable, self.stored) = (ids, ids, true);
+        self.ids_grouped = self.ids_grouped.min(ids);
         match meta.state_frame {
             None => self.state = None,
             Some(frame) if frame.0 == self.state_frame => {}
             Some(frame) => return Err(lost(format!("the caller's state of frame {frame} is not there"))),
         }
         self.set_committed(tokens, meta.state_frame);
+        if !self.account() {
+            return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
+        }
         Ok(())
+    }
+
+    /// Brings a layer to its length: groups that only small frames hold are collected again, the rest is the tail. What is
+    /// missing comes back as text.
+    fn regroup(&mut self, at: usize, tokens: u64, loose: &[Loose]) -> Result<std::result::Result<(), String>> {
+        let group = self.who.layout.group_tokens() as u64;
+        let Some(layer) = self.layers.get_mut(at).and_then(Option::as_mut) else { return Ok(Ok(())) };
+        let sealed = layer.table.groups().min(tokens / group);
+        layer.table.truncate(sealed);
+        if let Some(summary) = &mut layer.summary {
+            if (summary.groups() as u64) < sealed {
+                return Ok(Err(format!("layer {at} has summaries up to group {} only", summary.groups())));
+            }
+            summary.truncate(sealed as usize);
+        }
+        layer.tokens = sealed * group;
+        self.reserve_for(at, (tokens - sealed * group) as usize)?;
+        while self.layer(at)?.tokens < tokens {
+            let start = self.layer(at)?.tokens;
+            let end = tokens.min(start + group);
+            let layer = self.layer_mut(at)?;
+            let mut there = vec![false; (end - start) as usize];
+            for piece in loose {
+                let (first, last) = (piece.first_token.max(start), (piece.first_token + piece.tokens as u64).min(end));
+                if first < last {
+                    let rows = (first - piece.first_token) as usize..(last - piece.first_token) as usize;
+                    let to = (first - start) as usize;
+                    there[to..to + rows.len()].fill(true);
+                    layer.restore_rows([&piece.keys, &piece.values], piece.stride, rows, to);
+                }
+            }
+            if let Some(missing) = there.iter().position(|there| !there) {
+                return Ok(Err(format!("token {} of layer {at} is in no frame", start + missing as u64)));
+            }
+            if end - start == group {
+                if let Some(bytes) = layer.wants_buffer(((tokens - start) / group) as usize) {
+                    let zeroed = layer.has_padding();
+                    let buffer = self.buffer(bytes, zeroed)?;
+                    self.layer_mut(at)?.give_buffer(buffer)?;
+                }
+                self.layer_mut(at)?.seal_tail()?;
+                note(Event::Regrouped);
+            }
+            self.layer_mut(at)?.tokens = end;
+        }
+        self.layer_mut(at)?.written = tokens;
+        Ok(Ok(()))
     }
 }
 
