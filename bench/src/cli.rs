@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Start(StartArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
+    /// Batches over 1, 2 and 4 throttled devices, a skewed selection and a slow device, with copies and without. Takes root.
+    Scale(ScaleArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
     Decode(DecodeArgs),
     /// Codecs on keys and values of a real model, and the share of a transfer to compress.
@@ -47,6 +49,41 @@ pub(crate) enum Command {
     /// Makes disks of a known speed out of files, and takes them away again. Takes root.
     #[command(subcommand)]
     Devices(DevicesCommand),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench scale --dir /nvme0 --json")]
+pub(crate) struct ScaleArgs {
+    /// Directory for the images of the devices.
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    pub(crate) dir: PathBuf,
+    /// Bytes per second of each device.
+    #[arg(long, default_value = "250000000", value_parser = size)]
+    pub(crate) bps: ByteSize,
+    /// Bytes of a block: a multiple of 4 KiB up to 512 KiB.
+    #[arg(long, default_value = "64KiB", value_parser = size)]
+    pub(crate) block: ByteSize,
+    /// Blocks of a batch.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(8..=1024))]
+    pub(crate) batch: u32,
+    /// Batches on their way at the same time.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) in_flight: u32,
+    /// Bytes of keys and values in each store.
+    #[arg(long, default_value = "512MiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 3.0)]
+    pub(crate) seconds: f64,
+    /// Turns; figures are medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// How the engine moves bytes.
+    #[arg(long, value_enum, default_value_t = Driver::Auto)]
+    pub(crate) driver: Driver,
+    /// One JSON object per result instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Subcommand, Debug)]

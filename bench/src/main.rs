@@ -18,6 +18,7 @@ mod ingest;
 mod open;
 mod read;
 mod report;
+mod scale;
 mod select;
 mod start;
 mod work;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Open(args) => open::run(args),
         Command::Start(args) => start::run(args),
         Command::Select(args) => select::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Codec(args) => codec::run(args),
         Command::Devices(command) => devices::run(command),

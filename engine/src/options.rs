@@ -106,6 +106,19 @@ impl ChecksumChoice {
     }
 }
 
+/// How the copies of a frame are chosen from. [`BalancePolicy::Spread`] is what to use; the others are there to compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalancePolicy {
+    /// The copy on the device that ends first, by its speed and what is queued there.
+    #[default]
+    Spread,
+    /// The copy on the device with the fewest reads of this selection, in the order of the selection.
+    Counts,
+    /// Always the first copy.
+    FirstReplica,
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -130,6 +143,13 @@ pub struct StoreOptions {
     pub driver: DriverChoice,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
+    /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
+    pub allow_degraded: bool,
+    /// How copies are chosen from.
+    pub balance: BalancePolicy,
+    /// A part of a read that takes longer than this share of all parts did is read from other copies as well, and the first
+    /// good answer counts. None switches it off. Default 0.99.
+    pub hedge_percentile: Option<f64>,
     /// With a capacity: the share of the room for frames that may live before evictable sequences go. Default 0.95.
     pub high_watermark: f64,
     /// The share that may live when they have gone. Default 0.90.
@@ -151,6 +171,9 @@ impl Default for StoreOptions {
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
             lazy_delay_ms: 1000,
+            allow_degraded: false,
+            balance: BalancePolicy::default(),
+            hedge_percentile: Some(0.99),
             high_watermark: 0.95,
             low_watermark: 0.90,
             cache: None,
@@ -234,6 +257,27 @@ impl StoreOptions {
     #[must_use]
     pub fn driver(mut self, driver: DriverChoice) -> Self {
         self.driver = driver;
+        self
+    }
+
+    /// Whether to open a store that devices are missing of.
+    #[must_use]
+    pub fn allow_degraded(mut self, allow: bool) -> Self {
+        self.allow_degraded = allow;
+        self
+    }
+
+    /// How copies are chosen from.
+    #[must_use]
+    pub fn balance(mut self, policy: BalancePolicy) -> Self {
+        self.balance = policy;
+        self
+    }
+
+    /// See [`StoreOptions::hedge_percentile`].
+    #[must_use]
+    pub fn hedge_percentile(mut self, share: Option<f64>) -> Self {
+        self.hedge_percentile = share;
         self
     }
 
@@ -333,6 +377,8 @@ pub enum Summary {
 pub struct SequenceOptions {
     pub(crate) key: String,
     pub(crate) summaries: Vec<Summary>,
+    /// 0 for as many as there are by default: 1.
+    pub(crate) replicas: u8,
     pub(crate) ttl_ms: u64,
     pub(crate) evictable: u8,
 }
@@ -348,6 +394,14 @@ impl SequenceOptions {
     #[must_use]
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = key.into();
+        self
+    }
+
+    /// Copies of everything that the sequence writes, each on another device: 1 to 3. Default 1. Reads are balanced over the
+    /// copies, and a device that fails or is lost takes nothing with it as long as another has a copy.
+    #[must_use]
+    pub fn replicas(mut self, copies: u8) -> Self {
+        self.replicas = if copies == 0 { u8::MAX } else { copies };
         self
     }
 
@@ -427,6 +481,8 @@ mod tests {
         assert_eq!(options.segment_bytes, ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
         assert_eq!(options.lazy_delay_ms, 1000);
+        assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);
+        assert_eq!(options.hedge_percentile, Some(0.99));
         assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());

@@ -16,6 +16,7 @@ pub(crate) mod lazy;
 mod pages;
 pub(crate) mod posix;
 mod probe;
+pub(crate) mod profile;
 mod progress;
 mod registered;
 #[cfg(feature = "sim")]

@@ -86,16 +86,15 @@ impl Sequence {
         }
         for held in &mut self.held {
             let Some(shared) = held.shared.take() else { continue };
-            let (segment, record) = held.announcement();
-            request.records.push(Kind::Frame, &record, &[]);
+            let segments = held.announce(&mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, held.frame, held.token_end), &[]);
             match shared {
-                Shared::Named => request.pins.push(segment),
-                Shared::Unnamed => request.segments.push(segment),
+                Shared::Named => request.pins.extend(segments),
+                Shared::Unnamed => request.segments.extend(segments),
             }
         }
         for mut frame in self.frames.drain(..) {
-            request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
+            frame.meta.announce(frame.id, &mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(Held::written(&frame, None));
             if frame.holds_state {

@@ -13,7 +13,7 @@ mod truncate;
 use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
-use crate::layout::KvLayout;
+use crate::layout::{KvLayout, Placed};
 use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
 use crate::options::{CacheOptions, Durability};
@@ -24,6 +24,9 @@ use stratakv_format::{FrameId, SequenceId};
 pub(crate) use load::load;
 pub use methods::SelectorId;
 pub use reader::SequenceReader;
+
+/// A frame that is striped over devices is not smaller than this: every frame costs a header page.
+const STRIPE_BYTES_MIN: usize = 1 << 20;
 
 /// One token stream of a store: what an inference session appends to and reads from. One handle at a time; `Send`, so that it
 /// can move between threads. Tokens that were not committed are gone when it is dropped.
@@ -63,6 +66,8 @@ pub struct Sequence {
     frame_limit: usize,
     /// Group bytes from which a frame is written.
     frame_target: usize,
+    /// What of each layer lies on which device.
+    placed: Placed,
     methods: methods::Methods,
     method_bytes: Reservation,
     index: Reservation,
@@ -129,9 +134,12 @@ impl Sequence {
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
         let method_bytes = reserve(0, Category::Summaries)?;
-        let index = reserve(size_of::<Self>(), Category::Index)?;
         let gathered = store.gathering()?;
-        let frame_target = store.frame_bytes.min(frame_limit / 2);
+        let placed = Placed::new(layout.layers(), store.devices.list.slots());
+        let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
+        // With several devices smaller frames, so that what is read together lies on all of them.
+        let stripe = store.frame_bytes / store.devices.open_count().max(1);
+        let frame_target = stripe.max(STRIPE_BYTES_MIN).min(store.frame_bytes).min(frame_limit / 2);
         let cache = store.cache.clone();
         Ok(Self {
             store,
@@ -155,6 +163,7 @@ impl Sequence {
             owed: None,
             frame_limit,
             frame_target,
+            placed,
             methods: methods::Methods::default(),
             method_bytes,
             index,

@@ -1,6 +1,7 @@
 //! What a store tells about itself and its sequences.
 
 use crate::cache::CacheStatus;
+use crate::device::profile::ProfileStatus;
 use crate::metrics::{DeviceSnapshot, MemoryUsage};
 use serde::Serialize;
 
@@ -40,6 +41,8 @@ pub struct DeviceStatus {
     pub available_bytes: Option<u64>,
     /// What it did since the store was opened.
     pub counters: DeviceSnapshot,
+    /// How fast it is.
+    pub profile: ProfileStatus,
 }
 
 /// How a store runs.
