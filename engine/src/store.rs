@@ -22,7 +22,7 @@ use crate::log::{
     Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
     copies_for, keep_spare, manifest_copies, random_u64, unix_ms,
 };
-use crate::metrics::{MemoryBudget, Observers, StoreCounters, lock};
+use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
@@ -626,7 +626,6 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         next_sequence: AtomicU64::new(counters.sequence),
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
-        gathering: MemoryBudget::new(limit / 4),
         repairing: Mutex::default(),
         devices,
         cache,

@@ -14,6 +14,8 @@ pub(crate) struct Sizes {
     pub(crate) batch_bytes: usize,
     /// Tokens that commits write one by one before one of them writes their groups.
     pub(crate) gather_tokens: u64,
+    /// The least memory of a store whose commits gather groups: with less, a read may need all there is.
+    pub(crate) gather_memory: usize,
 }
 
 const SIZES: Sizes = Sizes {
@@ -21,6 +23,7 @@ const SIZES: Sizes = Sizes {
     zero_bytes: 1 << 20,
     batch_bytes: stratakv_format::manifest::RECORDS_BYTES_MAX,
     gather_tokens: 64,
+    gather_memory: 16 << 20,
 };
 
 pub(crate) fn sizes() -> Sizes {

@@ -7,7 +7,7 @@ use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot};
-use crate::metrics::{Category, MemoryBudget, Observers, Reservation, StoreCounters, lock};
+use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,8 +46,6 @@ pub(crate) struct StoreInner {
     pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
     /// The background is to end.
     pub(crate) rest: AtomicBool,
-    /// What groups in memory may take that small frames hold as well.
-    pub(crate) gathering: Arc<MemoryBudget>,
     /// Resident blocks of all sequences that have no cache of their own.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }
@@ -167,7 +165,7 @@ impl StoreInner {
     /// Never in fact: nothing always fits.
     pub(crate) fn gathering(&self) -> Result<Reservation> {
         let none = || Error::new(ErrorKind::MemoryLimit, "no memory for groups that commits gather");
-        self.gathering.try_reserve(0, Category::Arena).ok_or_else(none)
+        self.devices.gathering.try_reserve(0, Category::Arena).ok_or_else(none)
     }
 
     /// Whether the background is to end.

@@ -55,9 +55,12 @@ impl ReadTicket {
         let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
-        if needed > limit {
+        // They stay where they are until their sequences commit again, which may be waiting for this read.
+        let gathered = devices.gathering.used();
+        if needed + gathered.next_multiple_of(SLAB_BYTES) > limit {
             let text = format!(
-                "a read of {needed} bytes can never fit in the {limit} bytes of buffers that memory_limit allows"
+                "a read of {needed} bytes can never fit in the {limit} bytes of buffers that memory_limit allows, \
+                 {gathered} of which hold groups that sequences gather"
             );
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }

@@ -551,6 +551,8 @@ impl Sequence {
         if !self.account() {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
+        // Where others have gathered too much already, the next commit writes these.
+        self.gathered.resize(self.pending_bytes());
         Ok(())
     }
 
