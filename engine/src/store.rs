@@ -244,6 +244,8 @@ impl Store {
             parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,
+            ttl_ms: meta.ttl_ms,
+            evictable: meta.evictable,
         };
         catalog.sequences.iter().map(info).collect()
     }
@@ -361,7 +363,7 @@ impl std::fmt::Debug for Store {
 }
 
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
-    let segment_bytes = options.segment_bytes.bytes();
+    let segment_bytes = options.segment_size().bytes();
     let Some(pages) = segment_pages(segment_bytes) else {
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
         return Err(Error::new(ErrorKind::Configuration, text));

@@ -20,8 +20,8 @@ impl Sequence {
     /// Commits all tokens up to [`Sequence::len`], the token ids and the caller's state as last set, atomically.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where the text says that the commit stays
-    /// queued, it is made, with the caller's state it carries, together with the next one that finds room.
+    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where [`Error::is_queued`] says so, the
+    /// commit is kept as after [`Durability::Lazy`], and durable with the next one that finds room.
     /// [`ErrorKind::Indeterminate`]: a write or sync failed midway; what is durable is known after reopening.
     /// [`ErrorKind::Poisoned`]: an earlier one did.
     pub fn commit(&mut self, durability: Durability) -> Result<()> {
@@ -40,7 +40,8 @@ impl Sequence {
     /// Sets the caller's state, up to 64 KiB, and commits. Reopening gives the state back: a session resumes from it.
     ///
     /// # Errors
-    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state.
+    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state. Unless the commit is kept
+    /// ([`Error::is_queued`]), [`Sequence::state`] is what it was before.
     pub fn commit_with(&mut self, state: &[u8], durability: Durability) -> Result<()> {
         if state.len() > CALLER_STATE_BYTES_MAX {
             let text = format!("caller state of {} bytes; at most {CALLER_STATE_BYTES_MAX}", state.len());
@@ -48,7 +49,7 @@ impl Sequence {
         }
         let before = (self.state.replace(state.to_vec()), std::mem::replace(&mut self.state_dirty, true));
         let committed = self.commit(durability);
-        if committed.is_err() {
+        if committed.as_ref().is_err_and(|e| !e.is_queued()) {
             (self.state, self.state_dirty) = before;
             // A frame that holds the state that was refused commits it no more.
             self.frames.iter_mut().for_each(|frame| frame.holds_state = false);
@@ -120,15 +121,18 @@ impl Sequence {
         self.state_dirty = false;
         self.ids_durable = self.ids_written;
         self.stored = true;
-        self.committed = length;
         self.settled = length;
-        match durability {
+        let outcome = match durability {
             Durability::Sync => self.store.commit(request),
             _ => {
                 self.store.committer.enqueue(request, Some(Instant::now() + self.store.lazy_delay));
                 Ok(())
             }
+        };
+        if outcome.as_ref().err().is_none_or(Error::is_queued) {
+            self.committed = length;
         }
+        outcome
     }
 
     /// Whether a commit of `length` tokens writes the groups in memory. While few tokens are new it does not: it writes them by

@@ -137,9 +137,10 @@ impl Sequence {
         let gathered = store.gathering()?;
         let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
-        // With several devices smaller frames, so that what is read together lies on all of them.
-        let stripe = store.frame_bytes / store.devices.open_count().max(1);
-        let frame_target = stripe.max(STRIPE_BYTES_MIN).min(store.frame_bytes).min(frame_limit / 2);
+        // With several devices smaller frames, so that what is read together lies on all of them; and small against a segment,
+        // so that little is left at its end.
+        let stripe = (store.frame_bytes / store.devices.open_count().max(1)).max(STRIPE_BYTES_MIN);
+        let frame_target = stripe.min((frame_limit / 8).max(64 << 10)).min(store.frame_bytes).min(frame_limit / 2);
         let cache = store.cache.clone();
         Ok(Self {
             store,
@@ -211,13 +212,15 @@ impl Sequence {
         self.layer(layer).map(|layer| layer.tokens)
     }
 
-    /// Tokens of the last commit.
+    /// Tokens of the last commit that was made or [is queued](Error::is_queued). After [`ErrorKind::Indeterminate`] those of the
+    /// one before it: what is durable is known when the store is opened again.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.committed
     }
 
-    /// The caller's state as it was set or as the last commit left it.
+    /// The caller's state as of the last commit that was made, is queued, or waits for one
+    /// ([`Durability::None`](crate::Durability::None)). As with [`Sequence::committed`], a commit that failed does not count.
     #[must_use]
     pub fn state(&self) -> Option<&[u8]> {
         self.state.as_deref()
@@ -268,7 +271,8 @@ impl Sequence {
     /// within the lazy delay, or with the next sync.
     ///
     /// # Errors
-    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
+    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`], and [`Error::is_queued`] for one that is made later.
+    /// The handle is gone in any case.
     pub fn delete(mut self, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
         self.owed = None;

@@ -36,6 +36,10 @@ fn driver_kind(options: &StoreOptions) -> DriverKind {
         DriverChoice::Auto => DriverKind::Auto,
         DriverChoice::Uring => DriverKind::Uring,
         DriverChoice::Posix => DriverKind::Posix,
+        #[cfg(feature = "glommio")]
+        DriverChoice::Glommio => DriverKind::Glommio,
+        #[cfg(feature = "tokio-uring")]
+        DriverChoice::TokioUring => DriverKind::TokioUring,
     }
 }
 

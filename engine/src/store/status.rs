@@ -24,6 +24,10 @@ pub struct SequenceInfo {
     pub created_unix_ms: u64,
     /// When it was last committed, milliseconds since 1970.
     pub committed_unix_ms: u64,
+    /// Milliseconds from its creation until it is deleted, 0 for never.
+    pub ttl_ms: u64,
+    /// Eviction priority, 0 for never.
+    pub evictable: u8,
 }
 
 /// How a device is driven.

@@ -523,6 +523,7 @@ impl Runner<'_> {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
+        let (state_now, tokens_now) = (sequence.state().map(<[u8]>::to_vec), sequence.committed());
         self.made_space(u64::from(durability == Durability::Sync && committed.is_ok()));
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
         let before = life.state.clone();
@@ -530,9 +531,18 @@ impl Runner<'_> {
             life.state = state;
         }
         let version = life.now();
-        // One that waits for the next commit goes with it, its state too.
-        if committed.as_ref().is_err_and(|e| !e.to_string().contains("stays queued")) {
+        // One that found no room for a checkpoint waits for the next commit, with its state.
+        let made = committed.as_ref().err().is_none_or(Error::is_queued);
+        if !made {
             life.state = before;
+        }
+        if state_now != life.state {
+            let text = format!("after commit {committed:?} the handle's state is not that of the model");
+            return Err(Stop::Failed(text));
+        }
+        if durability != Durability::None && made && tokens_now != version.tokens as u64 {
+            let text = format!("after commit {committed:?}: {tokens_now} tokens, not {version:?}");
+            return Err(Stop::Failed(text));
         }
         if durability == Durability::None {
             if committed.is_ok() {
@@ -540,10 +550,8 @@ impl Runner<'_> {
             }
         } else {
             let down = self.simulation.is_down();
-            // One that found no room for a checkpoint waits for the next commit.
-            let queued = |e: &Error| e.to_string().contains("stays queued");
             let doubtful =
-                |e: &Error| down || queued(e) || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
+                |e: &Error| down || e.is_queued() || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
             let handed_over = match &committed {
                 Ok(()) => true,
                 Err(e) => durability == Durability::Sync && doubtful(e),
