@@ -75,8 +75,16 @@ impl ReadTicket {
         let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = arena.slabs_max() * SLAB_BYTES;
-        if needed > limit {
-            let text = format!("a read of {needed} bytes can never fit in the {limit} bytes of buffers that {bound}");
+        // They stay where they are until their sequences commit again, which may be waiting for this read.
+        let gathered = if region.is_none() { devices.gathering.used() } else { 0 };
+        if needed + gathered.next_multiple_of(SLAB_BYTES) > limit {
+            let beside = if gathered > 0 {
+                format!(", beside {gathered} of groups that sequences gather")
+            } else {
+                String::new()
+            };
+            let text =
+                format!("a read of {needed} bytes can never fit in the {limit} bytes of buffers that {bound}{beside}");
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         let progress = Progress::new(&devices, &parts);

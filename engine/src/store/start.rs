@@ -3,6 +3,7 @@
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::{DriverKind, Op};
+use crate::device::environment::sizes;
 use crate::device::file::DeviceFile;
 use crate::device::lazy::OpenFiles;
 use crate::device::profile::{Measured, Profile};
@@ -62,6 +63,7 @@ pub(super) fn start_devices(
     Ok(Devices {
         list,
         arena,
+        gathering: MemoryBudget::new(if memory < sizes().gather_memory { 0 } else { memory / 4 }),
         budget,
         control: Mutex::new(control),
         identity,
