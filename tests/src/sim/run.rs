@@ -381,19 +381,29 @@ impl Runner<'_> {
         }
     }
 
+    fn ids(&mut self, slot: usize, count: usize, coverage: &mut Coverage) -> Result<(), Stop> {
+        let Some(id) = self.handle(slot, coverage)? else { return Ok(()) };
+        let ids: Vec<u32> = (0..count).map(|_| self.salts.next_u64() as u32).collect();
+        let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
+        if let Err(e) = sequence.push_token_ids(&ids) {
+            return self.fault("token ids", &e, coverage);
+        }
+        self.model.lives.entry(id).or_default().ids.extend(ids);
+        Ok(())
+    }
+
     fn step(&mut self, operation: Operation, coverage: &mut Coverage) -> Result<(), Stop> {
         match operation {
             Operation::Append { slot, tokens, layers } => self.append(slot, tokens, layers, coverage),
-            Operation::Ids { slot, count } => {
-                let Some(id) = self.handle(slot, coverage)? else { return Ok(()) };
-                let ids: Vec<u32> = (0..count).map(|_| self.salts.next_u64() as u32).collect();
-                let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
-                if let Err(e) = sequence.push_token_ids(&ids) {
-                    return self.fault("token ids", &e, coverage);
+            Operation::Decode { slot, tokens, durability } => {
+                for _ in 0..tokens {
+                    self.append(slot, 1, u8::MAX, coverage)?;
+                    self.ids(slot, 1, coverage)?;
+                    self.commit(slot, durability, None, coverage)?;
                 }
-                self.model.lives.entry(id).or_default().ids.extend(ids);
                 Ok(())
             }
+            Operation::Ids { slot, count } => self.ids(slot, count, coverage),
             Operation::Commit { slot, durability, state } => self.commit(slot, durability, state, coverage),
             Operation::Delete { slot, durability } => self.delete(slot, durability, coverage),
             Operation::Check { slot } => self.check(slot, coverage),
