@@ -159,6 +159,9 @@ pub struct StoreOptions {
     pub lazy_delay_ms: u64,
     /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
     pub allow_degraded: bool,
+    /// Bytes between two blocks, at most, that are read along when that is faster than two requests. Default: what the profile of
+    /// the device says, 64 KiB at most. 0: nothing is read but the units that selected blocks lie in.
+    pub gap_limit: Option<ByteSize>,
     /// How copies are chosen from.
     pub balance: BalancePolicy,
     /// A part of a read that takes longer than this share of all parts did is read from other copies as well, and the first
@@ -190,6 +193,7 @@ impl Default for StoreOptions {
             shard_cpus: Vec::new(),
             lazy_delay_ms: 1000,
             allow_degraded: false,
+            gap_limit: None,
             balance: BalancePolicy::default(),
             hedge_percentile: Some(0.99),
             high_watermark: 0.95,
@@ -325,6 +329,13 @@ impl StoreOptions {
     #[must_use]
     pub fn watermarks(mut self, high: f64, low: f64) -> Self {
         (self.high_watermark, self.low_watermark) = (high, low);
+        self
+    }
+
+    /// Limits what is read between two blocks.
+    #[must_use]
+    pub fn gap_limit(mut self, limit: ByteSize) -> Self {
+        self.gap_limit = Some(limit);
         self
     }
 

@@ -6,6 +6,8 @@ use stratakv::{ByteSize, Durability, KvLayout, Sequence, SequenceOptions, Store,
 
 const HEADS: usize = 2;
 const GROUPS: u64 = 600;
+/// The last groups may be in memory, where commits of few tokens gather.
+const ON_DEVICES: u64 = GROUPS - 64;
 const PAGE: u64 = 4096;
 /// Group tokens and head dimension: blocks of 1, 4 and 24 KiB.
 const GEOMETRIES: [(usize, usize); 3] = [(4, 32), (8, 64), (24, 128)];
@@ -43,10 +45,11 @@ proptest! {
     #[test]
     fn a_read_takes_what_was_selected_and_little_else(
         devices in 1_usize..4,
+        narrow: bool,
         geometry in 0_usize..GEOMETRIES.len(),
         commits in prop::collection::btree_set(0..GROUPS, 0..20),
         selections in prop::collection::vec(
-            (prop::collection::btree_set(0..GROUPS, 1..200), 0..GROUPS, 0_u64..100), 1..12),
+            (prop::collection::btree_set(0..ON_DEVICES, 1..200), 0..ON_DEVICES, 0_u64..100), 1..12),
     ) {
         let (group, dim) = GEOMETRIES[geometry];
         let block = (2 * HEADS * group * dim * 2) as u64;
@@ -57,11 +60,12 @@ proptest! {
             std::fs::create_dir(&dir).unwrap();
             options.device(dir)
         });
+        let options = if narrow { options.gap_limit(ByteSize(0)) } else { options };
         let store = options.frame_bytes(ByteSize::kib(512)).open().unwrap();
         let sequence = filled(&store, GEOMETRIES[geometry], &commits);
         for (mut groups, first, run) in selections {
             // Some scattered, some side by side.
-            groups.extend(first..(first + run).min(GROUPS));
+            groups.extend(first..(first + run).min(ON_DEVICES));
             let groups: Vec<u64> = groups.into_iter().collect();
             let view = sequence.select_groups(0, &groups).unwrap();
             let before = read_so_far(&store);
@@ -73,7 +77,8 @@ proptest! {
             prop_assert_eq!(selected, groups.len() as u64 * block, "each block once");
             prop_assert!(requests <= groups.len() as u64, "{} requests for {} blocks", requests, groups.len());
             // A page of rounding on either side of each request, and gaps that cost less than a request.
-            let most = selected + requests * 2 * PAGE + groups.len() as u64 * before.2.max(after.2);
+            let gaps = if narrow { 0 } else { groups.len() as u64 * before.2.max(after.2) };
+            let most = selected + requests * 2 * PAGE + gaps;
             prop_assert!((selected..=most).contains(&bytes), "{} bytes for {}", bytes, selected);
             let blocks = batch.get(0).unwrap();
             for (nth, group) in groups.iter().enumerate() {

@@ -296,10 +296,13 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
         attend(&query, view, store.read(&[view]).unwrap().wait().unwrap().get(0).unwrap(), &mut plain).unwrap();
         assert_eq!(&plain, out);
     }
-    // What cannot be read on demand either is an error of the step.
-    simulation.set_faults(Faults { read: Some(1), read_stays: true, ..Faults::default() });
-    let failed = pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model);
-    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+    // What cannot be read on demand either is an error of the step. A page that fails may be one between two blocks, or of a
+    // wrong prediction: then another.
+    let failed = (0..200).find_map(|_| {
+        simulation.set_faults(Faults { read: Some(1), read_stays: true, ..Faults::default() });
+        pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).err()
+    });
+    assert_eq!(failed.expect("an unreadable page that was needed").kind(), ErrorKind::Io);
 }
 
 #[test]

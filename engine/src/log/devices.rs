@@ -84,6 +84,8 @@ pub(crate) struct Devices {
     /// How long parts of reads take.
     pub(crate) latencies: Latencies,
     pub(crate) balance: BalancePolicy,
+    /// Bytes that a read takes along between two blocks at most.
+    pub(crate) gap_limit: usize,
     /// The store has the feature of copies.
     pub(crate) replicas: AtomicBool,
     /// Rings of threads that read for themselves.

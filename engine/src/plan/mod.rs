@@ -83,7 +83,7 @@ impl Spread {
             let (queued_s, request_s, byte_s, avoided) = profile.map_or((0.0, 1e-3, 1e-6, true), |p| p.load());
             let avoided = avoided || device.is_none_or(|d| d.is_lost());
             spread.loads.push(Load { queued_s, request_s, byte_s, avoided });
-            spread.gaps.push(profile.map_or(0, |p| p.gap_bytes()));
+            spread.gaps.push(profile.map_or(0, |p| p.gap_bytes().min(devices.gap_limit)));
             let best = profile.map_or(usize::MAX, |p| p.best_request_bytes());
             spread.piece_bytes = spread.piece_bytes.min(best);
         }

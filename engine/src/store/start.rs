@@ -74,6 +74,7 @@ pub(super) fn start_devices(
         suspects: Suspects::new(Arc::clone(&tend)),
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
+        gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),
         replicas: AtomicBool::new(replicas),
         lanes,
         tend,

@@ -121,7 +121,8 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         // Until its selector is attached, a cache of another method would choose by bounds.
         _ => StorePolicy::MinMax { budget: options.budget },
     };
-    let mut settings = StoreOptions::default();
+    // Bytes are what is measured: none between two blocks.
+    let mut settings = StoreOptions::default().gap_limit(ByteSize(0));
     if let Some(limit) = options.memory_limit {
         settings.memory_limit = ByteSize(limit);
     }
