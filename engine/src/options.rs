@@ -152,6 +152,9 @@ pub struct StoreOptions {
     pub checksum: ChecksumChoice,
     /// Driver.
     pub driver: DriverChoice,
+    /// CPUs that the threads of the devices are kept on: that of device `i` on the `i`th, round and round. On a machine with several
+    /// NUMA nodes name CPUs of the node that the disk hangs on. Default: none, threads run anywhere.
+    pub shard_cpus: Vec<usize>,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
     /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
@@ -165,6 +168,9 @@ pub struct StoreOptions {
     pub high_watermark: f64,
     /// The share that may live when they have gone. Default 0.90.
     pub low_watermark: f64,
+    /// Bytes per second that the background moves to free segments, at most. An append that waits for the room, and
+    /// [`Store::clean`](crate::Store::clean), do not wait for this. Default: as fast as reads leave room for.
+    pub cleaning_rate: Option<ByteSize>,
     /// Keeps blocks that were read, for all sequences that have no cache of their own. Default: none.
     pub cache: Option<CacheOptions>,
 }
@@ -181,12 +187,14 @@ impl Default for StoreOptions {
             frame_bytes: ByteSize::mib(4),
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
+            shard_cpus: Vec::new(),
             lazy_delay_ms: 1000,
             allow_degraded: false,
             balance: BalancePolicy::default(),
             hedge_percentile: Some(0.99),
             high_watermark: 0.95,
             low_watermark: 0.90,
+            cleaning_rate: None,
             cache: None,
         }
     }
@@ -306,10 +314,24 @@ impl StoreOptions {
         self
     }
 
+    /// Bytes per second that the background moves, at most.
+    #[must_use]
+    pub fn cleaning_rate(mut self, bytes_per_second: ByteSize) -> Self {
+        self.cleaning_rate = Some(bytes_per_second);
+        self
+    }
+
     /// The shares of the room for frames that may live before evictable sequences go, and when they have gone.
     #[must_use]
     pub fn watermarks(mut self, high: f64, low: f64) -> Self {
         (self.high_watermark, self.low_watermark) = (high, low);
+        self
+    }
+
+    /// Keeps the threads of the devices on these CPUs.
+    #[must_use]
+    pub fn shard_cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
+        self.shard_cpus = cpus.into_iter().collect();
         self
     }
 
@@ -516,6 +538,7 @@ mod tests {
         assert_eq!(options.lazy_delay_ms, 1000);
         assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);
         assert_eq!(options.hedge_percentile, Some(0.99));
+        assert_eq!(options.cleaning_rate, None);
         assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());

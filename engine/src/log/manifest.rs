@@ -104,7 +104,7 @@ fn take_file(directory: &dyn Directory, name: &str, wanted: u64, least: u64) -> 
 }
 
 /// Pages that records take at most.
-fn pages_of(records: &RecordBuffer) -> u64 {
+pub(super) fn pages_of(records: &RecordBuffer) -> u64 {
     // One more for the counters that may go along.
     records.batches().iter().map(|(bytes, _)| bytes.len() as u64 / PAGE_BYTES as u64 + 2).sum::<u64>() + 2
 }
@@ -307,15 +307,9 @@ impl ManifestLog {
         Ok(())
     }
 
-    /// Writes a new generation that starts with `state` and has room for `next`. It takes the place of this one with
+    /// Writes a new generation that starts with `state` and has `room` pages for what comes next. It takes the place of this one with
     /// [`Self::give_way`]; until then, and if this fails, nothing has changed.
-    pub(crate) fn successor(
-        &self,
-        devices: &Devices,
-        state: &RecordBuffer,
-        next: &RecordBuffer,
-        limit: u64,
-    ) -> Result<Self> {
+    pub(crate) fn successor(&self, devices: &Devices, state: &RecordBuffer, room: u64, limit: u64) -> Result<Self> {
         environment::note(Event::Checkpoint);
         let start = GenerationStart {
             generation: self.place.generation + 1,
@@ -323,7 +317,7 @@ impl ManifestLog {
             // One batch is kept for the last record of this generation.
             first_batch: self.place.next_batch + 1,
             epoch: self.epoch,
-            room: pages_of(next) + 2,
+            room,
             limit,
         };
         Self::create(devices, &start, state)

@@ -56,6 +56,8 @@ pub struct Sequence {
     /// A commit has named it.
     stored: bool,
     committed: u64,
+    /// Tokens were cut off since the last commit.
+    cut: bool,
     /// Tokens of the last commit, also of whom it was forked from: what came since is new.
     settled: u64,
     /// Groups in memory between commits, of all that such groups may take.
@@ -159,6 +161,7 @@ impl Sequence {
             records,
             stored: false,
             committed: 0,
+            cut: false,
             settled: 0,
             gathered,
             owed: None,

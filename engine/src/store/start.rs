@@ -58,6 +58,9 @@ pub(super) fn start_devices(
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = Lanes::new(arena.clone());
     let tend = Arc::<EventCount>::default();
+    for (device, cpu) in list.iter().zip(options.shard_cpus.iter().cycle()) {
+        device.shard.pin(*cpu)?;
+    }
     let list = DeviceList::new(list, slots);
     let replicas = list.iter().any(|device| lock(&device.slot).features.has_replicas());
     Ok(Devices {
