@@ -19,7 +19,7 @@ use crate::index::{Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
     CONTROL_BYTES, Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space,
-    StoreInner, copies_for, exhausted, keep_spare, manifest_copies, random_u64, unix_ms,
+    StoreInner, copies_for, exhausted, keep_spare, random_u64, unix_ms,
 };
 use crate::metrics::{DeviceCounters, MemoryBudget, Observers, StoreCounters, lock};
 use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
@@ -145,6 +145,8 @@ impl Store {
             summaries,
             layout_id,
             layout: layout.clone(),
+            ttl_ms: options.ttl_ms,
+            evictable: options.evictable,
         };
         lock(&inner.space).classify(id, class_of(&meta));
         Sequence::new(claim, who, records)
@@ -450,7 +452,8 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
     let devices = start_devices(options, memory, identity, found, slots)?;
     let manifest = {
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
-        let start = GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit };
+        let start =
+            GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit, released: 0 };
         ManifestLog::create(&devices, &start, &catalog.checkpoint())?
     };
     for device in &devices.list {
@@ -535,10 +538,11 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();
         let generation = place.generation.saturating_add(1);
-        // Beside what there is, the spare files of this generation counted in.
+        let released = ManifestLog::bytes_at(&devices, &place)?;
+        // Beside what there is but the files kept for this generation.
         let files = replayed.catalog.segments.len() as u64 * u64::from(identity.segment_pages) * PAGE_BYTES as u64
             + devices.list.len() as u64 * (SLOTS * PAGE_BYTES) as u64
-            + place.next_page * PAGE_BYTES as u64 * manifest_copies(&devices);
+            + released;
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
         let start = GenerationStart {
             generation,
@@ -547,6 +551,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
             epoch: replayed.epoch,
             room: 0,
             limit,
+            released,
         };
         let next = ManifestLog::create(&devices, &start, &state)?;
         next.name_in_superblocks(&devices, STATE_OPEN)?;

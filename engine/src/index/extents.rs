@@ -5,7 +5,7 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::LazyFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{PAGE_BYTES, SequenceId};
@@ -25,16 +25,24 @@ pub(crate) struct SegmentHandle {
     pub(crate) in_flight: AtomicU64,
 }
 
-/// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
+/// Pages taken for a frame that no commit has named yet: in flight until one has, or nobody is left who might.
 pub(crate) struct Flight {
     segment: Arc<SegmentHandle>,
     pages: u64,
+    landed: AtomicBool,
 }
 
 impl Flight {
     pub(crate) fn new(segment: &Arc<SegmentHandle>, pages: u32) -> Self {
         segment.in_flight.fetch_add(u64::from(pages), Ordering::Relaxed);
-        Self { segment: Arc::clone(segment), pages: u64::from(pages) }
+        Self { segment: Arc::clone(segment), pages: u64::from(pages), landed: AtomicBool::new(false) }
+    }
+
+    /// They are live.
+    pub(crate) fn land(&self) {
+        if !self.landed.swap(true, Ordering::Relaxed) {
+            self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
@@ -44,7 +52,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
+        self.land();
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct CommitRequest {
     /// Frames that were copied elsewhere. Those that were deleted or moved in the meantime are passed over.
     pub(crate) moves: Vec<Move>,
     /// Pages of its frames, which are live once it has taken effect.
-    pub(crate) flights: Vec<Flight>,
+    pub(crate) flights: Vec<Arc<Flight>>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
 }
@@ -275,8 +275,8 @@ impl Committer {
         self.commit(CommitRequest::default())
     }
 
-    fn lead(&self, mut group: Vec<Queued>) {
-        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&mut group)) {
+    fn lead(&self, group: Vec<Queued>) {
+        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&group)) {
             Ok(()) => Ok(()),
             Err(Failed::Stalled(e)) => return self.stall(group, &e),
             Err(Failed::Broken(e)) => {
@@ -316,7 +316,7 @@ impl Committer {
         self.lifetime_bytes + self.devices.written_bytes()
     }
 
-    fn perform(&self, group: &mut [Queued]) -> Result<(), Failed> {
+    fn perform(&self, group: &[Queued]) -> Result<(), Failed> {
         note(Event::GroupCommit);
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
@@ -330,7 +330,7 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
-                self.record(records.clone(), Vec::new(), false)?;
+                self.record(records.clone(), &[], false)?;
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
@@ -361,7 +361,7 @@ impl Committer {
             }
         }
         let mut defined = BTreeSet::new();
-        for queued in &*group {
+        for queued in group {
             if let Some((id, layout)) = &queued.request.layout
                 && !lock(&self.catalog).layouts.contains_key(id)
                 && defined.insert(*id)
@@ -371,8 +371,8 @@ impl Committer {
             records.append(&queued.request.records);
         }
         if !records.is_empty() {
-            let flights = group.iter_mut().flat_map(|queued| std::mem::take(&mut queued.request.flights)).collect();
-            match self.record(records, flights, counted) {
+            let flights: Vec<_> = group.iter().flat_map(|queued| &queued.request.flights).collect();
+            match self.record(records, &flights, counted) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
@@ -381,7 +381,7 @@ impl Committer {
                 other => other?,
             }
         }
-        for queued in &*group {
+        for queued in group {
             let space = lock(&self.space);
             let written_out = |segment: &&Arc<SegmentHandle>| space.is_sealed(segment.key);
             let segments = queued.request.segments.iter().filter(written_out);
@@ -396,7 +396,7 @@ impl Committer {
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, mut records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<(), Failed> {
+    fn record(&self, mut records: RecordBuffer, flights: &[&Arc<Flight>], counted: bool) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
         if !manifest.has_room(&records) {
             self.checkpoint(&mut manifest, &records)?;
@@ -405,7 +405,7 @@ impl Committer {
             let mut catalog = lock(&self.catalog);
             records.apply(&mut catalog)?;
             // What was in flight is live: nobody sees it as neither.
-            drop(flights);
+            flights.iter().for_each(|flight| flight.land());
             lock(&self.tables).follow(&self.devices, &catalog);
             if counted {
                 let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..catalog.counters };
@@ -449,7 +449,7 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(records, Vec::new(), false)?;
+        self.record(records, &[], false)?;
         let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);

@@ -29,6 +29,9 @@ pub(crate) struct SequenceIdentity {
     pub(crate) summaries: u32,
     pub(crate) layout_id: LayoutId,
     pub(crate) layout: KvLayout,
+    /// What ends it, as in its options.
+    pub(crate) ttl_ms: u64,
+    pub(crate) evictable: u8,
 }
 
 /// Tokens of a layer that do not fill a group: planes `[kv_heads, tokens, dim]`.
@@ -148,7 +151,7 @@ pub(crate) struct WrittenFrame {
     pub(crate) id: FrameId,
     pub(crate) meta: FrameMeta,
     pub(crate) body: Arc<FrameSlot>,
-    flight: Option<Flight>,
+    pub(crate) flight: Arc<Flight>,
     segment: Arc<SegmentHandle>,
     pub(crate) runs: Vec<LandedRun>,
     pub(crate) holds_state: bool,
@@ -181,9 +184,9 @@ impl WrittenFrame {
     }
 
     /// Its part of a commit: the segment to sync, and the pages that are in flight until then.
-    pub(crate) fn join(&mut self, request: &mut super::CommitRequest) {
+    pub(crate) fn join(&self, request: &mut super::CommitRequest) {
         request.segments.push(Arc::clone(&self.segment));
-        request.flights.extend(self.flight.take());
+        request.flights.push(Arc::clone(&self.flight));
     }
 }
 
@@ -494,7 +497,7 @@ pub(crate) fn write(
         id,
         meta,
         body: lock(space).place_frame(id, body),
-        flight: Some(flight),
+        flight: Arc::new(flight),
         segment,
         runs: landed,
         holds_state: draft.state.is_some(),

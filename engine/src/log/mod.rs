@@ -11,7 +11,7 @@ pub(crate) use commit::{CommitRequest, Committer, Move, keep_spare};
 pub(crate) use core::{Claim, StoreInner};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame::{Draft, SequenceIdentity, Tail, WrittenFrame, front_limit, write as write_frame};
-pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for, manifest_copies};
+pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use space::{Space, allocate};
 
 pub(crate) use crate::device::environment::{random_u64, unix_ms};

@@ -124,7 +124,7 @@ fn move_frames(inner: &StoreInner, key: SegmentKey, frames: &[(FrameId, FrameMet
                 done.frames += 1;
                 done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;
                 request.segments.push(Arc::clone(flight.segment()));
-                request.flights.push(flight);
+                request.flights.push(Arc::new(flight));
                 request.moves.push(record);
             }
             Err(e) => {

@@ -73,12 +73,13 @@ impl Sequence {
             let (segment, record) = held.announcement();
             request.records.push(Kind::Frame, &record, &[]);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, held.frame, held.token_end), &[]);
+            request.flights.extend(held.flight.take());
             match shared {
                 Shared::Named => request.pins.push(segment),
                 Shared::Unnamed => request.segments.push(segment),
             }
         }
-        for mut frame in self.frames.drain(..) {
+        for frame in self.frames.drain(..) {
             request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(Held::written(&frame, None));

@@ -7,7 +7,6 @@ use super::{Held, Sequence, Shared};
 use crate::error::Result;
 use crate::index::{RecordBuffer, SegmentHandle, SequenceMeta};
 use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
-use crate::metrics::lock;
 use std::sync::Arc;
 use stratakv_format::Location;
 use stratakv_format::manifest::{self as m, Kind};
@@ -44,18 +43,15 @@ impl Sequence {
         let parent = Some((self.who.sequence, self.len()));
         let who = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.who.clone() };
         let now = unix_ms();
-        // It may live as long, and be evicted as early, as the one it comes from.
-        let kept =
-            lock(&self.store.catalog).sequences.get(&self.who.sequence).map(|meta| (meta.ttl_ms, meta.evictable));
-        let (ttl_ms, evictable) = kept.unwrap_or_default();
         let meta = SequenceMeta {
             key: who.key.clone(),
             layout: who.layout_id,
             summaries: who.summaries,
             created_unix_ms: now,
-            ttl_ms,
+            // It may live as long, and be evicted as early, as the one it comes from.
+            ttl_ms: who.ttl_ms,
             replicas: 1,
-            evictable,
+            evictable: who.evictable,
             parent,
             tokens: 0,
             token_ids: 0,
@@ -94,6 +90,7 @@ impl Held {
             first_token: frame.first_token,
             token_end: frame.token_end,
             shared,
+            flight: (shared == Some(Shared::Unnamed)).then(|| Arc::clone(&frame.flight)),
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         summaries: meta.summaries,
         layout_id: meta.layout,
         layout,
+        ttl_ms: meta.ttl_ms,
+        evictable: meta.evictable,
     };
     let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
     let mut loose = Vec::new();
@@ -179,6 +181,7 @@ impl Sequence {
             first_token,
             token_end: reference.token_end,
             shared: None,
+            flight: None,
         });
         let mut checksum = 0;
         // Where a tail and a group of one frame overlap, the tail is the newer.

@@ -12,7 +12,7 @@ mod truncate;
 
 use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
+use crate::index::{Flight, FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::KvLayout;
 use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
@@ -81,6 +81,8 @@ struct Held {
     token_end: u64,
     /// What the next commit does about it, when no commit of this sequence has named it yet.
     shared: Option<Shared>,
+    /// Its pages, where no commit had named it when it was taken over.
+    flight: Option<Arc<Flight>>,
 }
 
 /// A frame taken over from another sequence.
