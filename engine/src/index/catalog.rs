@@ -65,7 +65,7 @@ pub(crate) struct SegmentMeta {
     pub(crate) pages: u32,
     pub(crate) kind: u8,
     pub(crate) state: SegmentState,
-    /// One past the last page of any frame that was committed in it.
+    /// One past the last page of any frame that was committed in it, or, sealed, that was written to it.
     pub(crate) used_pages: u32,
     /// Pages of frames that sequences refer to.
     pub(crate) live_pages: u64,
@@ -145,8 +145,10 @@ impl Catalog {
             Record::FrameMoved(moved) => self.moved(moved)?,
             Record::SegmentOpen(open) => self.segment_open(open)?,
             Record::SegmentSeal(seal) => {
-                self.segment_mut((DeviceIndex(seal.device.get()), SegmentId(seal.segment.get())))?.state =
-                    SegmentState::Sealed;
+                let segment = self.segment_mut((DeviceIndex(seal.device.get()), SegmentId(seal.segment.get())))?;
+                segment.state = SegmentState::Sealed;
+                // Frames that no commit has named yet are among them.
+                segment.used_pages = segment.used_pages.max(seal.used_pages.get().min(segment.pages));
             }
             Record::SegmentFree(free) => self.segment_free(free)?,
             Record::SequenceCommit(commit) => {

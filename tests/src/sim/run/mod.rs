@@ -95,6 +95,8 @@ struct Runner<'c> {
     above: u64,
     /// A capacity was set at some time.
     limited: bool,
+    /// It was larger than at opening at some time, so that there may be more when the store is opened than it may have then.
+    was_larger: bool,
 }
 
 /// Runs a case.
@@ -139,6 +141,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         opened: 0..=0,
         capacity: None,
         above: 0,
+        was_larger: false,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| runner.run())).unwrap_or_else(|panic| {

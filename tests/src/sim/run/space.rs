@@ -68,6 +68,7 @@ impl Runner<'_> {
     pub(super) fn set_capacity(&mut self, segments: Option<u64>) -> Stopped {
         let capacity = segments.map(|segments| self.capacity_bytes(segments));
         self.limited |= capacity.is_some();
+        self.was_larger |= capacity.unwrap_or(u64::MAX) > self.capacity.unwrap_or(u64::MAX);
         self.capacity = capacity;
         self.above = self.simulation.take_peak_bytes();
         let set = self.store()?.set_capacity(capacity.map(ByteSize));
