@@ -6,6 +6,7 @@ use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
 
 const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
+  kvbench drivers --device /nvme0 --block 64KiB
   kvbench ingest --device /nvme0 --size 8GiB --fio
   kvbench commit --device /nvme0
   kvbench churn --device /nvme0 --capacity 4GiB --json
@@ -26,14 +27,24 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Batches of random blocks, checksums verified, beside a bare io_uring loop and fio.
     Read(ReadArgs),
+    /// The same batches through every driver that was built in, taking turns.
+    Drivers(DriversArgs),
     /// Prefill-sized appends and a commit, beside fio's sequential writes.
     Ingest(IngestArgs),
     /// Durable commits of one decode step, beside the same bytes written by plain calls.
     Commit(CommitArgs),
     /// Sequences of mixed lengths that come and go in a store kept nearly full: what the devices take for it.
     Churn(ChurnArgs),
+    /// Bytes that the devices take for a prefill, and for decodes committed at some pace.
+    Written(WrittenArgs),
+    /// Opening and forking a long sequence, by how it was written.
+    Open(OpenArgs),
+    /// Opening a store of many sequences and sparse segments, which is made for it.
+    Start(StartArgs),
     /// Min/max selection, beside the memory bandwidth of one core.
     Select(SelectArgs),
+    /// Batches over 1, 2 and 4 throttled devices, a skewed selection and a slow device, with copies and without. Takes root.
+    Scale(ScaleArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
     Decode(DecodeArgs),
     /// Codecs on keys and values of a real model, and the share of a transfer to compress.
@@ -41,6 +52,41 @@ pub(crate) enum Command {
     /// Makes disks of a known speed out of files, and takes them away again. Takes root.
     #[command(subcommand)]
     Devices(DevicesCommand),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench scale --dir /nvme0 --json")]
+pub(crate) struct ScaleArgs {
+    /// Directory for the images of the devices.
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    pub(crate) dir: PathBuf,
+    /// Bytes per second of each device.
+    #[arg(long, default_value = "250000000", value_parser = size)]
+    pub(crate) bps: ByteSize,
+    /// Bytes of a block: a multiple of 4 KiB up to 512 KiB.
+    #[arg(long, default_value = "64KiB", value_parser = size)]
+    pub(crate) block: ByteSize,
+    /// Blocks of a batch.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(8..=1024))]
+    pub(crate) batch: u32,
+    /// Batches on their way at the same time.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) in_flight: u32,
+    /// Bytes of keys and values in each store.
+    #[arg(long, default_value = "512MiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 3.0)]
+    pub(crate) seconds: f64,
+    /// Turns; figures are medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// How the engine moves bytes.
+    #[arg(long, value_enum, default_value_t = Driver::Auto)]
+    pub(crate) driver: Driver,
+    /// One JSON object per result instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Subcommand, Debug)]
@@ -141,6 +187,29 @@ pub(crate) struct ReadArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench drivers --device /nvme0 --block 16KiB,64KiB --json
+glommio and tokio-uring take part when built with --features glommio,tokio-uring.")]
+pub(crate) struct DriversArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of a block, several with commas: multiples of 4 KiB up to 512 KiB.
+    #[arg(long, value_delimiter = ',', default_value = "4KiB,16KiB,64KiB,128KiB", value_parser = size)]
+    pub(crate) block: Vec<ByteSize>,
+    /// Blocks of a batch.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) batch: u32,
+    /// Batches on their way at the same time.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) in_flight: u32,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) seconds: f64,
+    /// Bytes of keys and values to read from.
+    #[arg(long, default_value = "1GiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+}
+
+#[derive(Args, Debug)]
 #[command(after_help = "Example: kvbench ingest --device /nvme0 --size 8GiB --fio --json")]
 pub(crate) struct IngestArgs {
     #[command(flatten)]
@@ -177,9 +246,9 @@ pub(crate) struct ChurnArgs {
     /// Bytes of all files of the store.
     #[arg(long, default_value = "4GiB", value_parser = size)]
     pub(crate) capacity: ByteSize,
-    /// Bytes of a segment.
-    #[arg(long, default_value = "64MiB", value_parser = size)]
-    pub(crate) segment: ByteSize,
+    /// Bytes of a segment; as the engine chooses by the capacity when left out.
+    #[arg(long, value_parser = size)]
+    pub(crate) segment: Option<ByteSize>,
     /// The share of the capacity that lives.
     #[arg(long, default_value_t = 0.8)]
     pub(crate) full: f64,
@@ -198,6 +267,63 @@ pub(crate) struct ChurnArgs {
     /// Without min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench written --device /nvme0 --per 0,64,1 --json")]
+pub(crate) struct WrittenArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Tokens from one commit to the next, several with commas; 0: one commit behind everything.
+    #[arg(long, value_delimiter = ',', default_value = "0,64,1")]
+    pub(crate) per: Vec<u32>,
+    /// Layers, of 4 KiB a token each.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// Without min/max summaries.
+    #[arg(long)]
+    pub(crate) no_summary: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench open --device /nvme0 --tokens 32768 --per 0,1 --json")]
+pub(crate) struct OpenArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of the sequence.
+    #[arg(long, default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) tokens: u32,
+    /// Tokens from one commit to the next, several with commas; 0: one commit behind everything.
+    #[arg(long, value_delimiter = ',', default_value = "0,1")]
+    pub(crate) per: Vec<u32>,
+    /// Layers, of 4 KiB a token each.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// With min/max summaries, which are read when it is opened.
+    #[arg(long)]
+    pub(crate) summary: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench start --device /nvme0 --sequences 100000 --stored 1TiB --json")]
+pub(crate) struct StartArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Sequences, of two frames each.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) sequences: u64,
+    /// Bytes of the segment files, which are sparse.
+    #[arg(long, default_value = "1TiB", value_parser = size)]
+    pub(crate) stored: ByteSize,
 }
 
 #[derive(Args, Debug)]
@@ -334,6 +460,10 @@ pub(crate) enum Driver {
     Auto,
     Uring,
     Posix,
+    #[cfg(feature = "glommio")]
+    Glommio,
+    #[cfg(feature = "tokio-uring")]
+    TokioUring,
 }
 
 impl From<Driver> for DriverChoice {
@@ -342,6 +472,10 @@ impl From<Driver> for DriverChoice {
             Driver::Auto => Self::Auto,
             Driver::Uring => Self::Uring,
             Driver::Posix => Self::Posix,
+            #[cfg(feature = "glommio")]
+            Driver::Glommio => Self::Glommio,
+            #[cfg(feature = "tokio-uring")]
+            Driver::TokioUring => Self::TokioUring,
         }
     }
 }

@@ -13,12 +13,17 @@ mod commit;
 mod decode;
 mod decode_trace;
 mod devices;
+mod drivers;
 mod fio;
 mod ingest;
+mod open;
 mod read;
 mod report;
+mod scale;
 mod select;
+mod start;
 mod work;
+mod written;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -28,10 +33,15 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = work::install_interrupt().and_then(|()| match &cli.command {
         Command::Read(args) => read::run(args),
+        Command::Drivers(args) => drivers::run(args),
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Churn(args) => churn::run(args),
+        Command::Written(args) => written::run(args),
+        Command::Open(args) => open::run(args),
+        Command::Start(args) => start::run(args),
         Command::Select(args) => select::run(args),
+        Command::Scale(args) => scale::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Codec(args) => codec::run(args),
         Command::Devices(command) => devices::run(command),

@@ -96,14 +96,16 @@ pub mod retrieval {
 
 pub use cache::CacheStatus;
 pub use device::PageBacking;
+pub use device::profile::ProfileStatus;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use metrics::{Evicted, EvictionReason};
 pub use options::{
-    Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability, SequenceOptions,
-    StoreOptions, Summary,
+    BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
+    SequenceOptions, StoreOptions, Summary,
 };
 pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use reclaim::Repaired;
 pub use select::{SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
 pub use store::{

@@ -247,6 +247,10 @@ device_counters! {
     submissions,
     /// Attempts repeated after EINTR or EAGAIN.
     retries,
+    /// Blocks or reads of this device that another copy had to give.
+    other_copies,
+    /// Parts of reads that were late and were read from other copies as well.
+    hedged,
     /// Reads that failed.
     read_errors,
     /// Writes that failed for want of space: ENOSPC, EDQUOT, EFBIG.

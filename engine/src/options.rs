@@ -84,6 +84,13 @@ pub enum DriverChoice {
     Uring,
     /// `pread` and `pwrite` from a pool of threads.
     Posix,
+    /// Reads through a glommio executor on each device's thread, or an error. For hosts that run glommio; feature `glommio`.
+    #[cfg(feature = "glommio")]
+    Glommio,
+    /// Reads through a tokio-uring runtime on each device's thread, or an error. For hosts that run tokio-uring; feature
+    /// `tokio-uring`.
+    #[cfg(feature = "tokio-uring")]
+    TokioUring,
 }
 
 /// What protects the payload: recorded when a store is created.
@@ -106,6 +113,22 @@ impl ChecksumChoice {
     }
 }
 
+/// Segments that a store's capacity is meant to make up, per device.
+const SEGMENTS_OF_CAPACITY: u64 = 256;
+
+/// How the copies of a frame are chosen from. [`BalancePolicy::Spread`] is what to use; the others are there to compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalancePolicy {
+    /// The copy on the device that ends first, by its speed and what is queued there.
+    #[default]
+    Spread,
+    /// The copy on the device with the fewest reads of this selection, in the order of the selection.
+    Counts,
+    /// Always the first copy.
+    FirstReplica,
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -120,9 +143,10 @@ pub struct StoreOptions {
     pub capacity: Option<ByteSize>,
     /// The most memory: buffers, tails, summaries, indexes. Default 512 MiB.
     pub memory_limit: ByteSize,
-    /// Bytes of a segment file; only used on creation. Default 64 MiB.
-    pub segment_bytes: ByteSize,
-    /// Bytes of group data collected in memory before they are written. Default 4 MiB.
+    /// Bytes of a segment file; only used on creation. Default: see [`StoreOptions::segment_size`].
+    pub segment_bytes: Option<ByteSize>,
+    /// Bytes of group data collected in memory before they are written. Default 4 MiB; at most an eighth of a segment, so that
+    /// little is left at its end.
     pub frame_bytes: ByteSize,
     /// Payload checksum; only used on creation.
     pub checksum: ChecksumChoice,
@@ -130,6 +154,13 @@ pub struct StoreOptions {
     pub driver: DriverChoice,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
+    /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
+    pub allow_degraded: bool,
+    /// How copies are chosen from.
+    pub balance: BalancePolicy,
+    /// A part of a read that takes longer than this share of all parts did is read from other copies as well, and the first
+    /// good answer counts. None switches it off. Default 0.99.
+    pub hedge_percentile: Option<f64>,
     /// With a capacity: the share of the room for frames that may live before evictable sequences go. Default 0.95.
     pub high_watermark: f64,
     /// The share that may live when they have gone. Default 0.90.
@@ -146,11 +177,14 @@ impl Default for StoreOptions {
             read_only: false,
             capacity: None,
             memory_limit: ByteSize::mib(512),
-            segment_bytes: ByteSize::mib(64),
+            segment_bytes: None,
             frame_bytes: ByteSize::mib(4),
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
             lazy_delay_ms: 1000,
+            allow_degraded: false,
+            balance: BalancePolicy::default(),
+            hedge_percentile: Some(0.99),
             high_watermark: 0.95,
             low_watermark: 0.90,
             cache: None,
@@ -212,8 +246,22 @@ impl StoreOptions {
     /// Bytes of a segment file, on creation.
     #[must_use]
     pub fn segment_bytes(mut self, bytes: ByteSize) -> Self {
-        self.segment_bytes = bytes;
+        self.segment_bytes = Some(bytes);
         self
+    }
+
+    /// Bytes of a segment file when a store is created: what was set, else a 256th of the capacity of a device, rounded down to
+    /// a power of two and within 4 and 64 MiB; 64 MiB without a capacity. A store of few segments has much to move when
+    /// sequences go, for they share segments.
+    #[must_use]
+    pub fn segment_size(&self) -> ByteSize {
+        self.segment_bytes.unwrap_or_else(|| {
+            let (least, most) = (ByteSize::mib(4).bytes(), ByteSize::mib(64).bytes());
+            let share = self
+                .capacity
+                .map_or(most, |capacity| capacity.bytes() / self.devices.len().max(1) as u64 / SEGMENTS_OF_CAPACITY);
+            ByteSize(1 << share.clamp(least, most).ilog2())
+        })
     }
 
     /// Bytes of group data collected in memory before they are written.
@@ -234,6 +282,27 @@ impl StoreOptions {
     #[must_use]
     pub fn driver(mut self, driver: DriverChoice) -> Self {
         self.driver = driver;
+        self
+    }
+
+    /// Whether to open a store that devices are missing of.
+    #[must_use]
+    pub fn allow_degraded(mut self, allow: bool) -> Self {
+        self.allow_degraded = allow;
+        self
+    }
+
+    /// How copies are chosen from.
+    #[must_use]
+    pub fn balance(mut self, policy: BalancePolicy) -> Self {
+        self.balance = policy;
+        self
+    }
+
+    /// See [`StoreOptions::hedge_percentile`].
+    #[must_use]
+    pub fn hedge_percentile(mut self, share: Option<f64>) -> Self {
+        self.hedge_percentile = share;
         self
     }
 
@@ -333,6 +402,8 @@ pub enum Summary {
 pub struct SequenceOptions {
     pub(crate) key: String,
     pub(crate) summaries: Vec<Summary>,
+    /// 0 for as many as there are by default: 1.
+    pub(crate) replicas: u8,
     pub(crate) ttl_ms: u64,
     pub(crate) evictable: u8,
 }
@@ -348,6 +419,14 @@ impl SequenceOptions {
     #[must_use]
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = key.into();
+        self
+    }
+
+    /// Copies of everything that the sequence writes, each on another device: 1 to 3. Default 1. Reads are balanced over the
+    /// copies, and a device that fails or is lost takes nothing with it as long as another has a copy.
+    #[must_use]
+    pub fn replicas(mut self, copies: u8) -> Self {
+        self.replicas = if copies == 0 { u8::MAX } else { copies };
         self
     }
 
@@ -424,9 +503,19 @@ mod tests {
     fn documented_defaults_hold() {
         let options = StoreOptions::default();
         assert_eq!(options.memory_limit, ByteSize::mib(512));
-        assert_eq!(options.segment_bytes, ByteSize::mib(64));
+        assert_eq!((options.segment_bytes, options.segment_size()), (None, ByteSize::mib(64)));
+        let of = |capacity, devices: u32| {
+            let options = (0..devices).fold(StoreOptions::default(), |options, i| options.device(i.to_string()));
+            options.capacity(capacity).segment_size()
+        };
+        assert_eq!(of(ByteSize::mib(64), 1), ByteSize::mib(4));
+        assert_eq!(of(ByteSize::gib(5), 1), ByteSize::mib(16));
+        assert_eq!(of(ByteSize::gib(5), 2), ByteSize::mib(8));
+        assert_eq!(of(ByteSize::gib(500), 2), ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
         assert_eq!(options.lazy_delay_ms, 1000);
+        assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);
+        assert_eq!(options.hedge_percentile, Some(0.99));
         assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());

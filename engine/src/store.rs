@@ -1,35 +1,35 @@
 //! The store: open, create, sequences, reads, close.
 
 mod maintain;
+mod repair;
+mod start;
 mod status;
 mod usage;
+
+use start::{Known, measure, start_devices};
 
 pub use maintain::{CleanReport, Health};
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
-use crate::device::arena::Arena;
 use crate::device::directory::{Access, Directory};
-use crate::device::driver::DriverKind;
 use crate::device::environment::{Mutant, mutated};
-use crate::device::lazy::OpenFiles;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Catalog, RecordBuffer, SequenceMeta};
+use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    CONTROL_BYTES, Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space,
-    StoreInner, copies_for, exhausted, keep_spare, random_u64, unix_ms,
+    Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
+    copies_for, keep_spare, random_u64, unix_ms,
 };
-use crate::metrics::{DeviceCounters, MemoryBudget, Observers, StoreCounters, lock};
-use crate::options::{DriverChoice, Durability, SequenceOptions, StoreOptions, Summary};
+use crate::metrics::{Observers, StoreCounters, lock};
+use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{self, remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
-use crate::shard::{Lanes, ShardHandle};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -105,8 +105,21 @@ impl Store {
     pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check_tables()?;
+        let copies = options.replicas.max(1);
+        if usize::from(copies) > COPIES_MAX {
+            let text = format!("{copies} copies; from 1 to {COPIES_MAX}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let members = inner.devices.list.slots();
+        if usize::from(copies) > members {
+            let text = format!("{copies} copies take as many devices; the store has {members}");
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
         let (id, claim) = inner.claim(&options.key)?;
         let mut records = RecordBuffer::default();
+        if copies > 1 {
+            records.require_replicas();
+        }
         let layout_id = {
             let mut catalog = lock(&inner.catalog);
             match catalog.find_layout(layout) {
@@ -127,7 +140,7 @@ impl Store {
             summaries,
             created_unix_ms: unix_ms(),
             ttl_ms: options.ttl_ms,
-            replicas: 1,
+            replicas: copies,
             evictable: options.evictable,
             parent: None,
             tokens: 0,
@@ -147,6 +160,7 @@ impl Store {
             layout: layout.clone(),
             ttl_ms: options.ttl_ms,
             evictable: options.evictable,
+            copies: usize::from(copies),
         };
         lock(&inner.space).classify(id, class_of(&meta));
         Sequence::new(claim, who, records)
@@ -157,7 +171,7 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open already; [`ErrorKind::Corruption`]: its frames are damaged.
     pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
-        self.inner.flush_commits()?;
+        self.inner.flush_others()?;
         let id = lock(&self.inner.catalog).keys.get(key).copied();
         let id = id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no sequence has the key {key:?}")))?;
         self.open_sequence_id(id)
@@ -170,7 +184,7 @@ impl Store {
     pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
         let claim = Claim::new(&self.inner, id, "");
         // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
-        self.inner.flush_commits()?;
+        self.inner.flush_others()?;
         let meta = {
             let mut catalog = lock(&self.inner.catalog);
             let found = catalog.sequences.get_mut(&id);
@@ -196,7 +210,7 @@ impl Store {
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open; the commit of the deletion failed.
     pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
         let claim = Claim::new(&self.inner, id, "");
-        self.inner.flush_commits()?;
+        self.inner.flush_others()?;
         if !lock(&self.inner.catalog).sequences.contains_key(&id) {
             return Err(Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")));
         }
@@ -228,9 +242,12 @@ impl Store {
             key: meta.key.clone(),
             tokens: meta.tokens,
             disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            frames: meta.refs.len(),
             parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,
+            ttl_ms: meta.ttl_ms,
+            evictable: meta.evictable,
         };
         catalog.sequences.iter().map(info).collect()
     }
@@ -290,6 +307,7 @@ impl Store {
                 direct: device.directory.direct_io().is_direct(),
                 available_bytes: device.directory.space().ok().map(|space| space.available),
                 counters: device.counters.snapshot(),
+                profile: device.profile.status(),
             }
         };
         let pages = devices.arena.usage().backing.map(|backing| {
@@ -346,55 +364,8 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn start_devices(
-    options: &StoreOptions,
-    memory: usize,
-    identity: Identity,
-    found: Vec<Found>,
-    slots: Vec<Slot>,
-) -> Result<Devices> {
-    let (budget, arena) = buffers(memory);
-    let kind = match options.driver {
-        DriverChoice::Auto => DriverKind::Auto,
-        DriverChoice::Uring => DriverKind::Uring,
-        DriverChoice::Posix => DriverKind::Posix,
-    };
-    let mut list = Vec::new();
-    for (index, (found, slot)) in found.into_iter().zip(slots).enumerate() {
-        let counters = Arc::<DeviceCounters>::default();
-        let directory = found.directory;
-        let name = format!("stratakv-{index}");
-        let shard = ShardHandle::spawn(&name, kind, Arc::clone(&directory), arena.clone(), Arc::clone(&counters))?;
-        let index = DeviceIndex(index as u16);
-        list.push(Device { index, directory, shard, counters, slot: Mutex::new(slot) });
-    }
-    // Not zeroed: only what was copied into it is written.
-    let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
-    let lanes = Lanes::new(arena.clone());
-    Ok(Devices {
-        list,
-        arena,
-        budget,
-        control: Mutex::new(control),
-        identity,
-        files: OpenFiles::new(),
-        tend: Arc::default(),
-        lanes,
-    })
-}
-
-fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
-    #[cfg(feature = "sim")]
-    if let Some(kept) = crate::device::sim::thread::memory(memory) {
-        return kept;
-    }
-    let budget = MemoryBudget::new(memory);
-    let arena = Arena::new(Arc::clone(&budget), memory);
-    (budget, arena)
-}
-
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
-    let segment_bytes = options.segment_bytes.bytes();
+    let segment_bytes = options.segment_size().bytes();
     let Some(pages) = segment_pages(segment_bytes) else {
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
         return Err(Error::new(ErrorKind::Configuration, text));
@@ -449,14 +420,19 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         clear(directory)?;
         directory.sync_dir(".")?;
     }
-    let devices = start_devices(options, memory, identity, found, slots)?;
+    let members: Vec<_> = catalog.members.values().copied().collect();
+    let parts = found.into_iter().zip(slots).zip(&members);
+    let known = parts.map(|((found, slot), member)| Known { directory: found.directory, slot, member: *member });
+    let devices = start_devices(options, memory, identity, known.collect(), count)?;
+    // For the profiles alone: a busy moment must not decide where data lies for good.
+    measure(&devices)?;
     let manifest = {
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
         let start =
             GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit, released: 0 };
         ManifestLog::create(&devices, &start, &catalog.checkpoint())?
     };
-    for device in &devices.list {
+    for device in devices.list.iter() {
         // Under another name until it is durable: a superblock is whole from the moment it is there.
         let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
         // Both slots, so that one that does not verify is damage ever after.
@@ -498,24 +474,41 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         segment_pages: (first.segment_bytes.get() / PAGE_BYTES as u64) as u32,
         instance: random_u64()?,
     };
-    let directories: Vec<_> =
-        found.iter().enumerate().map(|(i, f)| (DeviceIndex(i as u16), Arc::clone(&f.directory))).collect();
+    let place = |f: &Found| {
+        let slot = f.slot.as_ref()?;
+        let copies = f.slots.iter().map(|slot| slot.manifest_copies).max().unwrap_or(0);
+        Some((DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory), copies))
+    };
+    let directories: Vec<_> = found.iter().filter_map(place).collect();
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     // A slot that does not verify is made good by writing both again.
     let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
     let mut replayed = replay(&directories, &every_slot, identity.store_id)?;
-    for slot in &slots {
-        let member = replayed.catalog.members.get(&DeviceIndex(slot.device_index.get()));
-        if member.is_none_or(|member| member.device_id != slot.device_id) {
-            let path =
-                found.get(usize::from(slot.device_index.get())).map(|f| f.directory.path().display().to_string());
-            let text = format!("device directory {}: is not the device the store knows", path.unwrap_or_default());
-            return Err(Error::new(ErrorKind::Configuration, text));
+    let mut known = Vec::new();
+    for (found, slot) in found.into_iter().zip(&slots) {
+        match replayed.catalog.members.get(&DeviceIndex(slot.device_index.get())) {
+            Some(member) if member.device_id == slot.device_id => {
+                known.push(Known { directory: found.directory, slot: *slot, member: *member });
+            }
+            _ => {
+                let path = found.directory.path().display().to_string();
+                let text = format!("device directory {path}: is not the device the store knows");
+                return Err(Error::new(ErrorKind::Configuration, text));
+            }
         }
     }
-    let unclean = replayed.dirty || rotten || slots.iter().any(|slot| slot.state != STATE_CLOSED);
+    let lost = missing_members(options, &replayed.catalog, &known)?;
+    let epoch = slots.iter().map(|slot| slot.epoch.get()).max().unwrap_or(1).max(replayed.epoch);
+    for mut member in lost.iter().copied() {
+        member.epoch = U64::new(epoch + 1);
+        replayed.catalog.members.insert(DeviceIndex(member.device.get()), member);
+    }
+    let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
+    let unclean = replayed.dirty || rotten || !lost.is_empty() || slots.iter().any(|slot| slot.state != STATE_CLOSED);
     let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
-    let devices = start_devices(options, memory, identity, found, slots)?;
+    let devices = start_devices(options, memory, identity, known, members)?;
+    let copies = replayed.catalog.frames.values().any(|frame| frame.copies() > 1);
+    devices.replicas.fetch_or(copies, Ordering::Relaxed);
     let account = replayed.catalog.memory_bytes();
     if options.read_only {
         check_account(account, memory)?;
@@ -531,7 +524,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         let place = replayed.place;
         settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
         // A recovery that was cut left files of both sides: on a full device the new generation needs their room.
-        for device in &devices.list {
+        for device in devices.list.iter() {
             remove_leftovers(&*device.directory, device.index, place.generation, &replayed.catalog)?;
         }
         // Numbers of batches that were cut are passed over too.
@@ -544,28 +537,52 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
             + devices.list.len() as u64 * (SLOTS * PAGE_BYTES) as u64
             + released;
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
-        let start = GenerationStart {
-            generation,
-            previous: place.generation,
-            first_batch,
-            epoch: replayed.epoch,
-            room: 0,
-            limit,
-            released,
-        };
-        let next = ManifestLog::create(&devices, &start, &state)?;
+        let start =
+            GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit, released };
+        let mut next = ManifestLog::create(&devices, &start, &state)?;
+        next.set_epoch(if lost.is_empty() { epoch } else { epoch + 1 });
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {
-        let manifest = ManifestLog::resume(&devices, replayed.place, replayed.epoch)?;
+        let manifest = ManifestLog::resume(&devices, replayed.place, epoch)?;
         manifest.mark(&devices, STATE_OPEN)?;
         manifest
     };
-    for device in &devices.list {
+    for device in devices.list.iter() {
         remove_leftovers(&*device.directory, device.index, manifest.place().generation, &replayed.catalog)?;
     }
     check_account(account, memory)?;
     start(options, devices, replayed.catalog, manifest)
+}
+
+/// Members that are not given, as the lost ones that they are from now on.
+///
+/// # Errors
+/// [`ErrorKind::Configuration`]: one is missing and the options do not allow it, or one that was declared lost is given.
+fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[Known]) -> Result<Vec<m::Member>> {
+    let left = |known: &&Known| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
+    if let Some(known) = known.iter().find(left) {
+        let (path, device) = (known.directory.path().display(), known.member.device.get());
+        let text = format!(
+            "device directory {path}: was device {device} and left the store in epoch {}; what it holds is out of date: leave it out, or empty it to add it anew",
+            known.member.epoch.get()
+        );
+        return Err(Error::new(ErrorKind::Configuration, text));
+    }
+    let is_there = |member: &m::Member| known.iter().any(|known| known.member.device == member.device);
+    let needed = |member: &&m::Member| matches!(member.state, m::MEMBER_ACTIVE | m::MEMBER_DRAINING);
+    let missing: Vec<_> = catalog.members.values().filter(needed).filter(|member| !is_there(member)).copied().collect();
+    if let Some(first) = missing.first().filter(|_| !options.allow_degraded) {
+        let given: Vec<_> = known.iter().map(|known| known.directory.path().display().to_string()).collect();
+        let text = format!(
+            "device {} of {} is missing; given are {}; allow_degraded opens the store without it",
+            first.device.get(),
+            catalog.members.len(),
+            given.join(", ")
+        );
+        return Err(Error::new(ErrorKind::Configuration, text));
+    }
+    Ok(missing.into_iter().map(|member| m::Member { state: m::MEMBER_LOST, ..member }).collect())
 }
 
 fn check_account(bytes: usize, memory: usize) -> Result<()> {
@@ -616,6 +633,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         next_sequence: AtomicU64::new(counters.sequence),
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
+        repairing: Mutex::default(),
         devices,
         cache,
         health: StoreCounters::default(),

@@ -39,12 +39,12 @@ fn allocations_do_not_grow_with_requests() {
     let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("k")).unwrap();
     let data = vec![1.0_f32; 1024 * 256];
     let rows = TensorView::token_major(&data, 1024, 2, 128);
-    sequence.append(0, rows, rows).unwrap();
+    (0..10).for_each(|_| sequence.append(0, rows, rows).unwrap());
     sequence.commit(Durability::Sync).unwrap();
     for now in [true, false] {
-        // One part, no two neighbours: as many requests as groups.
+        // One part, no two so close that they are read as one: as many requests as groups.
         let per_batch = |count: u64| {
-            let groups: Vec<u64> = (0..count).map(|at| at * 3).collect();
+            let groups: Vec<u64> = (0..count).map(|at| at * 80).collect();
             let view = sequence.select_groups(0, &groups).unwrap();
             let read = || match now {
                 true => drop(store.read_now(&[&view]).unwrap()),

@@ -44,10 +44,10 @@ fn query() -> Vec<f32> {
     (0..4 * DIM).map(|i| (i % 17) as f32 / 20.0 - 0.4).collect()
 }
 
-/// Attention over a view, as bits, and the bytes that devices brought for it.
+/// Attention over a view, as bits, and the bytes of the blocks that devices brought for it.
 fn attended(store: &Store, view: &View) -> (Vec<u32>, u64) {
     let ticket = store.read(&[view]).unwrap();
-    let bytes = ticket.device_bytes();
+    let bytes = ticket.selected_bytes();
     let mut out = vec![0.0; 4 * DIM];
     attend(&query(), view, ticket.wait().unwrap().get(0).unwrap(), &mut out).unwrap();
     (out.iter().map(|x| x.to_bits()).collect(), bytes)

@@ -60,6 +60,7 @@ fn identity() -> Arc<Adapter> {
 }
 
 fn all() -> Vec<Arc<dyn Selector>> {
+    #[cfg_attr(not(feature = "calibrate"), expect(unused_mut, reason = "one more with calibration"))]
     let mut list: Vec<Arc<dyn Selector>> = vec![
         Arc::new(Quest),
         Arc::new(LeoAm::default()),

@@ -15,7 +15,7 @@ pub const INCOMPAT_EXPERIMENTAL: u64 = 1 << 0;
 pub const INCOMPAT_POOLS: u64 = 1 << 1;
 /// Incompatible feature, room kept: codecs other than raw.
 pub const INCOMPAT_CODECS: u64 = 1 << 2;
-/// Incompatible feature, room kept: replicas.
+/// Incompatible feature: frames have copies on other devices.
 pub const INCOMPAT_REPLICAS: u64 = 1 << 3;
 /// Incompatible feature, room kept: keyed objects.
 pub const INCOMPAT_KEYED: u64 = 1 << 4;
@@ -23,7 +23,7 @@ pub const INCOMPAT_KEYED: u64 = 1 << 4;
 pub const INCOMPAT_ENCRYPTION: u64 = 1 << 5;
 
 /// Incompatible features this code knows.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL | INCOMPAT_REPLICAS;
 /// Features this code must know to write, but not to read.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 
@@ -59,6 +59,19 @@ impl Features {
             ro_compat: U64::new(0),
             incompat: U64::new(INCOMPAT_EXPERIMENTAL),
         }
+    }
+
+    /// The same with the feature of copies.
+    #[must_use]
+    pub fn with_replicas(mut self) -> Self {
+        self.incompat = U64::new(self.incompat.get() | INCOMPAT_REPLICAS);
+        self
+    }
+
+    /// Whether frames may have copies.
+    #[must_use]
+    pub fn has_replicas(&self) -> bool {
+        self.incompat.get() & INCOMPAT_REPLICAS != 0
     }
 
     /// Whether this code may write a store with these features (it may read it in any case).

@@ -179,16 +179,20 @@ fn read_superblock(path: Arc<Path>, directory: File, sink: &Sink) -> Result<Opti
     Ok(Some(Device { path, directory, index: newest.device_index.get(), slots, newest }))
 }
 
-/// Holds the superblocks of the devices against each other.
-fn compare(devices: &Devices, sink: &Sink) {
+/// Finds the devices that were not given. `left`: those that the manifest says have left the store.
+pub(crate) fn missing(devices: &Devices, left: &dyn Fn(u16) -> bool, sink: &Sink) {
     for index in 0..devices.count {
-        if devices.get(index).is_none() {
+        if devices.get(index).is_none() && !left(index) {
             let mut finding =
                 Finding::damage(Code::MissingDevice, format!("device {index} of {} was not given", devices.count));
             finding.device = Some(index);
             sink.push(finding);
         }
     }
+}
+
+/// Holds the superblocks of the devices against each other.
+fn compare(devices: &Devices, sink: &Sink) {
     let first = devices.slot();
     for device in &devices.devices {
         let slot = &device.newest;

@@ -43,6 +43,7 @@ use std::{fmt, thread};
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::error::FormatError;
 use stratakv_format::manifest::{Batch, BatchPlace};
+use stratakv_format::manifest::{MEMBER_LOST, MEMBER_REMOVED, Member};
 
 /// How to check.
 #[derive(Clone, Debug)]
@@ -154,7 +155,11 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
     let mut state = State::default();
     if let Some(devices) = devices::open(dirs, &sink)? {
         checked.devices = devices.devices.len() as u64;
-        if let Some(replayed) = check_manifest(&devices, &mut checked, &sink) {
+        let replayed = check_manifest(&devices, &mut checked, &sink);
+        let gone = |member: &Member| matches!(member.state, MEMBER_LOST | MEMBER_REMOVED);
+        let left = |device| replayed.as_ref().and_then(|state| state.members.get(&device)).is_some_and(gone);
+        devices::missing(&devices, &left, &sink);
+        if let Some(replayed) = replayed {
             state = replayed;
             checked.complete = true;
             check_frames(&devices, &state, options, &mut checked, &sink, progress);
@@ -191,6 +196,7 @@ fn check_manifest(devices: &Devices, checked: &mut Checked, sink: &Sink) -> Opti
             devices: devices.count,
             segment_pages: devices.slot().segment_bytes.get() / PAGE_BYTES as u64,
             generation: generation.number,
+            replicas: manifest.replicas,
         };
         let mut replay = Replay::new(bounds, sink);
         for (index, batch_ref) in manifest.batches.iter().enumerate() {

@@ -38,6 +38,8 @@ pub(crate) struct Manifest {
     pub(crate) copies: Vec<StoreFile>,
     /// The batches that take effect: complete runs only.
     pub(crate) batches: Vec<BatchRef>,
+    /// Its header has the feature of copies.
+    pub(crate) replicas: bool,
     /// Nothing durable is missing.
     pub(crate) complete: bool,
     pub(crate) bytes: u64,
@@ -69,7 +71,8 @@ struct Deviation {
 
 /// Compares all copies of a generation from front to end. `None`: no copy is there.
 pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u64>, sink: &Sink) -> Option<Manifest> {
-    let mut manifest = Manifest { generation, copies: Vec::new(), batches: Vec::new(), complete: false, bytes: 0 };
+    let (copies, batches) = (Vec::new(), Vec::new());
+    let mut manifest = Manifest { generation, copies, batches, replicas: false, complete: false, bytes: 0 };
     let mut header: Option<ManifestPage> = None;
     for device in &devices.devices {
         for copy in 0..device.newest.manifest_copies {
@@ -87,6 +90,7 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
         sink.push(Finding::damage(Code::MissingFile, text));
         return None;
     }
+    manifest.replicas = header.is_none_or(|page| page.features.has_replicas());
     let first = match header {
         Some(page) => page.first_batch.get(),
         // Every header page is damaged: the batch behind it says its number itself.
@@ -358,7 +362,7 @@ pub(crate) fn leftovers(devices: &Devices, in_force: &BTreeSet<u64>, sink: &Sink
                 }
                 // Kept for the next generation, so that it finds room on a full device.
                 Some((generation, copy))
-                    if in_force.last().is_some_and(|last| last + 1 == generation)
+                    if generation.checked_sub(1).is_some_and(|before| in_force.last() == Some(&before))
                         && copy < device.newest.manifest_copies =>
                 {
                     continue;

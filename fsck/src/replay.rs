@@ -46,8 +46,20 @@ pub(crate) struct Frame {
     pub(crate) record: m::Frame,
     pub(crate) location: Location,
     pub(crate) header_crc: u32,
+    /// Its other copies.
+    replicas: Vec<Replica>,
     refs: u64,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Replica {
+    generation: u64,
+    location: Location,
+    header_crc: u32,
+}
+
+/// Copies that a frame has at most.
+const COPIES_MAX: usize = 3;
 
 /// A segment.
 #[derive(Clone, Debug)]
@@ -68,6 +80,8 @@ pub(crate) struct Bounds {
     pub(crate) devices: u16,
     pub(crate) segment_pages: u64,
     pub(crate) generation: u64,
+    /// The manifest has the feature of copies.
+    pub(crate) replicas: bool,
 }
 
 /// Applies batches in order.
@@ -95,6 +109,17 @@ impl Frame {
     /// Whether a sequence refers to it.
     pub(crate) fn is_referenced(&self) -> bool {
         self.refs > 0
+    }
+
+    /// The frame, and then the same where each of its copies is.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = Self> + '_ {
+        let at = |replica: &Replica| Self {
+            location: replica.location,
+            header_crc: replica.header_crc,
+            replicas: Vec::new(),
+            ..self.clone()
+        };
+        std::iter::once(self.clone()).chain(self.replicas.iter().map(at))
     }
 }
 
@@ -140,7 +165,7 @@ impl<'a> Replay<'a> {
             self.state.records += 1;
             if let Err(text) = applied {
                 let text = format!("record {index} of batch {}: {text}", batch.header().sequence.get());
-                let code = if matches!(record, Ok(Record::Replica(_) | Record::PoolAllocation(_))) {
+                let code = if matches!(record, Ok(Record::PoolAllocation(_))) {
                     Code::Unsupported
                 } else {
                     Code::ManifestRecord
@@ -235,9 +260,8 @@ impl<'a> Replay<'a> {
                 self.state.superseded = Some((generation, next.nonce.get()));
                 check(at_end && last, || "a generation goes on behind its end".into())
             }
-            Record::Replica(_) | Record::PoolAllocation(_) => {
-                Err("a record of a feature this store does not have".into())
-            }
+            Record::Replica(replica) => self.replica(replica),
+            Record::PoolAllocation(_) => Err("a record of a feature this store does not have".into()),
             Record::Unknown(_) => Ok(()),
         }
     }
@@ -266,6 +290,14 @@ impl<'a> Replay<'a> {
         check((m::MEMBER_ACTIVE..=m::MEMBER_REMOVED).contains(&member.state), || {
             format!("device {device} has the unknown state {}", member.state)
         })?;
+        if member.state == m::MEMBER_REMOVED {
+            let left = self.state.frames.iter().find(|(_, frame)| frame.location.device.0 == device);
+            check(left.is_none(), || format!("device {device} is removed with frames on it"))?;
+            for frame in self.state.frames.values_mut() {
+                frame.replicas.retain(|replica| replica.location.device.0 != device);
+            }
+            self.state.segments.retain(|(own, _), _| *own != device);
+        }
         self.state.members.insert(device, *member);
         Ok(())
     }
@@ -352,7 +384,8 @@ impl<'a> Replay<'a> {
         self.place(&location)?.live += 1;
         self.saw(0, id);
         self.saw(2, frame.lsn.get());
-        let known = Frame { record: *frame, location, header_crc: frame.header_crc.get(), refs: 0 };
+        let known =
+            Frame { record: *frame, location, header_crc: frame.header_crc.get(), replicas: Vec::new(), refs: 0 };
         let other = self.state.frames.insert(id, known);
         check(other.is_none(), || format!("frame {id} exists already"))?;
         check((1..=front).contains(&header) && front <= location.pages, || {
@@ -377,29 +410,71 @@ impl<'a> Replay<'a> {
         self.references = self.references.saturating_sub(1);
         let Some(frame) = self.state.frames.get_mut(&id) else { return };
         frame.refs = frame.refs.saturating_sub(1);
-        if frame.refs == 0 {
-            let key = (frame.location.device.0, frame.location.segment.0);
-            self.state.frames.remove(&id);
-            if let Some(segment) = self.state.segments.get_mut(&key) {
-                segment.live = segment.live.saturating_sub(1);
-            }
+        if frame.refs == 0
+            && let Some(frame) = self.state.frames.remove(&id)
+        {
+            self.died(&frame.location);
+            frame.replicas.iter().for_each(|replica| self.died(&replica.location));
         }
+    }
+
+    /// A copy of a frame is no more.
+    fn died(&mut self, location: &Location) {
+        if let Ok(segment) = self.segment(location.device.0, location.segment.0) {
+            segment.live = segment.live.saturating_sub(1);
+        }
+    }
+
+    fn replica(&mut self, replica: &m::Replica) -> Applied {
+        let id = replica.frame.get();
+        let location = Location::from_raw(&replica.location);
+        check(self.bounds.replicas, || "a copy in a store without the feature of copies".into())?;
+        check(replica.reserved.get() == 0 && replica.location.reserved.get() == 0, reserved)?;
+        let frame = self.state.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?;
+        let (first, pages) = (frame.location.device, frame.location.pages);
+        check(first != location.device, || format!("the copy of frame {id} is on the device of the frame itself"))?;
+        check(pages == location.pages, || format!("frame {id} of {pages} pages has {} elsewhere", location.pages))?;
+        let old = frame.replicas.iter().position(|old| old.location.device == location.device);
+        let new = Replica { generation: replica.generation.get(), location, header_crc: replica.header_crc.get() };
+        match old {
+            Some(at) => check(frame.replicas[at].generation < new.generation, || {
+                format!("the copy of frame {id} of generation {} again", new.generation)
+            })?,
+            None => check(frame.replicas.len() + 1 < COPIES_MAX, || format!("frame {id} has too many copies"))?,
+        }
+        self.place(&location)?.live += 1;
+        let replicas = self.state.frames.get_mut(&id).map(|frame| &mut frame.replicas);
+        let dead = replicas.and_then(|replicas| {
+            let dead = old.map(|at| replicas.remove(at).location);
+            replicas.push(new);
+            dead
+        });
+        if let Some(dead) = dead {
+            self.died(&dead);
+        }
+        Ok(())
     }
 
     fn moved(&mut self, moved: &m::FrameMoved) -> Applied {
         let id = moved.frame.get();
         let to = Location::from_raw(&moved.location);
         check(moved.reserved.get() == 0 && moved.location.reserved.get() == 0, reserved)?;
-        let from = self.state.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?.location;
+        let frame = self.state.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?;
+        let (from, replicas) = (frame.location, &frame.replicas);
         check(from.pages == to.pages, || format!("frame {id} of {} pages has {} elsewhere", from.pages, to.pages))?;
-        self.place(&to)?.live += 1;
-        if let Ok(segment) = self.segment(from.device.0, from.segment.0) {
-            segment.live = segment.live.saturating_sub(1);
+        // To the place of a copy: that one becomes the first.
+        let promoted = replicas.iter().position(|replica| replica.location == to);
+        let beside = replicas.iter().any(|replica| replica.location.device == to.device);
+        check(promoted.is_some() || !beside, || format!("frame {id} is moved beside a copy of its own"))?;
+        if promoted.is_none() {
+            self.place(&to)?.live += 1;
         }
         if let Some(frame) = self.state.frames.get_mut(&id) {
             frame.location = to;
             frame.header_crc = moved.header_crc.get();
+            promoted.map(|at| frame.replicas.remove(at));
         }
+        self.died(&from);
         Ok(())
     }
 

@@ -17,17 +17,19 @@ pub(crate) struct Job<'a> {
     pub(crate) device: &'a Device,
     pub(crate) id: u32,
     pub(crate) segment: &'a Segment,
-    pub(crate) frames: Vec<(u64, &'a Frame)>,
+    pub(crate) frames: Vec<(u64, Frame)>,
 }
 
 /// Sorts live frames by place, and finds those that overlap, share an LSN or lie behind the end of a sealed segment.
 pub(crate) fn jobs<'a>(devices: &'a Devices, state: &'a State, sink: &Sink) -> Vec<Job<'a>> {
-    let mut by_segment: BTreeMap<(u16, u32), Vec<(u64, &Frame)>> = BTreeMap::new();
+    let mut by_segment: BTreeMap<(u16, u32), Vec<(u64, Frame)>> = BTreeMap::new();
     let mut lsns = Vec::new();
     let states: HashSet<u64> = state.sequences.values().map(|sequence| sequence.state_frame).collect();
     for (&id, frame) in state.frames.iter().filter(|(id, frame)| frame.is_referenced() || states.contains(id)) {
-        let key = (frame.location.device.0, frame.location.segment.0);
-        by_segment.entry(key).or_default().push((id, frame));
+        for copy in frame.copies() {
+            let key = (copy.location.device.0, copy.location.segment.0);
+            by_segment.entry(key).or_default().push((id, copy));
+        }
         lsns.push((frame.record.lsn.get(), id));
     }
     lsns.sort_unstable();

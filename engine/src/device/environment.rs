@@ -56,7 +56,6 @@ pub(crate) fn unix_ms() -> u64 {
 }
 
 /// What a simulation wants to have seen, so that a run which never got there fails.
-#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "some are noted by the simulated devices only"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(not(feature = "sim"), allow(unreachable_pub, dead_code, reason = "public with the simulation only"))]
 pub enum Event {
@@ -72,6 +71,8 @@ pub enum Event {
     SplitBatches,
     /// Recovery cut a run of batches whose last one was missing.
     SplitCut,
+    /// A copy that was damaged was made anew.
+    ReplicaHealed,
     /// Cleaning moved a frame.
     FrameMoved,
     /// A sequence was evicted.
@@ -127,6 +128,8 @@ pub enum Mutant {
     PayloadChecksumIgnored,
     /// The name of a new segment is not synced.
     SegmentNameNotSynced,
+    /// A damaged copy is found, and nothing is done about it.
+    ReplicaNotHealed,
     /// A commit syncs before its writes have ended.
     SyncBeforeCompletion,
     /// A transfer that moved fewer bytes than asked for counts as whole.

@@ -8,6 +8,9 @@ use stratakv_format::manifest::{self as m, Kind, Record};
 use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
 
+/// Copies that a frame has at most.
+pub(crate) const COPIES_MAX: usize = 3;
+
 /// A segment of a device.
 pub(crate) type SegmentKey = (DeviceIndex, SegmentId);
 
@@ -44,6 +47,16 @@ pub(crate) struct FrameMeta {
     pub(crate) front_pages: u32,
     /// Sequences that refer to it.
     pub(crate) refs: u32,
+    /// Its other copies, on other devices.
+    pub(crate) replicas: Vec<ReplicaMeta>,
+}
+
+/// Another copy of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaMeta {
+    pub(crate) generation: u64,
+    pub(crate) location: Location,
+    pub(crate) header_crc: u32,
 }
 
 /// What a segment is used for now.
@@ -112,9 +125,7 @@ impl Catalog {
     /// What does not fit: the record contradicts those before it.
     pub(crate) fn apply(&mut self, record: &Record<'_>) -> Applied {
         match record {
-            Record::Member(member) => {
-                self.members.insert(DeviceIndex(member.device.get()), **member);
-            }
+            Record::Member(member) => self.member(member)?,
             Record::Layout(defined, bytes) => {
                 let layout = stratakv_format::layout::Layout::decode(bytes).map_err(|e| e.to_string())?;
                 let layout = KvLayout::new(layout).map_err(|e| e.to_string())?;
@@ -143,6 +154,7 @@ impl Catalog {
                 self.release(frame);
             }
             Record::FrameMoved(moved) => self.moved(moved)?,
+            Record::Replica(replica) => self.replica(replica)?,
             Record::SegmentOpen(open) => self.segment_open(open)?,
             Record::SegmentSeal(seal) => {
                 let segment = self.segment_mut((DeviceIndex(seal.device.get()), SegmentId(seal.segment.get())))?;
@@ -170,7 +182,7 @@ impl Catalog {
             }
             Record::Superseded(next) => self.superseded = Some((next.generation.get(), next.nonce.get())),
             Record::CheckpointEnd(_) | Record::Unknown(_) => {}
-            Record::Replica(_) | Record::PoolAllocation(_) => {
+            Record::PoolAllocation(_) => {
                 return Err("a record of a feature that this store does not have".into());
             }
         }
@@ -274,19 +286,22 @@ impl Catalog {
     fn release(&mut self, id: FrameId) {
         let Some(frame) = self.frames.get_mut(&id) else { return };
         frame.refs = frame.refs.saturating_sub(1);
-        if frame.refs == 0 {
-            let key = (frame.location.device, frame.location.segment);
-            let pages = u64::from(frame.location.pages);
-            if let Some(segment) = self.segments.get_mut(&key) {
-                segment.live_pages = segment.live_pages.saturating_sub(pages);
-            }
-            self.frames.remove(&id);
+        if frame.refs == 0
+            && let Some(frame) = self.frames.remove(&id)
+        {
+            frame.locations().for_each(|location| self.died(location));
         }
     }
 
-    fn frame(&mut self, frame: &m::Frame) -> Applied {
-        let id = FrameId(frame.frame.get());
-        let location = Location::from_raw(&frame.location);
+    /// Nothing refers to these pages any more.
+    fn died(&mut self, location: Location) {
+        if let Some(segment) = self.segments.get_mut(&(location.device, location.segment)) {
+            segment.live_pages = segment.live_pages.saturating_sub(u64::from(location.pages));
+        }
+    }
+
+    /// Pages that a frame has been written to.
+    fn lives(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
         let segment = self.segment_mut((location.device, location.segment))?;
         let end = u64::from(location.page) + u64::from(location.pages);
         let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
@@ -295,7 +310,64 @@ impl Catalog {
         }
         segment.used_pages = segment.used_pages.max(end as u32);
         segment.live_pages += u64::from(location.pages);
-        segment.last_lsn = segment.last_lsn.max(frame.lsn.get());
+        segment.last_lsn = segment.last_lsn.max(lsn);
+        Ok(())
+    }
+
+    /// Another copy, in place of an older one on the same device.
+    fn replica(&mut self, replica: &m::Replica) -> Applied {
+        let id = FrameId(replica.frame.get());
+        let new = ReplicaMeta {
+            generation: replica.generation.get(),
+            location: Location::from_raw(&replica.location),
+            header_crc: replica.header_crc.get(),
+        };
+        let frame = self.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?;
+        let device = new.location.device;
+        if frame.location.device == device || frame.location.pages != new.location.pages {
+            return Err(format!("the copy of frame {id} at {} does not fit its first one", new.location));
+        }
+        let old = frame.replicas.iter().position(|old| old.location.device == device);
+        match old.and_then(|at| frame.replicas.get(at)) {
+            Some(old) if old.generation >= new.generation => {
+                return Err(format!("the copy of frame {id} on device {device} is older than the one there"));
+            }
+            None if frame.copies() >= COPIES_MAX => return Err(format!("frame {id} has too many copies")),
+            _ => {}
+        }
+        let lsn = frame.lsn;
+        self.lives(id, new.location, lsn)?;
+        let mut dead = None;
+        if let Some(frame) = self.frames.get_mut(&id) {
+            match old.and_then(|at| frame.replicas.get_mut(at)) {
+                Some(place) => dead = Some(std::mem::replace(place, new).location),
+                None => frame.replicas.push(new),
+            }
+        }
+        dead.into_iter().for_each(|location| self.died(location));
+        Ok(())
+    }
+
+    /// A device's state. With one that is gone for good the copies and segments go that it had.
+    fn member(&mut self, member: &m::Member) -> Applied {
+        let device = DeviceIndex(member.device.get());
+        if member.state == m::MEMBER_REMOVED {
+            if let Some((id, _)) = self.frames.iter().find(|(_, frame)| frame.location.device == device) {
+                return Err(format!("device {device} is removed with frame {id} on it"));
+            }
+            for frame in self.frames.values_mut() {
+                frame.replicas.retain(|replica| replica.location.device != device);
+            }
+            self.segments.retain(|key, _| key.0 != device);
+        }
+        self.members.insert(device, *member);
+        Ok(())
+    }
+
+    fn frame(&mut self, frame: &m::Frame) -> Applied {
+        let id = FrameId(frame.frame.get());
+        let location = Location::from_raw(&frame.location);
+        self.lives(id, location, frame.lsn.get())?;
         self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
         self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
         let meta = FrameMeta {
@@ -307,6 +379,7 @@ impl Catalog {
             header_pages: frame.header_pages.get(),
             front_pages: frame.front_pages.get(),
             refs: 0,
+            replicas: Vec::new(),
         };
         if self.frames.insert(id, meta).is_some() {
             return Err(format!("frame {id} exists already"));
@@ -349,15 +422,22 @@ impl Catalog {
         let Some(frame) = self.frames.get_mut(&id) else {
             return Err(format!("frame {id} does not exist"));
         };
+        // To the place of another copy: that one takes the place of the first.
+        let promoted = frame.replicas.iter().position(|replica| replica.location == to);
+        let elsewhere = frame.replicas.iter().any(|replica| replica.location.device == to.device);
+        if promoted.is_none() && elsewhere {
+            return Err(format!("frame {id} is moved to device {}, which has a copy of it", to.device));
+        }
+        if let Some(at) = promoted {
+            frame.replicas.remove(at);
+        }
         let from = std::mem::replace(&mut frame.location, to);
         frame.header_crc = moved.header_crc.get();
         let lsn = frame.lsn;
-        let old = self.segment_mut((from.device, from.segment))?;
-        old.live_pages = old.live_pages.saturating_sub(u64::from(from.pages));
-        let new = self.segment_mut((to.device, to.segment))?;
-        new.live_pages += u64::from(to.pages);
-        new.last_lsn = new.last_lsn.max(lsn);
-        new.used_pages = new.used_pages.max(to.page.saturating_add(to.pages));
+        if promoted.is_none() {
+            self.lives(id, to, lsn)?;
+        }
+        self.died(from);
         Ok(())
     }
 
@@ -434,7 +514,7 @@ impl Catalog {
         let mut frames: Vec<_> = self.frames.iter().collect();
         frames.sort_unstable_by_key(|(_, frame)| frame.lsn);
         for (id, frame) in frames {
-            out.push(Kind::Frame, &frame.record(*id), &[]);
+            frame.announce(*id, &mut out);
         }
         for (id, sequence) in &self.sequences {
             out.push(Kind::SequenceCreate, &sequence.create_record(*id), sequence.key.as_bytes());
@@ -453,6 +533,7 @@ impl Catalog {
         let refs: usize = self.sequences.values().map(|s| s.refs.capacity() * 16 + s.key.len() * 2).sum();
         self.sequences.len() * (size_of::<SequenceMeta>() + 64)
             + refs
+            + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
             + self.frames.len() * (size_of::<FrameMeta>() + 32)
             + self.segments.len() * (size_of::<SegmentMeta>() + 32)
     }
@@ -466,7 +547,25 @@ fn key_text(key: &[u8], bytes: u16) -> std::result::Result<String, String> {
 }
 
 impl FrameMeta {
-    pub(crate) fn record(&self, id: FrameId) -> m::Frame {
+    /// Copies there are, the first included.
+    pub(crate) fn copies(&self) -> usize {
+        1 + self.replicas.len()
+    }
+
+    /// Where its copies are, the first in front.
+    pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
+        std::iter::once(self.location).chain(self.replicas.iter().map(|replica| replica.location))
+    }
+
+    /// The records that make it known, with its copies.
+    pub(crate) fn announce(&self, id: FrameId, out: &mut RecordBuffer) {
+        out.push(Kind::Frame, &self.record(id), &[]);
+        for replica in &self.replicas {
+            out.push(Kind::Replica, &replica.record(id), &[]);
+        }
+    }
+
+    fn record(&self, id: FrameId) -> m::Frame {
         m::Frame {
             frame: U64::new(id.0),
             origin: U64::new(self.origin.0),
@@ -476,6 +575,18 @@ impl FrameMeta {
             header_crc: U32::new(self.header_crc),
             header_pages: U32::new(self.header_pages),
             front_pages: U32::new(self.front_pages),
+            reserved: U32::new(0),
+        }
+    }
+}
+
+impl ReplicaMeta {
+    pub(crate) fn record(&self, id: FrameId) -> m::Replica {
+        m::Replica {
+            frame: U64::new(id.0),
+            generation: U64::new(self.generation),
+            location: self.location.to_raw(),
+            header_crc: U32::new(self.header_crc),
             reserved: U32::new(0),
         }
     }

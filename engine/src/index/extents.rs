@@ -8,7 +8,7 @@ use crate::metrics::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::layout::BlockGeometry;
-use stratakv_format::{PAGE_BYTES, SequenceId};
+use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
 use super::catalog::SegmentKey;
 
@@ -68,15 +68,11 @@ impl SegmentHandle {
     pub(crate) fn in_flight_pages(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
-
-    /// The smallest range of whole read units around these bytes.
-    pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
-        offset / self.read_unit * self.read_unit..(offset + bytes as u64).next_multiple_of(self.read_unit)
-    }
 }
 
 /// What reading and checking the groups of a frame takes.
 pub(crate) struct FrameBody {
+    pub(crate) id: FrameId,
     pub(crate) origin: SequenceId,
     pub(crate) nonce: u64,
     pub(crate) segment: Arc<SegmentHandle>,
@@ -84,13 +80,51 @@ pub(crate) struct FrameBody {
     pub(crate) page: u32,
     /// CRC of its header there.
     pub(crate) header_crc: u32,
+    /// Its other copies.
+    pub(crate) replicas: Box<[FrameCopy]>,
     /// Checksums of its groups: per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
 }
 
+/// A copy of a frame: the same bytes behind another header.
+#[derive(Clone)]
+pub(crate) struct FrameCopy {
+    pub(crate) segment: Arc<SegmentHandle>,
+    /// First page of the frame there.
+    pub(crate) page: u32,
+    /// CRC of its header there.
+    pub(crate) header_crc: u32,
+}
+
 impl FrameBody {
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.checksums.len() * 8
+        size_of::<Self>() + self.replicas.len() * size_of::<FrameCopy>() + self.checksums.len() * 8
+    }
+
+    /// Copies there are, this one included.
+    pub(crate) fn copies(&self) -> usize {
+        1 + self.replicas.len()
+    }
+
+    /// Segment of a copy, 0 being the frame itself, its first page there, and the CRC of its header.
+    pub(crate) fn copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u32, u32) {
+        match copy.checked_sub(1).and_then(|at| self.replicas.get(at)) {
+            Some(replica) => (&replica.segment, replica.page, replica.header_crc),
+            None => (&self.segment, self.page, self.header_crc),
+        }
+    }
+
+    /// Where a byte of copy 0 lies in the segment file of another.
+    pub(crate) fn offset_in(&self, copy: usize, offset: u64) -> u64 {
+        let page = self.copy(copy).1;
+        offset - u64::from(self.page) * PAGE_BYTES as u64 + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// The smallest range of read units, as every copy's device has them, around these bytes of copy 0.
+    pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
+        let units = (0..self.copies()).map(|copy| self.copy(copy).0.read_unit);
+        let unit = units.max().unwrap_or(PAGE_BYTES as u64);
+        offset / unit * unit..(offset + bytes as u64).next_multiple_of(unit)
     }
 }
 
@@ -112,12 +146,13 @@ impl FrameSlot {
         size_of::<Self>() + lock(&self.0).memory_bytes()
     }
 
-    /// The frame lies elsewhere from now on.
-    pub(crate) fn moved(&self, segment: &Arc<SegmentHandle>, page: u32, header_crc: u32) {
+    /// These are its copies from now on.
+    pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
         let mut body = lock(&self.0);
         let checksums = Arc::clone(&body.checksums);
-        let segment = Arc::clone(segment);
-        *body = Arc::new(FrameBody { origin: body.origin, nonce: body.nonce, segment, page, header_crc, checksums });
+        let FrameCopy { segment, page, header_crc } = first;
+        let (id, origin, nonce) = (body.id, body.origin, body.nonce);
+        *body = Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums });
     }
 }
 
@@ -310,14 +345,9 @@ mod tests {
             in_flight: AtomicU64::new(0),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        Arc::new(FrameSlot::new(FrameBody {
-            origin,
-            nonce: 0,
-            segment,
-            page: 1,
-            header_crc: 0,
-            checksums: Arc::default(),
-        }))
+        let (replicas, checksums) = (Box::default(), Arc::default());
+        let (id, page, header_crc) = (FrameId(id), 1, 0);
+        Arc::new(FrameSlot::new(FrameBody { id, origin, nonce: 0, segment, page, header_crc, replicas, checksums }))
     }
 
     fn any_file() -> Arc<LazyFile> {

@@ -3,8 +3,8 @@
 use super::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
-use stratakv_format::LayoutId;
 use stratakv_format::manifest::{Kind, LayoutDefined, Record, Records, encode_record};
+use stratakv_format::{DeviceIndex, LayoutId};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -14,12 +14,24 @@ pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
     /// End of each record.
     ends: Vec<usize>,
+    /// They speak of copies.
+    replicas: bool,
 }
 
 impl RecordBuffer {
     pub(crate) fn push(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
         encode_record(&mut self.bytes, kind, body, tail);
         self.ends.push(self.bytes.len());
+        self.replicas |= kind == Kind::Replica;
+    }
+
+    /// Only a manifest with the feature of copies may hold them.
+    pub(crate) fn require_replicas(&mut self) {
+        self.replicas = true;
+    }
+
+    pub(crate) fn needs_replicas(&self) -> bool {
+        self.replicas
     }
 
     pub(crate) fn push_layout(&mut self, id: LayoutId, layout: &KvLayout) {
@@ -32,6 +44,7 @@ impl RecordBuffer {
         let base = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
         self.ends.extend(other.ends.iter().map(|end| base + end));
+        self.replicas |= other.replicas;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -42,20 +55,30 @@ impl RecordBuffer {
         self.ends.len()
     }
 
-    /// Applies them to a catalog, in order. Records that announce a frame which it has are dropped: a sequence and its forks
-    /// announce the frames that they share, and whoever commits first makes them known.
+    /// Applies them to a catalog, in order. Records that announce a frame which it has, and the copies named right behind, are
+    /// dropped: a sequence and its forks announce the frames that they share, and whoever commits first makes them known.
     ///
     /// # Errors
     /// One contradicts what the catalog holds.
     pub(crate) fn apply(&mut self, catalog: &mut Catalog) -> Result<()> {
         let mut known = Vec::new();
+        // The frame whose announcement was dropped last, while its copies may follow.
+        let mut dropped = None;
         for (index, record) in Records::new(&self.bytes, self.ends.len() as u32).enumerate() {
             let applied = record.map_err(|e| e.to_string()).and_then(|record| match record {
                 Record::Frame(frame) if catalog.has_frame(frame) => {
+                    dropped = Some(frame.frame);
                     known.push(index);
                     Ok(())
                 }
-                record => catalog.apply(&record),
+                Record::Replica(replica) if dropped == Some(replica.frame) => {
+                    known.push(index);
+                    Ok(())
+                }
+                record => {
+                    dropped = None;
+                    catalog.apply(&record)
+                }
             });
             applied.map_err(|e| Error::new(ErrorKind::Corruption, format!("manifest record: {e}")))?;
         }
@@ -65,9 +88,21 @@ impl RecordBuffer {
         Ok(())
     }
 
+    /// Drops the seals of segments of this device.
+    pub(crate) fn forget_seals(&mut self, device: DeviceIndex) {
+        let records = Records::new(&self.bytes, self.ends.len() as u32).enumerate();
+        let seals = records.filter(|(_, record)| match record {
+            Ok(Record::SegmentSeal(seal)) => seal.device.get() == device.0,
+            _ => false,
+        });
+        let seals: Vec<usize> = seals.map(|(index, _)| index).collect();
+        self.drop_records(&seals);
+    }
+
     /// Takes the records with these rising indexes out.
     fn drop_records(&mut self, dropped: &[usize]) {
         let old = std::mem::take(self);
+        self.replicas = old.replicas;
         let mut dropped = dropped.iter().copied().peekable();
         let mut start = 0;
         for (index, &end) in old.ends.iter().enumerate() {

@@ -1,5 +1,6 @@
 //! Group commit: all commits that wait at a moment share two syncs, first the data, then the manifest.
 
+use super::copies::CopyChange;
 use super::devices::Devices;
 use super::manifest::ManifestLog;
 use super::space::Space;
@@ -9,15 +10,13 @@ use crate::index::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, Segme
 use crate::layout::KvLayout;
 use crate::metrics::{Category, Reservation, lock};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::STATE_CLOSED;
-use stratakv_format::{FrameId, LayoutId, Location};
-use zerocopy::little_endian::{U32, U64};
+use stratakv_format::{DeviceIndex, LayoutId};
 
-/// How the error of a commit ends that was not recorded for want of space, and is with the next that finds some.
-const STALLED: &str = "stays queued, and is made with the next one that finds room";
 /// Commits that wait for a sync, at most.
 const QUEUE_MAX: usize = 4096;
 /// How soon a commit that found no space is tried again by itself.
@@ -32,8 +31,10 @@ pub(crate) struct CommitRequest {
     pub(crate) records: RecordBuffer,
     /// Segments that its frames were written to.
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
-    /// Frames that were copied elsewhere. Those that were deleted or moved in the meantime are passed over.
-    pub(crate) moves: Vec<Move>,
+    /// Frames whose copies are to be others. Those that have changed in the meantime are passed over.
+    pub(crate) copies: Vec<CopyChange>,
+    /// Members as they are from now on.
+    pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Arc<Flight>>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
@@ -45,15 +46,6 @@ impl CommitRequest {
     pub(crate) fn removed(&mut self, key: SegmentKey, generation: u64) {
         self.records.push(Kind::SegmentFree, &free_record(key, generation, true), &[]);
     }
-}
-
-/// A frame that lies elsewhere now.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Move {
-    pub(crate) frame: FrameId,
-    pub(crate) from: Location,
-    pub(crate) to: Location,
-    pub(crate) header_crc: u32,
 }
 
 struct Queued {
@@ -239,6 +231,7 @@ impl Committer {
     ///
     /// # Errors
     /// [`ErrorKind::Indeterminate`]: a sync or write failed; whether the commit is durable is known after reopening.
+    /// [`ErrorKind::NoSpace`]: there is no room for a checkpoint; the commit [stays queued](Error::is_queued).
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
         self.check()?;
         let ticket = Arc::<Outcome>::default();
@@ -301,8 +294,8 @@ impl Committer {
     fn stall(&self, group: Vec<Queued>, e: &Error) {
         let mut waiting = Vec::with_capacity(group.len());
         for queued in group {
-            let text = format!("{e}; the commit {STALLED}");
-            *lock(&queued.ticket.0) = Some(Err(Error::new(e.kind(), text)));
+            let text = format!("{e}; the commit stays queued, and is made with the next one that finds room");
+            *lock(&queued.ticket.0) = Some(Err(Error::new(e.kind(), text).queued()));
             waiting.push(Queued { request: queued.request, ticket: Arc::default() });
         }
         let mut queue = lock(&self.queue);
@@ -348,17 +341,20 @@ impl Committer {
         {
             // Before the records of the group, which may delete them.
             let catalog = lock(&self.catalog);
-            for moved in group.iter().flat_map(|queued| &queued.request.moves) {
-                if catalog.frames.get(&moved.frame).is_some_and(|frame| frame.location == moved.from) {
-                    let record = m::FrameMoved {
-                        frame: U64::new(moved.frame.0),
-                        location: moved.to.to_raw(),
-                        header_crc: U32::new(moved.header_crc),
-                        reserved: U32::new(0),
-                    };
-                    records.push(Kind::FrameMoved, &record, &[]);
+            for change in group.iter().flat_map(|queued| &queued.request.copies) {
+                if let Some(frame) = catalog.frames.get(&change.frame) {
+                    change.push(frame, &mut records);
                 }
             }
+        }
+        for member in group.iter().flat_map(|queued| &queued.request.members) {
+            if member.state == m::MEMBER_LOST {
+                lock(&self.manifest).forget(DeviceIndex(member.device.get()))?;
+            }
+            if member.state == m::MEMBER_REMOVED {
+                lock(&self.space).forget(DeviceIndex(member.device.get()));
+            }
+            records.push(Kind::Member, member, &[]);
         }
         let mut defined = BTreeSet::new();
         for queued in group {
@@ -372,7 +368,9 @@ impl Committer {
         }
         if !records.is_empty() {
             let flights: Vec<_> = group.iter().flat_map(|queued| &queued.request.flights).collect();
-            match self.record(records, &flights, counted) {
+            let members: Vec<m::Member> =
+                group.iter().flat_map(|queued| queued.request.members.iter().copied()).collect();
+            match self.record(records, &flights, counted).and_then(|()| self.change_members(&members)) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
@@ -398,7 +396,9 @@ impl Committer {
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
     fn record(&self, mut records: RecordBuffer, flights: &[&Arc<Flight>], counted: bool) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
-        if !manifest.has_room(&records) {
+        // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
+        let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
+        if first_copies || !manifest.has_room(&records) {
             self.checkpoint(&mut manifest, &records)?;
         }
         {
@@ -413,6 +413,25 @@ impl Committer {
             }
         }
         Ok(manifest.append(&self.devices, &records)?)
+    }
+
+    /// What the manifest says of devices since its last batch takes effect: their epoch is in the superblocks of those that are
+    /// left, and the next generation lies on them, before anything is acknowledged.
+    fn change_members(&self, members: &[m::Member]) -> Result<(), Failed> {
+        let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
+        members.iter().for_each(|member| self.devices.put_member(*member));
+        let mut manifest = lock(&self.manifest);
+        for member in members.iter().filter(|member| member.state == m::MEMBER_REMOVED) {
+            manifest.forget(DeviceIndex(member.device.get()))?;
+        }
+        let epoch = epoch.max(manifest.epoch());
+        manifest.set_next_epoch(epoch);
+        self.checkpoint(&mut manifest, &RecordBuffer::default())
+    }
+
+    /// Membership epochs so far.
+    pub(crate) fn epoch(&self) -> u64 {
+        lock(&self.manifest).epoch()
     }
 
     /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.

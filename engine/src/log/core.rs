@@ -6,7 +6,7 @@ use super::space::Space;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Catalog, Counters, FrameBody, FrameSlot};
+use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot};
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::{FrameId, SequenceId};
+use stratakv_format::{FrameId, Location, SequenceId};
 use zerocopy::little_endian::U64;
 
 pub(crate) struct StoreInner {
@@ -33,6 +33,8 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
+    /// One repair at a time.
+    pub(crate) repairing: Mutex<()>,
     pub(crate) health: StoreCounters,
     pub(crate) observers: Observers,
     /// One cleaning at a time.
@@ -46,6 +48,47 @@ pub(crate) struct StoreInner {
     pub(crate) rest: AtomicBool,
     /// Resident blocks of all sequences that have no cache of their own.
     pub(crate) cache: Option<Arc<BlockCache>>,
+}
+
+/// A copy of a frame that can be read.
+pub(crate) struct CopyAt {
+    pub(crate) at: FrameCopy,
+    pub(crate) location: Location,
+}
+
+/// The copies of a frame on devices that are there, the first in front. No I/O.
+///
+/// # Errors
+/// [`ErrorKind::Io`]: no device that has one is there. [`ErrorKind::Corruption`]: its segment is unknown.
+pub(crate) fn copies_of(
+    devices: &Devices,
+    catalog: &Catalog,
+    space: &mut Space,
+    frame: &FrameMeta,
+) -> Result<Vec<CopyAt>> {
+    let first = (frame.location, frame.header_crc);
+    let others = frame.replicas.iter().map(|replica| (replica.location, replica.header_crc));
+    let mut copies = Vec::with_capacity(frame.copies());
+    let mut missing = None;
+    for (location, header_crc) in std::iter::once(first).chain(others) {
+        let key = (location.device, location.segment);
+        let lost =
+            || Error::new(ErrorKind::Corruption, format!("segment of a frame at {location} is not in the manifest"));
+        let segment = catalog.segments.get(&key).ok_or_else(lost)?;
+        match space.handle(devices, key, segment) {
+            Ok(segment) => {
+                let at = FrameCopy { segment, page: location.page, header_crc };
+                copies.push(CopyAt { at, location });
+            }
+            Err(e) => missing = Some(e),
+        }
+    }
+    // What is on a device that was declared lost is a last resort.
+    copies.sort_by_key(|copy| devices.get(copy.location.device).is_ok_and(super::Device::is_lost));
+    match missing {
+        Some(e) if copies.is_empty() => Err(e.during("every copy is on a device that is not there")),
+        _ => Ok(copies),
+    }
 }
 
 impl StoreInner {
@@ -70,7 +113,7 @@ impl StoreInner {
         let claim = Claim::new(self, id, key).ok_or_else(taken)?;
         if !key.is_empty() {
             // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
-            self.flush_commits()?;
+            self.flush_others()?;
             if lock(&self.catalog).keys.contains_key(key) {
                 return Err(taken());
             }
@@ -82,18 +125,29 @@ impl StoreInner {
     pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
         let catalog = lock(&self.catalog);
         let mut space = lock(&self.space);
-        let read = (body.segment.key, body.page);
         let slot = space.place_frame(id, body);
         if let Some(frame) = catalog.frames.get(&id) {
-            let key = (frame.location.device, frame.location.segment);
-            if (key, frame.location.page) != read
-                && let Some(segment) = catalog.segments.get(&key)
-            {
-                let segment = space.handle(&self.devices, key, segment)?;
-                slot.moved(&segment, frame.location.page, frame.header_crc);
-            }
+            self.lay_copies(&catalog, &mut space, frame, &slot)?;
         }
         Ok(slot)
+    }
+
+    /// Tells whoever reads a frame where its copies are now.
+    pub(crate) fn tell_copies(&self, id: FrameId) -> Result<()> {
+        let catalog = lock(&self.catalog);
+        let mut space = lock(&self.space);
+        match (space.frame_slot(id), catalog.frames.get(&id)) {
+            (Some(slot), Some(frame)) => self.lay_copies(&catalog, &mut space, frame, &slot),
+            _ => Ok(()),
+        }
+    }
+
+    fn lay_copies(&self, catalog: &Catalog, space: &mut Space, frame: &FrameMeta, slot: &FrameSlot) -> Result<()> {
+        let mut copies = copies_of(&self.devices, catalog, space, frame)?.into_iter().map(|copy| copy.at);
+        if let Some(first) = copies.next() {
+            slot.lies(first, copies.collect());
+        }
+        Ok(())
     }
 
     /// Makes room for an append that found none, by all means there are. Whether there is more now.
@@ -102,7 +156,7 @@ impl StoreInner {
     /// A commit failed.
     pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
         self.health.no_space.add(1);
-        (self.room)(self)
+        (self.room)(self).map_err(Error::not_queued)
     }
 
     /// Whether the background is to end.
@@ -125,12 +179,33 @@ impl StoreInner {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Records durably what a device is from now on.
+    pub(crate) fn change_member(&self, member: m::Member) -> Result<()> {
+        let epoch = U64::new(self.committer.epoch() + 1);
+        let mut members = vec![m::Member { epoch, ..member }];
+        if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) && member.manifest_copies > 0 {
+            // Another one holds the manifest in its place.
+            members[0].manifest_copies = 0;
+            let others = self.devices.list.iter().filter(|device| device.takes_frames()).map(|device| device.member());
+            let heir = others.filter(|other| other.device != member.device).find(|other| other.manifest_copies == 0);
+            members.extend(heir.map(|heir| m::Member { epoch, manifest_copies: 1, ..heir }));
+        }
+        self.committer.commit(CommitRequest { members, ..CommitRequest::default() })?;
+        self.devices.suspects.owe();
+        Ok(())
+    }
+
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
         self.committer.commit(request)
     }
 
     pub(crate) fn flush_commits(&self) -> Result<()> {
         self.committer.flush()
+    }
+
+    /// Makes what others queued take effect.
+    pub(crate) fn flush_others(&self) -> Result<()> {
+        self.flush_commits().map_err(Error::not_queued)
     }
 
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {

@@ -1,16 +1,22 @@
 //! The devices of an open store: directory, shard, counters, superblock.
 
+use super::late::{Latencies, Suspects};
+use super::members::DeviceList;
 use crate::cache::BlockCache;
 use crate::device::arena::{Arena, Exhausted, Lease};
 use crate::device::directory::{Access, Directory};
 use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::device::lazy::{LazyFile, OpenFiles};
+use crate::device::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
-use crate::options::CacheOptions;
+use crate::options::{BalancePolicy, CacheOptions};
 use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Waiter};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use stratakv_format::features::Features;
+use stratakv_format::manifest::Member;
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum, SegmentId, segment};
 use zerocopy::little_endian::U64;
@@ -38,6 +44,11 @@ pub(crate) struct Device {
     pub(crate) counters: Arc<DeviceCounters>,
     /// The slot written last.
     pub(crate) slot: Mutex<Slot>,
+    pub(crate) profile: Arc<Profile>,
+    /// What the manifest says of it.
+    pub(crate) member: Mutex<Member>,
+    /// Bytes of its file system.
+    pub(crate) total_bytes: u64,
 }
 
 impl Device {
@@ -58,7 +69,7 @@ impl Device {
 
 /// All devices of an open store, by index, and the buffers they share.
 pub(crate) struct Devices {
-    pub(crate) list: Vec<Device>,
+    pub(crate) list: DeviceList,
     pub(crate) arena: Arena,
     pub(crate) budget: Arc<MemoryBudget>,
     /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
@@ -66,10 +77,17 @@ pub(crate) struct Devices {
     pub(crate) identity: Identity,
     /// Segment files that are open.
     pub(crate) files: Arc<OpenFiles>,
-    /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
-    pub(crate) tend: Arc<EventCount>,
+    /// Copies that failed to give what they hold.
+    pub(crate) suspects: Suspects,
+    /// How long parts of reads take.
+    pub(crate) latencies: Latencies,
+    pub(crate) balance: BalancePolicy,
+    /// The store has the feature of copies.
+    pub(crate) replicas: AtomicBool,
     /// Rings of threads that read for themselves.
     pub(crate) lanes: Lanes,
+    /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
+    pub(crate) tend: Arc<EventCount>,
 }
 
 impl Devices {
@@ -82,18 +100,24 @@ impl Devices {
         }
     }
 
+    /// What new metadata says of the format.
+    pub(crate) fn features(&self) -> Features {
+        let features = Features::current();
+        if self.replicas.load(Ordering::Relaxed) { features.with_replicas() } else { features }
+    }
+
     /// Bytes that the devices took since the store was opened.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.list.iter().map(|device| device.counters.write_bytes.get()).sum()
     }
 
-    /// The device of this index.
+    /// The device of this index; one that left while the store is open counts: views may still read what it held.
     ///
     /// # Errors
     /// None such.
     pub(crate) fn get(&self, index: DeviceIndex) -> Result<&Device> {
-        let found = self.list.get(usize::from(index.0));
-        found.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {index} is not part of the store")))
+        let found = self.list.get_any(usize::from(index.0));
+        found.ok_or_else(|| Error::new(ErrorKind::Io, format!("device {index} of the store is not there")))
     }
 
     /// Takes memory off the budget for something else than buffers, if need be from slabs of buffers that are idle.

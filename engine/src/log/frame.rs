@@ -7,14 +7,14 @@ use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::device::environment::covered;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Flight, FrameBody, FrameMeta, FrameSlot, Run, SegmentHandle};
+use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle};
 use crate::layout::KvLayout;
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
 use stratakv_format::page::round_up_to_page;
-use stratakv_format::{DType, DeviceIndex, FrameId, LayoutId, PAGE_BYTES, PlaneIdentity, SequenceId};
+use stratakv_format::{DType, DeviceIndex, FrameId, LayoutId, Location, PAGE_BYTES, PlaneIdentity, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Bytes of one write: large enough for the device, small enough to come from one slab.
@@ -32,6 +32,8 @@ pub(crate) struct SequenceIdentity {
     /// What ends it, as in its options.
     pub(crate) ttl_ms: u64,
     pub(crate) evictable: u8,
+    /// Copies that each of its frames is to have.
+    pub(crate) copies: usize,
 }
 
 /// Tokens of a layer that do not fill a group: planes `[kv_heads, tokens, dim]`.
@@ -77,6 +79,18 @@ impl Draft {
     /// Bytes it takes on disk, at most, but for the fixed part of the header.
     pub(crate) fn bytes(&self) -> usize {
         self.front_bytes + self.run_bytes
+    }
+
+    /// Layers with the bytes of their groups, for placement.
+    pub(crate) fn parts(&self) -> Vec<(usize, u64)> {
+        let mut parts: Vec<(usize, u64)> = Vec::new();
+        for run in &self.runs {
+            match parts.last_mut() {
+                Some((layer, bytes)) if *layer == run.layer => *bytes += run.disk_bytes() as u64,
+                _ => parts.push((run.layer, run.disk_bytes() as u64)),
+            }
+        }
+        parts
     }
 
     /// Adds a run with the summary records of its first groups: element type, number, bytes.
@@ -151,42 +165,102 @@ pub(crate) struct WrittenFrame {
     pub(crate) id: FrameId,
     pub(crate) meta: FrameMeta,
     pub(crate) body: Arc<FrameSlot>,
-    pub(crate) flight: Arc<Flight>,
-    segment: Arc<SegmentHandle>,
+    /// Its copies as they are written; after [`Self::wait`] those that were.
+    copies: Vec<CopyFlight>,
+    space: Arc<Mutex<Space>>,
     pub(crate) runs: Vec<LandedRun>,
     pub(crate) holds_state: bool,
     /// The lowest token it holds anything of; none when it holds only the caller's state.
     pub(crate) first_token: Option<u64>,
     /// Tokens from here on were cut off after it was written.
     pub(crate) token_end: u64,
+    /// Copies that were to be written and are not.
+    pub(crate) missing: usize,
+}
+
+/// One copy of a frame on its way.
+struct CopyFlight {
+    location: Location,
+    header_crc: u32,
+    segment: Arc<SegmentHandle>,
+    flight: Arc<Flight>,
     waiter: Arc<Waiter>,
     front: Vec<Lease>,
 }
 
 impl WrittenFrame {
-    /// Waits until every byte is written (not synced).
+    /// Waits until every byte is written (not synced). A copy that could not be written is left out as long as another was.
     ///
     /// # Errors
-    /// The first failed write.
+    /// The first failed write, when no copy was written.
     pub(crate) fn wait(&mut self) -> Result<()> {
-        let outcome = self.waiter.wait();
-        self.front.clear();
-        outcome
+        let mut failed = None;
+        let before = self.copies.len();
+        let outcomes: Vec<_> = self.copies.iter().map(|copy| copy.waiter.wait()).collect();
+        self.copies.iter_mut().for_each(|copy| copy.front.clear());
+        if outcomes.iter().any(Result::is_ok) {
+            let mut outcomes = outcomes.iter();
+            self.copies.retain(|copy| {
+                let written = outcomes.next().is_some_and(Result::is_ok);
+                if !written {
+                    lock(&self.space).abandon(&copy.segment);
+                }
+                written
+            });
+        } else {
+            failed = outcomes.into_iter().find_map(Result::err);
+        }
+        if let Some(e) = failed {
+            return Err(e);
+        }
+        if self.copies.len() < before {
+            self.missing += before - self.copies.len();
+            self.name_copies();
+        }
+        Ok(())
+    }
+
+    /// Makes what is recorded and read of the frame what was written.
+    fn name_copies(&mut self) {
+        let Some((first, others)) = self.copies.split_first() else { return };
+        (self.meta.location, self.meta.header_crc) = (first.location, first.header_crc);
+        self.meta.replicas = others.iter().map(CopyFlight::replica).collect();
+        self.body.lies(first.place(), others.iter().map(CopyFlight::place).collect());
     }
 
     /// Whether every byte is written, without waiting.
     pub(crate) fn is_written(&self) -> bool {
-        self.waiter.is_done()
+        self.copies.iter().all(|copy| copy.waiter.is_done())
     }
 
-    pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
-        &self.segment
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &Arc<SegmentHandle>> {
+        self.copies.iter().map(|copy| &copy.segment)
     }
 
-    /// Its part of a commit: the segment to sync, and the pages that are in flight until then.
+    /// Bytes that its copies take.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.copies.iter().map(|copy| copy.location.bytes()).sum()
+    }
+
+    /// Its pages, until a commit has named them.
+    pub(crate) fn flights(&self) -> Vec<Arc<Flight>> {
+        self.copies.iter().map(|copy| Arc::clone(&copy.flight)).collect()
+    }
+
+    /// Its part of a commit: the segments to sync, and the pages that are in flight until then.
     pub(crate) fn join(&self, request: &mut super::CommitRequest) {
-        request.segments.push(Arc::clone(&self.segment));
-        request.flights.push(Arc::clone(&self.flight));
+        request.segments.extend(self.copies.iter().map(|copy| Arc::clone(&copy.segment)));
+        request.flights.extend(self.flights());
+    }
+}
+
+impl CopyFlight {
+    fn place(&self) -> FrameCopy {
+        FrameCopy { segment: Arc::clone(&self.segment), page: self.location.page, header_crc: self.header_crc }
+    }
+
+    fn replica(&self) -> ReplicaMeta {
+        ReplicaMeta { generation: 1, location: self.location, header_crc: self.header_crc }
     }
 }
 
@@ -281,17 +355,17 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Writes a draft as a frame on `device`: takes the space, and hands everything to the shard, or writes it on this thread
-/// when the caller would only wait (`here`). Wait on the result.
+/// Writes a draft as a frame, a copy on each of the first of `order` that have room: takes the space, and hands everything to the
+/// shards, or writes it on this thread when the caller would only wait (`here`). Wait on the result.
 ///
 /// # Errors
-/// No space or memory for it, or a write that had to be waited for failed. The frame does not exist.
+/// No space or memory for it on any device, or a write that had to be waited for failed. The frame does not exist.
 pub(crate) fn write(
     devices: &Devices,
-    space: &Mutex<Space>,
+    space: &Arc<Mutex<Space>>,
     ids: (FrameId, u64),
     who: &SequenceIdentity,
-    device: DeviceIndex,
+    order: &[DeviceIndex],
     draft: &Draft,
     here: bool,
 ) -> Result<WrittenFrame> {
@@ -376,28 +450,6 @@ pub(crate) fn write(
         run.page += front_page;
     }
 
-    let mut front_buffers = Vec::new();
-    let mut left = front_bytes;
-    while left > 0 {
-        match devices.arena.lease(left.min(WRITE_BYTES)) {
-            Ok(buffer) => front_buffers.push(buffer),
-            // Groups that wait to be written hold the memory: writing them must not wait for it.
-            Err(Exhausted::Now) => {
-                front_buffers.clear();
-                break;
-            }
-            Err(other) => return Err(exhausted(other, WRITE_BYTES)),
-        }
-        left -= left.min(WRITE_BYTES);
-    }
-    let (location, flight) = allocate(devices, space, device, Some(who.sequence), front_page + page)?;
-    let segment = Arc::clone(flight.segment());
-    let place = FramePlace {
-        store_id: devices.identity.store_id,
-        location,
-        segment_generation: segment.generation,
-        segment_nonce: segment.nonce,
-    };
     let header = HeaderBuilder {
         frame: id,
         lsn,
@@ -413,99 +465,172 @@ pub(crate) fn write(
         checksums: &tables.checksums,
         front_pages: front_page,
     };
-    let mut header_page = vec![0; header_bytes];
-    let header_crc = header
-        .write(&place, &mut header_page)
-        .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
-    let file = segment.file()?;
-    let mut pieces = vec![(0, &header_page[..])];
-    pieces.extend(tables.front.pieces.iter().map(|(offset, bytes)| (header_bytes + offset, *bytes)));
-    let now = |offset: u64, bytes: &[u8]| {
-        let target = [(device, Arc::clone(&file))];
-        let written = bytes
-            .chunks(WRITE_BYTES)
-            .enumerate()
-            .try_for_each(|(index, chunk)| devices.write_all(&target, offset + (index * WRITE_BYTES) as u64, chunk));
-        written.map_err(|e| {
-            lock(space).abandon(&segment);
-            e.during("write of a frame")
-        })
-    };
-    let mut requests = Vec::with_capacity(front_buffers.len() + landed.len());
-    let mut offset = location.offset();
-    let mut push = |buffer: &Lease, offset: u64, bytes: usize| -> Result<()> {
-        let from = buffer.write_source(0..bytes)?;
-        requests.push(Request { op: Op::Write { file: Arc::clone(&file), offset, from }, tag: 0 });
-        Ok(())
-    };
-    if front_buffers.is_empty() {
-        let mut front = vec![0; front_bytes];
-        lay_out(&pieces, 0, &mut front);
-        now(offset, &front)?;
-    }
-    for (index, buffer) in front_buffers.iter_mut().enumerate() {
-        let bytes = buffer.len();
-        let out = buffer.bytes_mut().ok_or_else(|| Error::new(ErrorKind::Busy, "a fresh buffer is in use"))?;
-        lay_out(&pieces, index * WRITE_BYTES, out);
-        push(buffer, offset, bytes)?;
-        offset += bytes as u64;
-    }
-    offset = location.offset() + front_bytes as u64;
-    for landed in &landed {
-        let run = &landed.run;
-        if run.cut && !run.ends_on_page() {
-            // Its last page has old groups where padding is to be.
-            let mut bytes = vec![0; run.disk_bytes()];
-            for at in 0..run.groups {
-                let block = run.block(at)?;
-                bytes[run.geometry.block_offset(at)..][..block.len()].copy_from_slice(block);
-            }
-            now(offset, &bytes)?;
-        } else {
-            push(&run.buffer, offset, run.disk_bytes())?;
+    let (draft_holds_state, draft_first_token) = (draft.state.is_some(), draft.first_token);
+    let draft = Laid { header, header_bytes, front_bytes, small: &tables.front, runs: &landed };
+    let mut copies = Vec::with_capacity(who.copies);
+    let mut refused = None;
+    for &device in order {
+        if copies.len() == who.copies {
+            break;
         }
-        offset += run.disk_bytes() as u64;
+        match draft.write_copy(devices, space, device, who.sequence, front_page + page, here && who.copies == 1) {
+            Ok(copy) => copies.push(copy),
+            // Another device may take it.
+            Err(e) if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Io | ErrorKind::Poisoned) => {
+                refused.get_or_insert(e);
+            }
+            Err(e) => {
+                // What is on its way uses buffers of this frame.
+                copies.iter().for_each(|copy: &CopyFlight| drop(copy.waiter.wait()));
+                return Err(e);
+            }
+        }
     }
-    let shard = &devices.get(device)?.shard;
-    let waiter = Waiter::new(if here { 1 } else { requests.len() });
-    if here {
-        waiter.complete(0, shard.write_here(requests));
-    } else {
-        let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
-        shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
-    }
-
+    let Some((first, others)) = copies.split_first() else {
+        let none = || Error::new(ErrorKind::NoSpace, "no device takes new frames");
+        return Err(refused.unwrap_or_else(none));
+    };
     let meta = FrameMeta {
         origin: who.sequence,
         lsn,
         nonce,
-        location,
-        header_crc,
+        location: first.location,
+        header_crc: first.header_crc,
         header_pages: (header_bytes / PAGE_BYTES) as u32,
         front_pages: front_page,
         refs: 0,
+        replicas: others.iter().map(CopyFlight::replica).collect(),
     };
     let body = FrameBody {
+        id,
         origin: who.sequence,
         nonce,
-        segment: Arc::clone(&segment),
-        page: location.page,
-        header_crc,
+        segment: Arc::clone(&first.segment),
+        page: first.location.page,
+        header_crc: first.header_crc,
+        replicas: others.iter().map(CopyFlight::place).collect(),
         checksums: tables.checksums[group_checksums..].into(),
     };
+    let missing = who.copies.saturating_sub(copies.len());
     Ok(WrittenFrame {
         id,
         meta,
         body: lock(space).place_frame(id, body),
-        flight: Arc::new(flight),
-        segment,
+        copies,
+        space: Arc::clone(space),
         runs: landed,
-        holds_state: draft.state.is_some(),
-        first_token: draft.first_token,
+        holds_state: draft_holds_state,
+        first_token: draft_first_token,
         token_end: u64::MAX,
-        waiter,
-        front: front_buffers,
+        missing,
     })
+}
+
+/// A frame ready to be written, but for the place that stands in its header.
+struct Laid<'a> {
+    header: HeaderBuilder<'a>,
+    header_bytes: usize,
+    front_bytes: usize,
+    small: &'a Front<'a>,
+    runs: &'a [LandedRun],
+}
+
+impl Laid<'_> {
+    fn write_copy(
+        &self,
+        devices: &Devices,
+        space: &Mutex<Space>,
+        device: DeviceIndex,
+        sequence: SequenceId,
+        pages: u32,
+        here: bool,
+    ) -> Result<CopyFlight> {
+        let shard = &devices.get(device)?.shard;
+        let mut front_buffers = Vec::new();
+        let mut left = self.front_bytes;
+        while left > 0 {
+            match devices.arena.lease(left.min(WRITE_BYTES)) {
+                Ok(buffer) => front_buffers.push(buffer),
+                // Groups that wait to be written hold the memory: writing them must not wait for it.
+                Err(Exhausted::Now) => {
+                    front_buffers.clear();
+                    break;
+                }
+                Err(other) => return Err(exhausted(other, WRITE_BYTES)),
+            }
+            left -= left.min(WRITE_BYTES);
+        }
+        let (location, flight) = allocate(devices, space, device, Some(sequence), pages)?;
+        let segment = Arc::clone(flight.segment());
+        let place = FramePlace {
+            store_id: devices.identity.store_id,
+            location,
+            segment_generation: segment.generation,
+            segment_nonce: segment.nonce,
+        };
+        let mut header_page = vec![0; self.header_bytes];
+        let header_crc = self
+            .header
+            .write(&place, &mut header_page)
+            .map_err(|e| Error::new(ErrorKind::Configuration, format!("a frame of this layout: {e}")))?;
+        let mut pieces = vec![(0, &header_page[..])];
+        pieces.extend(self.small.pieces.iter().map(|(offset, bytes)| (self.header_bytes + offset, *bytes)));
+        let file = segment.file()?;
+        let now = |offset: u64, bytes: &[u8]| {
+            let target = [(device, Arc::clone(&file))];
+            let mut chunks = bytes.chunks(WRITE_BYTES).enumerate();
+            let written = chunks.try_for_each(|(index, chunk)| {
+                devices.write_all(&target, offset + (index * WRITE_BYTES) as u64, chunk)
+            });
+            written.map_err(|e| {
+                lock(space).abandon(&segment);
+                e.during("write of a frame")
+            })
+        };
+        let mut requests = Vec::with_capacity(front_buffers.len() + self.runs.len());
+        let mut offset = location.offset();
+        let mut push = |buffer: &Lease, offset: u64, bytes: usize| -> Result<()> {
+            let from = buffer.write_source(0..bytes)?;
+            requests.push(Request { op: Op::Write { file: Arc::clone(&file), offset, from }, tag: 0 });
+            Ok(())
+        };
+        if front_buffers.is_empty() {
+            let mut front = vec![0; self.front_bytes];
+            lay_out(&pieces, 0, &mut front);
+            now(offset, &front)?;
+        }
+        for (index, buffer) in front_buffers.iter_mut().enumerate() {
+            let bytes = buffer.len();
+            let out = buffer.bytes_mut().ok_or_else(|| Error::new(ErrorKind::Busy, "a fresh buffer is in use"))?;
+            lay_out(&pieces, index * WRITE_BYTES, out);
+            push(buffer, offset, bytes)?;
+            offset += bytes as u64;
+        }
+        offset = location.offset() + self.front_bytes as u64;
+        for landed in self.runs {
+            let run = &landed.run;
+            if run.cut && !run.ends_on_page() {
+                // Its last page has old groups where padding is to be.
+                let mut bytes = vec![0; run.disk_bytes()];
+                for at in 0..run.groups {
+                    let block = run.block(at)?;
+                    bytes[run.geometry.block_offset(at)..][..block.len()].copy_from_slice(block);
+                }
+                now(offset, &bytes)?;
+            } else {
+                push(&run.buffer, offset, run.disk_bytes())?;
+            }
+            offset += run.disk_bytes() as u64;
+        }
+        let waiter = Waiter::new(if here { 1 } else { requests.len() });
+        if here {
+            waiter.complete(0, shard.write_here(requests));
+        } else {
+            let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
+            shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
+        }
+        Ok(CopyFlight { location, header_crc, segment, flight: Arc::new(flight), waiter, front: front_buffers })
+    }
 }
 
 /// Describes an extent of groups that began at `page` with its first checksum, and ends before page `end`. Offsets count

@@ -9,7 +9,6 @@ use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use std::sync::Arc;
-use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
 use stratakv_format::superblock::{SLOTS, STATE_OPEN};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
@@ -47,6 +46,8 @@ pub(crate) struct ManifestPlace {
 pub(crate) struct ManifestLog {
     place: ManifestPlace,
     epoch: u64,
+    /// The epoch that superblocks get with the next generation.
+    next_epoch: u64,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
     /// Pages of the shortest of them.
     file_pages: u64,
@@ -72,9 +73,8 @@ pub(crate) struct GenerationStart {
 
 /// Copies of the manifest on all devices.
 fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
-    let count = devices.list.len();
-    let per_device = |index: DeviceIndex| (0..copies_for(index, count)).map(move |copy| (index, copy));
-    devices.list.iter().flat_map(|device| per_device(device.index)).collect()
+    let written = devices.list.iter().filter(|device| !device.is_lost());
+    written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
 }
 
 /// Bytes of a file that was kept for later; 0 without one.
@@ -179,12 +179,12 @@ impl ManifestLog {
             (file_pages, bytes) = (file_pages.min(len / PAGE_BYTES as u64), bytes + len);
             files.push((device, file));
         }
-        Ok(Self { place, epoch, files, file_pages, bytes, spare_bytes: 0 })
+        Ok(Self { place, epoch, next_epoch: epoch, files, file_pages, bytes, spare_bytes: 0 })
     }
 
     /// A manifest that was read to `place` and that nothing is appended to.
     pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
-        Self { place, epoch, files: Vec::new(), file_pages: 0, bytes: 0, spare_bytes: 0 }
+        Self { place, epoch, next_epoch: epoch, files: Vec::new(), file_pages: 0, bytes: 0, spare_bytes: 0 }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -225,7 +225,7 @@ impl ManifestLog {
         for (device, copy, file) in &files {
             let page = ManifestPage {
                 magic: m::MAGIC,
-                features: Features::current(),
+                features: devices.features(),
                 store_id: devices.identity.store_id,
                 generation: U64::new(generation),
                 nonce: U64::new(nonce),
@@ -255,14 +255,14 @@ impl ManifestLog {
             next_page: 1,
         };
         let file_pages = bytes / PAGE_BYTES as u64;
-        let mut log = Self { place, epoch, files, file_pages, bytes: all_bytes, spare_bytes: 0 };
+        let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, bytes: all_bytes, spare_bytes: 0 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             // New files have extents of their own to be made durable.
             devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
             log.place.synced_through = log.place.next_batch - 1;
         }
-        for device in &devices.list {
+        for device in devices.list.iter() {
             device.directory.sync_dir(m::DIRECTORY)?;
         }
         Ok(log)
@@ -403,16 +403,47 @@ impl ManifestLog {
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
         last.push(Kind::Superseded, &superseded, &[]);
         self.append(devices, &last)?;
+        next.set_epoch(self.next_epoch);
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
         for (device, copy) in copies(devices) {
             let directory = &devices.get(device)?.directory;
             let old = m::file_name(self.place.generation, copy);
-            directory.rename(&old, &m::file_name(next.place.generation + 1, copy))?;
+            match directory.rename(&old, &m::file_name(next.place.generation + 1, copy)) {
+                // It holds a copy from this generation on.
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
         }
         next.spare_bytes = self.bytes;
         *self = next;
         Ok(())
+    }
+
+    /// Nothing more is written to the copies on a device that is gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`]: no other device has a copy.
+    pub(crate) fn forget(&mut self, device: DeviceIndex) -> Result<()> {
+        if self.files.iter().all(|(own, _)| *own == device) {
+            return Err(Error::new(ErrorKind::Io, format!("only device {device} has the manifest")));
+        }
+        self.files.retain(|(own, _)| *own != device);
+        Ok(())
+    }
+
+    /// The membership epoch from now on; superblocks say so before a batch does.
+    pub(crate) fn set_epoch(&mut self, epoch: u64) {
+        (self.epoch, self.next_epoch) = (epoch, epoch);
+    }
+
+    /// The same from the next generation on.
+    pub(crate) fn set_next_epoch(&mut self, epoch: u64) {
+        self.next_epoch = epoch;
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Bytes of the files of the manifest at this place.
@@ -437,13 +468,17 @@ impl ManifestLog {
 
     /// Writes one slot of every superblock.
     pub(crate) fn mark(&self, devices: &Devices, state: u8) -> Result<()> {
-        for device in &devices.list {
+        for device in devices.list.iter().filter(|device| !device.is_lost()) {
+            let member = device.member();
             device.write_superblock(|slot| {
                 slot.epoch = U64::new(self.epoch);
                 slot.manifest_generation = U64::new(self.place.generation);
                 slot.manifest_nonce = U64::new(self.place.nonce);
                 slot.synced_through = U64::new(self.place.synced_through);
                 slot.state = state;
+                slot.features = devices.features();
+                slot.manifest_copies = member.manifest_copies;
+                slot.device_count = U16::new(devices.list.slots() as u16);
             })?;
         }
         Ok(())

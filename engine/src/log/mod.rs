@@ -1,17 +1,23 @@
 //! The log: frames in segments, and the manifest that says which of them exist.
 
 mod commit;
+mod copies;
 mod core;
 mod devices;
 mod frame;
+mod late;
 mod manifest;
+mod members;
 mod space;
 
-pub(crate) use commit::{CommitRequest, Committer, Move, keep_spare};
-pub(crate) use core::{Claim, StoreInner};
+pub(crate) use commit::{CommitRequest, Committer, keep_spare};
+pub(crate) use copies::{CopyChange, Place, places};
+pub(crate) use core::{Claim, CopyAt, StoreInner, copies_of};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame::{Draft, SequenceIdentity, Tail, WrittenFrame, front_limit, write as write_frame};
+pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
+pub(crate) use members::DeviceList;
 pub(crate) use space::{Space, allocate};
 
 pub(crate) use crate::device::environment::{random_u64, unix_ms};

@@ -3,10 +3,16 @@
 //! A part is a run of a view's units, as many as [`part_groups`] says, cut the same way whatever is resident and wherever
 //! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
 
+mod balance;
+
+pub(crate) use balance::{Load, Pieces};
+
 use crate::cache::{BlockKey, Resident};
-use crate::index::SegmentHandle;
+use crate::index::{FrameBody, SegmentHandle};
 use crate::layout::part_groups;
-use crate::select::{UnitSource, ViewInner};
+use crate::log::Devices;
+use crate::options::BalancePolicy;
+use crate::select::{Unit, UnitSource, ViewInner};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,6 +42,61 @@ pub(crate) struct PlannedRead {
     pub(crate) offset: u64,
     pub(crate) bytes: usize,
     pub(crate) to: usize,
+    /// The frame that it reads, which copy of it, and its offset in copy 0. A read of a frame with copies reads nothing else.
+    pub(crate) frame: Arc<FrameBody>,
+    pub(crate) copy: u8,
+    pub(crate) first: u64,
+}
+
+impl PlannedRead {
+    /// The same bytes of another copy: segment and offset.
+    pub(crate) fn of_copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u64) {
+        (self.frame.copy(copy).0, self.frame.offset_in(copy, self.first))
+    }
+}
+
+/// What the devices are like at the moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Spread {
+    /// By device index.
+    pub(crate) loads: Vec<Load>,
+    /// By device index: gaps that are read rather than left out.
+    pub(crate) gaps: Vec<usize>,
+    pub(crate) policy: BalancePolicy,
+    /// Neighbours with copies are read together up to this size.
+    pub(crate) piece_bytes: usize,
+}
+
+impl Spread {
+    /// What the devices are like at the moment, for planning reads.
+    pub(crate) fn of(devices: &Devices) -> Self {
+        let slots = devices.list.slots();
+        let mut spread = Self {
+            loads: Vec::with_capacity(slots),
+            gaps: Vec::with_capacity(slots),
+            policy: devices.balance,
+            piece_bytes: usize::MAX,
+        };
+        for index in 0..slots {
+            let device = devices.list.get(index);
+            let profile = device.map(|device| &device.profile);
+            let (queued_s, request_s, byte_s, avoided) = profile.map_or((0.0, 1e-3, 1e-6, true), |p| p.load());
+            let avoided = avoided || device.is_none_or(|d| d.is_lost());
+            spread.loads.push(Load { queued_s, request_s, byte_s, avoided });
+            spread.gaps.push(profile.map_or(0, |p| p.gap_bytes()));
+            let best = profile.map_or(usize::MAX, |p| p.best_request_bytes());
+            spread.piece_bytes = spread.piece_bytes.min(best);
+        }
+        spread
+    }
+
+    fn gap(&self, segment: &SegmentHandle) -> u64 {
+        self.gaps.get(usize::from(segment.key.0.0)).map_or(0, |gap| *gap as u64)
+    }
+
+    fn device(&self, segment: &SegmentHandle) -> usize {
+        usize::from(segment.key.0.0).min(self.loads.len().saturating_sub(1))
+    }
 }
 
 /// A part of a view.
@@ -51,38 +112,104 @@ pub(crate) struct Part {
 }
 
 /// All parts of all views, view after view, less what `ahead` brings or a cache holds.
-pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>) -> Vec<Part> {
+pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>, spread: &Spread) -> Vec<Part> {
+    let residents: Vec<Vec<Option<Resident>>> = views.iter().map(|view| resident(view, urgency)).collect();
+    let copies = choose_copies(views, &residents, urgency, spread);
+    let mut copies = copies.iter().copied();
     let mut parts = Vec::new();
-    for (index, view) in views.iter().enumerate() {
-        let block = view.layout.block(view.layer);
-        let (block_bytes, per_part) = (block.block_bytes, part_groups(block));
-        let mut resident = match &view.cache {
-            None => Vec::new(),
-            Some(cache) => {
-                let asker = (view.sequence, view.layer as u32, view.length);
-                let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
-                cache.find(asker, keys, block_bytes, urgency.is_ahead())
-            }
-        };
-        resident.resize_with(view.units.len(), || None);
+    for ((index, view), resident) in views.iter().enumerate().zip(residents) {
+        let per_part = part_groups(view.layout.block(view.layer));
         let mut resident = resident.into_iter();
         for start in (0..view.units.len()).step_by(per_part) {
             let units = start..(start + per_part).min(view.units.len());
             let resident = resident.by_ref().take(units.len()).collect();
-            parts.push(plan_part(index, view, units, resident, block_bytes, urgency));
+            let copies: Vec<u8> = copies.by_ref().take(units.len()).collect();
+            parts.push(plan_part(index, view, units, resident, &copies, urgency, spread));
         }
     }
     parts
 }
 
+fn resident(view: &ViewInner, urgency: Urgency<'_>) -> Vec<Option<Resident>> {
+    let mut resident = match &view.cache {
+        None => Vec::new(),
+        Some(cache) => {
+            let asker = (view.sequence, view.layer as u32, view.length);
+            let block_bytes = view.layout.block(view.layer).block_bytes;
+            let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
+            cache.find(asker, keys, block_bytes, urgency.is_ahead())
+        }
+    };
+    resident.resize_with(view.units.len(), || None);
+    resident
+}
+
+/// The frame and offset of a unit that has to be read.
+fn on_disk<'a>(
+    view: &'a ViewInner,
+    unit: &'a Unit,
+    resident: Option<&Resident>,
+    urgency: Urgency<'_>,
+) -> Option<(&'a Arc<FrameBody>, u64)> {
+    let UnitSource::Disk { frame, offset, .. } = &unit.source else { return None };
+    let awaited = || unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key));
+    (resident.is_none() && !awaited()).then_some((frame, *offset))
+}
+
+/// The copy that each unit of all views is read from; nothing when no frame has copies. Neighbours form pieces, which are balanced
+/// over the devices as one.
+fn choose_copies(
+    views: &[Arc<ViewInner>],
+    residents: &[Vec<Option<Resident>>],
+    urgency: Urgency<'_>,
+    spread: &Spread,
+) -> Vec<u8> {
+    let has_copies = |unit: &Unit| matches!(&unit.source, UnitSource::Disk { frame, .. } if frame.copies() > 1);
+    if !views.iter().any(|view| view.units.iter().any(has_copies)) {
+        return Vec::new();
+    }
+    let mut pieces = Pieces::default();
+    let mut piece_of = Vec::new();
+    for (view, resident) in views.iter().zip(residents) {
+        let block_bytes = view.layout.block(view.layer).block_bytes;
+        // Frame, end and bytes of the piece that may go on.
+        let mut open: Option<(&Arc<FrameBody>, u64, usize)> = None;
+        for (unit, resident) in view.units.iter().zip(resident) {
+            let Some((frame, offset)) = on_disk(view, unit, resident.as_ref(), urgency) else {
+                piece_of.push(None);
+                continue;
+            };
+            match &mut open {
+                Some((last, end, bytes))
+                    if Arc::ptr_eq(last, frame) && *end == offset && *bytes + block_bytes <= spread.piece_bytes =>
+                {
+                    (*end, *bytes) = (offset + block_bytes as u64, *bytes + block_bytes);
+                    pieces.grow(block_bytes);
+                }
+                _ => {
+                    open = Some((frame, offset + block_bytes as u64, block_bytes));
+                    let devices = (0..frame.copies()).map(|copy| spread.device(frame.copy(copy).0));
+                    pieces.push(block_bytes, devices);
+                }
+            }
+            piece_of.push(Some(pieces.list.len() - 1));
+        }
+    }
+    let chosen = pieces.balance(&spread.loads, spread.policy);
+    piece_of.into_iter().map(|piece| piece.map_or(0, |piece| chosen[piece])).collect()
+}
+
+/// `copies`: the copy of each unit, all 0 when there are none.
 fn plan_part(
     index: usize,
     view: &ViewInner,
     units: Range<usize>,
     resident: Vec<Option<Resident>>,
-    block_bytes: usize,
+    copies: &[u8],
     urgency: Urgency<'_>,
+    spread: &Spread,
 ) -> Part {
+    let block_bytes = view.layout.block(view.layer).block_bytes;
     let mut part = Part {
         view: index,
         units: units.clone(),
@@ -92,36 +219,43 @@ fn plan_part(
         buffer_bytes: 0,
     };
     for (nth, unit) in view.units[units].iter().enumerate() {
-        let UnitSource::Disk { frame, offset, .. } = &unit.source else {
+        let Some((frame, offset)) = on_disk(view, unit, part.resident[nth].as_ref(), urgency) else {
             part.blocks.push(None);
             continue;
         };
-        let awaited = || unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key));
-        if part.resident[nth].is_some() || awaited() {
-            part.blocks.push(None);
-            continue;
-        }
-        let std::ops::Range { start: first, end } = frame.segment.readable(*offset, block_bytes);
+        let copy = copies.get(nth).copied().unwrap_or(0);
+        let readable = frame.readable(offset, block_bytes);
+        let (segment, own) = (frame.copy(usize::from(copy)).0, frame.offset_in(usize::from(copy), offset));
+        let (start, end, first) = (own - (offset - readable.start), own + (readable.end - offset), readable.start);
         match part.reads.last_mut() {
-            // Continues the last read, or lies in its last unit.
+            // Continues the last read, lies in its last unit, or begins so close behind that the gap costs less than a request.
             Some(last)
-                if Arc::ptr_eq(&last.segment, &frame.segment)
-                    && first >= last.offset
-                    && first <= last.offset + last.bytes as u64 =>
+                if Arc::ptr_eq(&last.segment, segment)
+                    && (Arc::ptr_eq(&last.frame, frame) || last.frame.copies() == 1 && frame.copies() == 1)
+                    && start >= last.offset
+                    && start <= last.offset + last.bytes as u64 + spread.gap(segment) =>
             {
                 let grown = (end - last.offset) as usize;
                 part.buffer_bytes += grown.saturating_sub(last.bytes);
                 last.bytes = last.bytes.max(grown);
             }
             _ => {
-                let bytes = (end - first) as usize;
-                let segment = Arc::clone(&frame.segment);
-                part.reads.push(PlannedRead { segment, offset: first, bytes, to: part.buffer_bytes });
+                let bytes = (end - start) as usize;
+                let (segment, frame) = (Arc::clone(segment), Arc::clone(frame));
+                part.reads.push(PlannedRead {
+                    segment,
+                    offset: start,
+                    bytes,
+                    to: part.buffer_bytes,
+                    frame,
+                    copy,
+                    first,
+                });
                 part.buffer_bytes += bytes;
             }
         }
         if let Some(read) = part.reads.last() {
-            part.blocks.push(Some(read.to + (offset - read.offset) as usize));
+            part.blocks.push(Some(read.to + (own - read.offset) as usize));
         }
     }
     part

@@ -1,7 +1,8 @@
 //! What a read ahead brings to the read that turns out to be needed.
 
 use super::batch::ReadBatch;
-use super::ticket::{Progress, ReadTicket};
+use super::progress::Progress;
+use super::ticket::ReadTicket;
 use crate::cache::{BlockKey, Resident};
 use crate::plan::Part;
 use crate::select::{UnitSource, ViewInner};

@@ -3,7 +3,10 @@
 mod ahead;
 mod attend;
 mod batch;
+mod copies;
 mod event;
+mod hedge;
+mod progress;
 mod ticket;
 mod times;
 mod verify;

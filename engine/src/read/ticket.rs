@@ -2,23 +2,23 @@
 
 use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
-use super::times::Times;
-use super::verify;
+use super::hedge::Hedges;
+use super::progress::Progress;
+use super::{copies, verify};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentHandle;
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
-use crate::metrics::{EventCount, lock};
-use crate::plan::{Part, Urgency, plan};
+use crate::plan::{Part, PlannedRead, Spread, Urgency, plan};
 use crate::select::{View, ViewInner};
 use crate::shard::{Batch, LaneBatch, Priority, Request, Sink};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
@@ -26,50 +26,19 @@ use stratakv_format::DeviceIndex;
 /// So long a read that waits for memory sleeps at most before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What the shards report to.
-pub(super) struct Progress {
-    /// Requests of each part that have not ended.
-    left: Vec<AtomicU32>,
-    errors: Mutex<BTreeMap<usize, Error>>,
-    changed: EventCount,
-    pub(super) times: Times,
-}
-
-impl Sink for Progress {
-    fn complete(&self, tag: u64, outcome: Result<()>) {
-        let part = tag as usize;
-        if let Err(e) = outcome {
-            lock(&self.errors).entry(part).or_insert(e);
-        }
-        if self.left.get(part).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
-            self.times.ended();
-            self.changed.notify();
-        }
-    }
-}
-
-impl Progress {
-    fn is_done(&self, part: usize) -> bool {
-        self.left.get(part).is_none_or(|left| left.load(Ordering::Acquire) == 0)
-    }
-
-    fn all_done(&self) -> bool {
-        self.left.iter().all(|left| left.load(Ordering::Acquire) == 0)
-    }
-}
-
 /// A read under way. [`ReadTicket::wait`] for all of it, `.await` it, or [`ReadTicket::attend`] to its views as their blocks
 /// arrive. A read that does not fit in the free memory now is submitted as soon as it does. Dropping the ticket cancels
 /// what was not submitted yet.
 pub struct ReadTicket {
-    devices: Arc<Devices>,
+    pub(super) devices: Arc<Devices>,
     pub(super) views: Vec<Arc<ViewInner>>,
     pub(super) parts: Vec<Part>,
-    buffers: Vec<Option<Lease>>,
+    pub(super) buffers: Vec<Option<Lease>>,
     /// Parts whose blocks were checked.
     verified: Vec<bool>,
     failures: Vec<Option<Error>>,
     pub(super) progress: Arc<Progress>,
+    pub(super) hedges: Hedges,
     cancel: Arc<AtomicBool>,
     pub(super) submitted: bool,
     priority: Priority,
@@ -83,7 +52,7 @@ impl ReadTicket {
     }
 
     fn prepare(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
-        let parts = plan(&views, urgency);
+        let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = devices.arena.slabs_max() * SLAB_BYTES;
         if needed > limit {
@@ -92,12 +61,7 @@ impl ReadTicket {
             );
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
-        let progress = Progress {
-            left: parts.iter().map(|part| AtomicU32::new(part.reads.len() as u32)).collect(),
-            errors: Mutex::default(),
-            changed: EventCount::default(),
-            times: Times::default(),
-        };
+        let progress = Progress::new(&devices, &parts);
         Ok(Self {
             buffers: parts.iter().map(|_| None).collect(),
             verified: vec![false; parts.len()],
@@ -105,7 +69,8 @@ impl ReadTicket {
             devices,
             views,
             parts,
-            progress: Arc::new(progress),
+            progress,
+            hedges: Hedges::default(),
             cancel: Arc::default(),
             submitted: false,
             priority: if urgency.is_ahead() { Priority::Prefetch } else { Priority::Demand },
@@ -115,11 +80,13 @@ impl ReadTicket {
     /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
     pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<ReadBatch> {
         let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None))?;
-        if !ticket.take_buffers()? {
+        // Reads that other copies can take over when they are late go through the shards: they do not block this thread.
+        let may_hedge = ticket.may_hedge();
+        if may_hedge || !ticket.take_buffers()? {
             return ticket.wait();
         }
         let mut batches = Vec::new();
-        for (device, requests) in ticket.requests_by_device()? {
+        for (device, requests) in ticket.requests_by_device() {
             let shard = &devices.get(device)?.shard;
             batches.push(LaneBatch { device: usize::from(device.0), shard, requests });
         }
@@ -151,6 +118,18 @@ impl ReadTicket {
         self.parts.iter().map(|part| part.buffer_bytes as u64).sum()
     }
 
+    /// Bytes of the blocks that were selected and are on devices: what [`Self::device_bytes`] exceeds them by is read in vain,
+    /// for whole read units and for gaps that cost less than another request.
+    #[must_use]
+    pub fn selected_bytes(&self) -> u64 {
+        let blocks = |part: &Part| part.blocks.iter().flatten().count() as u64;
+        let block_bytes = |part: &Part| {
+            let view = &self.views[part.view];
+            view.layout.block(view.layer).block_bytes as u64
+        };
+        self.parts.iter().map(|part| blocks(part) * block_bytes(part)).sum()
+    }
+
     /// Requests this read consists of.
     #[must_use]
     pub fn requests(&self) -> usize {
@@ -172,7 +151,7 @@ impl ReadTicket {
         if !self.take_buffers()? {
             return Ok(false);
         }
-        let batches = self.requests_by_device()?;
+        let batches = self.requests_by_device();
         self.submitted = true;
         self.progress.times.begun();
         for (device, requests) in batches {
@@ -202,20 +181,26 @@ impl ReadTicket {
         Ok(true)
     }
 
-    /// The requests of all parts.
-    fn requests_by_device(&mut self) -> Result<BTreeMap<DeviceIndex, Vec<Request>>> {
+    /// The requests of all parts. What cannot even be requested has failed already.
+    fn requests_by_device(&mut self) -> BTreeMap<DeviceIndex, Vec<Request>> {
         let total = self.requests();
+        self.progress.submitted();
+        self.progress.times.begun();
         let mut batches: BTreeMap<DeviceIndex, Vec<Request>> = BTreeMap::new();
         for (index, (part, buffer)) in self.parts.iter().zip(&mut self.buffers).enumerate() {
             let Some(buffer) = buffer else { continue };
-            for read in &part.reads {
-                let into = buffer.read_target(read.to..read.to + read.bytes)?;
-                let op = Op::Read { file: read.segment.file()?, offset: read.offset, into };
-                let batch = batches.entry(read.segment.key.0).or_insert_with(|| Vec::with_capacity(total));
-                batch.push(Request { op, tag: index as u64 });
+            let tags = self.progress.first_tag(index)..;
+            for (read, tag) in part.reads.iter().zip(tags) {
+                match request(&self.devices, read, buffer) {
+                    Ok(op) => {
+                        let batch = batches.entry(read.segment.key.0).or_insert_with(|| Vec::with_capacity(total));
+                        batch.push(Request { op, tag });
+                    }
+                    Err(e) => self.progress.complete(tag, Err(e)),
+                }
             }
         }
-        Ok(batches)
+        batches
     }
 
     /// After a failed attempt: an error when no buffer at all is in use, so that waiting for one to come back is in vain.
@@ -277,18 +262,33 @@ impl ReadTicket {
         Ok(self.into_batch())
     }
 
-    fn wait_part(&self, part: usize, deadline: Option<Instant>) -> Result<()> {
+    fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
         if self.progress.is_done(part) {
             return Ok(());
         }
-        let _waiting = self.progress.times.wait();
+        let progress = Arc::clone(&self.progress);
+        let _waiting = progress.times.wait();
+        let late = || Error::new(ErrorKind::Deadline, "the deadline passed before the read was complete");
+        if let Some(hedge) = self.hedge_at(part)
+            && !self.arrives(part, Some(deadline.map_or(hedge, |deadline| deadline.min(hedge))))
+        {
+            if deadline.is_some_and(|deadline| deadline <= hedge) {
+                return Err(late());
+            }
+            self.hedge(part, deadline);
+        }
+        if self.hedges.won(part) || self.arrives(part, deadline) { Ok(()) } else { Err(late()) }
+    }
+
+    /// Whether a part arrives until then.
+    pub(super) fn arrives(&self, part: usize, deadline: Option<Instant>) -> bool {
         loop {
             let seen = self.progress.changed.epoch();
             if self.progress.is_done(part) {
-                return Ok(());
+                return true;
             }
             if !self.progress.changed.wait_past(seen, deadline) {
-                return Err(Error::new(ErrorKind::Deadline, "the deadline passed before the read was complete"));
+                return self.progress.is_done(part);
             }
         }
     }
@@ -300,12 +300,20 @@ impl ReadTicket {
         }
         let part = &self.parts[index];
         let view = &self.views[part.view];
-        let failed = lock(&self.progress.errors).remove(&index);
-        let outcome = match (failed, &mut self.buffers[index]) {
-            (Some(e), _) => Err(e),
-            (None, None) => Ok(()),
-            (None, Some(buffer)) => verify::part(&self.devices, view, part, buffer),
+        let failed = if self.hedges.won(index) { Vec::new() } else { self.progress.take_errors(index) };
+        let outcome = match &mut self.buffers[index] {
+            None => Ok(()),
+            Some(buffer) => {
+                let recovered = match failed.is_empty() {
+                    true => Ok(()),
+                    false => copies::recover(&self.devices, part, failed, buffer),
+                };
+                recovered.and_then(|()| verify::part(&self.devices, view, part, buffer))
+            }
         };
+        if let Some(start) = self.progress.since() {
+            self.devices.latencies.add(start.elapsed());
+        }
         if let Err(e) = outcome {
             self.failures[part.view].get_or_insert(e);
         }
@@ -397,6 +405,7 @@ impl Future for ReadTicket {
             verified: Vec::new(),
             failures: std::mem::take(&mut this.failures),
             progress: Arc::clone(&this.progress),
+            hedges: Hedges::default(),
             cancel: Arc::default(),
             submitted: true,
             priority: this.priority,
@@ -409,6 +418,13 @@ impl Drop for ReadTicket {
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
     }
+}
+
+/// The operation of a planned read into its place in the buffer of its part.
+pub(super) fn request(devices: &Devices, read: &PlannedRead, buffer: &mut Lease) -> Result<Op> {
+    devices.get(read.segment.key.0)?;
+    let file = read.segment.file()?;
+    Ok(Op::Read { file, offset: read.offset, into: buffer.read_target(read.to..read.to + read.bytes)? })
 }
 
 /// Reads a piece of a segment again, by itself.

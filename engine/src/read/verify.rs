@@ -1,7 +1,7 @@
 //! Every block that arrives is held against its checksum, which is bound to its identity. A block that fails is read again
 //! once; then it is reported with its place.
 
-use super::ticket::read_again;
+use super::copies;
 use crate::device::arena::Lease;
 use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
@@ -24,14 +24,18 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
             continue;
         }
         let block_bytes = view.layout.block(view.layer).block_bytes;
-        let std::ops::Range { start: first, end } = frame.segment.readable(*offset, block_bytes);
-        let start = at - (*offset - first) as usize;
-        let end = start + (end - first) as usize;
-        let counters = &devices.get(frame.segment.key.0)?.counters;
-        counters.checksum_failures.add(1);
-        counters.rereads.add(1);
-        if !mutated(Mutant::NotReadAgain) {
-            read_again(devices, &frame.segment, first, buffer, start..end)?;
+        let readable = frame.readable(*offset, block_bytes);
+        let start = at - (*offset - readable.start) as usize;
+        let range = start..start + (readable.end - readable.start) as usize;
+        let read = part.reads.iter().find(|read| (read.to..read.to + read.bytes).contains(at));
+        let read = read.ok_or_else(|| not_there(&format!("the read of group {}", unit.group)))?;
+        let place = (*offset, block_bytes);
+        let is_bad = |buffer: &Lease| bad(buffer).is_some();
+        if let Ok(device) = devices.get(read.segment.key.0) {
+            device.counters.checksum_failures.add(1);
+        }
+        if !mutated(Mutant::NotReadAgain) && copies::until_good(devices, read, frame, place, buffer, &range, &is_bad)? {
+            continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
             let geometry = view.layout.block(view.layer);

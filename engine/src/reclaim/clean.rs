@@ -7,7 +7,7 @@ use super::copy::{Copied, copy};
 use crate::device::environment::{Event, note};
 use crate::error::{ErrorKind, Result};
 use crate::index::{Catalog, FrameMeta, SegmentKey, SegmentState};
-use crate::log::{CommitRequest, Space, StoreInner};
+use crate::log::{CommitRequest, CopyChange, Space, StoreInner, places};
 use crate::metrics::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,8 +73,10 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
         let mut frames: BTreeMap<SegmentKey, Vec<(FrameId, FrameMeta)>> =
             keys.iter().map(|key| (*key, Vec::new())).collect();
         for (id, frame) in &catalog.frames {
-            if let Some(list) = frames.get_mut(&(frame.location.device, frame.location.segment)) {
-                list.push((*id, frame.clone()));
+            for location in frame.locations() {
+                if let Some(list) = frames.get_mut(&(location.device, location.segment)) {
+                    list.push((*id, frame.clone()));
+                }
             }
         }
         frames
@@ -116,16 +118,22 @@ fn move_frames(inner: &StoreInner, key: SegmentKey, frames: &[(FrameId, FrameMet
     let mut whole = true;
     for (id, meta) in frames {
         // Deleted, or moved, in the meantime?
-        if lock(&inner.catalog).frames.get(id).is_none_or(|now| now.location != meta.location) {
+        let seen = places(meta);
+        if lock(&inner.catalog).frames.get(id).is_none_or(|now| places(now) != seen) {
             continue;
         }
-        match copy(&inner.devices, &inner.space, *id, meta, &from) {
-            Ok(Copied { record, flight }) => {
+        // The copy of it that is in this segment.
+        let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
+        let source = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
+        match copy(&inner.devices, &inner.space, *id, &source, &from, key.0) {
+            Ok(Copied { location, header_crc, flight }) => {
                 done.frames += 1;
                 done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;
                 request.segments.push(Arc::clone(flight.segment()));
                 request.flights.push(Arc::new(flight));
-                request.moves.push(record);
+                let mut wanted = seen.clone();
+                wanted[at] = (location, header_crc);
+                request.copies.push(CopyChange { frame: *id, seen, wanted });
             }
             Err(e) => {
                 whole = false;
@@ -141,24 +149,14 @@ fn move_frames(inner: &StoreInner, key: SegmentKey, frames: &[(FrameId, FrameMet
             }
         }
     }
-    if request.moves.is_empty() {
+    if request.copies.is_empty() {
         return Ok(done);
     }
-    let moves = request.moves.clone();
+    let moved: Vec<FrameId> = request.copies.iter().map(|change| change.frame).collect();
     inner.commit(request)?;
-    let catalog = lock(&inner.catalog);
-    let mut space = lock(&inner.space);
-    for moved in &moves {
+    for frame in moved {
         note(Event::FrameMoved);
-        let to = (moved.to.device, moved.to.segment);
-        let there = catalog.frames.get(&moved.frame).is_some_and(|frame| frame.location == moved.to);
-        if there
-            && let Some(slot) = space.frame_slot(moved.frame)
-            && let Some(meta) = catalog.segments.get(&to)
-        {
-            let segment = space.handle(&inner.devices, to, meta)?;
-            slot.moved(&segment, moved.to.page, moved.header_crc);
-        }
+        inner.tell_copies(frame)?;
     }
     done.segments = u64::from(whole);
     Ok(done)

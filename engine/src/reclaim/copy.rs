@@ -5,7 +5,7 @@ use crate::device::driver::Op;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Flight, FrameMeta, SegmentHandle};
 use crate::layout::KvLayout;
-use crate::log::{Devices, Move, Space, allocate};
+use crate::log::{Devices, Space, allocate};
 use crate::metrics::{Category, Reservation};
 use crate::shard::{Priority, Request};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use stratakv_format::checksum::crc_with_hole;
 use stratakv_format::frame::{
     Descriptor, FrameHeader, FramePlace, FrameView, KIND_GROUPS, KIND_TAIL, tail_plane_bytes,
 };
-use stratakv_format::{FrameId, Location, PAGE_BYTES, PlaneIdentity, segment};
+use stratakv_format::{DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity, segment};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -22,7 +22,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// A copy that was written and is not recorded yet.
 pub(super) struct Copied {
-    pub(super) record: Move,
+    pub(super) location: Location,
+    pub(super) header_crc: u32,
     pub(super) flight: Flight,
 }
 
@@ -35,7 +36,21 @@ struct Copy<'a> {
     buffer: Lease,
 }
 
-/// Copies a frame that lies in `from` to a segment for frames that were moved.
+/// Reads a whole frame and holds it against its checksums.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: it is damaged; [`ErrorKind::Io`]: it cannot be read.
+pub(super) fn verify(devices: &Devices, id: FrameId, meta: &FrameMeta, from: &SegmentHandle) -> Result<()> {
+    let (mut copy, front, _account) = begin(devices, id, meta, from)?;
+    let view = copy.view(&front)?;
+    let layout = KvLayout::new(view.layout().clone())?;
+    for descriptor in view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS) {
+        copy.groups(&view, &layout, descriptor, None)?;
+    }
+    Ok(())
+}
+
+/// Copies a frame that lies in `from` to a segment of `device` for frames that were moved. `meta` says where it is read.
 ///
 /// # Errors
 /// [`ErrorKind::Corruption`]: the frame is damaged, it stays where it is. [`ErrorKind::NoSpace`], [`ErrorKind::Busy`],
@@ -46,9 +61,29 @@ pub(super) fn copy(
     id: FrameId,
     meta: &FrameMeta,
     from: &SegmentHandle,
+    device: DeviceIndex,
 ) -> Result<Copied> {
+    let (mut copy, front, _account) = begin(devices, id, meta, from)?;
+    let (location, flight) = allocate(devices, space, device, None, meta.location.pages)?;
+    let to = Arc::clone(flight.segment());
+    let written = copy.write(&front, location, &to);
+    let header_crc = written.inspect_err(|e| {
+        if e.kind() == ErrorKind::Io {
+            crate::metrics::lock(space).abandon(&to);
+        }
+    })?;
+    Ok(Copied { location, header_crc, flight })
+}
+
+/// Reads and checks the front of a frame.
+fn begin<'a>(
+    devices: &'a Devices,
+    id: FrameId,
+    meta: &'a FrameMeta,
+    from: &'a SegmentHandle,
+) -> Result<(Copy<'a>, Vec<u8>, Reservation)> {
     let front_bytes = meta.front_pages as usize * PAGE_BYTES;
-    let _account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
+    let account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
         Error::new(ErrorKind::MemoryLimit, format!("no memory for the {front_bytes} bytes in front of a frame"))
     })?;
     let buffer = devices.buffer(CHUNK_BYTES.min(meta.location.pages as usize * PAGE_BYTES))?;
@@ -68,15 +103,7 @@ pub(super) fn copy(
         }
         copy.check_front(&front)?;
     }
-    let (location, flight) = allocate(devices, space, meta.location.device, None, meta.location.pages)?;
-    let to = Arc::clone(flight.segment());
-    let written = copy.write(&front, location, &to);
-    let header_crc = written.inspect_err(|e| {
-        if e.kind() == ErrorKind::Io {
-            crate::metrics::lock(space).abandon(&to);
-        }
-    })?;
-    Ok(Copied { record: Move { frame: id, from: meta.location, to: location, header_crc }, flight })
+    Ok((copy, front, account))
 }
 
 impl Copy<'_> {
@@ -178,7 +205,7 @@ impl Copy<'_> {
         let mut done = front.len() as u64;
         for descriptor in view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS) {
             self.zero(done, descriptor.offset.get(), location, to)?;
-            self.groups(&view, &layout, descriptor, location, to)?;
+            self.groups(&view, &layout, descriptor, Some((location, to)))?;
             done = descriptor.offset.get() + descriptor.bytes.get();
         }
         self.zero(done, location.bytes(), location, to)?;
@@ -221,8 +248,7 @@ impl Copy<'_> {
         view: &FrameView<'_>,
         layout: &KvLayout,
         descriptor: &Descriptor,
-        location: Location,
-        to: &SegmentHandle,
+        to: Option<(Location, &SegmentHandle)>,
     ) -> Result<()> {
         let index = usize::from(descriptor.layer.get());
         let planes = layout.kv_layer(index)?.planes();
@@ -248,7 +274,9 @@ impl Copy<'_> {
                     return Err(self.damaged("payload-checksum", offset, len, "other bytes".into()));
                 }
             }
-            self.put(to, location.offset() + descriptor.offset.get() + start, len)?;
+            if let Some((location, to)) = to {
+                self.put(to, location.offset() + descriptor.offset.get() + start, len)?;
+            }
         }
         Ok(())
     }

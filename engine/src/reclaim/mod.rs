@@ -3,10 +3,13 @@
 mod clean;
 mod copy;
 mod evict;
+mod repair;
 mod tend;
 
 pub(crate) use clean::Cleaned;
 pub(crate) use evict::expire;
+pub(crate) use repair::Repair;
+pub use repair::Repaired;
 pub(crate) use tend::{clean_all, make_room, run, shrink, tend};
 
 use crate::device::directory::Directory;
@@ -24,7 +27,7 @@ pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u
         let own = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
         let synced = own.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
         for _ in 0..SLOTS {
-            for device in &devices.list {
+            for device in devices.list.iter() {
                 device.write_superblock(|slot| {
                     slot.manifest_generation = U64::new(generation);
                     slot.manifest_nonce = U64::new(nonce);
@@ -34,7 +37,7 @@ pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u
             }
         }
     }
-    for device in &devices.list {
+    for device in devices.list.iter() {
         let directory = &*device.directory;
         let files: Vec<(String, u64, u8)> = directory
             .list(manifest::DIRECTORY)?

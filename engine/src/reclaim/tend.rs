@@ -82,7 +82,7 @@ pub(crate) fn tend(inner: &Arc<StoreInner>) -> Result<Cleaned> {
             let space = lock(&inner.space);
             (space.free_segments(&inner.devices), space.all_segments(&inner.devices))
         };
-        if free > FREE_FEW.max(all / 16) {
+        if free > FREE_FEW.max(all / 32) {
             return Ok(done);
         }
         seal_wasted(inner);
@@ -200,6 +200,9 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             }
             // An error stands in the committer and comes back with the next call.
             let _ = tend(&inner);
+            if inner.devices.list.slots() > 1 && inner.devices.suspects.any() {
+                let _ = super::Repair::new(&inner).once();
+            }
             next_expiry_ms(&inner).map(|end| {
                 let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
                 Instant::now() + wait.min(Duration::from_secs(3600))

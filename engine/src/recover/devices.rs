@@ -105,7 +105,10 @@ fn is_cut_short(found: &[Found]) -> bool {
     });
     let devices: Vec<_> = found
         .iter()
-        .filter_map(|f| f.slot.map(|slot| (DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory))))
+        .filter_map(|f| {
+            let slot = f.slot?;
+            Some((DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory), slot.manifest_copies))
+        })
         .collect();
     let unused = || {
         super::replay(&devices, &slots, first.store_id).is_ok_and(|replayed| {
@@ -153,15 +156,6 @@ fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
     }
     let newest = slots.iter().map(|(_, slot)| slot).max_by_key(|slot| slot.epoch.get()).unwrap_or(first);
     let count = newest.device_count.get();
-    for index in 0..count {
-        if !seen.contains_key(&index) {
-            let text = format!(
-                "device {index} of {count} is missing; given are {}",
-                slots.iter().map(|(path, _)| path.display().to_string()).collect::<Vec<_>>().join(", ")
-            );
-            return Err(Error::new(ErrorKind::Configuration, text));
-        }
-    }
     if let Some((index, path)) = seen.iter().find(|(index, _)| **index >= count) {
         return Err(configuration(path, &format!("is device {index}, but the store has {count}")));
     }

@@ -10,7 +10,7 @@ use crate::device::directory::{Access, Directory};
 use crate::device::environment::{self, Event, Mutant, mutated, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::Catalog;
-use crate::log::{ManifestPlace, copies_for};
+use crate::log::ManifestPlace;
 use std::sync::Arc;
 use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
 use stratakv_format::superblock::Slot;
@@ -21,6 +21,8 @@ use zerocopy::FromBytes;
 const CHUNK_BYTES: u64 = 32 << 20;
 /// The largest manifest file that is believed.
 const FILE_BYTES_MAX: u64 = 4 << 30;
+/// How often what stands behind the end is read in search of a batch, at most.
+const BEHIND_READ_MAX: usize = 4;
 
 /// The state of a store as its manifest has it.
 pub(crate) struct Replayed {
@@ -35,14 +37,16 @@ struct Copy {
     device: DeviceIndex,
     file: String,
     bytes: Vec<u8>,
+    /// Its header has the feature of copies.
+    replicas: bool,
 }
 
-/// Replays the manifest that the slots name. `devices` are in the order of their index.
+/// Replays the manifest that the slots name. `devices` are in the order of their index, with the copies that each holds.
 ///
 /// # Errors
 /// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
 pub(crate) fn replay(
-    devices: &[(DeviceIndex, Arc<dyn Directory>)],
+    devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
     slots: &[Slot],
     store_id: [u8; 16],
 ) -> Result<Replayed> {
@@ -73,7 +77,7 @@ pub(crate) fn replay(
 }
 
 fn replay_generation(
-    devices: &[(DeviceIndex, Arc<dyn Directory>)],
+    devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
     slots: &[Slot],
     store_id: [u8; 16],
     generation: u64,
@@ -177,6 +181,9 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
             if matches!(record, Record::Superseded(_)) && batch.is_checkpoint() {
                 return Err("a checkpoint that is superseded".into());
             }
+            if matches!(record, Record::Replica(_)) && !copies.iter().any(|copy| copy.replicas) {
+                return Err("a copy in a manifest without the feature of copies".into());
+            }
             catalog.apply(&record)
         });
         applied.map_err(|e| damaged(copies, page, "records that fit together", e))?;
@@ -185,7 +192,7 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
 }
 
 fn read_copies(
-    devices: &[(DeviceIndex, Arc<dyn Directory>)],
+    devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
     store_id: [u8; 16],
     generation: u64,
     nonce: u64,
@@ -194,13 +201,13 @@ fn read_copies(
     let mut first_batch = None;
     let mut dirty = false;
     let mut error = None;
-    for (device, directory) in devices {
-        for copy in 0..copies_for(*device, devices.len()) {
+    for (device, directory, copies_there) in devices {
+        for copy in 0..*copies_there {
             let name = m::file_name(generation, copy);
             match read_copy(&**directory, *device, copy, &name, store_id, generation, nonce) {
-                Ok((bytes, first)) => {
+                Ok((bytes, first, replicas)) => {
                     first_batch = first_batch.or(Some(first));
-                    copies.push(Copy { device: *device, file: name, bytes });
+                    copies.push(Copy { device: *device, file: name, bytes, replicas });
                 }
                 // A copy that cannot be read is one that is damaged.
                 Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
@@ -229,7 +236,7 @@ fn read_copy(
     store_id: [u8; 16],
     generation: u64,
     nonce: u64,
-) -> Result<(Vec<u8>, u64)> {
+) -> Result<(Vec<u8>, u64, bool)> {
     let file = directory.open_file(name, Access::ReadOnly)?;
     let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     if len > FILE_BYTES_MAX {
@@ -267,10 +274,12 @@ fn read_copy(
     if first == 0 {
         return Err(corrupt("a first batch from 1 on".into(), "0".into()));
     }
-    Ok((bytes, first))
+    let replicas = page.features.has_replicas();
+    Ok((bytes, first, replicas))
 }
 
-/// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end.
+/// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end. Where more looks like batches than
+/// a manifest can hold, that is no torn end.
 fn durable_word(
     copies: &[Copy],
     page: usize,
@@ -283,12 +292,18 @@ fn durable_word(
         return Some("a superblock".into());
     }
     for copy in copies {
+        let mut left = copy.bytes.len().saturating_mul(BEHIND_READ_MAX);
         for at in page..copy.bytes.len() / PAGE_BYTES {
             let bytes = &copy.bytes[at * PAGE_BYTES..];
             let Ok((header, _)) = BatchHeader::ref_from_prefix(bytes) else { continue };
             let later = header.sequence.get();
             if header.magic != m::BATCH_MAGIC || later <= sequence || header.synced_through.get() < sequence {
                 continue;
+            }
+            let Some(pages) = Batch::claimed_pages(bytes) else { continue };
+            match left.checked_sub(pages as usize * PAGE_BYTES) {
+                Some(rest) => left = rest,
+                None => return Some(format!("what looks like batches in {}", copy.file)),
             }
             if Batch::verify(bytes, &BatchPlace { generation, nonce, sequence: later }).is_ok() {
                 return Some(format!("batch {later} behind it"));

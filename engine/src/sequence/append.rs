@@ -135,7 +135,13 @@ impl Sequence {
         let tables: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
         let held: usize = self.held.iter().map(|held| size_of::<Held>() + held.slot.memory_bytes()).sum();
         let written: usize = self.frames.iter().map(|frame| frame.body.memory_bytes()).sum();
-        let bytes = size_of::<Self>() + tables + held + written + self.token_ids.capacity() * 4 + more;
+        let bytes = size_of::<Self>()
+            + self.placed.memory_bytes()
+            + tables
+            + held
+            + written
+            + self.token_ids.capacity() * 4
+            + more;
         self.store.devices.resize(&mut self.index, bytes)
     }
 
@@ -146,11 +152,18 @@ impl Sequence {
     /// Writes the groups collected so far, without waiting for the writes.
     fn write_groups(&mut self) -> Result<()> {
         self.land(false)?;
-        if self.frames.iter().filter(|frame| !frame.runs.is_empty()).count() >= FRAMES_IN_FLIGHT {
+        if self.frames.iter().filter(|frame| !frame.runs.is_empty()).count() >= self.frames_in_flight() {
             self.land(true)?;
         }
         let drafts = self.group_drafts()?;
         self.write_drafts(drafts, false)
+    }
+
+    /// As many frames as keep every device busy, within what memory allows.
+    fn frames_in_flight(&self) -> usize {
+        (FRAMES_IN_FLIGHT * self.store.devices.open_count())
+            .min(self.store.frame_bytes * FRAMES_IN_FLIGHT / self.frame_target.max(1))
+            .max(FRAMES_IN_FLIGHT)
     }
 
     /// Drafts of all groups collected, each within the limit of a frame.
@@ -204,7 +217,7 @@ impl Sequence {
                     other => break other?,
                 }
             };
-            self.store.add_written(frame.meta.location.bytes());
+            self.store.add_written(frame.device_bytes());
             for landed in &frame.runs {
                 if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
                     layer.pending.retain(|run| !Arc::ptr_eq(run, &landed.run));
@@ -215,10 +228,18 @@ impl Sequence {
         Ok(())
     }
 
-    fn write_draft(&self, draft: &Draft, here: bool) -> Result<WrittenFrame> {
-        let device = lock(&self.store.space).next_device(&self.store.devices);
-        let ids = self.store.next_frame();
-        write_frame(&self.store.devices, &self.store.space, ids, &self.who, device, draft, here)
+    fn write_draft(&mut self, draft: &Draft, here: bool) -> Result<WrittenFrame> {
+        let parts = draft.parts();
+        let store = &self.store;
+        self.placed.widen(store.devices.list.slots());
+        let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
+        let ids = store.next_frame();
+        let frame = write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, here)?;
+        if frame.missing > 0 {
+            store.devices.suspects.owe();
+        }
+        frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));
+        Ok(frame)
     }
 
     /// Takes note of frames whose writes ended; with `wait`, at least of the oldest. Their groups are read from the device
@@ -265,7 +286,8 @@ impl Sequence {
         let mut frames = self.frames.split_off(at);
         for frame in &mut frames {
             if frame.wait().is_err() {
-                lock(&self.store.space).abandon(frame.segment());
+                let mut space = lock(&self.store.space);
+                frame.segments().for_each(|segment| space.abandon(segment));
             }
             self.state_dirty |= frame.holds_state;
         }

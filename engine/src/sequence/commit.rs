@@ -16,8 +16,8 @@ impl Sequence {
     /// Commits all tokens up to [`Sequence::len`], the token ids and the caller's state as last set, atomically.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where the text says that the commit stays
-    /// queued, it is made, with the caller's state it carries, together with the next one that finds room.
+    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where [`Error::is_queued`] says so, the
+    /// commit is kept as after [`Durability::Lazy`], and durable with the next one that finds room.
     /// [`ErrorKind::Indeterminate`]: a write or sync failed midway; what is durable is known after reopening.
     /// [`ErrorKind::Poisoned`]: an earlier one did.
     pub fn commit(&mut self, durability: Durability) -> Result<()> {
@@ -36,7 +36,8 @@ impl Sequence {
     /// Sets the caller's state, up to 64 KiB, and commits. Reopening gives the state back: a session resumes from it.
     ///
     /// # Errors
-    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state.
+    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state. Unless the commit is kept
+    /// ([`Error::is_queued`]), [`Sequence::state`] is what it was before.
     pub fn commit_with(&mut self, state: &[u8], durability: Durability) -> Result<()> {
         if state.len() > CALLER_STATE_BYTES_MAX {
             let text = format!("caller state of {} bytes; at most {CALLER_STATE_BYTES_MAX}", state.len());
@@ -44,7 +45,7 @@ impl Sequence {
         }
         let before = (self.state.replace(state.to_vec()), std::mem::replace(&mut self.state_dirty, true));
         let committed = self.commit(durability);
-        if committed.is_err() {
+        if committed.as_ref().is_err_and(|e| !e.is_queued()) {
             (self.state, self.state_dirty) = before;
             // A frame that holds the state that was refused commits it no more.
             self.frames.iter_mut().for_each(|frame| frame.holds_state = false);
@@ -70,17 +71,16 @@ impl Sequence {
         let mut released = 0;
         for held in &mut self.held {
             let Some(shared) = held.shared.take() else { continue };
-            let (segment, record) = held.announcement();
-            request.records.push(Kind::Frame, &record, &[]);
+            let segments = held.announce(&mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, held.frame, held.token_end), &[]);
-            request.flights.extend(held.flight.take());
+            request.flights.append(&mut held.flights);
             match shared {
-                Shared::Named => request.pins.push(segment),
-                Shared::Unnamed => request.segments.push(segment),
+                Shared::Named => request.pins.extend(segments),
+                Shared::Unnamed => request.segments.extend(segments),
             }
         }
         for frame in self.frames.drain(..) {
-            request.records.push(Kind::Frame, &frame.meta.record(frame.id), &[]);
+            frame.meta.announce(frame.id, &mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(Held::written(&frame, None));
             if frame.holds_state {
@@ -106,14 +106,17 @@ impl Sequence {
         self.state_dirty = false;
         self.ids_durable = self.ids_written;
         self.stored = true;
-        self.committed = length;
-        match durability {
+        let outcome = match durability {
             Durability::Sync => self.store.commit(request),
             _ => {
                 self.store.committer.enqueue(request, Some(Instant::now() + self.store.lazy_delay));
                 Ok(())
             }
+        };
+        if outcome.as_ref().err().is_none_or(Error::is_queued) {
+            self.committed = length;
         }
+        outcome
     }
 
     /// Drafts of everything a commit of `length` tokens and `ids` token ids writes: groups, tails, token ids, state.

@@ -5,11 +5,11 @@
 
 use super::{Held, Sequence, Shared};
 use crate::error::Result;
-use crate::index::{RecordBuffer, SegmentHandle, SequenceMeta};
+use crate::index::{FrameMeta, RecordBuffer, ReplicaMeta, SegmentHandle, SequenceMeta};
 use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
 use std::sync::Arc;
 use stratakv_format::Location;
-use stratakv_format::manifest::{self as m, Kind};
+use stratakv_format::manifest::Kind;
 
 impl Sequence {
     /// A sequence without a key that starts with all tokens of this one, its token ids and its caller's state. From then on the
@@ -50,7 +50,7 @@ impl Sequence {
             created_unix_ms: now,
             // It may live as long, and be evicted as early, as the one it comes from.
             ttl_ms: who.ttl_ms,
-            replicas: 1,
+            replicas: who.copies as u8,
             evictable: who.evictable,
             parent,
             tokens: 0,
@@ -61,6 +61,9 @@ impl Sequence {
             refs: Vec::new(),
         };
         let mut records = RecordBuffer::default();
+        if who.copies > 1 {
+            records.require_replicas();
+        }
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
         let mut child = Self::new(claim, who, records)?;
         for (own, other) in child.layers.iter_mut().zip(&mut self.layers) {
@@ -90,17 +93,27 @@ impl Held {
             first_token: frame.first_token,
             token_end: frame.token_end,
             shared,
-            flight: (shared == Some(Shared::Unnamed)).then(|| Arc::clone(&frame.flight)),
+            flights: if shared == Some(Shared::Unnamed) { frame.flights() } else { Vec::new() },
         }
     }
 
-    /// The segment it lies in now, and the record that says so.
-    pub(super) fn announcement(&self) -> (Arc<SegmentHandle>, m::Frame) {
+    /// Announces it where its copies lie now. Gives their segments.
+    pub(super) fn announce(&self, records: &mut RecordBuffer) -> Vec<Arc<SegmentHandle>> {
         let now = self.slot.now();
-        let (device, segment) = now.segment.key;
-        let location = Location { device, segment, page: now.page, pages: self.meta.location.pages };
-        let mut meta = self.meta.clone();
-        (meta.location, meta.header_crc) = (location, now.header_crc);
-        (Arc::clone(&now.segment), meta.record(self.frame))
+        let pages = self.meta.location.pages;
+        let replica = |copy| {
+            let (segment, page, header_crc) = now.copy(copy);
+            let (device, segment) = segment.key;
+            ReplicaMeta { generation: 1, location: Location { device, segment, page, pages }, header_crc }
+        };
+        let first = replica(0);
+        let meta = FrameMeta {
+            location: first.location,
+            header_crc: first.header_crc,
+            replicas: (1..now.copies()).map(replica).collect(),
+            ..self.meta.clone()
+        };
+        meta.announce(self.frame, records);
+        (0..now.copies()).map(|copy| Arc::clone(now.copy(copy).0)).collect()
     }
 }

@@ -5,8 +5,10 @@ use super::{Held, Sequence};
 use crate::device::driver::Op;
 use crate::device::environment::covered;
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::index::{Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source};
-use crate::log::{Claim, Devices, SequenceIdentity, StoreInner};
+use crate::index::{
+    BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source,
+};
+use crate::log::{Claim, CopyAt, Devices, SequenceIdentity, StoreInner, copies_of};
 use crate::metrics::{Category, lock};
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::Arc;
@@ -38,13 +40,32 @@ struct Reference {
     clip: u64,
     /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
     token_end: u64,
-    segment: Arc<SegmentHandle>,
+    /// Its copies on devices that are there; what is read comes from the first, as `meta.location` says.
+    copies: Vec<CopyAt>,
+}
+
+impl Reference {
+    fn segment(&self) -> &Arc<SegmentHandle> {
+        &self.copies[0].at.segment
+    }
+
+    /// Prefers the copies behind the first.
+    fn turn(&mut self) {
+        self.copies.rotate_left(1);
+        self.name_first();
+    }
+
+    fn name_first(&mut self) {
+        if let Some(first) = self.copies.first() {
+            (self.meta.location, self.meta.header_crc) = (first.location, first.at.header_crc);
+        }
+    }
 }
 
 /// The sequence as its last commit left it.
 pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
     let store = Arc::clone(&claim.store);
-    let references = references(&store, meta)?;
+    let mut references = references(&store, meta)?;
     let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
     let layout = layout.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("sequence {id} has no layout")))?;
     let who = SequenceIdentity {
@@ -56,6 +77,7 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         layout,
         ttl_ms: meta.ttl_ms,
         evictable: meta.evictable,
+        copies: usize::from(meta.replicas).max(1),
     };
     let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
     let mut loose = Vec::new();
@@ -69,11 +91,13 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
             *bytes <= batch_bytes
         };
         let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
-        let batch = &references[start..start + count];
+        let batch = &mut references[start..start + count];
         let devices = Arc::clone(&sequence.store.devices);
         let fronts: Vec<_> =
-            batch.iter().map(|r| (r.segment.as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
-        for (reference, front) in batch.iter().zip(read(&devices, &fronts)?) {
+            batch.iter().map(|r| (r.segment().as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
+        let fronts = read_each(&devices, &fronts)?;
+        for (reference, front) in batch.iter_mut().zip(fronts) {
+            let front = sequence.good_front(reference, front)?;
             sequence.lay_frame(reference, &front, &mut loose)?;
         }
         start += count;
@@ -93,17 +117,34 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
     for &(id, token_end) in &meta.refs {
         let lost = || Error::new(ErrorKind::Corruption, format!("frame {id} is not in the manifest"));
         let frame = catalog.frames.get(&id).ok_or_else(lost)?.clone();
-        let key = (frame.location.device, frame.location.segment);
-        let segment = catalog.segments.get(&key).ok_or_else(lost)?;
-        let segment = space.handle(&store.devices, key, segment)?;
+        let copies =
+            copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
         let clip = token_end.min(meta.tokens);
-        references.push(Reference { id, meta: frame, clip, token_end, segment });
+        let mut reference = Reference { id, meta: frame, clip, token_end, copies };
+        reference.name_first();
+        references.push(reference);
     }
     Ok(references)
 }
 
-/// Reads pieces of segments, all in one batch per device.
-pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+/// Reads pieces of segments, all in one batch per device; the first error.
+fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+    read_each(devices, pieces)?.into_iter().collect()
+}
+
+/// Outcomes of requests by their tag.
+struct Each(Vec<Arc<Waiter>>);
+
+impl Sink for Each {
+    fn complete(&self, tag: u64, outcome: Result<()>) {
+        if let Some(waiter) = self.0.get(tag as usize) {
+            waiter.complete(0, outcome);
+        }
+    }
+}
+
+/// Reads pieces of segments, all in one batch per device, each with its outcome.
+pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Result<Vec<u8>>>> {
     let mut buffers = Vec::new();
     let mut owners = Vec::new();
     for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
@@ -111,36 +152,113 @@ pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -
             let len = READ_BYTES.min(bytes - start);
             let mut buffer = devices.buffer(len)?;
             let into = buffer.read_target(0..len)?;
-            let op = Op::Read { file: segment.file()?, offset: offset + start as u64, into };
+            let file = devices.get(segment.key.0).and_then(|_| segment.file());
+            owners.push(file.map(|file| (segment.key.0, Op::Read { file, offset: offset + start as u64, into })));
             buffers.push((piece, buffer));
-            owners.push((segment.key.0, op));
         }
     }
-    let waiter = Waiter::new(owners.len());
+    let waiters: Vec<_> = owners.iter().map(|_| Waiter::new(1)).collect();
     let mut by_device: std::collections::BTreeMap<_, Vec<Request>> = std::collections::BTreeMap::new();
-    for (device, op) in owners {
-        by_device.entry(device).or_default().push(Request { op, tag: 0 });
+    for (tag, owner) in owners.into_iter().enumerate() {
+        match owner {
+            Ok((device, op)) => by_device.entry(device).or_default().push(Request { op, tag: tag as u64 }),
+            Err(e) => waiters[tag].complete(0, Err(e)),
+        }
     }
+    let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
     for (device, requests) in by_device {
-        let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
-        devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel: None });
+        let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
+        devices.get(device)?.shard.submit_wait(batch);
     }
-    waiter.wait()?;
-    let mut out = vec![Vec::new(); pieces.len()];
-    for (piece, buffer) in &buffers {
-        out[*piece].extend_from_slice(buffer.bytes().unwrap_or_default());
+    let mut out: Vec<Result<Vec<u8>>> = pieces.iter().map(|_| Ok(Vec::new())).collect();
+    for (waiter, (piece, buffer)) in waiters.iter().zip(&buffers) {
+        match (waiter.wait(), &mut out[*piece]) {
+            (Ok(()), Ok(bytes)) => bytes.extend_from_slice(buffer.bytes().unwrap_or_default()),
+            (Err(e), whole @ Ok(_)) => *whole = Err(e),
+            (_, Err(_)) => {}
+        }
     }
     Ok(out)
 }
 
 impl Sequence {
+    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first.
+    fn good_front(&self, reference: &mut Reference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
+        if reference.copies.len() < 2 {
+            return front;
+        }
+        let mut front = front;
+        let devices = &self.store.devices;
+        for turn in 0..reference.copies.len() {
+            if turn > 0 {
+                reference.turn();
+                let place = (reference.segment().as_ref(), reference.meta.location.offset(), front_bytes(reference));
+                let again = read(devices, &[place]).map(|mut fronts| fronts.pop().unwrap_or_default());
+                // The first error is the one to tell.
+                front = match (front, again) {
+                    (Err(first), Err(_)) => Err(first),
+                    (_, again) => again,
+                };
+            }
+            let good = match &front {
+                Ok(bytes) => self.check_front(reference, bytes),
+                Err(e) => Err(e.duplicate()),
+            };
+            match good {
+                Ok(()) => return front,
+                Err(e) => {
+                    let device = reference.meta.location.device;
+                    devices.suspects.add_at(reference.id, device);
+                    if let Ok(device) = devices.get(device) {
+                        device.counters.other_copies.add(1);
+                    }
+                    front = Err(e);
+                }
+            }
+        }
+        front
+    }
+
+    /// Whether the front of a frame is what was written: header and small pieces.
+    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<()> {
+        let place = FramePlace {
+            store_id: self.store.devices.identity.store_id,
+            location: reference.meta.location,
+            segment_generation: reference.segment().generation,
+            segment_nonce: reference.segment().nonce,
+        };
+        let damaged = |found| corrupt(reference, "frame-header", 0, front.len(), found);
+        let view = FrameView::verify(front, &place).map_err(|e| damaged(e.to_string()))?;
+        if view.header().crc.get() != reference.meta.header_crc {
+            return Err(damaged("the header of another frame".into()));
+        }
+        let small = view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS);
+        for descriptor in small {
+            let planes = match descriptor.kind.get() {
+                KIND_TAIL => {
+                    let layer = self.layer(usize::from(descriptor.layer.get()))?;
+                    let tokens = descriptor.tokens.get() as usize;
+                    let (key, value) = tail_plane_bytes(&layer.geometry, self.who.layout.dtype(), tokens);
+                    Some([key, value])
+                }
+                KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE => None,
+                _ => continue,
+            };
+            let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
+            for plane in 0..count {
+                self.piece(reference, &view, descriptor, front, plane, planes)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Lays one frame over what the frames before it left.
     fn lay_frame(&mut self, reference: &Reference, front: &[u8], loose: &mut Vec<Loose>) -> Result<()> {
         let place = FramePlace {
             store_id: self.store.devices.identity.store_id,
             location: reference.meta.location,
-            segment_generation: reference.segment.generation,
-            segment_nonce: reference.segment.nonce,
+            segment_generation: reference.segment().generation,
+            segment_nonce: reference.segment().nonce,
         };
         let damaged = |found: String| {
             corrupt(reference, "frame-header", 0, reference.meta.header_pages as usize * PAGE_BYTES, found)
@@ -160,11 +278,13 @@ impl Sequence {
         let groups = view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS);
         let checksums = groups.clone().flat_map(|d| view.checksums(d)).map(|c| c.get()).collect();
         let body = FrameBody {
+            id: reference.id,
             origin: reference.meta.origin,
             nonce: reference.meta.nonce,
-            segment: Arc::clone(&reference.segment),
+            segment: Arc::clone(reference.segment()),
             page: reference.meta.location.page,
             header_crc: reference.meta.header_crc,
+            replicas: reference.copies[1..].iter().map(|copy| copy.at.clone()).collect(),
             checksums,
         };
         let held = self.index.bytes() + body.memory_bytes();
@@ -181,7 +301,7 @@ impl Sequence {
             first_token,
             token_end: reference.token_end,
             shared: None,
-            flight: None,
+            flights: Vec::new(),
         });
         let mut checksum = 0;
         // Where a tail and a group of one frame overlap, the tail is the newer.
@@ -409,45 +529,59 @@ impl Sequence {
     }
 }
 
-/// One block, read by itself and checked; one that is wrong is read once more.
+/// One block, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.
 pub(super) fn read_block(
     devices: &Devices,
     layer: &super::Layer,
     group: u64,
     tokens: u64,
-    place: &crate::index::BlockPlace,
+    place: &BlockPlace,
 ) -> Result<Vec<u8>> {
-    read_block_once(devices, layer, group, tokens, place).or_else(|e| match e.kind() {
-        ErrorKind::Corruption => read_block_once(devices, layer, group, tokens, place),
-        _ => Err(e),
-    })
+    let mut failed = None;
+    for copy in 0..place.frame.copies() {
+        let read = || read_block_copy(devices, layer, group, tokens, place, copy);
+        let outcome = read().or_else(|e| if e.kind() == ErrorKind::Corruption { read() } else { Err(e) });
+        match outcome {
+            Ok(block) => return Ok(block),
+            Err(e) => {
+                if place.frame.copies() > 1 {
+                    devices.suspects.add(&place.frame, copy);
+                }
+                failed.get_or_insert(e);
+            }
+        }
+    }
+    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, "a frame without a copy")))
 }
 
-fn read_block_once(
+fn read_block_copy(
     devices: &Devices,
     layer: &super::Layer,
     group: u64,
     tokens: u64,
-    place: &crate::index::BlockPlace,
+    place: &BlockPlace,
+    copy: usize,
 ) -> Result<Vec<u8>> {
-    let first = place.offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-    let skip = (place.offset - first) as usize;
+    let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
+    let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    let skip = (offset - first) as usize;
     let bytes = (skip + layer.block.block_bytes).next_multiple_of(PAGE_BYTES);
-    let pages = read(devices, &[(&place.frame.segment, first, bytes)])?.pop().unwrap_or_default();
+    let pages = read(devices, &[(own, first, bytes)])?.pop().unwrap_or_default();
     let block = pages.get(skip..skip + layer.block.block_bytes).unwrap_or_default();
-    check_block(devices, layer, group, tokens, place, block)?;
+    check_block(devices, layer, group, tokens, (place, copy), block)?;
     Ok(block.to_vec())
 }
 
-/// Holds a block against its checksums.
+/// Holds a block, read from this copy, against its checksums.
 pub(super) fn check_block(
     devices: &Devices,
     layer: &super::Layer,
     group: u64,
     tokens: u64,
-    place: &crate::index::BlockPlace,
+    (place, copy): (&BlockPlace, usize),
     block: &[u8],
 ) -> Result<()> {
+    let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
     for plane in 0..layer.geometry.planes() {
         let (start, len) = layer.block.plane(plane);
         let identity = PlaneIdentity::new(
@@ -465,9 +599,9 @@ pub(super) fn check_block(
         if expected != Some(found) {
             return Err(Error::corrupt(Corruption {
                 code: "payload-checksum",
-                device: place.frame.segment.key.0.0,
-                file: segment::file_name(place.frame.segment.key.1),
-                offset: place.offset + start as u64,
+                device: own.key.0.0,
+                file: segment::file_name(own.key.1),
+                offset: offset + start as u64,
                 len: len as u64,
                 expected: format!("checksum {:#018x}", expected.unwrap_or(0)),
                 found: format!("{found:#018x}"),

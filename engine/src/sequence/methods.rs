@@ -1,7 +1,7 @@
 //! Selectors of a sequence: their summaries are built from what there is, grow with it, and choose.
 
 use super::Sequence;
-use super::load::{check_block, read, read_block};
+use super::load::{check_block, read_block, read_each};
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Source;
@@ -195,14 +195,23 @@ impl Sequence {
                     (place.frame.segment.as_ref(), first, bytes)
                 })
                 .collect();
-            for (place, pages) in places.iter().zip(read(&self.store.devices, &pieces)?) {
+            for (place, pages) in places.iter().zip(read_each(&self.store.devices, &pieces)?) {
                 let skip = (place.offset % page) as usize;
-                let block = pages.get(skip..skip + state.block.block_bytes).unwrap_or_default();
-                let again = match check_block(&self.store.devices, state, group, tokens, place, block) {
-                    Err(e) if e.kind() == ErrorKind::Corruption => {
+                let block = match &pages {
+                    Ok(pages) => pages.get(skip..skip + state.block.block_bytes).unwrap_or_default(),
+                    Err(_) => &[],
+                };
+                // What did not come, or came wrong, is read by itself: again, and from other copies.
+                let checked = match pages.as_ref() {
+                    Ok(_) => check_block(&self.store.devices, state, group, tokens, (place, 0), block),
+                    Err(e) => Err(e.duplicate()),
+                };
+                let again = match checked {
+                    Ok(()) => None,
+                    Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
                         Some(read_block(&self.store.devices, state, group, tokens, place)?)
                     }
-                    other => other.map(|()| None)?,
+                    Err(e) => return Err(e),
                 };
                 let block = again.as_deref().unwrap_or(block);
                 summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);

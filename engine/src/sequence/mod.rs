@@ -13,7 +13,7 @@ mod truncate;
 use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Flight, FrameMeta, FrameSlot, RecordBuffer};
-use crate::layout::KvLayout;
+use crate::layout::{KvLayout, Placed};
 use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
 use crate::options::{CacheOptions, Durability};
@@ -24,6 +24,9 @@ use stratakv_format::{FrameId, SequenceId};
 pub(crate) use load::load;
 pub use methods::SelectorId;
 pub use reader::SequenceReader;
+
+/// A frame that is striped over devices is not smaller than this: every frame costs a header page.
+const STRIPE_BYTES_MIN: usize = 1 << 20;
 
 /// One token stream of a store: what an inference session appends to and reads from. One handle at a time; `Send`, so that it
 /// can move between threads. Tokens that were not committed are gone when it is dropped.
@@ -57,6 +60,8 @@ pub struct Sequence {
     frame_limit: usize,
     /// Group bytes from which a frame is written.
     frame_target: usize,
+    /// What of each layer lies on which device.
+    placed: Placed,
     methods: methods::Methods,
     method_bytes: Reservation,
     index: Reservation,
@@ -82,7 +87,7 @@ struct Held {
     /// What the next commit does about it, when no commit of this sequence has named it yet.
     shared: Option<Shared>,
     /// Its pages, where no commit had named it when it was taken over.
-    flight: Option<Arc<Flight>>,
+    flights: Vec<Arc<Flight>>,
 }
 
 /// A frame taken over from another sequence.
@@ -121,8 +126,12 @@ impl Sequence {
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
         let method_bytes = reserve(0, Category::Summaries)?;
-        let index = reserve(size_of::<Self>(), Category::Index)?;
-        let frame_target = store.frame_bytes.min(frame_limit / 2);
+        let placed = Placed::new(layout.layers(), store.devices.list.slots());
+        let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
+        // With several devices smaller frames, so that what is read together lies on all of them; and small against a segment,
+        // so that little is left at its end.
+        let stripe = (store.frame_bytes / store.devices.open_count().max(1)).max(STRIPE_BYTES_MIN);
+        let frame_target = stripe.min((frame_limit / 8).max(64 << 10)).min(store.frame_bytes).min(frame_limit / 2);
         let cache = store.cache.clone();
         Ok(Self {
             store,
@@ -143,6 +152,7 @@ impl Sequence {
             owed: None,
             frame_limit,
             frame_target,
+            placed,
             methods: methods::Methods::default(),
             method_bytes,
             index,
@@ -189,13 +199,15 @@ impl Sequence {
         self.layer(layer).map(|layer| layer.tokens)
     }
 
-    /// Tokens of the last commit.
+    /// Tokens of the last commit that was made or [is queued](Error::is_queued). After [`ErrorKind::Indeterminate`] those of the
+    /// one before it: what is durable is known when the store is opened again.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.committed
     }
 
-    /// The caller's state as it was set or as the last commit left it.
+    /// The caller's state as of the last commit that was made, is queued, or waits for one
+    /// ([`Durability::None`](crate::Durability::None)). As with [`Sequence::committed`], a commit that failed does not count.
     #[must_use]
     pub fn state(&self) -> Option<&[u8]> {
         self.state.as_deref()
@@ -246,7 +258,8 @@ impl Sequence {
     /// within the lazy delay, or with the next sync.
     ///
     /// # Errors
-    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
+    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`], and [`Error::is_queued`] for one that is made later.
+    /// The handle is gone in any case.
     pub fn delete(mut self, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
         self.owed = None;

@@ -3,7 +3,7 @@
 use super::Sequence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
-use crate::layout::KvLayout;
+use crate::layout::{KvLayout, Placed};
 use crate::metrics::{Category, Reservation};
 use crate::select::{SelectOptions, View};
 use crate::summary::MinMax;
@@ -99,6 +99,7 @@ impl Sequence {
             owed: None,
             frame_limit: self.frame_limit,
             frame_target: self.frame_target,
+            placed: Placed::default(),
             methods: super::methods::Methods::default(),
             method_bytes: reserve(0, Category::Summaries)?,
             index,

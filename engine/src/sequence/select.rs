@@ -4,7 +4,7 @@ use super::Sequence;
 use super::layer::Layer;
 use crate::attention::{HeadMask, TokenMask, dot_fn};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::Source;
+use crate::index::{BlockPlace, Source};
 use crate::select::{SelectOptions, TailView, Unit, UnitSource, View, ViewInner, choose};
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,6 +55,22 @@ impl Sequence {
         let span = Span::of(state, self.who.layout.group_tokens());
         let chosen: Vec<u64> = span.groups.clone().collect();
         self.view(state, &span, &chosen)
+    }
+
+    /// The devices that have a copy of a group, by index, the first copy's in front; none for a group that is in memory only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the layer has no such group.
+    pub fn devices_of(&self, layer: usize, group: u64) -> Result<Vec<u16>> {
+        let state = self.layer(layer)?;
+        if group >= state.tokens / self.who.layout.group_tokens() as u64 {
+            let text = format!("layer {layer} has no group {group}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let place =
+            state.table.find(group).and_then(|extent| extent.place(group, &state.block, state.geometry.planes()));
+        let copies = |place: BlockPlace| (0..place.frame.copies()).map(|at| place.frame.copy(at).0.key.0.0).collect();
+        Ok(place.map(copies).unwrap_or_default())
     }
 
     /// The view of a selection made elsewhere: `groups` in rising order, and the tail.

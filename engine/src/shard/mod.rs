@@ -23,6 +23,8 @@ use crate::device::driver::{Driver, DriverKind, DriverStatus, Op};
 use crate::device::file::Poison;
 use crate::device::here;
 use crate::device::posix::Posix;
+#[cfg(any(feature = "glommio", feature = "tokio-uring"))]
+use crate::device::runtimes;
 #[cfg(feature = "sim")]
 use crate::device::sim::SimDriver;
 use crate::device::uring::Uring;
@@ -279,19 +281,25 @@ fn start_driver(
     counters: &Arc<DeviceCounters>,
 ) -> Result<Box<dyn Driver>> {
     let posix = |notes| Posix::start(name, Arc::clone(counters), notes).map(|d| Box::new(d) as Box<dyn Driver>);
-    if kind == DriverKind::Posix {
-        return posix(Vec::new());
-    }
-    match Uring::start(dir, arena, Arc::clone(counters)) {
-        Ok(driver) => Ok(Box::new(driver)),
-        Err(e) if kind == DriverKind::Uring => {
-            let remedy = remedy(&e);
-            Err(Error::io(format!("io_uring cannot be used: {remedy}"), e).with_kind(ErrorKind::Configuration))
+    let refused = |what: &str, e: std::io::Error| {
+        Error::io(format!("{what} cannot be used: {}", remedy(&e)), e).with_kind(ErrorKind::Configuration)
+    };
+    match kind {
+        DriverKind::Posix => posix(Vec::new()),
+        #[cfg(feature = "glommio")]
+        DriverKind::Glommio => runtimes::glommio::start(Arc::clone(counters)).map_err(|e| refused("glommio", e)),
+        #[cfg(feature = "tokio-uring")]
+        DriverKind::TokioUring => {
+            runtimes::tokio_uring::start(Arc::clone(counters)).map_err(|e| refused("tokio-uring", e))
         }
-        Err(e) => posix(vec![format!(
-            "io_uring cannot be used ({e}), threads read instead, at more CPU per read: {}",
-            remedy(&e)
-        )]),
+        DriverKind::Uring | DriverKind::Auto => match Uring::start(dir, arena, Arc::clone(counters)) {
+            Ok(driver) => Ok(Box::new(driver)),
+            Err(e) if kind == DriverKind::Uring => Err(refused("io_uring", e)),
+            Err(e) => posix(vec![format!(
+                "io_uring cannot be used ({e}), threads read instead, at more CPU per read: {}",
+                remedy(&e)
+            )]),
+        },
     }
 }
 

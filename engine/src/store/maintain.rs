@@ -53,6 +53,12 @@ pub struct Health {
     pub stuck_segments: u64,
     /// Commits that wait for the next sync.
     pub queued_commits: u64,
+    /// Devices that were declared lost, by index, and still owe copies to others.
+    pub lost: Vec<u16>,
+    /// Devices whose reads fail, by index: other copies are read first.
+    pub avoided: Vec<u16>,
+    /// Copies that failed a read and were not looked at yet.
+    pub suspect_copies: u64,
 }
 
 impl Health {
@@ -62,6 +68,8 @@ impl Health {
         let faults = |device: &DeviceSnapshot| device.errors + device.checksum_failures;
         self.read_only.is_none()
             && self.poisoned.is_empty()
+            && self.lost.is_empty()
+            && self.suspect_copies == 0
             && self.checksum_failures + self.stuck_segments == 0
             && self.devices.iter().all(|device| faults(device) == 0)
     }
@@ -92,6 +100,18 @@ impl Store {
             moved_bytes: own.moved_bytes.get(),
             stuck_segments: lock(&inner.space).stuck_segments(),
             queued_commits: inner.committer.waiting() as u64,
+            lost: lock(&inner.catalog)
+                .members
+                .values()
+                .filter(|member| member.state == stratakv_format::manifest::MEMBER_LOST)
+                .map(|member| member.device.get())
+                .collect(),
+            avoided: list
+                .iter()
+                .filter(|device| device.profile.status().avoided)
+                .map(|device| device.index.0)
+                .collect(),
+            suspect_copies: inner.devices.suspects.len() as u64,
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a store tells about itself and its sequences.
 
 use crate::cache::CacheStatus;
+use crate::device::profile::ProfileStatus;
 use crate::metrics::{DeviceSnapshot, MemoryUsage};
 use serde::Serialize;
 
@@ -15,12 +16,18 @@ pub struct SequenceInfo {
     pub tokens: u64,
     /// Bytes of its frames on devices, header and padding included.
     pub disk_bytes: u64,
+    /// Frames that it refers to.
+    pub frames: usize,
     /// The sequence it was forked from, which may be gone.
     pub parent: Option<u64>,
     /// When it was created, milliseconds since 1970.
     pub created_unix_ms: u64,
     /// When it was last committed, milliseconds since 1970.
     pub committed_unix_ms: u64,
+    /// Milliseconds from its creation until it is deleted, 0 for never.
+    pub ttl_ms: u64,
+    /// Eviction priority, 0 for never.
+    pub evictable: u8,
 }
 
 /// How a device is driven.
@@ -38,6 +45,8 @@ pub struct DeviceStatus {
     pub available_bytes: Option<u64>,
     /// What it did since the store was opened.
     pub counters: DeviceSnapshot,
+    /// How fast it is.
+    pub profile: ProfileStatus,
 }
 
 /// How a store runs.

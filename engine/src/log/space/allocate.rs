@@ -56,6 +56,10 @@ pub(crate) fn allocate(
     loop {
         let (stream, step, changed) = {
             let mut space = lock(space);
+            if !devices.get(device)?.is_active() {
+                // Under this lock: whoever finds the device unused knows that it stays so.
+                return Err(Error::new(ErrorKind::NoSpace, format!("device {device} takes no more frames")));
+            }
             let stream = sequence.map_or(Stream::Moved, |sequence| space.stream_of(devices, sequence, device));
             let step = space.step(devices, device, (stream, sequence), pages, full.as_ref())?;
             (stream, step, Arc::clone(&space.changed))

@@ -112,7 +112,8 @@ pub(crate) struct Space {
     stuck: BTreeSet<SegmentKey>,
     /// Some file could not be preallocated.
     sparse: bool,
-    next_device: usize,
+    /// See [`Self::next_frame`].
+    pointer: usize,
     /// Told when a segment was opened, or could not be.
     changed: Arc<EventCount>,
 }
@@ -134,7 +135,7 @@ impl Space {
             segment_pages: devices.identity.segment_pages,
             stuck: BTreeSet::new(),
             sparse: false,
-            next_device: 0,
+            pointer: 0,
             changed: Arc::default(),
         };
         for (key, meta) in &catalog.segments {
@@ -197,11 +198,11 @@ impl Space {
         self.frames.get(&id).and_then(Weak::upgrade)
     }
 
-    /// The device for the next frame: one after the other.
-    pub(crate) fn next_device(&mut self, devices: &Devices) -> DeviceIndex {
-        let index = self.next_device % devices.list.len();
-        self.next_device = index + 1;
-        devices.list[index].index
+    /// Counts the frames, so that each begins to look for its device behind the one before.
+    pub(crate) fn next_frame(&mut self) -> usize {
+        let pointer = self.pointer;
+        self.pointer = pointer.wrapping_add(1);
+        pointer
     }
 
     /// Says what ends a sequence: see [`Stream::Shared`].
@@ -241,11 +242,31 @@ impl Space {
         if active.handle.in_flight_pages() == 0 {
             active.handle.lazy.hold(false);
         }
-        self.pending.push(Kind::SegmentSeal, &seal_record(active.handle.key, active.next_page), &[]);
         let (device, id) = active.handle.key;
         if let Some(own) = self.devices.get_mut(&device) {
             own.sealed.insert(id);
+            self.pending.push(Kind::SegmentSeal, &seal_record(active.handle.key, active.next_page), &[]);
         }
+    }
+
+    /// Whether nobody has, or is about to write, anything on a device that no commit names: frames of sequences that were not
+    /// committed, of forks, of readers of what was deleted.
+    pub(crate) fn is_unused(&self, device: DeviceIndex) -> bool {
+        let here = |segment: &SegmentHandle| segment.key.0 == device;
+        let opening = self.devices.get(&device).is_some_and(|own| own.opening > 0);
+        let mut handles =
+            self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, handle)| handle.upgrade());
+        let mut frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
+        !opening
+            && handles.all(|handle| handle.in_flight_pages() == 0)
+            && frames.all(|frame| (0..frame.copies()).all(|copy| !here(frame.copy(copy).0)))
+    }
+
+    /// A device is no member from now on: nothing more is said of its segments.
+    pub(crate) fn forget(&mut self, device: DeviceIndex) {
+        self.devices.remove(&device);
+        self.pending.forget_seals(device);
+        self.stuck.retain(|key| key.0 != device);
     }
 
     /// After a failed write: nothing more goes into this segment.

@@ -2,7 +2,6 @@
 
 use super::write::is_doubtful;
 use super::{Runner, Stopped, failed, key};
-use crate::sim::case::End;
 use crate::sim::coverage;
 use crate::sim::model::{Life, Version};
 use std::time::Duration;
@@ -164,7 +163,7 @@ impl Runner<'_> {
         let (Some((_, sequence)), Some(life)) = (&mut self.handles[slot], self.model.lives.get(&id)) else {
             return Ok(());
         };
-        let now = life.committed();
+        let (now, end) = (life.committed(), life.end);
         let mut file = Vec::new();
         if let Err(e) = sequence.export(&mut file) {
             return self.fault("export", &e);
@@ -176,11 +175,12 @@ impl Runner<'_> {
             file.truncate(file.len() * usize::from(part) / 1000);
         }
         self.mark_commits();
-        let created = (self.simulation.now(), self.simulation.now());
+        let start = self.simulation.now();
         let options = ImportOptions::new().key(key(to));
         let imported = self.store()?.import(&file[..], &self.shape.layout, options);
         self.by_itself(u64::from(imported.is_ok()), imported.is_ok())?;
-        let life = Life { slot: to, now, end: End::default(), created, ..Life::default() };
+        let created = (start, self.simulation.now());
+        let life = Life { slot: to, now, end, created, ..Life::default() };
         let version = life.committed();
         match imported {
             Ok(_) if part.is_some() => failed("a part of an export was imported"),

@@ -4,14 +4,9 @@ use super::{Runner, Stop, Stopped, failed};
 use crate::sim::case::SLOTS;
 use stratakv::{Durability, Error, ErrorKind};
 
-/// A commit that found no room for a checkpoint waits for the next one, and goes with it, its state too.
-fn is_queued(e: &Error) -> bool {
-    e.to_string().contains("stays queued")
-}
-
 /// Whether a commit that failed like this may take effect.
 pub(super) fn is_doubtful(e: &Error) -> bool {
-    is_queued(e) || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned)
+    e.is_queued() || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned)
 }
 
 impl Runner<'_> {
@@ -59,6 +54,7 @@ impl Runner<'_> {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
+        let (state_now, tokens_now) = (sequence.state().map(<[u8]>::to_vec), sequence.committed());
         let own = u64::from(durability == Durability::Sync && committed.is_ok());
         self.by_itself(own, committed.is_ok())?;
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
@@ -67,8 +63,16 @@ impl Runner<'_> {
             life.now.state = state;
         }
         let version = life.committed();
-        if committed.as_ref().is_err_and(|e| !is_queued(e)) {
+        // One that found no room for a checkpoint waits for the next commit, with its state.
+        let made = committed.as_ref().err().is_none_or(Error::is_queued);
+        if !made {
             life.now.state = before;
+        }
+        if state_now != life.now.state {
+            return failed(format!("after commit {committed:?} the handle's state is not that of the model"));
+        }
+        if durability != Durability::None && made && tokens_now != version.tokens() as u64 {
+            return failed(format!("after commit {committed:?}: {tokens_now} tokens, not {}", version.tokens()));
         }
         if durability == Durability::None {
             if committed.is_ok() {

@@ -1,0 +1,132 @@
+//! Placement over devices: where the next frame of a sequence goes. Pure.
+//!
+//! What is read together should lie on all devices alike: the layers of a decode step, the groups that one layer selects. A plain
+//! round-robin over frames fails when the frames of a prefill come layer by layer and the number of layers is a multiple of the
+//! number of devices: every layer would then lie on one device. So a frame goes to the device that has least of its layers,
+//! measured against the device's weight; among equals the running pointer decides, with which sequences start on different devices.
+
+/// What a device may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Candidate {
+    /// Its share of the data, relative to the others'.
+    pub(crate) weight: f64,
+    /// Whether it takes this frame at all.
+    pub(crate) open: bool,
+}
+
+/// Bytes of each layer on each device, as a sequence has placed them since it was opened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Placed {
+    devices: usize,
+    /// `[layer][device]`.
+    bytes: Vec<u64>,
+}
+
+impl Placed {
+    pub(crate) fn new(layers: usize, devices: usize) -> Self {
+        Self { devices, bytes: vec![0; layers * devices] }
+    }
+
+    /// Makes room for devices that have joined.
+    pub(crate) fn widen(&mut self, devices: usize) {
+        if devices > self.devices {
+            let layers = self.bytes.len() / self.devices.max(1);
+            let mut wider = Self::new(layers, devices);
+            for layer in 0..layers {
+                wider.bytes[layer * devices..][..self.devices].copy_from_slice(self.of(layer));
+            }
+            *self = wider;
+        }
+    }
+
+    fn of(&self, layer: usize) -> &[u64] {
+        self.bytes.get(layer * self.devices..(layer + 1) * self.devices).unwrap_or_default()
+    }
+
+    /// `parts`: layer and bytes of what a frame holds.
+    pub(crate) fn add(&mut self, parts: &[(usize, u64)], device: usize) {
+        for (layer, bytes) in parts {
+            let at = layer * self.devices + device;
+            if let Some(own) = self.bytes.get_mut(at).filter(|_| device < self.devices) {
+                *own = own.saturating_add(*bytes);
+            }
+        }
+    }
+
+    /// Devices in the order in which a frame of these parts likes them: the first for the frame, the next for its copies. Only
+    /// open ones. `pointer` counts the frames of the store.
+    pub(crate) fn order(&self, candidates: &[Candidate], parts: &[(usize, u64)], pointer: usize) -> Vec<usize> {
+        let count = candidates.len().max(1);
+        let fill = |device: usize| {
+            // A layer counts by what of it this frame holds.
+            let held: f64 = parts
+                .iter()
+                .map(|(layer, bytes)| {
+                    (self.of(*layer).get(device).copied().unwrap_or(0) + bytes) as f64 * *bytes as f64
+                })
+                .sum();
+            held / candidates[device].weight.max(1e-9)
+        };
+        let mut order: Vec<usize> = (0..candidates.len()).filter(|&device| candidates[device].open).collect();
+        order.sort_by(|&a, &b| {
+            let distance = |device: usize| (device + count - pointer % count) % count;
+            fill(a).total_cmp(&fill(b)).then(distance(a).cmp(&distance(b)))
+        });
+        order
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes.capacity() * 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn place(weights: &[f64], frames: impl Iterator<Item = Vec<(usize, u64)>>, layers: usize) -> Placed {
+        let mut placed = Placed::new(layers, weights.len());
+        let candidates: Vec<_> = weights.iter().map(|&weight| Candidate { weight, open: true }).collect();
+        for (pointer, parts) in frames.enumerate() {
+            let device = placed.order(&candidates, &parts, pointer)[0];
+            placed.add(&parts, device);
+        }
+        placed
+    }
+
+    #[test]
+    fn layers_that_come_in_turn_lie_on_all_devices() {
+        // 32 layers, 4 devices, one frame per layer and chunk: round-robin would put each layer on one device.
+        let placed = place(&[1.0; 4], (0..32 * 16).map(|at| vec![(at % 32, 1 << 20)]), 32);
+        for layer in 0..32 {
+            assert_eq!(placed.of(layer), [4 << 20; 4], "layer {layer}");
+        }
+    }
+
+    #[test]
+    fn sequences_start_on_different_devices() {
+        let candidates = [Candidate { weight: 1.0, open: true }; 3];
+        let empty = Placed::new(1, 3);
+        let first: Vec<_> = (0..6).map(|pointer| empty.order(&candidates, &[(0, 1)], pointer)[0]).collect();
+        assert_eq!(first, [0, 1, 2, 0, 1, 2]);
+        let closed = [candidates[0], Candidate { open: false, ..candidates[1] }, candidates[2]];
+        assert_eq!(empty.order(&closed, &[(0, 1)], 1), [2, 0]);
+        assert!(empty.order(&[], &[], 0).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn shares_follow_weights(weights in prop::collection::vec(1_u32..6, 2..5), layers in 1_usize..6) {
+            let weights: Vec<f64> = weights.into_iter().map(f64::from).collect();
+            let placed = place(&weights, (0..layers * 240).map(|at| vec![(at % layers, 1000)]), layers);
+            let total: f64 = weights.iter().sum();
+            for layer in 0..layers {
+                for (device, weight) in weights.iter().enumerate() {
+                    let share = placed.of(layer)[device] as f64 / 240_000.0;
+                    prop_assert!((share - weight / total).abs() < 0.02, "{share} beside {weight} of {total}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Which copy of each piece is read: every device ends as early as it can (SWARM section 5.2, with bytes and speed in place of
+//! counts). Pure.
+//!
+//! Pieces with fewer copies choose first, larger ones before smaller ones; each goes to the device that *finishes first* with it,
+//! behind what is queued there already. Then pieces leave the device that ends last as long as that makes the whole end earlier.
+
+use crate::options::BalancePolicy;
+
+/// What a device is expected to take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Load {
+    /// Seconds until what is queued is done.
+    pub(crate) queued_s: f64,
+    pub(crate) request_s: f64,
+    pub(crate) byte_s: f64,
+    /// Takes part only when no other copy is left: it failed of late.
+    pub(crate) avoided: bool,
+}
+
+impl Load {
+    fn cost(&self, piece: &Piece) -> f64 {
+        self.request_s + piece.bytes as f64 * self.byte_s
+    }
+}
+
+/// Bytes that are read together, and the devices that have a copy, the first choice first.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) bytes: usize,
+    /// Index of the first of its devices in the common list, and their number.
+    pub(crate) devices: std::ops::Range<usize>,
+}
+
+/// The pieces of a read.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    pub(crate) list: Vec<Piece>,
+    /// Devices by position in the list of loads, piece after piece.
+    pub(crate) devices: Vec<usize>,
+}
+
+impl Pieces {
+    pub(crate) fn push(&mut self, bytes: usize, devices: impl Iterator<Item = usize>) {
+        let first = self.devices.len();
+        self.devices.extend(devices);
+        self.list.push(Piece { bytes, devices: first..self.devices.len() });
+    }
+
+    /// The last piece has more bytes.
+    pub(crate) fn grow(&mut self, bytes: usize) {
+        if let Some(last) = self.list.last_mut() {
+            last.bytes += bytes;
+        }
+    }
+
+    fn of(&self, piece: &Piece) -> &[usize] {
+        &self.devices[piece.devices.clone()]
+    }
+
+    /// The copy that each piece is read from.
+    pub(crate) fn balance(&self, loads: &[Load], policy: BalancePolicy) -> Vec<u8> {
+        let mut chosen = vec![0_u8; self.list.len()];
+        if policy == BalancePolicy::FirstReplica {
+            for (piece, chosen) in self.list.iter().zip(&mut chosen) {
+                *chosen = self.usable(piece, loads).next().unwrap_or(0);
+            }
+            return chosen;
+        }
+        if self.list.iter().all(|piece| piece.devices.len() < 2) {
+            return chosen;
+        }
+        let mut order: Vec<u32> = (0..self.list.len() as u32).collect();
+        let key = |at: &u32| {
+            let piece = &self.list[*at as usize];
+            (piece.devices.len(), std::cmp::Reverse(piece.bytes))
+        };
+        match policy {
+            BalancePolicy::Spread => order.sort_by_key(key),
+            // By count alone, in the order of the selection: what is queued and how fast a device is does not matter.
+            BalancePolicy::FirstReplica | BalancePolicy::Counts => {}
+        }
+        let counted = policy == BalancePolicy::Counts;
+        let cost = |device: usize, piece: &Piece| if counted { 1.0 } else { loads[device].cost(piece) };
+        let mut ends: Vec<f64> = loads.iter().map(|load| if counted { 0.0 } else { load.queued_s }).collect();
+        for at in order {
+            let piece = &self.list[at as usize];
+            let devices = self.of(piece);
+            let end = |copy: u8| {
+                let device = devices[usize::from(copy)];
+                ends[device] + cost(device, piece)
+            };
+            let best = self.usable(piece, loads).min_by(|a, b| end(*a).total_cmp(&end(*b)));
+            let Some(best) = best else { continue };
+            chosen[at as usize] = best;
+            ends[devices[usize::from(best)]] = end(best);
+        }
+        if !counted {
+            self.improve(loads, &mut ends, &mut chosen);
+        }
+        chosen
+    }
+
+    /// Copies to choose from: those on devices that did not fail of late, or all when there are no others.
+    fn usable<'a>(&'a self, piece: &Piece, loads: &'a [Load]) -> impl Iterator<Item = u8> + 'a {
+        let devices = &self.devices[piece.devices.clone()];
+        let avoid = devices.iter().any(|&device| !loads[device].avoided);
+        let usable = move |copy: &u8| !(avoid && loads[devices[usize::from(*copy)]].avoided);
+        (0..devices.len() as u8).filter(usable)
+    }
+
+    /// Moves pieces away from the device that ends last, each to one that still ends earlier with it.
+    fn improve(&self, loads: &[Load], ends: &mut [f64], chosen: &mut [u8]) {
+        for _ in 0..self.list.len() {
+            let Some(last) = (0..ends.len()).max_by(|&a, &b| ends[a].total_cmp(&ends[b])) else { return };
+            let mut best: Option<(f64, usize, u8)> = None;
+            for (at, piece) in self.list.iter().enumerate() {
+                let devices = self.of(piece);
+                if devices.len() < 2 || devices[usize::from(chosen[at])] != last {
+                    continue;
+                }
+                for copy in self.usable(piece, loads).filter(|copy| devices[usize::from(*copy)] != last) {
+                    let to = devices[usize::from(copy)];
+                    let end = ends[to] + loads[to].cost(piece);
+                    if end < ends[last] && best.is_none_or(|(least, ..)| end < least) {
+                        best = Some((end, at, copy));
+                    }
+                }
+            }
+            let Some((end, at, copy)) = best else { return };
+            let piece = &self.list[at];
+            ends[self.of(piece)[usize::from(copy)]] = end;
+            ends[last] -= loads[last].cost(piece);
+            chosen[at] = copy;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pieces(spec: &[(usize, Vec<usize>)]) -> Pieces {
+        let mut pieces = Pieces::default();
+        for (bytes, devices) in spec {
+            pieces.push(*bytes, devices.iter().copied());
+        }
+        pieces
+    }
+
+    /// When the last device ends.
+    fn end(pieces: &Pieces, loads: &[Load], chosen: &[u8]) -> f64 {
+        let mut ends: Vec<f64> = loads.iter().map(|load| load.queued_s).collect();
+        for (piece, copy) in pieces.list.iter().zip(chosen) {
+            let device = pieces.of(piece)[usize::from(*copy)];
+            ends[device] += loads[device].cost(piece);
+        }
+        let used =
+            |device: &usize| pieces.list.iter().zip(chosen).any(|(p, c)| pieces.of(p)[usize::from(*c)] == *device);
+        (0..ends.len()).filter(used).map(|device| ends[device]).fold(0.0, f64::max)
+    }
+
+    fn best(pieces: &Pieces, loads: &[Load]) -> f64 {
+        let mut chosen = vec![0; pieces.list.len()];
+        let mut best = f64::INFINITY;
+        loop {
+            best = best.min(end(pieces, loads, &chosen));
+            let next = (0..chosen.len()).find(|&at| usize::from(chosen[at]) + 1 < pieces.list[at].devices.len());
+            let Some(next) = next else { return best };
+            chosen[..next].fill(0);
+            chosen[next] += 1;
+        }
+    }
+
+    const FAST: Load = Load { queued_s: 0.0, request_s: 1e-5, byte_s: 1e-9, avoided: false };
+
+    fn spec() -> impl Strategy<Value = (Vec<(usize, Vec<usize>)>, Vec<Load>)> {
+        (2_usize..5).prop_flat_map(|devices| {
+            let copies = prop::sample::subsequence((0..devices).collect::<Vec<_>>(), 1..=devices.min(3)).prop_shuffle();
+            let load = (0_u32..3, 1_u32..4).prop_map(|(queue, slow)| Load {
+                queued_s: f64::from(queue) * 2e-5,
+                request_s: 1e-5,
+                byte_s: 1e-9 * f64::from(slow),
+                avoided: false,
+            });
+            let bytes = prop::sample::select(vec![4096_usize, 16384, 65536]);
+            (prop::collection::vec((bytes, copies), 1..9), prop::collection::vec(load, devices))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn close_to_the_best_of_all((spec, loads) in spec()) {
+            let pieces = pieces(&spec);
+            let chosen = pieces.balance(&loads, BalancePolicy::Spread);
+            for (piece, copy) in pieces.list.iter().zip(&chosen) {
+                prop_assert!(usize::from(*copy) < piece.devices.len());
+            }
+            let (own, best) = (end(&pieces, &loads, &chosen), best(&pieces, &loads));
+            // One piece more than the best at the slowest device at most: what choosing piece by piece can cost.
+            let widest = spec.iter().flat_map(|(bytes, devices)| {
+                let piece = Piece { bytes: *bytes, devices: 0..0 };
+                devices.iter().map(|&d| loads[d].cost(&piece)).collect::<Vec<_>>()
+            });
+            let widest = widest.fold(0.0, f64::max);
+            prop_assert!(own <= best + widest + 1e-12, "{own} beside {best}");
+        }
+
+        #[test]
+        fn never_worse_than_the_first_copy((spec, loads) in spec()) {
+            let pieces = pieces(&spec);
+            let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::Spread));
+            let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstReplica));
+            prop_assert!(spread <= first * 1.5 + 1e-12, "{spread} beside {first}");
+        }
+
+        #[test]
+        fn devices_that_failed_are_left_alone((spec, mut loads) in spec()) {
+            loads[0].avoided = true;
+            let pieces = pieces(&spec);
+            for policy in [BalancePolicy::Spread, BalancePolicy::Counts, BalancePolicy::FirstReplica] {
+                let chosen = pieces.balance(&loads, policy);
+                for (piece, copy) in pieces.list.iter().zip(&chosen) {
+                    let devices = pieces.of(piece);
+                    prop_assert!(devices[usize::from(*copy)] != 0 || devices.len() == 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_skewed_selection_uses_all_devices() {
+        // Of 64 pieces 52 have their first copy on device 0; the second is on one of the others.
+        let spec: Vec<_> =
+            (0..64).map(|at| (65536, if at < 52 { vec![0, 1 + at % 3] } else { vec![1 + at % 3, 0] })).collect();
+        let (pieces, loads) = (pieces(&spec), [FAST; 4]);
+        let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::Spread));
+        let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstReplica));
+        assert!((first / FAST.cost(&pieces.list[0]) - 52.0).abs() < 1e-6);
+        assert!((spread / FAST.cost(&pieces.list[0]) - 16.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_slow_device_gets_its_share() {
+        let slow = Load { request_s: 4e-5, byte_s: 4e-9, ..FAST };
+        let spec: Vec<_> = (0..65).map(|at| (65536, vec![at % 2, 1 - at % 2])).collect();
+        let pieces = pieces(&spec);
+        let chosen = pieces.balance(&[FAST, slow], BalancePolicy::Spread);
+        let on_slow = pieces.list.iter().zip(&chosen).filter(|(p, c)| pieces.of(p)[usize::from(**c)] == 1).count();
+        assert_eq!(on_slow, 13);
+    }
+}

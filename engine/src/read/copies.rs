@@ -1,0 +1,121 @@
+//! What a copy does not give, another one does: reads that failed, blocks whose check fails, parts that are late.
+
+use super::ticket::read_again;
+use crate::device::arena::Lease;
+use crate::device::driver::Op;
+use crate::error::{Error, Result};
+use crate::index::FrameBody;
+use crate::log::Devices;
+use crate::plan::{Part, PlannedRead};
+use crate::shard::{Batch, Priority, Request, Sink, Waiter};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Reads again what failed of a part, from one other copy after the other; the error of what no copy gives.
+pub(super) fn recover(devices: &Devices, part: &Part, failed: Vec<(usize, Error)>, buffer: &mut Lease) -> Result<()> {
+    let mut failed: Vec<(&PlannedRead, Error)> =
+        failed.into_iter().filter_map(|(at, e)| Some((part.reads.get(at)?, e))).collect();
+    for turn in 1..crate::index::COPIES_MAX {
+        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|(read, _)| turn < read.frame.copies());
+        if let Some((_, e)) = lost.into_iter().next() {
+            return Err(e);
+        }
+        let outcomes = read_copies(devices, &ready, turn, buffer)?;
+        failed = Vec::new();
+        for ((read, e), outcome) in ready.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => {
+                    devices.suspects.add(&read.frame, usize::from(read.copy));
+                    count(devices, read);
+                }
+                Err(_) => failed.push((read, e)),
+            }
+        }
+        if failed.is_empty() {
+            return Ok(());
+        }
+    }
+    failed.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
+}
+
+fn count(devices: &Devices, read: &PlannedRead) {
+    if let Ok(device) = devices.get(read.segment.key.0) {
+        device.counters.other_copies.add(1);
+    }
+}
+
+/// The copy that takes the place of another in this turn.
+fn other(frame: &FrameBody, copy: usize, turn: usize) -> usize {
+    (copy + turn) % frame.copies()
+}
+
+/// One batch per device; outcomes in the order of the reads.
+fn read_copies(
+    devices: &Devices,
+    reads: &[(&PlannedRead, Error)],
+    turn: usize,
+    buffer: &mut Lease,
+) -> Result<Vec<Result<()>>> {
+    let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
+    let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
+    for (tag, (read, _)) in reads.iter().enumerate() {
+        let (segment, offset) = read.of_copy(other(&read.frame, usize::from(read.copy), turn));
+        let file = match segment.file().and_then(|file| devices.get(segment.key.0).map(|_| file)) {
+            Ok(file) => file,
+            Err(e) => {
+                waiters[tag].complete(0, Err(e));
+                continue;
+            }
+        };
+        let into = buffer.read_target(read.to..read.to + read.bytes)?;
+        let op = Op::Read { file, offset, into };
+        batches.entry(segment.key.0).or_default().push(Request { op, tag: tag as u64 });
+    }
+    let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
+    for (device, requests) in batches {
+        let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
+        devices.get(device)?.shard.submit_wait(batch);
+    }
+    Ok(waiters.iter().map(|waiter| waiter.wait()).collect())
+}
+
+struct Each(Vec<Arc<Waiter>>);
+
+impl Sink for Each {
+    fn complete(&self, tag: u64, outcome: Result<()>) {
+        if let Some(waiter) = self.0.get(tag as usize) {
+            waiter.complete(0, outcome);
+        }
+    }
+}
+
+/// Reads a block until `is_bad` says that it is good: once more from the copy that it came from, then from the others. Whether it is;
+/// an error when the last copy could not be read.
+pub(super) fn until_good(
+    devices: &Devices,
+    read: &PlannedRead,
+    frame: &Arc<FrameBody>,
+    (offset, bytes): (u64, usize),
+    buffer: &mut Lease,
+    range: &Range<usize>,
+    is_bad: &dyn Fn(&Lease) -> bool,
+) -> Result<bool> {
+    let own = usize::from(read.copy);
+    let mut outcome = Ok(());
+    for turn in 0..frame.copies() {
+        let copy = other(frame, own, turn);
+        let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
+        if let Ok(device) = devices.get(segment.key.0) {
+            if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
+        }
+        outcome = read_again(devices, segment, first, buffer, range.clone());
+        if outcome.is_ok() && !is_bad(buffer) {
+            if turn > 0 {
+                devices.suspects.add(frame, own);
+            }
+            return Ok(true);
+        }
+    }
+    outcome.map(|()| false)
+}

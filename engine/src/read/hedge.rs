@@ -1,0 +1,120 @@
+//! Reads that are late are retried on another copy: the part is read into a buffer of its own, and the first good answer counts. The
+//! loser may still land in the other buffer, which goes back to the arena only then.
+
+use super::progress::Progress;
+use super::ticket::{ReadTicket, request};
+use crate::plan::{Part, PlannedRead};
+use crate::shard::{Batch, Priority, Request, Sink};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// No part counts as late before.
+const LATE_MIN: Duration = Duration::from_millis(2);
+/// How many times the time that its device is expected to take a part may take before it counts as late.
+const EXPECTED_TIMES: u32 = 3;
+/// How often to look which of two answers has come.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Parts that another copy has given.
+#[derive(Default)]
+pub(super) struct Hedges(BTreeSet<usize>);
+
+impl Hedges {
+    pub(super) fn won(&self, part: usize) -> bool {
+        self.0.contains(&part)
+    }
+}
+
+impl ReadTicket {
+    /// Whether a part could be read from other copies when it is late.
+    pub(super) fn may_hedge(&self) -> bool {
+        self.devices.hedges() && self.parts.iter().flat_map(|part| &part.reads).any(|read| read.frame.copies() > 1)
+    }
+
+    /// When a part counts as late; none when no other copies can give it.
+    pub(super) fn hedge_at(&self, part: usize) -> Option<Instant> {
+        let reads = &self.parts[part].reads;
+        if !reads.iter().any(|read| read.frame.copies() > 1) {
+            return None;
+        }
+        let usual = self.devices.latencies.late()?;
+        let profiles = reads.iter().filter_map(|read| self.devices.get(read.segment.key.0).ok());
+        let expected = profiles.map(|device| device.profile.expected()).max().unwrap_or_default();
+        let late = usual.max(LATE_MIN).max(expected * EXPECTED_TIMES);
+        self.progress.since().map(|start| start.max(Instant::now() - late) + late)
+    }
+
+    /// Reads a part from other copies as well, until either answer is there or the deadline.
+    pub(super) fn hedge(&mut self, index: usize, deadline: Option<Instant>) {
+        let part = &self.parts[index];
+        let devices = Arc::clone(&self.devices);
+        let reads: Vec<PlannedRead> = part.reads.iter().map(other_copy).collect();
+        let twin = Part {
+            view: part.view,
+            units: part.units.clone(),
+            blocks: part.blocks.clone(),
+            resident: Vec::new(),
+            reads,
+            buffer_bytes: part.buffer_bytes,
+        };
+        // Without a free buffer there is no second attempt.
+        let Ok(mut buffer) = devices.arena.lease(twin.buffer_bytes) else { return };
+        let twins = [twin];
+        let progress = Progress::new(&devices, &twins);
+        let cancel = Arc::<AtomicBool>::default();
+        progress.submitted();
+        for (tag, read) in (0..).zip(&twins[0].reads) {
+            let submitted = request(&devices, read, &mut buffer).and_then(|op| {
+                let sink = Arc::clone(&progress) as Arc<dyn Sink>;
+                let requests = vec![Request { op, tag }];
+                let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(&cancel)) };
+                devices.get(read.segment.key.0).map(|device| device.shard.submit_wait(batch))
+            });
+            if let Err(e) = submitted {
+                progress.complete(tag, Err(e));
+            }
+        }
+        for read in &part.reads {
+            if let Ok(device) = devices.get(read.segment.key.0) {
+                device.counters.hedged.add(1);
+            }
+        }
+        loop {
+            if self.arrives(index, Some(Instant::now())) {
+                break;
+            }
+            if progress.is_done(0) {
+                // An answer with errors is none: the first one may still come.
+                if !progress.take_errors(0).is_empty() {
+                    return;
+                }
+                let [twin] = twins;
+                let resident = std::mem::take(&mut self.parts[index].resident);
+                self.parts[index] = Part { resident, ..twin };
+                self.buffers[index] = Some(buffer);
+                self.hedges.0.insert(index);
+                return;
+            }
+            let look = Instant::now() + LOOK;
+            let until = deadline.map_or(look, |deadline| deadline.min(look));
+            let seen = progress.changed.epoch();
+            if !progress.is_done(0) {
+                progress.changed.wait_past(seen, Some(until));
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
+            }
+        }
+        cancel.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The same bytes of the next copy.
+fn other_copy(read: &PlannedRead) -> PlannedRead {
+    let copy = (usize::from(read.copy) + 1) % read.frame.copies();
+    let (segment, offset) = read.of_copy(copy);
+    let (segment, frame) = (Arc::clone(segment), Arc::clone(&read.frame));
+    PlannedRead { segment, offset, frame, copy: copy as u8, ..*read }
+}

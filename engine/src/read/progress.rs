@@ -1,0 +1,141 @@
+//! What the shards report to: which reads of a ticket have ended and how, and what that says about the devices.
+
+use super::times::Times;
+use crate::device::profile::Profile;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::Devices;
+use crate::metrics::{EventCount, lock};
+use crate::plan::Part;
+use crate::shard::Sink;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+struct Slot {
+    part: u32,
+    /// Position in the list of devices.
+    device: u32,
+    bytes: u32,
+}
+
+/// The reads of one device.
+struct Share {
+    profile: Arc<Profile>,
+    left: AtomicUsize,
+    failed: AtomicBool,
+    requests: usize,
+    bytes: u64,
+}
+
+/// A tag is the number of a read, counted over all parts.
+pub(super) struct Progress {
+    reads: Box<[Slot]>,
+    /// First read of each part, and the end of the last.
+    first: Box<[u32]>,
+    /// Requests of each part that have not ended.
+    left: Box<[AtomicU32]>,
+    shares: Vec<Share>,
+    submitted: OnceLock<Instant>,
+    /// By read.
+    errors: Mutex<BTreeMap<usize, Error>>,
+    pub(super) changed: EventCount,
+    pub(super) times: Times,
+}
+
+impl Progress {
+    pub(super) fn new(devices: &Devices, parts: &[Part]) -> Arc<Self> {
+        let count = parts.iter().map(|part| part.reads.len()).sum();
+        let mut reads = Vec::with_capacity(count);
+        let mut first = Vec::with_capacity(parts.len() + 1);
+        let mut shares: Vec<(u16, Share)> = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            first.push(reads.len() as u32);
+            for read in &part.reads {
+                let device = read.segment.key.0;
+                let at = shares.iter().position(|(known, _)| *known == device.0).unwrap_or_else(|| {
+                    let profile = devices.get(device).map(|device| Arc::clone(&device.profile)).unwrap_or_default();
+                    let (left, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+                    shares.push((device.0, Share { profile, left, failed, requests: 0, bytes: 0 }));
+                    shares.len() - 1
+                });
+                let share = &mut shares[at].1;
+                *share.left.get_mut() += 1;
+                share.requests += 1;
+                share.bytes += read.bytes as u64;
+                reads.push(Slot { part: index as u32, device: at as u32, bytes: read.bytes as u32 });
+            }
+        }
+        first.push(reads.len() as u32);
+        Arc::new(Self {
+            reads: reads.into(),
+            first: first.into(),
+            left: parts.iter().map(|part| AtomicU32::new(part.reads.len() as u32)).collect(),
+            shares: shares.into_iter().map(|(_, share)| share).collect(),
+            submitted: OnceLock::new(),
+            errors: Mutex::default(),
+            changed: EventCount::default(),
+            times: Times::default(),
+        })
+    }
+
+    /// The tag of a part's first read; the others follow.
+    pub(super) fn first_tag(&self, part: usize) -> u64 {
+        u64::from(self.first[part])
+    }
+
+    /// Everything is about to be handed over.
+    pub(super) fn submitted(&self) {
+        if self.submitted.set(Instant::now()).is_ok() {
+            self.shares.iter().for_each(|share| share.profile.queue(share.requests, share.bytes));
+        }
+    }
+
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.submitted.get().copied()
+    }
+
+    pub(super) fn is_done(&self, part: usize) -> bool {
+        self.left.get(part).is_none_or(|left| left.load(Ordering::Acquire) == 0)
+    }
+
+    pub(super) fn all_done(&self) -> bool {
+        self.left.iter().all(|left| left.load(Ordering::Acquire) == 0)
+    }
+
+    /// Takes what failed of a part: index among its reads, and why.
+    pub(super) fn take_errors(&self, part: usize) -> Vec<(usize, Error)> {
+        let (start, end) = (self.first[part] as usize, self.first[part + 1] as usize);
+        let mut errors = lock(&self.errors);
+        if errors.is_empty() {
+            return Vec::new();
+        }
+        let failed: Vec<usize> = errors.range(start..end).map(|(read, _)| *read).collect();
+        failed.into_iter().filter_map(|read| Some((read - start, errors.remove(&read)?))).collect()
+    }
+}
+
+impl Sink for Progress {
+    fn complete(&self, tag: u64, outcome: Result<()>) {
+        let Some(slot) = self.reads.get(tag as usize) else { return };
+        let share = &self.shares[slot.device as usize];
+        share.profile.unqueue(1, u64::from(slot.bytes));
+        if let Err(e) = outcome {
+            share.failed.store(true, Ordering::Relaxed);
+            if e.kind() == ErrorKind::Io {
+                share.profile.failed();
+            }
+            lock(&self.errors).entry(tag as usize).or_insert(e);
+        }
+        if share.left.fetch_sub(1, Ordering::AcqRel) == 1
+            && !share.failed.load(Ordering::Relaxed)
+            && let Some(start) = self.submitted.get()
+        {
+            share.profile.ended(*start, share.requests, share.bytes);
+        }
+        if self.left.get(slot.part as usize).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
+            self.times.ended();
+            self.changed.notify();
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Repair: copies that failed are looked at and made anew, frames with fewer copies than they should have get more, devices that are
+//! to go or are gone lose theirs. Every change is a commit of its own kind, so that a crash leaves frames as they were or as they
+//! should be.
+
+use super::copy::{Copied, copy, verify};
+use crate::device::environment::{Event, Mutant, mutated, note};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{COPIES_MAX, FrameMeta, SegmentHandle};
+use crate::log::{CommitRequest, CopyChange, Place, StoreInner, places};
+use crate::metrics::lock;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard};
+use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
+use stratakv_format::{DeviceIndex, FrameId};
+
+/// Frames that change with one commit.
+const FRAMES_PER_COMMIT: usize = 32;
+
+/// What a repair did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Repaired {
+    /// Copies that were looked at because a read of them failed.
+    pub checked: u64,
+    /// Copies that were damaged and were made anew.
+    pub healed: u64,
+    /// Copies that were missing and were made.
+    pub copied: u64,
+    /// Frames that have fewer good copies than they should have, or lie on a device that is to go, and could not be helped now.
+    pub left: u64,
+    /// Devices that lost their last frame and are no members any more.
+    pub removed: u64,
+}
+
+/// The state of a member as far as copies are concerned.
+struct Members {
+    /// Devices that keep what they have.
+    keep: BTreeSet<DeviceIndex>,
+    /// Devices that take copies.
+    take: Vec<DeviceIndex>,
+}
+
+impl Members {
+    fn of(inner: &StoreInner) -> Self {
+        let there = || inner.devices.list.iter().filter(|device| device.member().state == MEMBER_ACTIVE);
+        let keep = there().map(|device| device.index).collect();
+        Self { keep, take: there().filter(|device| device.takes_frames()).map(|device| device.index).collect() }
+    }
+}
+
+/// The right to repair: one at a time.
+pub(crate) struct Repair<'a> {
+    inner: &'a StoreInner,
+    _one: MutexGuard<'a, ()>,
+}
+
+impl<'a> Repair<'a> {
+    /// Waits for whoever repairs now.
+    pub(crate) fn new(inner: &'a StoreInner) -> Self {
+        Self { inner, _one: lock(&inner.repairing) }
+    }
+
+    /// Does all that can be done now.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(crate) fn all(&self) -> Result<Repaired> {
+        let mut all = repair(self.inner)?;
+        // What it moved may have been the last that a device held.
+        while all.left == 0 {
+            let next = repair(self.inner)?;
+            all.checked += next.checked;
+            all.healed += next.healed;
+            all.copied += next.copied;
+            all.removed += next.removed;
+            all.left = next.left;
+            if next.healed + next.copied + next.removed == 0 {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// One turn of it.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(super) fn once(&self) -> Result<Repaired> {
+        repair(self.inner)
+    }
+}
+
+fn repair(inner: &StoreInner) -> Result<Repaired> {
+    inner.committer.check()?;
+    let mut done = Repaired::default();
+    inner.devices.suspects.paid();
+    let suspects = inner.devices.suspects.take();
+    let mut bad: BTreeMap<FrameId, BTreeSet<DeviceIndex>> = BTreeMap::new();
+    for (frame, device) in suspects {
+        done.checked += 1;
+        if is_bad(inner, frame, device) {
+            bad.entry(frame).or_default().insert(device);
+        }
+    }
+    let members = Members::of(inner);
+    let due = due(inner, &members, &bad);
+    for batch in due.chunks(FRAMES_PER_COMMIT) {
+        let mut request = CommitRequest::default();
+        for (id, wanted) in batch {
+            let none = BTreeSet::new();
+            match change(inner, &members, *id, *wanted, bad.get(id).unwrap_or(&none), &mut request, &mut done) {
+                Ok(whole) => done.left += u64::from(!whole),
+                Err(e) if matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Closed) => return Err(e),
+                Err(_) => done.left += 1,
+            }
+        }
+        if request.copies.is_empty() {
+            continue;
+        }
+        if mutated(Mutant::ReplicaNotHealed) {
+            continue;
+        }
+        let frames: Vec<FrameId> = request.copies.iter().map(|change| change.frame).collect();
+        inner.commit(request)?;
+        frames.into_iter().try_for_each(|frame| inner.tell_copies(frame))?;
+    }
+    for _ in 0..done.healed {
+        note(Event::ReplicaHealed);
+    }
+    let waiting;
+    (done.removed, waiting) = remove_empty(inner)?;
+    if done.left > 0 || waiting {
+        inner.devices.suspects.owe_quietly();
+    }
+    Ok(done)
+}
+
+/// Whether a copy is not what was written, or cannot be read.
+fn is_bad(inner: &StoreInner, id: FrameId, device: DeviceIndex) -> bool {
+    let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return false };
+    let Some(place) = places(&meta).into_iter().find(|(location, _)| location.device == device) else { return false };
+    match source(inner, &meta, place) {
+        Ok((meta, segment)) => verify(&inner.devices, id, &meta, &segment).is_err_and(|e| {
+            // What fails for want of memory says nothing about the copy.
+            matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Io)
+        }),
+        Err(_) => true,
+    }
+}
+
+/// A frame as if this copy were its first, and the segment that it is in.
+fn source(
+    inner: &StoreInner,
+    meta: &FrameMeta,
+    (location, header_crc): Place,
+) -> Result<(FrameMeta, Arc<SegmentHandle>)> {
+    inner.devices.get(location.device)?;
+    let catalog = lock(&inner.catalog);
+    let key = (location.device, location.segment);
+    let segment = catalog.segments.get(&key).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("segment {} of device {}", location.segment, location.device))
+    })?;
+    let segment = lock(&inner.space).handle(&inner.devices, key, segment)?;
+    Ok((FrameMeta { location, header_crc, ..meta.clone() }, segment))
+}
+
+/// Frames that are not as they should be, with the copies that they should have.
+fn due(inner: &StoreInner, members: &Members, bad: &BTreeMap<FrameId, BTreeSet<DeviceIndex>>) -> Vec<(FrameId, usize)> {
+    let catalog = lock(&inner.catalog);
+    let mut wanted: BTreeMap<FrameId, usize> = BTreeMap::new();
+    let mut want = |frame: FrameId, copies: usize| {
+        let own = wanted.entry(frame).or_default();
+        *own = (*own).max(copies);
+    };
+    for sequence in catalog.sequences.values() {
+        let copies = usize::from(sequence.replicas).clamp(1, COPIES_MAX).min(members.take.len().max(1));
+        sequence.refs.iter().for_each(|(frame, _)| want(*frame, copies));
+    }
+    let is_due = |(id, wanted): &(FrameId, usize)| {
+        let Some(frame) = catalog.frames.get(id) else { return false };
+        let kept = frame.locations().filter(|at| members.keep.contains(&at.device)).count();
+        kept < *wanted || kept < frame.copies() || bad.contains_key(id)
+    };
+    wanted.into_iter().filter(is_due).collect()
+}
+
+/// Plans and makes the copies that a frame lacks. Whether it then is as it should be.
+fn change(
+    inner: &StoreInner,
+    members: &Members,
+    id: FrameId,
+    wanted: usize,
+    bad: &BTreeSet<DeviceIndex>,
+    request: &mut CommitRequest,
+    done: &mut Repaired,
+) -> Result<bool> {
+    let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return Ok(true) };
+    let seen = places(&meta);
+    let good: Vec<Place> = seen.iter().copied().filter(|(at, _)| !bad.contains(&at.device)).collect();
+    let mut now: Vec<Place> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
+    let wanted = wanted.max(now.len());
+    // First where a damaged copy is, so that the frame stays where it was put; then where nothing of it is.
+    let here =
+        bad.iter().filter(|device| members.take.contains(device) && seen.iter().any(|(at, _)| at.device == **device));
+    let start = id.0 as usize % members.take.len().max(1);
+    let others = members.take[start..].iter().chain(&members.take[..start]);
+    let targets: Vec<DeviceIndex> = here.chain(others).copied().collect();
+    for device in targets {
+        if now.len() >= wanted {
+            break;
+        }
+        if now.iter().any(|(at, _)| at.device == device) {
+            continue;
+        }
+        let Some(Copied { location, header_crc, flight }) = duplicate(inner, id, &meta, &good, device)? else {
+            continue;
+        };
+        request.segments.push(Arc::clone(flight.segment()));
+        request.flights.push(Arc::new(flight));
+        now.push((location, header_crc));
+        *(if bad.is_empty() { &mut done.copied } else { &mut done.healed }) += 1;
+    }
+    // Without any copy that is good and stays, the old ones stay as they are: better damaged than gone.
+    if now.is_empty() {
+        return Ok(false);
+    }
+    // A copy that could not be replaced is kept while it is the only further one.
+    if now.len() < wanted {
+        for place in &seen {
+            if now.len() < wanted
+                && !now.iter().any(|(at, _)| at.device == place.0.device)
+                && !bad.contains(&place.0.device)
+            {
+                now.push(*place);
+            }
+        }
+    }
+    let whole = now.len() >= wanted && now.iter().all(|(at, _)| members.keep.contains(&at.device));
+    if now.iter().any(|place| !seen.contains(place)) || now.len() < seen.len() || now[0] != seen[0] {
+        // The first copy stays the first if it stays at all.
+        if let Some(at) = now.iter().position(|place| *place == seen[0]) {
+            now.swap(0, at);
+        }
+        request.copies.push(CopyChange { frame: id, seen, wanted: now });
+    }
+    Ok(whole)
+}
+
+/// A copy of a frame on a device, made from the first of these that gives it; none when the device has no room.
+fn duplicate(
+    inner: &StoreInner,
+    id: FrameId,
+    meta: &FrameMeta,
+    good: &[Place],
+    device: DeviceIndex,
+) -> Result<Option<Copied>> {
+    let mut failed = None;
+    for place in good {
+        let made = source(inner, meta, *place)
+            .and_then(|(meta, from)| copy(&inner.devices, &inner.space, id, &meta, &from, device));
+        match made {
+            Ok(copied) => return Ok(Some(copied)),
+            Err(e) if e.kind() == ErrorKind::NoSpace => return Ok(None),
+            Err(e) => failed = Some(e),
+        }
+    }
+    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("no copy of frame {id} is good"))))
+}
+
+/// Devices that were drained or lost, and hold nothing any more, are no members from now on: how many. And whether some still
+/// hold what no commit names, which may become part of the store or go.
+fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
+    let (free, held): (Vec<Member>, Vec<Member>) = {
+        let catalog = lock(&inner.catalog);
+        let space = lock(&inner.space);
+        let leaving = |member: &&Member| matches!(member.state, MEMBER_DRAINING | MEMBER_LOST);
+        let empty = |member: &&Member| {
+            let device = DeviceIndex(member.device.get());
+            catalog.frames.values().all(|frame| frame.locations().all(|at| at.device != device))
+        };
+        let emptied = catalog.members.values().filter(leaving).filter(empty).copied();
+        emptied.partition(|member| space.is_unused(DeviceIndex(member.device.get())))
+    };
+    for member in &free {
+        inner.change_member(Member { state: MEMBER_REMOVED, ..*member })?;
+    }
+    Ok((free.len() as u64, !held.is_empty()))
+}

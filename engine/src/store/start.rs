@@ -1,0 +1,145 @@
+//! Starting devices: directory, shard, profile.
+
+use crate::device::arena::Arena;
+use crate::device::directory::Directory;
+use crate::device::driver::{DriverKind, Op};
+use crate::device::file::DeviceFile;
+use crate::device::lazy::OpenFiles;
+use crate::device::profile::{Measured, Profile};
+use crate::error::Result;
+use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
+use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
+use crate::options::{DriverChoice, StoreOptions};
+use crate::recover::SUPERBLOCK_NEW;
+use crate::shard::{Lanes, Priority, Request, ShardHandle};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use stratakv_format::DeviceIndex;
+use stratakv_format::manifest::Member;
+use stratakv_format::superblock::Slot;
+
+/// Bytes that are written and read to see how fast a device is.
+const PROBE_BYTES: usize = CONTROL_BYTES;
+/// Times that each kind of read is tried; the middle one counts.
+const PROBE_TURNS: usize = 3;
+/// A device as it is found: its directory, what its superblock says, what the manifest says.
+pub(super) struct Known {
+    pub(super) directory: Arc<dyn Directory>,
+    pub(super) slot: Slot,
+    pub(super) member: Member,
+}
+
+fn driver_kind(options: &StoreOptions) -> DriverKind {
+    match options.driver {
+        DriverChoice::Auto => DriverKind::Auto,
+        DriverChoice::Uring => DriverKind::Uring,
+        DriverChoice::Posix => DriverKind::Posix,
+        #[cfg(feature = "glommio")]
+        DriverChoice::Glommio => DriverKind::Glommio,
+        #[cfg(feature = "tokio-uring")]
+        DriverChoice::TokioUring => DriverKind::TokioUring,
+    }
+}
+
+/// Starts the shards of the devices that are there. `slots`: one past the highest index that is or was in use.
+pub(super) fn start_devices(
+    options: &StoreOptions,
+    memory: usize,
+    identity: Identity,
+    known: Vec<Known>,
+    slots: usize,
+) -> Result<Devices> {
+    let (budget, arena) = buffers(memory);
+    let kind = driver_kind(options);
+    let list = known.into_iter().map(|known| start_device(kind, &arena, known)).collect::<Result<Vec<_>>>()?;
+    // Not zeroed: only what was copied into it is written.
+    let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
+    let lanes = Lanes::new(arena.clone());
+    let tend = Arc::<EventCount>::default();
+    let list = DeviceList::new(list, slots);
+    let replicas = list.iter().any(|device| lock(&device.slot).features.has_replicas());
+    Ok(Devices {
+        list,
+        arena,
+        budget,
+        control: Mutex::new(control),
+        identity,
+        files: OpenFiles::new(),
+        suspects: Suspects::new(Arc::clone(&tend)),
+        latencies: Latencies::new(options.hedge_percentile),
+        balance: options.balance,
+        replicas: AtomicBool::new(replicas),
+        lanes,
+        tend,
+    })
+}
+
+pub(super) fn start_device(kind: DriverKind, arena: &Arena, known: Known) -> Result<Device> {
+    let Known { directory, slot, member } = known;
+    let index = DeviceIndex(member.device.get());
+    let counters = Arc::<DeviceCounters>::default();
+    let name = format!("stratakv-{index}");
+    let shard = ShardHandle::spawn(&name, kind, Arc::clone(&directory), arena.clone(), Arc::clone(&counters))?;
+    let total_bytes = directory.space().map_or(0, |space| space.total);
+    let profile = Arc::new(Profile::new(!directory.is_simulated()));
+    let (slot, member) = (Mutex::new(slot), Mutex::new(member));
+    Ok(Device { index, directory, shard, counters, slot, profile, member, total_bytes })
+}
+
+fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
+    #[cfg(feature = "sim")]
+    if let Some(kept) = crate::device::sim::thread::memory(memory) {
+        return kept;
+    }
+    let budget = MemoryBudget::new(memory);
+    let arena = Arena::new(Arc::clone(&budget), memory);
+    (budget, arena)
+}
+
+/// Measures the devices of a store that is being created, for their profiles.
+///
+/// # Errors
+/// A device cannot be written to.
+pub(super) fn measure(devices: &Devices) -> Result<()> {
+    devices
+        .list
+        .iter()
+        .filter(|device| !device.directory.is_simulated())
+        .try_for_each(|device| measure_device(devices, device))
+}
+
+fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
+    let file = device.directory.create_file(SUPERBLOCK_NEW, PROBE_BYTES as u64)?;
+    devices.write_all(&[(device.index, Arc::clone(&file))], 0, &vec![0x5b; PROBE_BYTES])?;
+    let turns = |count: usize, bytes: usize| -> Result<Duration> {
+        let mut took =
+            (0..PROBE_TURNS).map(|_| probe(devices, device, &file, count, bytes)).collect::<Result<Vec<_>>>()?;
+        took.sort_unstable();
+        Ok(took[PROBE_TURNS / 2])
+    };
+    turns(4, 4096)?;
+    let measured = Measured {
+        single: turns(1, 4096)?,
+        small: (64, turns(64, 4096)?),
+        large: (PROBE_BYTES as u64, turns(PROBE_BYTES / (128 << 10), 128 << 10)?),
+    };
+    device.profile.measured(&measured);
+    drop(file);
+    device.directory.remove_file(SUPERBLOCK_NEW)
+}
+
+/// Reads `count` pieces of `bytes` in one batch.
+fn probe(devices: &Devices, device: &Device, file: &Arc<DeviceFile>, count: usize, bytes: usize) -> Result<Duration> {
+    let mut buffer = devices.buffer(count * bytes)?;
+    let mut requests = Vec::with_capacity(count);
+    for at in 0..count {
+        let into = buffer.read_target(at * bytes..(at + 1) * bytes)?;
+        // Not in order: no read-ahead of the device helps.
+        let offset = (at * 37 % count * bytes) as u64;
+        requests.push(Request { op: Op::Read { file: Arc::clone(file), offset, into }, tag: 0 });
+    }
+    let start = Instant::now();
+    device.shard.run(requests, Priority::Demand)?;
+    Ok(start.elapsed())
+}

@@ -1,0 +1,321 @@
+//! Several devices: copies, damage, lost and removed devices, from outside.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use stratakv::{
+    BalancePolicy, ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions,
+    TensorView,
+};
+
+const KV_HEADS: usize = 2;
+const DIM: usize = 16;
+const GROUP: usize = 8;
+const LAYERS: usize = 2;
+
+struct Place {
+    _dir: tempfile::TempDir,
+    devices: Vec<PathBuf>,
+}
+
+impl Place {
+    fn new(devices: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let devices: Vec<PathBuf> = (0..devices).map(|at| dir.path().join(at.to_string())).collect();
+        for device in &devices {
+            use std::os::unix::fs::DirBuilderExt;
+            std::fs::DirBuilder::new().mode(0o700).create(device).unwrap();
+        }
+        Self { _dir: dir, devices }
+    }
+
+    fn options(&self) -> StoreOptions {
+        options(self.devices.iter().map(PathBuf::as_path))
+    }
+
+    fn without(&self, lost: usize) -> StoreOptions {
+        let left = self.devices.iter().enumerate().filter(|(at, _)| *at != lost);
+        options(left.map(|(_, path)| path.as_path()))
+    }
+
+    /// Changes bytes of every segment of a device, behind the engine's back.
+    fn damage(&self, device: usize) {
+        for entry in std::fs::read_dir(self.devices[device].join("segments")).unwrap() {
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(entry.unwrap().path()).unwrap();
+            let length = file.metadata().unwrap().len();
+            let mut page = vec![0; 4096];
+            for at in (4096..length - 4096).step_by(4096) {
+                file.read_exact_at(&mut page, at).unwrap();
+                page.iter_mut().skip(at as usize / 4096 % 64).step_by(97).for_each(|byte| *byte ^= 0x40);
+                file.write_all_at(&page, at).unwrap();
+            }
+            file.sync_all().unwrap();
+        }
+    }
+
+    fn check(&self, lost: Option<usize>) -> kvfsck::Report {
+        let left: Vec<PathBuf> =
+            self.devices.iter().enumerate().filter(|(at, _)| Some(*at) != lost).map(|(_, path)| path.clone()).collect();
+        kvfsck::check(&left, &kvfsck::Options::default(), &()).unwrap()
+    }
+
+    fn damage_found(&self) -> Vec<String> {
+        let findings = self.check(None).findings;
+        findings.iter().filter(|f| f.severity == kvfsck::Severity::Damage).map(ToString::to_string).collect()
+    }
+}
+
+fn options<'a>(devices: impl Iterator<Item = &'a Path>) -> StoreOptions {
+    let options = devices.fold(Store::options(), |options, device| options.device(device));
+    options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
+}
+
+fn layout() -> KvLayout {
+    let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
+    builder.group_tokens(GROUP as u16).build().unwrap()
+}
+
+fn element(layer: usize, token: usize, plane: usize, i: usize) -> f32 {
+    let x = (layer * 131 + token * 31 + plane * 17 + i * 7) as u64;
+    ((x.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 - 128.0) / 64.0
+}
+
+fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
+    let row = KV_HEADS * DIM;
+    for layer in 0..LAYERS {
+        let plane = |plane| -> Vec<f32> {
+            tokens.clone().flat_map(|t| (0..row).map(move |i| element(layer, t, plane, i))).collect()
+        };
+        let (keys, values) = (plane(0), plane(1));
+        let view = |data| TensorView::token_major(data, tokens.len(), KV_HEADS, DIM);
+        sequence.append(layer, view(&keys), view(&values)).unwrap();
+    }
+}
+
+/// Reads everything and compares every byte.
+fn check(store: &Store, sequence: &Sequence, tokens: usize) -> stratakv::Result<()> {
+    for layer in 0..LAYERS {
+        let view = sequence.select_all(layer)?;
+        assert_eq!(view.tokens(), tokens);
+        let batch = store.read(&[&view])?.wait()?;
+        let blocks = batch.get(0)?;
+        for (nth, group) in view.groups().enumerate() {
+            let (keys, values) = blocks.group(nth)?;
+            for (plane, bytes) in [keys, values].into_iter().enumerate() {
+                for (index, stored) in bytes.chunks_exact(2).enumerate() {
+                    let (head, rest) = (index / (GROUP * DIM), index % (GROUP * DIM));
+                    let token = group as usize * GROUP + rest / DIM;
+                    let want = element(layer, token, plane, head * DIM + rest % DIM);
+                    assert_eq!(stored, half::f16::from_f32(want).to_le_bytes(), "layer {layer}, token {token}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn create(store: &Store, copies: u8, tokens: usize) -> Sequence {
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("s").replicas(copies)).unwrap();
+    for start in (0..tokens).step_by(500) {
+        append(&mut sequence, start..(start + 500).min(tokens));
+    }
+    sequence.commit_with(b"state", Durability::Sync).unwrap();
+    sequence
+}
+
+fn other_copies(store: &Store) -> u64 {
+    store.status().devices.iter().map(|device| device.counters.other_copies).sum()
+}
+
+#[test]
+fn copies_lie_on_distinct_devices_and_are_checked() {
+    let place = Place::new(3);
+    let store = place.options().open().unwrap();
+    let sequence = create(&store, 2, 6001);
+    check(&store, &sequence, 6001).unwrap();
+    let written: Vec<u64> = store.status().devices.iter().map(|d| d.counters.write_bytes).collect();
+    let (least, most) = (written.iter().min().unwrap(), written.iter().max().unwrap());
+    assert!(*least * 2 > *most, "all devices get their share: {written:?}");
+    drop(sequence);
+    store.close().unwrap();
+    assert_eq!(place.damage_found(), Vec::<String>::new());
+    let store = place.options().open().unwrap();
+    let mut sequence = store.open_sequence("s").unwrap();
+    check(&store, &sequence, 6001).unwrap();
+    append(&mut sequence, 6001..6500);
+    sequence.commit(Durability::Sync).unwrap();
+    check(&store, &sequence, 6500).unwrap();
+    sequence.delete(Durability::Sync).unwrap();
+    store.close().unwrap();
+    assert_eq!(place.damage_found(), Vec::<String>::new());
+}
+
+#[test]
+fn a_damaged_device_is_read_around_and_healed() {
+    for policy in [BalancePolicy::Spread, BalancePolicy::Counts, BalancePolicy::FirstReplica] {
+        let place = Place::new(2);
+        let store = place.options().balance(policy).open().unwrap();
+        drop(create(&store, 2, 3000));
+        store.close().unwrap();
+        place.damage(0);
+        let damaged = place.damage_found().len();
+        assert!(damaged > 0);
+        let store = place.options().balance(policy).open().unwrap();
+        let sequence = store.open_sequence("s").unwrap();
+        assert_eq!(sequence.state(), Some(&b"state"[..]));
+        check(&store, &sequence, 3000).unwrap();
+        assert!(other_copies(&store) > 0);
+        // The background may have been faster with some of them.
+        let repaired = store.repair().unwrap();
+        assert_eq!(repaired.left, 0, "{repaired:?}");
+        let before = other_copies(&store);
+        check(&store, &sequence, 3000).unwrap();
+        assert_eq!(other_copies(&store), before, "what was healed is read as it is");
+        drop(sequence);
+        store.close().unwrap();
+        // What nobody had reason to read is as it was: headers of segments, and of frames that were read from the other copy.
+        let found = place.damage_found();
+        assert!(found.len() < damaged, "{found:?}");
+    }
+}
+
+#[test]
+fn a_store_opens_without_a_device_and_makes_the_copies_anew() {
+    let place = Place::new(3);
+    let store = place.options().open().unwrap();
+    drop(create(&store, 2, 4000));
+    store.close().unwrap();
+    for lost in 0..3 {
+        let error = place.without(lost).open().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Configuration);
+        assert!(error.to_string().contains(&format!("device {lost} ")), "{error}");
+    }
+    let store = place.without(1).allow_degraded(true).open().unwrap();
+    let mut sequence = store.open_sequence("s").unwrap();
+    check(&store, &sequence, 4000).unwrap();
+    append(&mut sequence, 4000..4400);
+    sequence.commit(Durability::Sync).unwrap();
+    let repaired = store.repair().unwrap();
+    assert_eq!(repaired.left, 0, "{repaired:?}");
+    check(&store, &sequence, 4400).unwrap();
+    drop(sequence);
+    store.close().unwrap();
+    assert!(place.check(Some(1)).findings.iter().all(|f| f.severity != kvfsck::Severity::Damage));
+    // It is no member any more: the store is whole without it, and does not take it back as it is.
+    let store = place.without(1).open().unwrap();
+    check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
+    store.close().unwrap();
+    let error = place.options().open().map(drop).unwrap_err();
+    assert!(error.to_string().contains("left the store"), "{error}");
+    // And every frame has two copies again.
+    let store = options([place.devices[2].as_path()].into_iter()).allow_degraded(true).open().unwrap();
+    check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
+}
+
+#[test]
+fn a_device_is_drained_and_removed() {
+    let place = Place::new(3);
+    let store = place.options().open().unwrap();
+    let sequence = create(&store, 1, 4000);
+    let view = sequence.select_all(0).unwrap();
+    let done = store.remove_device(0).unwrap();
+    assert!(done.copied > 0 && done.removed == 1, "{done:?}");
+    // Views taken before keep what they saw.
+    store.read(&[&view]).unwrap().wait().unwrap().get(0).unwrap();
+    check(&store, &sequence, 4000).unwrap();
+    assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    drop((view, sequence));
+    store.close().unwrap();
+    let store = place.without(0).open().unwrap();
+    let sequence = store.open_sequence("s").unwrap();
+    check(&store, &sequence, 4000).unwrap();
+    let error = store.remove_device(1).and_then(|_| store.remove_device(2)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn as_many_copies_as_devices() {
+    let place = Place::new(2);
+    let store = place.options().open().unwrap();
+    let with = |copies| store.create_sequence(&layout(), SequenceOptions::new().replicas(copies)).map(drop);
+    assert_eq!(with(3).unwrap_err().kind(), ErrorKind::Configuration);
+    assert_eq!(with(4).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(with(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    with(2).unwrap();
+}
+
+#[test]
+fn forks_have_the_copies_of_what_they_share() {
+    // Whoever commits first announces the frames: the fork alone, the fork before, or the fork behind.
+    for order in 0..3 {
+        let place = Place::new(2);
+        let store = place.options().open().unwrap();
+        let mut parent = store.create_sequence(&layout(), SequenceOptions::new().key("s").replicas(2)).unwrap();
+        append(&mut parent, 0..3000);
+        if order == 2 {
+            parent.commit(Durability::Sync).unwrap();
+        }
+        let mut fork = parent.fork_as("fork").unwrap();
+        append(&mut fork, 3000..3100);
+        fork.commit(Durability::Sync).unwrap();
+        if order == 1 {
+            parent.commit(Durability::Sync).unwrap();
+        }
+        drop((parent, fork));
+        assert_eq!(store.repair().unwrap().copied, 0, "every frame has its copies");
+        store.close().unwrap();
+        assert_eq!(place.damage_found(), Vec::<String>::new());
+        place.damage(order % 2);
+        let store = place.options().open().unwrap();
+        let fork = store.open_sequence("fork").unwrap();
+        check(&store, &fork, 3100).unwrap();
+        if order > 0 {
+            check(&store, &store.open_sequence("s").unwrap(), 3000).unwrap();
+        }
+        drop(fork);
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn a_device_stays_while_somebody_holds_what_no_commit_names() {
+    let place = Place::new(2);
+    let store = place.options().open().unwrap();
+    let mut parent = create(&store, 1, 3000);
+    let mut fork = parent.fork_as("fork").unwrap();
+    parent.delete(Durability::Sync).unwrap();
+    assert_eq!(store.remove_device(1).unwrap_err().kind(), ErrorKind::Busy);
+    fork.commit(Durability::Sync).unwrap();
+    let done = store.remove_device(1).unwrap();
+    assert!(done.copied > 0 && done.removed == 1, "{done:?}");
+    check(&store, &fork, 3000).unwrap();
+    append(&mut fork, 3000..6000);
+    fork.commit(Durability::Sync).unwrap();
+    drop(fork);
+    store.close().unwrap();
+    let store = place.without(1).open().unwrap();
+    check(&store, &store.open_sequence("fork").unwrap(), 6000).unwrap();
+}
+
+#[test]
+fn a_device_goes_while_sequences_are_written() {
+    let place = Place::new(3);
+    let store = place.options().open().unwrap();
+    let mut kept: Vec<Sequence> =
+        (0..8).map(|_| store.create_sequence(&layout(), SequenceOptions::new().replicas(2)).unwrap()).collect();
+    kept.iter_mut().for_each(|sequence| append(sequence, 0..2500));
+    let held = store.remove_device(2).map(|done| done.removed);
+    assert_eq!(held.unwrap_err().kind(), ErrorKind::Busy, "nothing of them is committed yet");
+    kept.iter_mut().for_each(|sequence| sequence.commit(Durability::Sync).unwrap());
+    let done = store.remove_device(2).unwrap();
+    assert!(done.copied > 0 && done.removed == 1, "{done:?}");
+    // What was written to on it is sealed by nobody any more.
+    for sequence in &mut kept {
+        append(sequence, 2500..3500);
+        sequence.commit(Durability::Sync).unwrap();
+        check(&store, sequence, 3500).unwrap();
+    }
+    drop(kept);
+    create(&store, 2, 1000);
+    store.close().unwrap();
+    assert_eq!(place.check(Some(2)).findings.iter().filter(|f| f.severity == kvfsck::Severity::Damage).count(), 0);
+}
