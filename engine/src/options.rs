@@ -152,6 +152,9 @@ pub struct StoreOptions {
     pub checksum: ChecksumChoice,
     /// Driver.
     pub driver: DriverChoice,
+    /// CPUs that the threads of the devices are kept on: that of device `i` on the `i`th, round and round. On a machine with several
+    /// NUMA nodes name CPUs of the node that the disk hangs on. Default: none, threads run anywhere.
+    pub shard_cpus: Vec<usize>,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
     /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
@@ -181,6 +184,7 @@ impl Default for StoreOptions {
             frame_bytes: ByteSize::mib(4),
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
+            shard_cpus: Vec::new(),
             lazy_delay_ms: 1000,
             allow_degraded: false,
             balance: BalancePolicy::default(),
@@ -310,6 +314,13 @@ impl StoreOptions {
     #[must_use]
     pub fn watermarks(mut self, high: f64, low: f64) -> Self {
         (self.high_watermark, self.low_watermark) = (high, low);
+        self
+    }
+
+    /// Keeps the threads of the devices on these CPUs.
+    #[must_use]
+    pub fn shard_cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
+        self.shard_cpus = cpus.into_iter().collect();
         self
     }
 

@@ -14,6 +14,7 @@ pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
 use crate::device::directory::{Access, Directory};
 use crate::device::environment::{Mutant, mutated};
+use crate::device::region::ReadRegion;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
@@ -272,6 +273,15 @@ impl Store {
 
     pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
         ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
+    }
+
+    /// Reads as [`Self::read`] does, into memory of the embedder: blocks that devices bring lie in `region` until the batch is
+    /// dropped ([`ReadRegion::offset_of`] says where); tails and cached blocks stay in the store's own memory.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`ErrorKind::MemoryLimit`]: it can never fit in the region.
+    pub fn read_into(&self, views: &[&View], region: &ReadRegion) -> Result<ReadTicket> {
+        ReadTicket::read_into(Arc::clone(&self.inner.devices), self.own_views(views)?, region)
     }
 
     fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {

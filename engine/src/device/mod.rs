@@ -19,6 +19,7 @@ pub(crate) mod posix;
 mod probe;
 pub(crate) mod profile;
 mod progress;
+pub(crate) mod region;
 mod registered;
 #[cfg(any(feature = "glommio", feature = "tokio-uring"))]
 pub(crate) mod runtimes;

@@ -65,7 +65,7 @@ pub(crate) struct GenerationStart {
     pub(crate) epoch: u64,
     /// Pages that must be left behind the state.
     pub(crate) room: u64,
-    /// Bytes that all copies together may have; without room for records, so many that they should.
+    /// Bytes that all copies together should not exceed: they do where the state alone takes more.
     pub(crate) limit: u64,
     /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
     pub(crate) released: u64,
@@ -208,10 +208,9 @@ impl ManifestLog {
         // No more than leaves as much to the generation after it.
         let half = limit.saturating_add(released) / 2;
         let (wanted, takes) = sizes_of_copies(devices, generation, (wanted, least), (limit, half))?;
-        // A store that opens takes what it must.
-        if room > 0 && takes > limit {
-            let text = format!("a manifest of {takes} bytes does not fit in the {limit} that the capacity leaves it");
-            return Err(Error::new(ErrorKind::NoSpace, text));
+        if takes > limit {
+            // Deletions would not be recorded any more, and what is there not be opened.
+            environment::note(Event::CapacityExceeded);
         }
         let mut files = Vec::new();
         let (mut bytes, mut all_bytes) = (u64::MAX, 0);

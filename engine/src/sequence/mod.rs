@@ -14,7 +14,7 @@ use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Flight, FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::{KvLayout, Placed};
-use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
+use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
 use crate::options::{CacheOptions, Durability};
 use layer::Layer;
@@ -40,6 +40,8 @@ pub struct Sequence {
     ids_written: usize,
     /// Token ids that a committed frame holds.
     ids_durable: usize,
+    /// Token ids that frames hold which stay.
+    ids_grouped: usize,
     state: Option<Vec<u8>>,
     /// The state was set since the last commit.
     state_dirty: bool,
@@ -54,6 +56,10 @@ pub struct Sequence {
     /// A commit has named it.
     stored: bool,
     committed: u64,
+    /// Tokens of the last commit, also of whom it was forked from: what came since is new.
+    settled: u64,
+    /// Groups in memory between commits, of all that such groups may take.
+    gathered: Reservation,
     /// What a commit at `Durability::None` covered, when none has followed: tokens and token ids.
     owed: Option<(u64, usize)>,
     /// The most bytes a frame may take.
@@ -65,6 +71,8 @@ pub struct Sequence {
     methods: methods::Methods,
     method_bytes: Reservation,
     index: Reservation,
+    /// Bytes of `frames` and `held` in memory.
+    frames_memory: usize,
     /// Held for the tails.
     _tails: Reservation,
     /// Resident blocks: the store's cache, or its own.
@@ -84,6 +92,8 @@ struct Held {
     first_token: Option<u64>,
     /// Tokens from here on were cut off.
     token_end: u64,
+    /// Ends of what it holds, when that is no groups.
+    small: Option<Ends>,
     /// What the next commit does about it, when no commit of this sequence has named it yet.
     shared: Option<Shared>,
     /// Its pages, where no commit had named it when it was taken over.
@@ -126,6 +136,7 @@ impl Sequence {
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
         let method_bytes = reserve(0, Category::Summaries)?;
+        let gathered = store.gathering()?;
         let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
         // With several devices smaller frames, so that what is read together lies on all of them; and small against a segment,
@@ -141,6 +152,7 @@ impl Sequence {
             token_ids: Vec::new(),
             ids_written: 0,
             ids_durable: 0,
+            ids_grouped: 0,
             state: None,
             state_dirty: false,
             state_frame: 0,
@@ -149,6 +161,8 @@ impl Sequence {
             records,
             stored: false,
             committed: 0,
+            settled: 0,
+            gathered,
             owed: None,
             frame_limit,
             frame_target,
@@ -156,6 +170,7 @@ impl Sequence {
             methods: methods::Methods::default(),
             method_bytes,
             index,
+            frames_memory: 0,
             _tails: tails,
             claim: Some(claim),
         })

@@ -14,6 +14,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{JoinHandle, ThreadId};
 
+use rustix::thread::{CpuSet, Pid};
+
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
 pub(crate) use lane::{LaneBatch, Lanes};
 
@@ -44,6 +46,8 @@ pub(crate) struct ShardHandle {
     syncs: Mutex<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: ThreadId,
+    /// The kernel's number of the thread.
+    kernel_id: Option<Pid>,
     #[cfg(feature = "sim")]
     inline: Option<inline::Inline>,
 }
@@ -79,7 +83,7 @@ impl ShardHandle {
                     Ok(driver) => {
                         let poison = Arc::clone(dir.poison());
                         let shard = run::Shard::new(driver, inbox, poison, status, counters).beside(beside);
-                        let _ = report.send(Ok(()));
+                        let _ = report.send(Ok(rustix::thread::gettid()));
                         shard.run();
                     }
                     Err(e) => {
@@ -97,7 +101,8 @@ impl ShardHandle {
         let started = started.recv();
         let uring = lock(&status).name == Uring::NAME;
         match started {
-            Ok(Ok(())) => Ok(Self {
+            Ok(Ok(kernel_id)) => Ok(Self {
+                kernel_id: Some(kernel_id),
                 inbox,
                 uring,
                 poison,
@@ -137,6 +142,7 @@ impl ShardHandle {
             syncs: Mutex::default(),
             thread: Mutex::default(),
             thread_id: std::thread::current().id(),
+            kernel_id: None,
             inline: Some(inline::Inline::new(shard)),
         }
     }
@@ -217,6 +223,23 @@ impl ShardHandle {
         return self.inline.is_some();
         #[cfg(not(feature = "sim"))]
         false
+    }
+
+    /// Lets its thread run on one CPU only. Nothing without a thread.
+    ///
+    /// # Errors
+    /// `Configuration`: no such CPU, or none that this process may use.
+    pub(crate) fn pin(&self, cpu: usize) -> Result<()> {
+        let Some(thread) = self.kernel_id else { return Ok(()) };
+        let refused = |why: String| {
+            Error::new(ErrorKind::Configuration, format!("a device's thread cannot be kept on CPU {cpu}: {why}"))
+        };
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(refused(format!("CPUs are numbered below {}", CpuSet::MAX_CPU)));
+        }
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        rustix::thread::sched_setaffinity(Some(thread), &cpus).map_err(|e| refused(e.to_string()))
     }
 
     /// Makes the shard look around: after [`Arena::trim`] or after files were closed, so that it lets go of them too.

@@ -35,7 +35,7 @@ pub struct SequenceInfo {
 pub struct DeviceStatus {
     /// Directory.
     pub path: String,
-    /// `uring` or `posix`.
+    /// `uring` or `posix`; `glommio` or `tokio-uring` with the features of these names.
     pub driver: String,
     /// What the driver has to do without, with cause and remedy.
     pub notes: Vec<String>,

@@ -88,6 +88,8 @@ impl Coverage {
             Event::FrameMoved,
             Event::Evicted,
             Event::Expired,
+            Event::Merged,
+            Event::Regrouped,
         ];
         let own = [
             DOUBLE_CRASH,
@@ -127,6 +129,9 @@ fn name(event: Event) -> &'static str {
         Event::CutUnderWay => "power cut with requests under way",
         Event::Continued => "transfer continued",
         Event::FrameMoved => "frame moved by cleaning",
+        Event::Merged => "small frames merged",
+        Event::Regrouped => "groups put together from small frames",
+        Event::CapacityExceeded => "manifest larger than the capacity leaves",
         Event::Evicted => "sequence evicted",
         Event::Expired => "sequence expired",
     }

@@ -12,6 +12,8 @@ use stratakv::sim::Rng;
 pub enum Operation {
     /// Appends tokens to the layers of the mask.
     Append { slot: usize, tokens: usize, layers: u8 },
+    /// Appends tokens one by one to all layers, with their ids, and commits after each.
+    Decode { slot: usize, tokens: usize, durability: Durability },
     /// Gives token ids.
     Ids { slot: usize, count: usize },
     /// Commits, with a state of this many bytes.
@@ -56,7 +58,8 @@ impl Operation {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
         match what % 16 {
             0..=2 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
-            3 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
+            3 if more % 2 == 0 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
+            3 => Self::Decode { slot, tokens: 1 + usize::from(size) % 16, durability },
             4..=6 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
             7 => Self::Delete { slot, durability },
             8 => Self::Check { slot },
@@ -90,7 +93,8 @@ impl Operation {
         let durability =
             pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
         match rng.below(128) {
-            0..=39 => Self::Append {
+            0..=3 => Self::Decode { slot, tokens: 1 + rng.below(12) as usize, durability },
+            4..=39 => Self::Append {
                 slot,
                 tokens: 1 + (rng.below(5) * rng.below(8)) as usize,
                 layers: if rng.one_in(8) { 1 + rng.below(2) as u8 } else { 3 },

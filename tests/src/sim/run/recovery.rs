@@ -82,10 +82,6 @@ impl Runner<'_> {
                 self.store = Some(store);
                 self.opened = start..=self.simulation.now();
                 self.note(|| "opened".into());
-                if self.was_larger {
-                    // A recovery takes what it must: its manifest was made for more.
-                    self.above = self.above.max(self.simulation.take_peak_bytes());
-                }
                 self.within_capacity()
             }
             Err(e) => {

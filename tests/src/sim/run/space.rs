@@ -68,7 +68,6 @@ impl Runner<'_> {
     pub(super) fn set_capacity(&mut self, segments: Option<u64>) -> Stopped {
         let capacity = segments.map(|segments| self.capacity_bytes(segments));
         self.limited |= capacity.is_some();
-        self.was_larger |= capacity.unwrap_or(u64::MAX) > self.capacity.unwrap_or(u64::MAX);
         self.capacity = capacity;
         self.above = self.simulation.take_peak_bytes();
         let set = self.store()?.set_capacity(capacity.map(ByteSize));
@@ -89,6 +88,10 @@ impl Runner<'_> {
     /// The files grow to the capacity and no further, and where they are beyond it not at all.
     pub(super) fn within_capacity(&mut self) -> Stopped {
         let peak = self.simulation.take_peak_bytes();
+        let exceeded = events(Event::CapacityExceeded);
+        if exceeded > self.exceeded {
+            (self.exceeded, self.above) = (exceeded, self.above.max(peak));
+        }
         let Some(capacity) = self.capacity else { return Ok(()) };
         let most = capacity.max(self.above);
         if peak > most {
