@@ -168,6 +168,9 @@ pub struct StoreOptions {
     pub high_watermark: f64,
     /// The share that may live when they have gone. Default 0.90.
     pub low_watermark: f64,
+    /// Bytes per second that the background moves to free segments, at most. An append that waits for the room, and
+    /// [`Store::clean`](crate::Store::clean), do not wait for this. Default: as fast as reads leave room for.
+    pub cleaning_rate: Option<ByteSize>,
     /// Keeps blocks that were read, for all sequences that have no cache of their own. Default: none.
     pub cache: Option<CacheOptions>,
 }
@@ -191,6 +194,7 @@ impl Default for StoreOptions {
             hedge_percentile: Some(0.99),
             high_watermark: 0.95,
             low_watermark: 0.90,
+            cleaning_rate: None,
             cache: None,
         }
     }
@@ -307,6 +311,13 @@ impl StoreOptions {
     #[must_use]
     pub fn hedge_percentile(mut self, share: Option<f64>) -> Self {
         self.hedge_percentile = share;
+        self
+    }
+
+    /// Bytes per second that the background moves, at most.
+    #[must_use]
+    pub fn cleaning_rate(mut self, bytes_per_second: ByteSize) -> Self {
+        self.cleaning_rate = Some(bytes_per_second);
         self
     }
 
@@ -527,6 +538,7 @@ mod tests {
         assert_eq!(options.lazy_delay_ms, 1000);
         assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);
         assert_eq!(options.hedge_percentile, Some(0.99));
+        assert_eq!(options.cleaning_rate, None);
         assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());

@@ -20,8 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, SequenceIdentity, Space, StoreInner,
-    copies_for, keep_spare, random_u64, unix_ms,
+    Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, Pace, SequenceIdentity, Space,
+    StoreInner, copies_for, keep_spare, random_u64, unix_ms,
 };
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
@@ -648,6 +648,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         cache,
         health: StoreCounters::default(),
         observers: Observers::default(),
+        pace: Pace::new(options.cleaning_rate.map(|rate| rate.bytes())),
         cleaning: Mutex::default(),
         watermarks: (options.high_watermark, options.low_watermark),
         room: reclaim::make_room,

@@ -293,6 +293,50 @@ fn a_smaller_capacity_is_reached_by_cleaning() {
 }
 
 #[test]
+fn a_slow_background_holds_up_neither_appends_nor_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    // A byte a second: what rests, rests for longer than any test.
+    let open = || options(dir.path()).capacity(segments(20)).cleaning_rate(ByteSize(1)).open().unwrap();
+    let store = open();
+    let mut alive: Vec<u64> = Vec::new();
+    for i in 0..200_u64 {
+        if alive.len() == 50 {
+            let gone = alive.remove((i * 7919 % 50) as usize);
+            store.open_sequence(&gone.to_string()).unwrap().delete(Durability::Lazy).unwrap();
+        }
+        write(&store, key(i), i, 500).unwrap_or_else(|e| panic!("{i}: {e} {:#?}", store.usage()));
+        alive.push(i);
+    }
+    let health = store.health();
+    assert!(health.no_space > 0 && health.cleaned_segments > 0, "{} {}", health.no_space, health.cleaned_segments);
+    sound(&store, dir.path());
+    check(&store, 199, 199, 500);
+    store.close().unwrap();
+    check(&open(), 199, 199, 500);
+}
+
+#[test]
+fn cleaning_takes_a_buffer_and_a_front_whatever_it_moves() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || options(dir.path()).capacity(segments(80)).open().unwrap();
+    let store = open();
+    for i in 0..48_u64 {
+        write(&store, key(i), i, 2000).unwrap();
+    }
+    for i in (0..48_u64).step_by(2) {
+        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+    }
+    store.close().unwrap();
+    let store = open();
+    let before = store.status().memory.peak_bytes;
+    let done = store.clean().unwrap();
+    let after = store.status().memory.peak_bytes;
+    assert!(done.bytes > 4 * MIB, "{done:?}");
+    // Buffers come in slabs of two mebibytes.
+    assert!(after <= before + 3 * MIB as usize, "from {before} to {after} for {done:?}");
+}
+
+#[test]
 fn closing_with_a_read_alive_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();

@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::path::{Path, PathBuf};
-use stratakv::{ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceOptions, Store, Summary, Usage};
+use stratakv::{
+    ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceInfo, SequenceOptions, Store, Summary, Usage,
+};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
@@ -101,16 +103,17 @@ impl World {
     }
 
     /// The usage and the bytes of all files, at one moment: the background may be at work.
-    fn usage(&self) -> Usage {
+    fn usage(&self) -> (Usage, Vec<SequenceInfo>) {
         for _ in 0..1000 {
             let usage = self.store().usage().expect("the usage");
             let segments: Vec<u64> = self.dirs.iter().map(|dir| length(&dir.join("segments"))).collect();
             let files: u64 = self.dirs.iter().map(|dir| length(dir)).sum();
+            let listed = self.store().sequences();
             let again = self.store().usage().expect("the usage");
-            let quiet = |a: &Usage, b: &Usage| (a.file_bytes, a.lifetime_bytes) == (b.file_bytes, b.lifetime_bytes);
+            let still = |u: &Usage| (u.file_bytes, u.lifetime_bytes, u.live_bytes, u.namespaces.clone());
             let matching = files == usage.file_bytes && usage.devices.iter().map(|d| d.segment_bytes).eq(segments);
-            if matching && quiet(&usage, &again) {
-                return usage;
+            if matching && still(&usage) == still(&again) {
+                return (usage, listed);
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
@@ -119,7 +122,7 @@ impl World {
     }
 
     fn check(&self) -> Usage {
-        let usage = self.usage();
+        let (usage, listed) = self.usage();
         assert_eq!(usage.sum_bytes(), usage.capacity_bytes, "{usage:#?}");
         assert!(usage.file_bytes <= usage.capacity_bytes, "{usage:#?}");
         for device in &usage.devices {
@@ -133,7 +136,6 @@ impl World {
         assert!(sum(|device| device.free_bytes) <= usage.free_bytes);
         assert!(sum(|device| device.reserved_bytes) <= usage.reserved_bytes);
         assert_eq!(usage.namespaces.iter().map(|own| own.live_bytes).sum::<u64>(), usage.live_bytes, "{usage:#?}");
-        let listed = self.store().sequences();
         assert_eq!(usage.namespaces.iter().map(|own| own.sequences).sum::<u64>(), listed.len() as u64);
         let tokens: u64 = usage.namespaces.iter().map(|own| own.tokens).sum();
         assert_eq!(tokens, listed.iter().map(|info| info.tokens).sum::<u64>());

@@ -78,7 +78,7 @@ pub(crate) struct SegmentMeta {
     pub(crate) pages: u32,
     pub(crate) kind: u8,
     pub(crate) state: SegmentState,
-    /// One past the last page of any frame that was committed in it, or, sealed, that was written to it.
+    /// One past the last page of any frame that was committed in it.
     pub(crate) used_pages: u32,
     /// Pages of frames that sequences refer to.
     pub(crate) live_pages: u64,
@@ -112,6 +112,10 @@ pub(crate) struct Catalog {
     pub(crate) frames: HashMap<FrameId, FrameMeta>,
     pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
     pub(crate) counters: Counters,
+    /// References of all sequences.
+    refs: u64,
+    /// Bytes of all keys.
+    key_bytes: u64,
     /// The generation that replaces this manifest, once its last record said so.
     pub(crate) superseded: Option<(u64, u64)>,
 }
@@ -151,16 +155,18 @@ impl Catalog {
                 if sequence.refs.len() == before {
                     return Err(format!("release of frame {frame}, which the sequence does not refer to"));
                 }
+                self.refs -= 1;
                 self.release(frame);
             }
             Record::FrameMoved(moved) => self.moved(moved)?,
             Record::Replica(replica) => self.replica(replica)?,
             Record::SegmentOpen(open) => self.segment_open(open)?,
             Record::SegmentSeal(seal) => {
-                let segment = self.segment_mut((DeviceIndex(seal.device.get()), SegmentId(seal.segment.get())))?;
+                let key = (DeviceIndex(seal.device.get()), SegmentId(seal.segment.get()));
+                let segment = self.segment_mut(key)?;
                 segment.state = SegmentState::Sealed;
-                // Frames that no commit has named yet are among them.
-                segment.used_pages = segment.used_pages.max(seal.used_pages.get().min(segment.pages));
+                // Frames that no commit has named yet may lie in it.
+                segment.used_pages = segment.used_pages.max(seal.used_pages.get());
             }
             Record::SegmentFree(free) => self.segment_free(free)?,
             Record::SequenceCommit(commit) => {
@@ -206,6 +212,8 @@ impl Catalog {
             return Err("two sequences have one key".into());
         }
         self.counters.sequence = self.counters.sequence.max(id.0.saturating_add(1));
+        self.refs += meta.refs.len() as u64;
+        self.key_bytes += meta.key.len() as u64;
         self.sequences.insert(id, meta);
         Ok(())
     }
@@ -276,6 +284,8 @@ impl Catalog {
         if !sequence.key.is_empty() {
             self.keys.remove(&sequence.key);
         }
+        self.refs -= sequence.refs.len() as u64;
+        self.key_bytes -= sequence.key.len() as u64;
         for (frame, _) in sequence.refs {
             self.release(frame);
         }
@@ -413,6 +423,7 @@ impl Catalog {
             return Err(format!("frame {id} is referred to twice by one sequence"));
         }
         sequence.refs.insert(at, (id, token_end));
+        self.refs += 1;
         Ok(())
     }
 
@@ -526,6 +537,25 @@ impl Catalog {
         let end = m::CheckpointEnd { records: U64::new(out.count() as u64) };
         out.push(Kind::CheckpointEnd, &end, &[]);
         out
+    }
+
+    /// Bytes of [`Self::checkpoint`], at most. `replicas`: frames may have copies.
+    pub(crate) fn checkpoint_bytes(&self, replicas: bool) -> u64 {
+        let record = |body: usize| (size_of::<m::RecordHeader>() + body).next_multiple_of(8) as u64;
+        let layouts = self.layouts.values().map(|layout| record(8 + layout.raw().encoded_bytes())).sum::<u64>();
+        let copies = if replicas { self.members.len() as u64 } else { 0 };
+        let frame = record(size_of::<m::Frame>()) + copies * record(size_of::<m::Replica>());
+        let sequence = record(size_of::<m::SequenceCreate>()) + 8 + record(size_of::<m::SequenceCommit>());
+        let segment = record(size_of::<m::SegmentOpen>()) + record(size_of::<m::SegmentSeal>());
+        layouts
+            + record(size_of::<m::Member>()) * self.members.len() as u64
+            + record(size_of::<m::Counters>())
+            + self.segments.len() as u64 * segment
+            + self.frames.len() as u64 * frame
+            + self.refs * record(size_of::<m::FrameRef>())
+            + self.sequences.len() as u64 * sequence
+            + self.key_bytes
+            + record(size_of::<m::CheckpointEnd>())
     }
 
     /// About how much memory the tables take.

@@ -5,7 +5,7 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::LazyFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
@@ -25,24 +25,16 @@ pub(crate) struct SegmentHandle {
     pub(crate) in_flight: AtomicU64,
 }
 
-/// Pages taken for a frame that no commit has named yet: in flight until one has, or nobody is left who might.
+/// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
 pub(crate) struct Flight {
     segment: Arc<SegmentHandle>,
     pages: u64,
-    landed: AtomicBool,
 }
 
 impl Flight {
     pub(crate) fn new(segment: &Arc<SegmentHandle>, pages: u32) -> Self {
         segment.in_flight.fetch_add(u64::from(pages), Ordering::Relaxed);
-        Self { segment: Arc::clone(segment), pages: u64::from(pages), landed: AtomicBool::new(false) }
-    }
-
-    /// They are live.
-    pub(crate) fn land(&self) {
-        if !self.landed.swap(true, Ordering::Relaxed) {
-            self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
-        }
+        Self { segment: Arc::clone(segment), pages: u64::from(pages) }
     }
 
     pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
@@ -52,7 +44,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.land();
+        self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
     }
 }
 
@@ -129,26 +121,43 @@ impl FrameBody {
 }
 
 /// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
-pub(crate) struct FrameSlot(Mutex<Arc<FrameBody>>);
+pub(crate) struct FrameSlot {
+    body: Mutex<Arc<FrameBody>>,
+    /// Its pages, until the first commit that names it takes them, of whichever sequence that shares it.
+    flights: Mutex<Vec<Flight>>,
+}
 
 impl FrameSlot {
     pub(crate) fn new(body: FrameBody) -> Self {
-        Self(Mutex::new(Arc::new(body)))
+        Self { body: Mutex::new(Arc::new(body)), flights: Mutex::default() }
     }
 
     /// The frame where it lies now. Whoever holds it may read there, also after a move.
     pub(crate) fn now(&self) -> Arc<FrameBody> {
-        Arc::clone(&lock(&self.0))
+        Arc::clone(&lock(&self.body))
     }
 
     /// Its memory.
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + lock(&self.0).memory_bytes()
+        size_of::<Self>() + lock(&self.body).memory_bytes()
+    }
+
+    pub(crate) fn set_flights(&self, flights: Vec<Flight>) {
+        *lock(&self.flights) = flights;
+    }
+
+    /// Those of copies that were not written end.
+    pub(crate) fn keep_flights(&self, written: impl Fn(&Arc<SegmentHandle>) -> bool) {
+        lock(&self.flights).retain(|flight| written(&flight.segment));
+    }
+
+    pub(crate) fn take_flights(&self) -> Vec<Flight> {
+        std::mem::take(&mut lock(&self.flights))
     }
 
     /// These are its copies from now on.
     pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
-        let mut body = lock(&self.0);
+        let mut body = lock(&self.body);
         let checksums = Arc::clone(&body.checksums);
         let FrameCopy { segment, page, header_crc } = first;
         let (id, origin, nonce) = (body.id, body.origin, body.nonce);

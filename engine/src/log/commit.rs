@@ -1,8 +1,10 @@
 //! Group commit: all commits that wait at a moment share two syncs, first the data, then the manifest.
 
 use super::copies::CopyChange;
+mod room;
+
 use super::devices::Devices;
-use super::manifest::ManifestLog;
+use super::manifest::{ManifestLog, room_for};
 use super::space::Space;
 use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
@@ -10,7 +12,7 @@ use crate::index::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, Segme
 use crate::layout::KvLayout;
 use crate::metrics::{Category, Reservation, lock};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use stratakv_format::manifest::{self as m, Kind};
@@ -36,7 +38,7 @@ pub(crate) struct CommitRequest {
     /// Members as they are from now on.
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
-    pub(crate) flights: Vec<Arc<Flight>>,
+    pub(crate) flights: Vec<Flight>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
 }
@@ -81,6 +83,10 @@ pub(crate) struct Committer {
     /// Bytes written to the devices before the store was opened.
     lifetime_bytes: u64,
     tables: Mutex<Tables>,
+    /// Bytes of a generation of the manifest that there are files for.
+    room: AtomicU64,
+    /// Bytes of records that were admitted since, and may not be in the catalog yet.
+    admitted: AtomicU64,
 }
 
 /// The memory that the catalog takes.
@@ -143,7 +149,10 @@ pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<Space>, manifest: &mut
     let allowed = {
         let mut space = lock(space);
         space.set_metadata_bytes(manifest.file_bytes(), 0);
-        space.allowance(devices)
+        let allowed = space.allowance(devices);
+        // No segment takes the room meanwhile.
+        space.set_metadata_bytes(manifest.file_bytes(), manifest.file_bytes().min(allowed));
+        allowed
     };
     let kept = manifest.keep_spare(devices, allowed);
     lock(space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
@@ -167,7 +176,7 @@ impl Committer {
             Error::new(ErrorKind::MemoryLimit, text)
         })?;
         let read_only = manifest.is_read_only();
-        Ok(Self {
+        let committer = Self {
             devices,
             space,
             catalog,
@@ -178,7 +187,11 @@ impl Committer {
             read_only,
             lifetime_bytes,
             tables: Mutex::new(Tables { account, entries: 0, short: false }),
-        })
+            room: AtomicU64::new(0),
+            admitted: AtomicU64::new(0),
+        };
+        committer.measure(&lock(&committer.manifest));
+        Ok(committer)
     }
 
     /// # Errors
@@ -268,8 +281,8 @@ impl Committer {
         self.commit(CommitRequest::default())
     }
 
-    fn lead(&self, group: Vec<Queued>) {
-        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&group)) {
+    fn lead(&self, mut group: Vec<Queued>) {
+        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&mut group)) {
             Ok(()) => Ok(()),
             Err(Failed::Stalled(e)) => return self.stall(group, &e),
             Err(Failed::Broken(e)) => {
@@ -309,7 +322,7 @@ impl Committer {
         self.lifetime_bytes + self.devices.written_bytes()
     }
 
-    fn perform(&self, group: &[Queued]) -> Result<(), Failed> {
+    fn perform(&self, group: &mut [Queued]) -> Result<(), Failed> {
         note(Event::GroupCommit);
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
@@ -323,7 +336,7 @@ impl Committer {
         if mutated(Mutant::ManifestBeforeData) {
             group.iter().for_each(|queued| records.append(&queued.request.records));
             if !records.is_empty() {
-                self.record(records.clone(), &[], false)?;
+                self.record(records.clone(), &mut [], false)?;
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
@@ -357,7 +370,7 @@ impl Committer {
             records.push(Kind::Member, member, &[]);
         }
         let mut defined = BTreeSet::new();
-        for queued in group {
+        for queued in &*group {
             if let Some((id, layout)) = &queued.request.layout
                 && !lock(&self.catalog).layouts.contains_key(id)
                 && defined.insert(*id)
@@ -367,10 +380,9 @@ impl Committer {
             records.append(&queued.request.records);
         }
         if !records.is_empty() {
-            let flights: Vec<_> = group.iter().flat_map(|queued| &queued.request.flights).collect();
             let members: Vec<m::Member> =
                 group.iter().flat_map(|queued| queued.request.members.iter().copied()).collect();
-            match self.record(records, &flights, counted).and_then(|()| self.change_members(&members)) {
+            match self.record(records, group, counted).and_then(|()| self.change_members(&members)) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
@@ -379,7 +391,7 @@ impl Committer {
                 other => other?,
             }
         }
-        for queued in group {
+        for queued in &*group {
             let space = lock(&self.space);
             let written_out = |segment: &&Arc<SegmentHandle>| space.is_sealed(segment.key);
             let segments = queued.request.segments.iter().filter(written_out);
@@ -394,18 +406,22 @@ impl Committer {
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, mut records: RecordBuffer, flights: &[&Arc<Flight>], counted: bool) -> Result<(), Failed> {
+    fn record(&self, mut records: RecordBuffer, group: &mut [Queued], counted: bool) -> Result<(), Failed> {
         let mut manifest = lock(&self.manifest);
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
         if first_copies || !manifest.has_room(&records) {
-            self.checkpoint(&mut manifest, &records)?;
+            let made = self.checkpoint(&mut manifest, room_for(&records));
+            if made.is_err() && first_copies {
+                self.devices.replicas.store(false, Ordering::Relaxed);
+            }
+            made?;
         }
         {
             let mut catalog = lock(&self.catalog);
             records.apply(&mut catalog)?;
             // What was in flight is live: nobody sees it as neither.
-            flights.iter().for_each(|flight| flight.land());
+            group.iter_mut().for_each(|queued| queued.request.flights.clear());
             lock(&self.tables).follow(&self.devices, &catalog);
             if counted {
                 let counters = Counters { lifetime_bytes: self.lifetime_bytes(), ..catalog.counters };
@@ -426,7 +442,7 @@ impl Committer {
         }
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
-        self.checkpoint(&mut manifest, &RecordBuffer::default())
+        self.checkpoint(&mut manifest, room_for(&RecordBuffer::default()))
     }
 
     /// Membership epochs so far.
@@ -434,8 +450,8 @@ impl Committer {
         lock(&self.manifest).epoch()
     }
 
-    /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.
-    fn checkpoint(&self, manifest: &mut ManifestLog, next: &RecordBuffer) -> Result<(), Failed> {
+    /// Starts a new generation with `room` pages behind its state. Until it is whole nothing has changed, so that a full device breaks nothing.
+    fn checkpoint(&self, manifest: &mut ManifestLog, room: u64) -> Result<(), Failed> {
         let state = {
             let mut catalog = lock(&self.catalog);
             catalog.counters.lifetime_bytes = self.lifetime_bytes();
@@ -445,12 +461,12 @@ impl Committer {
             let space = lock(&self.space);
             space.allowance(&self.devices).saturating_add(manifest.spare_bytes())
         };
-        let successor = manifest.successor(&self.devices, &state, next, limit).map_err(|e| match e.kind() {
+        let successor = manifest.successor(&self.devices, &state, room, limit).map_err(|e| match e.kind() {
             ErrorKind::NoSpace => Failed::Stalled(e.during("checkpoint")),
             _ => Failed::Broken(e),
         })?;
         manifest.give_way(&self.devices, successor)?;
-        Ok(keep_spare(&self.devices, &self.space, manifest)?)
+        Ok(self.spare(manifest)?)
     }
 
     /// Frees sealed segments in which nothing is live: the record first, durably, then the file may be used again.
@@ -468,7 +484,7 @@ impl Committer {
         for (key, generation) in &dead {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
-        self.record(records, &[], false)?;
+        self.record(records, &mut [], false)?;
         let mut space = lock(&self.space);
         for (key, generation) in dead {
             space.freed(key, generation);

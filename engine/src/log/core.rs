@@ -2,6 +2,7 @@
 
 use super::commit::{CommitRequest, Committer};
 use super::devices::Devices;
+use super::pace::Pace;
 use super::space::Space;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
@@ -37,6 +38,8 @@ pub(crate) struct StoreInner {
     pub(crate) repairing: Mutex<()>,
     pub(crate) health: StoreCounters,
     pub(crate) observers: Observers,
+    /// How fast the background cleans.
+    pub(crate) pace: Pace,
     /// One cleaning at a time.
     pub(crate) cleaning: Mutex<()>,
     /// Shares of the room for frames from which on evictable sequences go, and down to which.
@@ -177,6 +180,7 @@ impl StoreInner {
     pub(crate) fn stop_tending(&self) {
         self.rest.store(true, Ordering::Relaxed);
         self.devices.tend.notify();
+        self.pace.wake();
         if let Some(thread) = lock(&self.tender).take()
             && thread.thread().id() != std::thread::current().id()
         {

@@ -83,6 +83,11 @@ impl Draft {
         self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none() && self.state.is_none()
     }
 
+    /// Whether it holds no groups: tails, token ids and state alone.
+    pub(crate) fn is_small(&self) -> bool {
+        self.runs.is_empty()
+    }
+
     /// Bytes it takes on disk, at most, but for the fixed part of the header.
     pub(crate) fn bytes(&self) -> usize {
         self.front_bytes + self.run_bytes
@@ -200,7 +205,8 @@ struct CopyFlight {
     location: Location,
     header_crc: u32,
     segment: Arc<SegmentHandle>,
-    flight: Arc<Flight>,
+    /// Until the frame has a slot, which keeps it.
+    flight: Option<Flight>,
     waiter: Arc<Waiter>,
     front: Vec<Lease>,
 }
@@ -243,6 +249,7 @@ impl WrittenFrame {
         (self.meta.location, self.meta.header_crc) = (first.location, first.header_crc);
         self.meta.replicas = others.iter().map(CopyFlight::replica).collect();
         self.body.lies(first.place(), others.iter().map(CopyFlight::place).collect());
+        self.body.keep_flights(|segment| self.copies.iter().any(|copy| Arc::ptr_eq(&copy.segment, segment)));
     }
 
     /// Whether every byte is written, without waiting.
@@ -259,15 +266,10 @@ impl WrittenFrame {
         self.copies.iter().map(|copy| copy.location.bytes()).sum()
     }
 
-    /// Its pages, until a commit has named them.
-    pub(crate) fn flights(&self) -> Vec<Arc<Flight>> {
-        self.copies.iter().map(|copy| Arc::clone(&copy.flight)).collect()
-    }
-
     /// Its part of a commit: the segments to sync, and the pages that are in flight until then.
-    pub(crate) fn join(&self, request: &mut super::CommitRequest) {
+    pub(crate) fn join(&mut self, request: &mut super::CommitRequest) {
         request.segments.extend(self.copies.iter().map(|copy| Arc::clone(&copy.segment)));
-        request.flights.extend(self.flights());
+        request.flights.extend(self.body.take_flights());
     }
 }
 
@@ -531,10 +533,12 @@ pub(crate) fn write(
         checksums: tables.checksums[group_checksums..].into(),
     };
     let missing = who.copies.saturating_sub(copies.len());
+    let body = lock(space).place_frame(id, body);
+    body.set_flights(copies.iter_mut().filter_map(|copy| copy.flight.take()).collect());
     Ok(WrittenFrame {
         id,
         meta,
-        body: lock(space).place_frame(id, body),
+        body,
         copies,
         space: Arc::clone(space),
         runs: landed,
@@ -649,7 +653,7 @@ impl Laid<'_> {
             let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
             shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });
         }
-        Ok(CopyFlight { location, header_crc, segment, flight: Arc::new(flight), waiter, front: front_buffers })
+        Ok(CopyFlight { location, header_crc, segment, flight: Some(flight), waiter, front: front_buffers })
     }
 }
 

@@ -71,6 +71,11 @@ pub(crate) struct GenerationStart {
     pub(crate) released: u64,
 }
 
+/// How many copies of the manifest all devices have.
+pub(super) fn manifest_copies(devices: &Devices) -> u64 {
+    copies(devices).len() as u64
+}
+
 /// Copies of the manifest on all devices.
 fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
     let written = devices.list.iter().filter(|device| !device.is_lost());
@@ -163,7 +168,7 @@ fn pages_of(records: &RecordBuffer) -> u64 {
 
 /// Pages that must be left for records to be appended: one more for the counters that may go along, and the last record of
 /// the generation.
-fn room_for(records: &RecordBuffer) -> u64 {
+pub(super) fn room_for(records: &RecordBuffer) -> u64 {
     pages_of(records) + 2
 }
 
@@ -371,15 +376,9 @@ impl ManifestLog {
         Ok(())
     }
 
-    /// Writes a new generation that starts with `state` and has room for `next`. It takes the place of this one with
+    /// Writes a new generation that starts with `state` and has `room` pages for what comes next. It takes the place of this one with
     /// [`Self::give_way`]; until then, and if this fails, nothing has changed.
-    pub(crate) fn successor(
-        &self,
-        devices: &Devices,
-        state: &RecordBuffer,
-        next: &RecordBuffer,
-        limit: u64,
-    ) -> Result<Self> {
+    pub(crate) fn successor(&self, devices: &Devices, state: &RecordBuffer, room: u64, limit: u64) -> Result<Self> {
         environment::note(Event::Checkpoint);
         let start = GenerationStart {
             generation: self.place.generation + 1,
@@ -387,7 +386,7 @@ impl ManifestLog {
             // One batch is kept for the last record of this generation.
             first_batch: self.place.next_batch + 1,
             epoch: self.epoch,
-            room: room_for(next),
+            room,
             limit,
             released: self.bytes,
         };

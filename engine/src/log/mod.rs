@@ -8,6 +8,7 @@ mod frame;
 mod late;
 mod manifest;
 mod members;
+mod pace;
 mod space;
 
 pub(crate) use commit::{CommitRequest, Committer, keep_spare};
@@ -18,6 +19,7 @@ pub(crate) use frame::{Draft, Ends, SequenceIdentity, Tail, WrittenFrame, front_
 pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use members::DeviceList;
+pub(crate) use pace::Pace;
 pub(crate) use space::{Space, Writer, allocate};
 
 pub(crate) use crate::device::environment::{random_u64, unix_ms};

@@ -11,6 +11,7 @@ use crate::log::{CommitRequest, CopyChange, Space, StoreInner, places};
 use crate::metrics::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// What cleaning did.
@@ -54,6 +55,15 @@ fn victims(catalog: &Catalog, space: &Space, share: f64) -> Vec<Victim> {
 /// # Errors
 /// A commit failed. What is damaged, or finds no room, stays where it is.
 pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
+    let _hurry = inner.pace.hurry();
+    clean_at(inner, share, segments)
+}
+
+/// The same at the pace of the background.
+///
+/// # Errors
+/// As there.
+pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _one = lock(&inner.cleaning);
     let mut done = Cleaned::default();
     let usable = u64::from(inner.devices.identity.segment_pages - 2);
@@ -81,10 +91,11 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
         }
         frames
     };
+    let start = Instant::now();
     for (key, mut frames) in list {
         // In the order they were written: those of a sequence stay together.
         frames.sort_by_key(|(_, frame)| frame.lsn);
-        let moved = move_frames(inner, key, &frames)?;
+        let moved = move_frames(inner, key, &frames, (start, done.bytes))?;
         done.frames += moved.frames;
         done.bytes += moved.bytes;
         done.segments += moved.segments;
@@ -104,8 +115,13 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
     Ok(done)
 }
 
-/// Moves the frames of one segment. Its `segments` is 1 when all of them were.
-fn move_frames(inner: &StoreInner, key: SegmentKey, frames: &[(FrameId, FrameMeta)]) -> Result<Cleaned> {
+/// Moves the frames of one segment, after `before` bytes since `start`. Its `segments` is 1 when all of them were.
+fn move_frames(
+    inner: &StoreInner,
+    key: SegmentKey,
+    frames: &[(FrameId, FrameMeta)],
+    (start, before): (Instant, u64),
+) -> Result<Cleaned> {
     let mut done = Cleaned::default();
     let from = {
         let catalog = lock(&inner.catalog);
@@ -130,10 +146,11 @@ fn move_frames(inner: &StoreInner, key: SegmentKey, frames: &[(FrameId, FrameMet
                 done.frames += 1;
                 done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;
                 request.segments.push(Arc::clone(flight.segment()));
-                request.flights.push(Arc::new(flight));
+                request.flights.push(flight);
                 let mut wanted = seen.clone();
                 wanted[at] = (location, header_crc);
                 request.copies.push(CopyChange { frame: *id, seen, wanted });
+                inner.pace.rest(start, before + done.bytes, || inner.resting());
             }
             Err(e) => {
                 whole = false;

@@ -216,7 +216,7 @@ fn change(
             continue;
         };
         request.segments.push(Arc::clone(flight.segment()));
-        request.flights.push(Arc::new(flight));
+        request.flights.push(flight);
         now.push((location, header_crc));
         *(if bad.is_empty() { &mut done.copied } else { &mut done.healed }) += 1;
     }

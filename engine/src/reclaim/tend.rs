@@ -1,7 +1,7 @@
 //! What keeps a store going: sequences expire, evictable ones go when it is too full, dead space is cleaned before it is
 //! needed. In the background on real devices; where space ran out, by whoever needs it; in a simulation only then.
 
-use super::clean::{Cleaned, clean};
+use super::clean::{Cleaned, clean, clean_at};
 use super::evict::{evict, expire, next_expiry_ms};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
@@ -68,11 +68,11 @@ fn seal_wasted(inner: &StoreInner) {
     lock(&inner.space).seal_wasted(&catalog);
 }
 
-/// Everything that is due now. Gives what was cleaned.
+/// Everything that is due now, in the `background` at its pace. Gives what was cleaned.
 ///
 /// # Errors
 /// A commit failed.
-pub(crate) fn tend(inner: &Arc<StoreInner>) -> Result<Cleaned> {
+pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     inner.committer.check()?;
     expire(inner)?;
     above_the_mark(inner)?;
@@ -86,7 +86,7 @@ pub(crate) fn tend(inner: &Arc<StoreInner>) -> Result<Cleaned> {
             return Ok(done);
         }
         seal_wasted(inner);
-        let round = clean(inner, SHARE_EASY, 1)?;
+        let round = if background { clean_at(inner, SHARE_EASY, 1)? } else { clean(inner, SHARE_EASY, 1)? };
         done.segments += round.segments;
         done.frames += round.frames;
         done.bytes += round.bytes;
@@ -179,6 +179,8 @@ fn remove_free(inner: &StoreInner) -> Result<()> {
         request.removed(*key, *generation);
     }
     inner.commit(request)?;
+    // Idle rings hold files that they have read, and so their blocks.
+    inner.devices.lanes.close_idle();
     for ((device, id), _) in doomed {
         let directory = &inner.devices.get(device)?.directory;
         match directory.remove_file(&segment::file_name(id)) {
@@ -199,7 +201,7 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
                 return;
             }
             // An error stands in the committer and comes back with the next call.
-            let _ = tend(&inner);
+            let _ = tend(&inner, true);
             if inner.devices.list.slots() > 1 && inner.devices.suspects.any() {
                 let _ = super::Repair::new(&inner).once();
             }

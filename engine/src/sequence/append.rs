@@ -226,6 +226,16 @@ impl Sequence {
                             tries = ROOM_TRIES;
                         }
                     }
+                    // A cut needs room for the tail it leaves before it gives any back.
+                    Err(e) if e.kind() == ErrorKind::NoSpace && waits && self.cut && draft.is_small() => {
+                        let store = Arc::clone(&self.store);
+                        let sequence = self.who.sequence;
+                        let lend = |lent| lock(&store.space).lend(sequence, lent);
+                        lend(true);
+                        let written = self.write_draft(draft, here);
+                        lend(false);
+                        break written?;
+                    }
                     other => break other?,
                 }
             };

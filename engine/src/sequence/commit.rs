@@ -10,9 +10,13 @@ use crate::options::Durability;
 use std::time::Instant;
 use stratakv_format::FrameId;
 use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
-use stratakv_format::manifest::{Kind, SequenceCommit};
+use stratakv_format::manifest::{Frame, FrameRef, Kind, SequenceCommit, SequenceCreate};
 use zerocopy::little_endian::U64;
 
+/// Bytes of the records of a frame and of a reference to it, about.
+const FRAME_RECORD_BYTES: usize = size_of::<Frame>() + size_of::<FrameRef>() + 16;
+/// The same of a sequence.
+const SEQUENCE_RECORD_BYTES: usize = size_of::<SequenceCreate>() + size_of::<SequenceCommit>() + 16;
 /// The most tokens that a piece outside of groups holds.
 const PIECE_TOKENS: usize = 128;
 
@@ -62,6 +66,13 @@ impl Sequence {
         self.store.committer.check()?;
         let grouped = self.writes_groups(length);
         let drafts = self.commit_drafts(length, ids, grouped)?;
+        // One that cuts gives back more than it takes.
+        if !self.cut {
+            let shared = self.held.iter().filter(|held| held.shared.is_some()).count();
+            let frames = self.frames.len() + shared + drafts.len();
+            let own = if self.stored { 0 } else { SEQUENCE_RECORD_BYTES + self.who.key.len() };
+            self.store.committer.admit((frames * FRAME_RECORD_BYTES * self.who.copies + own) as u64)?;
+        }
         // Nothing is left to do but wait for the last frame: it is written here.
         self.write_drafts(drafts, !mutated(Mutant::SyncBeforeCompletion))?;
         self.land_all()?;
@@ -89,13 +100,15 @@ impl Sequence {
             let Some(shared) = held.shared.take() else { continue };
             let segments = held.announce(&mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, held.frame, held.token_end), &[]);
-            request.flights.append(&mut held.flights);
             match shared {
                 Shared::Named => request.pins.extend(segments),
-                Shared::Unnamed => request.segments.extend(segments),
+                Shared::Unnamed => {
+                    request.segments.extend(segments);
+                    request.flights.extend(held.slot.take_flights());
+                }
             }
         }
-        for frame in self.frames.drain(..) {
+        for mut frame in self.frames.drain(..) {
             frame.meta.announce(frame.id, &mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(Held::written(&frame, None));
@@ -119,6 +132,7 @@ impl Sequence {
         };
         request.records.push(Kind::SequenceCommit, &commit, &[]);
         self.owed = None;
+        self.cut = false;
         self.state_dirty = false;
         self.ids_durable = self.ids_written;
         self.stored = true;

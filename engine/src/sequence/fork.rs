@@ -94,7 +94,6 @@ impl Held {
             token_end: frame.token_end,
             small: frame.small,
             shared,
-            flights: if shared == Some(Shared::Unnamed) { frame.flights() } else { Vec::new() },
         }
     }
 

@@ -337,7 +337,6 @@ impl Sequence {
             token_end: reference.token_end,
             small,
             shared: None,
-            flights: Vec::new(),
         });
         let mut checksum = 0;
         // Where a tail and a group of one frame overlap, the tail is the newer.

@@ -12,7 +12,7 @@ mod truncate;
 
 use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Flight, FrameMeta, FrameSlot, RecordBuffer};
+use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::{KvLayout, Placed};
 use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
@@ -56,6 +56,8 @@ pub struct Sequence {
     /// A commit has named it.
     stored: bool,
     committed: u64,
+    /// Tokens were cut off since the last commit.
+    cut: bool,
     /// Tokens of the last commit, also of whom it was forked from: what came since is new.
     settled: u64,
     /// Groups in memory between commits, of all that such groups may take.
@@ -96,8 +98,6 @@ struct Held {
     small: Option<Ends>,
     /// What the next commit does about it, when no commit of this sequence has named it yet.
     shared: Option<Shared>,
-    /// Its pages, where no commit had named it when it was taken over.
-    flights: Vec<Arc<Flight>>,
 }
 
 /// A frame taken over from another sequence.
@@ -161,6 +161,7 @@ impl Sequence {
             records,
             stored: false,
             committed: 0,
+            cut: false,
             settled: 0,
             gathered,
             owed: None,

@@ -97,6 +97,7 @@ impl Sequence {
             records: RecordBuffer::default(),
             stored: false,
             committed: self.committed,
+            cut: false,
             settled: self.settled,
             gathered: self.store.gathering()?,
             owed: None,

@@ -83,6 +83,7 @@ impl Sequence {
             frame.token_end = frame.token_end.min(sealed);
             frame.first_token = frame.first_token.filter(|first| *first < sealed);
         }
+        self.cut = true;
         if self.stored {
             let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(sealed) };
             self.records.push(Kind::SequenceTruncate, &cut, &[]);

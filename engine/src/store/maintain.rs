@@ -127,7 +127,7 @@ impl Store {
     /// # Errors
     /// A commit failed.
     pub fn tend(&self) -> Result<CleanReport> {
-        reclaim::tend(&self.inner).map(CleanReport::from)
+        reclaim::tend(&self.inner, false).map(CleanReport::from)
     }
 
     /// Cleans all that is dead, as far as that frees whole segments. Reads go first.

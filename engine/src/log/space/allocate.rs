@@ -158,6 +158,7 @@ impl Space {
     ) -> Result<Step> {
         let fits = |active: &Active| active.room() >= pages;
         let usable = self.segment_pages - 2;
+        let lent = writer.is_some_and(|writer| self.lent.contains(&writer));
         let own = self.space_of(device)?;
         if own.streams.get(&stream).is_some_and(fits) {
             return self.took(device, stream, writer, pages);
@@ -168,7 +169,7 @@ impl Space {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
         }
-        let kept = if stream == Stream::Moved { 0 } else { reserve(own.used()) };
+        let kept = if stream == Stream::Moved || lent { 0 } else { reserve(own.used()) };
         if own.free.len() as u64 > kept
             && let Some((id, ended)) = own.free.pop()
         {

@@ -116,6 +116,8 @@ pub(crate) struct Space {
     sparse: bool,
     /// See [`Self::next_frame`].
     pointer: usize,
+    /// Sequences whose next frame may take from the reserve.
+    lent: BTreeSet<SequenceId>,
     /// Told when a segment was opened, or could not be.
     changed: Arc<EventCount>,
 }
@@ -138,6 +140,7 @@ impl Space {
             stuck: BTreeSet::new(),
             sparse: false,
             pointer: 0,
+            lent: BTreeSet::new(),
             changed: Arc::default(),
         };
         for (key, meta) in &catalog.segments {
@@ -210,6 +213,14 @@ impl Space {
     /// Says what ends a sequence: see [`Stream::Shared`].
     pub(crate) fn classify(&mut self, sequence: SequenceId, class: u8) {
         self.growing.entry(sequence).or_default().class = class;
+    }
+
+    /// Frames of this sequence may take from the reserve, or no more: one that gives space back needs some first.
+    pub(crate) fn lend(&mut self, sequence: SequenceId, lent: bool) {
+        match lent {
+            true => self.lent.insert(sequence),
+            false => self.lent.remove(&sequence),
+        };
     }
 
     /// Nobody writes this sequence any more: the room left in its segments is for others.

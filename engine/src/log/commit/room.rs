@@ -1,0 +1,75 @@
+//! Room in the manifest for what there is: a commit that adds to it is refused before the files of the next generation are too
+//! small for a checkpoint, so that deletions always find room for their records.
+
+use super::{Committer, Failed, keep_spare};
+use crate::device::environment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::manifest::{ManifestLog, manifest_copies};
+use crate::metrics::lock;
+use std::sync::atomic::Ordering;
+use stratakv_format::PAGE_BYTES;
+
+impl Committer {
+    /// Takes note of how large the files of the manifest are.
+    pub(super) fn measure(&self, manifest: &ManifestLog) {
+        let copies = manifest_copies(&self.devices).max(1);
+        let (file, spare) = (manifest.file_bytes() / copies, manifest.spare_bytes() / copies);
+        // Where no files could be kept, half of one has always been enough.
+        self.room.store(file.min(spare).max(file / 2), Ordering::Relaxed);
+        self.admitted.store(0, Ordering::Relaxed);
+    }
+
+    /// Bytes that a generation must take when `more` bytes of records are added.
+    fn needed(&self, more: u64) -> u64 {
+        let state = lock(&self.catalog).checkpoint_bytes(self.devices.replicas.load(Ordering::Relaxed));
+        let state = state + self.admitted.load(Ordering::Relaxed) + more;
+        // With the padding of batches, as a checkpoint counts it, and room for those that follow.
+        let batches = 1 + state / environment::sizes().batch_bytes as u64;
+        state + state / 8 + (3 * batches + 4) * PAGE_BYTES as u64
+    }
+
+    /// Whether a commit that adds `bytes` of records may be made.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: the manifest has no room for more. Nothing changed.
+    pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
+        let fits = || self.needed(bytes) <= self.room.load(Ordering::Relaxed);
+        if !fits() && !self.enlarge(bytes)? {
+            let text = "the manifest has no room for more frames and sequences; delete some or raise the capacity";
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        self.admitted.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Larger files for the manifest, where the capacity allows that. Whether `more` bytes of records fit now.
+    fn enlarge(&self, more: u64) -> Result<bool> {
+        let mut manifest = lock(&self.manifest);
+        let fits = || self.needed(more) <= self.room.load(Ordering::Relaxed);
+        // Most of what was admitted is in the catalog by now, or was never committed.
+        self.measure(&manifest);
+        if fits() {
+            return Ok(true);
+        }
+        let there = manifest.file_bytes() + manifest.spare_bytes();
+        let wanted = 2 * manifest_copies(&self.devices) * self.needed(more);
+        if wanted.saturating_sub(there) > lock(&self.space).allowance(&self.devices) {
+            return Ok(false);
+        }
+        match self.checkpoint(&mut manifest, self.needed(more) / PAGE_BYTES as u64) {
+            Ok(()) => Ok(fits()),
+            Err(Failed::Stalled(_)) => Ok(false),
+            Err(Failed::Broken(e)) => {
+                lock(&self.broken).get_or_insert_with(|| e.duplicate());
+                Err(e)
+            }
+        }
+    }
+
+    /// Keeps files for the next generation, and measures what there is.
+    pub(super) fn spare(&self, manifest: &mut ManifestLog) -> Result<()> {
+        let kept = keep_spare(&self.devices, &self.space, manifest);
+        self.measure(manifest);
+        kept
+    }
+}

@@ -1,0 +1,179 @@
+//! Stores on which nothing more fits: what gives space back works all the same.
+
+use stratakv::sim::{Geometry, Simulation};
+use stratakv::{
+    ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceId, SequenceOptions, Store, StoreOptions, Summary,
+};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::rng::mix;
+
+const SEGMENT: u64 = 64 << 10;
+const MANIFEST_PAGES: u64 = 12;
+/// As many as the reserve has room for the tails of.
+const CUTS: usize = 8;
+
+fn shape() -> Shape {
+    Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 8 }
+}
+
+fn simulation(seed: u64) -> Simulation {
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 64 << 20,
+        manifest_pages: MANIFEST_PAGES,
+        batch_bytes: 12_000,
+        whole: false,
+    };
+    Simulation::new(&geometry, seed)
+}
+
+/// So many segments beside two generations of the manifest.
+fn options(segments: u64) -> StoreOptions {
+    let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
+    options.capacity(ByteSize(segments * SEGMENT + 8192 + 4 * MANIFEST_PAGES * 4096)).frame_bytes(ByteSize::kib(64))
+}
+
+fn append(sequence: &mut Sequence, seeds: &mut Vec<u64>, tokens: usize) -> stratakv::Result<()> {
+    let more: Vec<u64> = (seeds.len()..seeds.len() + tokens).map(|at| mix(sequence.id().0 << 32 | at as u64)).collect();
+    for layer in 0..2 {
+        if let Err(e) = shape().append(sequence, layer, &more, Order::nth(layer)) {
+            // Both layers as long as before.
+            sequence.truncate(seeds.len() as u64)?;
+            return Err(e);
+        }
+    }
+    seeds.extend(more);
+    Ok(())
+}
+
+fn create(store: &Store, key: &str) -> Sequence {
+    let layout = shape().layout().expect("a layout");
+    store.create_sequence(&layout, SequenceOptions::new().key(key).summary(Summary::MinMax)).expect("a sequence")
+}
+
+fn check(store: &Store, key: &str, seeds: &[u64]) {
+    let sequence = store.open_sequence(key).expect(key);
+    assert_eq!(sequence.len(), seeds.len() as u64, "{key}");
+    shape().check_all(store, &sequence, |_| seeds.to_vec());
+}
+
+fn no_space(outcome: &Result<(), Error>) -> bool {
+    match outcome {
+        Ok(()) => false,
+        Err(e) => {
+            assert_eq!(e.kind(), ErrorKind::NoSpace, "{e:?}");
+            true
+        }
+    }
+}
+
+/// Fills the store with sequences, to the last page. Gives what each holds, by key.
+fn fill(store: &Store) -> Vec<(String, Vec<u64>)> {
+    let mut whole: Vec<(String, Vec<u64>)> = Vec::new();
+    for tokens in [59, 3] {
+        loop {
+            let key = format!("s{}", whole.len());
+            let (mut sequence, mut seeds) = (create(store, &key), Vec::new());
+            let committed = append(&mut sequence, &mut seeds, tokens).and_then(|()| sequence.commit(Durability::Sync));
+            if no_space(&committed) {
+                assert!(!committed.is_err_and(|e| e.is_queued()), "what is short are segments");
+                break;
+            }
+            whole.push((key, seeds));
+        }
+    }
+    whole
+}
+
+#[test]
+fn a_full_store_is_cut_inside_groups_and_deleted() {
+    let simulation = simulation(1);
+    let store = simulation.open(options(14)).expect("a store");
+    let mut whole = fill(&store);
+    assert!(whole.len() > 4, "{}", whole.len());
+    for (at, (key, seeds)) in whole.iter_mut().filter(|(_, seeds)| seeds.len() > 3).take(CUTS).enumerate() {
+        let mut sequence = store.open_sequence(key).expect(key);
+        // Inside a group, and below the last commit. The first gives no frame back.
+        let left = if at == 0 { 58 } else { 8 * (1 + at % 6) + 3 };
+        sequence.truncate(left as u64).expect("a cut");
+        seeds.truncate(left);
+        sequence.commit(Durability::Sync).unwrap_or_else(|e| panic!("{at}: {e:?} {:#?}", store.usage()));
+        drop(sequence);
+        check(&store, key, seeds);
+    }
+    // Every other one goes: room again.
+    let (mut nth, mut gone) = (0, Vec::new());
+    whole.retain(|(key, _)| {
+        nth += 1;
+        gone.extend((nth % 2 == 0).then(|| key.clone()));
+        nth % 2 == 1
+    });
+    for key in gone {
+        store.open_sequence(&key).expect("a sequence").delete(Durability::Sync).expect("a deletion");
+    }
+    store.clean().expect("cleaning");
+    let (mut more, mut seeds) = (create(&store, "more"), Vec::new());
+    append(&mut more, &mut seeds, 100).expect("room");
+    more.commit(Durability::Sync).expect("room");
+    drop(more);
+    whole.push(("more".into(), seeds));
+    drop(store);
+    simulation.crash();
+    simulation.restart();
+    let store = simulation.open(options(14)).expect("the store opens");
+    for (key, seeds) in &whole {
+        check(&store, key, seeds);
+        store.open_sequence(key).expect(key).delete(Durability::Sync).expect("a deletion");
+    }
+    store.clean().expect("cleaning");
+    let usage = store.usage().expect("usage");
+    assert_eq!((usage.live_bytes, usage.dead_bytes), (0, 0), "{usage:#?}");
+}
+
+#[test]
+fn forks_that_fill_the_manifest_are_deleted_again() {
+    for (seed, crash) in [(2, false), (3, true)] {
+        let simulation = simulation(seed);
+        let mut store = simulation.open(options(10)).expect("a store");
+        let (mut parent, mut seeds) = (create(&store, "parent"), Vec::new());
+        for _ in 0..12 {
+            append(&mut parent, &mut seeds, 24).expect("room");
+            parent.commit(Durability::Sync).expect("room");
+        }
+        // Until no checkpoint takes any more.
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let committed = parent.fork().and_then(|mut child| child.commit(Durability::Sync));
+            refused += usize::from(no_space(&committed));
+            if refused > 20 {
+                break;
+            }
+        }
+        assert!(refused > 20, "{:#?}", store.usage());
+        drop(parent);
+        if crash {
+            drop(store);
+            simulation.crash();
+            simulation.restart();
+            store = simulation.open(options(10)).expect("the store opens");
+        }
+        let forks: Vec<SequenceId> =
+            store.sequences().iter().filter(|info| info.key.is_empty()).map(|info| SequenceId(info.id)).collect();
+        assert!(forks.len() > 10, "{}", forks.len());
+        assert!(store.usage().expect("usage").file_bytes <= options(10).capacity.expect("a capacity").0);
+        for id in forks {
+            let deleted = store.delete_sequence_id(id, Durability::Sync);
+            deleted.unwrap_or_else(|e| panic!("{e:?} {:#?}", store.usage()));
+        }
+        check(&store, "parent", &seeds);
+        assert!(store.sequences().iter().filter(|info| info.key.is_empty()).count() <= 21);
+        // As much as before fits again.
+        let mut parent = store.open_sequence("parent").expect("the parent");
+        for _ in 0..10 {
+            parent.fork().and_then(|mut child| child.commit(Durability::Sync)).expect("room for a fork");
+        }
+        drop(parent);
+        assert!(store.health().read_only.is_none(), "{:#?}", store.health());
+        store.close().expect("the store closes");
+    }
+}
