@@ -236,6 +236,12 @@ pub(crate) struct CommitArgs {
     /// Commits in all.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) commits: u32,
+    /// Tokens of a step.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub(crate) step: u32,
+    /// Also so many sequences that commit together, each on a thread of its own; 1: none.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) sequences: u32,
 }
 
 #[derive(Args, Debug)]

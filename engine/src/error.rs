@@ -144,6 +144,13 @@ impl Error {
         self
     }
 
+    /// The same error met on behalf of others: what stays queued is not what the caller asked for.
+    #[must_use]
+    pub(crate) fn not_queued(mut self) -> Self {
+        self.0.queued = false;
+        self
+    }
+
     /// Whether the commit or deletion that brought this error was kept: it is not durable yet, and is made as it was, with
     /// the caller's state it carries, by the next commit of anybody that finds room, or by the store itself once there is
     /// some. A crash before loses it whole. Where this is false, an error of kind [`ErrorKind::NoSpace`] undid it.

@@ -21,7 +21,7 @@ use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
     Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, Pace, SequenceIdentity, Space,
-    StoreInner, copies_for, keep_spare, manifest_copies, random_u64, unix_ms,
+    StoreInner, copies_for, keep_spare, random_u64, unix_ms,
 };
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
@@ -159,6 +159,8 @@ impl Store {
             summaries,
             layout_id,
             layout: layout.clone(),
+            ttl_ms: options.ttl_ms,
+            evictable: options.evictable,
             copies: usize::from(copies),
         };
         lock(&inner.space).classify(id, class_of(&meta));
@@ -170,7 +172,7 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open already; [`ErrorKind::Corruption`]: its frames are damaged.
     pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
-        self.inner.flush_commits()?;
+        self.inner.flush_others()?;
         let id = lock(&self.inner.catalog).keys.get(key).copied();
         let id = id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no sequence has the key {key:?}")))?;
         self.open_sequence_id(id)
@@ -183,7 +185,7 @@ impl Store {
     pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
         let claim = Claim::new(&self.inner, id, "");
         // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
-        self.inner.flush_commits()?;
+        self.inner.flush_others()?;
         let meta = {
             let mut catalog = lock(&self.inner.catalog);
             let found = catalog.sequences.get_mut(&id);
@@ -209,7 +211,7 @@ impl Store {
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open; the commit of the deletion failed.
     pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
         let claim = Claim::new(&self.inner, id, "");
-        self.inner.flush_commits()?;
+        self.inner.flush_others()?;
         if !lock(&self.inner.catalog).sequences.contains_key(&id) {
             return Err(Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")));
         }
@@ -436,7 +438,8 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
     measure(&devices)?;
     let manifest = {
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
-        let start = GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit };
+        let start =
+            GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit, released: 0 };
         ManifestLog::create(&devices, &start, &catalog.checkpoint())?
     };
     for device in devices.list.iter() {
@@ -538,12 +541,14 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
         let state = replayed.catalog.checkpoint();
         let generation = place.generation.saturating_add(1);
-        // Beside what there is, the spare files of this generation counted in.
+        let released = ManifestLog::bytes_at(&devices, &place)?;
+        // Beside what there is but the files kept for this generation.
         let files = replayed.catalog.segments.len() as u64 * u64::from(identity.segment_pages) * PAGE_BYTES as u64
             + devices.list.len() as u64 * (SLOTS * PAGE_BYTES) as u64
-            + place.next_page * PAGE_BYTES as u64 * manifest_copies(&devices);
+            + released;
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
-        let start = GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit };
+        let start =
+            GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit, released };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
         next.set_epoch(if lost.is_empty() { epoch } else { epoch + 1 });
         next.name_in_superblocks(&devices, STATE_OPEN)?;

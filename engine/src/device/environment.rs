@@ -84,6 +84,8 @@ pub enum Event {
     ReplicaHealed,
     /// Cleaning moved a frame.
     FrameMoved,
+    /// The state of the manifest takes more than the capacity leaves it.
+    CapacityExceeded,
     /// A sequence was evicted.
     Evicted,
     /// A sequence expired.

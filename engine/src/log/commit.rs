@@ -4,7 +4,7 @@ use super::copies::CopyChange;
 mod room;
 
 use super::devices::Devices;
-use super::manifest::{ManifestLog, pages_of};
+use super::manifest::{ManifestLog, room_for};
 use super::space::Space;
 use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
@@ -411,7 +411,7 @@ impl Committer {
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
         if first_copies || !manifest.has_room(&records) {
-            let made = self.checkpoint(&mut manifest, pages_of(&records) + 2);
+            let made = self.checkpoint(&mut manifest, room_for(&records));
             if made.is_err() && first_copies {
                 self.devices.replicas.store(false, Ordering::Relaxed);
             }
@@ -442,7 +442,7 @@ impl Committer {
         }
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
-        self.checkpoint(&mut manifest, pages_of(&RecordBuffer::default()) + 2)
+        self.checkpoint(&mut manifest, room_for(&RecordBuffer::default()))
     }
 
     /// Membership epochs so far.

@@ -116,7 +116,7 @@ impl StoreInner {
         let claim = Claim::new(self, id, key).ok_or_else(taken)?;
         if !key.is_empty() {
             // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
-            self.flush_commits()?;
+            self.flush_others()?;
             if lock(&self.catalog).keys.contains_key(key) {
                 return Err(taken());
             }
@@ -159,7 +159,7 @@ impl StoreInner {
     /// A commit failed.
     pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
         self.health.no_space.add(1);
-        (self.room)(self)
+        (self.room)(self).map_err(Error::not_queued)
     }
 
     /// An empty share of the memory for groups that commits gather.
@@ -214,6 +214,11 @@ impl StoreInner {
 
     pub(crate) fn flush_commits(&self) -> Result<()> {
         self.committer.flush()
+    }
+
+    /// Makes what others queued take effect.
+    pub(crate) fn flush_others(&self) -> Result<()> {
+        self.flush_commits().map_err(Error::not_queued)
     }
 
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {

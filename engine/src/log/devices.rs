@@ -21,6 +21,8 @@ use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum, SegmentId, segment};
 use zerocopy::little_endian::U64;
 
+/// The most bytes of a write that is made on the calling thread beside another.
+const SMALL_WRITE: usize = 64 << 10;
 /// Bytes of the buffer that is kept back for metadata: a batch of records at its largest.
 pub(crate) const CONTROL_BYTES: usize = 1 << 20;
 /// How long to wait for a slab that is given up.
@@ -225,20 +227,23 @@ impl Devices {
     /// Executes operations and waits: those of one device on this thread, the others beside it.
     fn run_all(&self, ops: Vec<(DeviceIndex, Op)>) -> Result<()> {
         let Some(first) = ops.first().map(|(device, _)| *device) else { return Ok(()) };
-        let own_writes = ops.iter().filter(|(device, op)| *device == first && op.len() > 0).count();
-        let (mut own, mut others) = (Vec::new(), Vec::new());
+        let (mut own, mut syncs, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (device, op) in ops {
-            // Writes of one device go side by side, syncs of one device one after the other: they would wait anyway.
-            let here = device == first && (own_writes == 0 || own.is_empty());
-            if here { &mut own } else { &mut others }.push((device, op));
+            match op {
+                Op::Sync { .. } if device == first => syncs.push(op),
+                // Large writes of one device go side by side. Small ones would wait behind the frames that its shard has queued.
+                op if device == first && (own.is_empty() || op.len() <= SMALL_WRITE) => own.push(op),
+                op => others.push((device, op)),
+            }
         }
         let waiter = Waiter::new(others.len());
         for (device, op) in others {
             self.submit_one(device, op, &waiter)?;
         }
         let shard = &self.get(first)?.shard;
-        let outcome = own.into_iter().try_for_each(|(_, op)| shard.run_here(op));
-        waiter.wait().and(outcome)
+        let written = own.into_iter().try_for_each(|op| shard.run_here(op));
+        let synced = shard.sync_here(syncs);
+        waiter.wait().and(written).and(synced)
     }
 
     fn submit_one(&self, device: DeviceIndex, op: Op, waiter: &Arc<Waiter>) -> Result<()> {

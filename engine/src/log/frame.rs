@@ -29,6 +29,9 @@ pub(crate) struct SequenceIdentity {
     pub(crate) summaries: u32,
     pub(crate) layout_id: LayoutId,
     pub(crate) layout: KvLayout,
+    /// What ends it, as in its options.
+    pub(crate) ttl_ms: u64,
+    pub(crate) evictable: u8,
     /// Copies that each of its frames is to have.
     pub(crate) copies: usize,
 }

@@ -49,7 +49,10 @@ pub(crate) struct ManifestLog {
     /// The epoch that superblocks get with the next generation.
     next_epoch: u64,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
+    /// Pages of the shortest of them.
     file_pages: u64,
+    /// Bytes of all of them.
+    bytes: u64,
     /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
     spare_bytes: u64,
 }
@@ -62,18 +65,72 @@ pub(crate) struct GenerationStart {
     pub(crate) epoch: u64,
     /// Pages that must be left behind the state.
     pub(crate) room: u64,
-    /// Bytes that all copies together should not exceed.
+    /// Bytes that all copies together should not exceed: they do where the state alone takes more.
     pub(crate) limit: u64,
+    /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
+    pub(crate) released: u64,
 }
 
-/// Copies of the manifest on all devices.
-pub(crate) fn manifest_copies(devices: &Devices) -> u64 {
+/// How many copies of the manifest all devices have.
+pub(super) fn manifest_copies(devices: &Devices) -> u64 {
     copies(devices).len() as u64
 }
 
+/// Copies of the manifest on all devices.
 fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
     let written = devices.list.iter().filter(|device| !device.is_lost());
     written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
+}
+
+/// Bytes of a file that was kept for later; 0 without one.
+fn kept_bytes(directory: &dyn Directory, name: &str) -> Result<u64> {
+    match directory.open_file(name, Access::ReadWrite) {
+        Ok(file) => file.len(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(0),
+        Err(e) => Err(e),
+    }
+}
+
+/// How long, in whole pages, files may become that are `kept` long, so that all together have `limit` bytes.
+fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
+    kept.sort_unstable();
+    let mut left = limit;
+    while let Some(longest) = kept.last() {
+        let each = left / kept.len() as u64;
+        if *longest <= each {
+            return each / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        }
+        left = left.saturating_sub(*longest);
+        kept.pop();
+    }
+    0
+}
+
+/// How long each file of a generation becomes: `wanted`, if there is a `limit` as long as it leaves and no more than its part of
+/// `half`, but `least`. With the bytes that all of them take then. A file that was kept for the generation and is so long that
+/// another could not be long enough is removed.
+fn sizes_of_copies(
+    devices: &Devices,
+    generation: u64,
+    (wanted, least): (u64, u64),
+    (limit, half): (u64, u64),
+) -> Result<(u64, u64)> {
+    let mut kept = Vec::new();
+    for (device, copy) in copies(devices) {
+        let (directory, name) = (&*devices.get(device)?.directory, m::file_name(generation, copy));
+        kept.push((directory, kept_bytes(directory, &name)?, name));
+    }
+    let part = |all: u64| share(all, vec![0; kept.len()]);
+    let takes = |kept: &[(_, u64, _)], wanted: u64| kept.iter().map(|(_, bytes, _)| wanted.max(*bytes)).sum::<u64>();
+    let (each, wanted) = (part(limit), wanted.min(part(half)));
+    if takes(&kept, least) > limit && least <= each {
+        for (directory, bytes, name) in kept.iter_mut().filter(|(_, bytes, _)| *bytes > each) {
+            directory.remove_file(name)?;
+            *bytes = 0;
+        }
+    }
+    let wanted = wanted.min(share(limit, kept.iter().map(|(_, bytes, _)| *bytes).collect())).max(least);
+    Ok((wanted, takes(&kept, wanted)))
 }
 
 /// A manifest file of `wanted` bytes, `least` when there is no space for more: one that was kept under this name, or a new
@@ -103,29 +160,36 @@ fn take_file(directory: &dyn Directory, name: &str, wanted: u64, least: u64) -> 
     }
 }
 
-/// Pages that records take at most.
-pub(super) fn pages_of(records: &RecordBuffer) -> u64 {
-    // One more for the counters that may go along.
-    records.batches().iter().map(|(bytes, _)| bytes.len() as u64 / PAGE_BYTES as u64 + 2).sum::<u64>() + 2
+/// Pages that records take.
+fn pages_of(records: &RecordBuffer) -> u64 {
+    let header = size_of::<m::BatchHeader>();
+    records.batches().iter().map(|(bytes, _)| (header + bytes.len()).div_ceil(PAGE_BYTES) as u64).sum()
+}
+
+/// Pages that must be left for records to be appended: one more for the counters that may go along, and the last record of
+/// the generation.
+pub(super) fn room_for(records: &RecordBuffer) -> u64 {
+    pages_of(records) + 2
 }
 
 impl ManifestLog {
     /// Goes on with a manifest that was read to `place`.
     pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
         let mut files = Vec::new();
-        let mut file_pages = u64::MAX;
+        let (mut file_pages, mut bytes) = (u64::MAX, 0);
         for (device, copy) in copies(devices) {
             let name = m::file_name(place.generation, copy);
             let file = devices.get(device)?.directory.open_file(&name, Access::ReadWrite)?;
-            file_pages = file_pages.min(file.len()? / PAGE_BYTES as u64);
+            let len = file.len()?;
+            (file_pages, bytes) = (file_pages.min(len / PAGE_BYTES as u64), bytes + len);
             files.push((device, file));
         }
-        Ok(Self { place, epoch, next_epoch: epoch, files, file_pages, spare_bytes: 0 })
+        Ok(Self { place, epoch, next_epoch: epoch, files, file_pages, bytes, spare_bytes: 0 })
     }
 
     /// A manifest that was read to `place` and that nothing is appended to.
     pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
-        Self { place, epoch, next_epoch: epoch, files: Vec::new(), file_pages: 0, spare_bytes: 0 }
+        Self { place, epoch, next_epoch: epoch, files: Vec::new(), file_pages: 0, bytes: 0, spare_bytes: 0 }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -135,26 +199,31 @@ impl ManifestLog {
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
     /// superblocks do not name it yet.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
-        let &GenerationStart { generation, previous, first_batch, epoch, room, limit } = start;
+        let &GenerationStart { generation, previous, first_batch, epoch, room, limit, released } = start;
         // One moment for all copies: their headers differ in nothing but the place.
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
-        let batches = state.batches();
-        let state_bytes: u64 = batches.iter().map(|(bytes, _)| bytes.len() as u64 + 2 * PAGE_BYTES as u64).sum();
+        let state_bytes = pages_of(state) * PAGE_BYTES as u64;
         let sizes = environment::sizes();
         let room_bytes = room * PAGE_BYTES as u64;
         // A small state does not make it a unit longer.
         let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
         let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
         // What a full device must do with: the state, and as many batches as any commit takes.
-        let least = state_bytes + room_bytes + SPARE_PAGES * PAGE_BYTES as u64;
-        let whole = limit / manifest_copies(devices) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        let wanted = wanted.min(whole).max(least);
+        let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
+        // No more than leaves as much to the generation after it.
+        let half = limit.saturating_add(released) / 2;
+        let (wanted, takes) = sizes_of_copies(devices, generation, (wanted, least), (limit, half))?;
+        if takes > limit {
+            // Deletions would not be recorded any more, and what is there not be opened.
+            environment::note(Event::CapacityExceeded);
+        }
         let mut files = Vec::new();
-        let mut bytes = u64::MAX;
+        let (mut bytes, mut all_bytes) = (u64::MAX, 0);
         for (device, copy) in copies(devices) {
             let directory = &devices.get(device)?.directory;
             let (file, len) = take_file(&**directory, &m::file_name(generation, copy), wanted, least)?;
             bytes = bytes.min(len / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+            all_bytes += len;
             files.push((device, copy, file));
         }
         for (device, copy, file) in &files {
@@ -190,7 +259,7 @@ impl ManifestLog {
             next_page: 1,
         };
         let file_pages = bytes / PAGE_BYTES as u64;
-        let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, spare_bytes: 0 };
+        let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, bytes: all_bytes, spare_bytes: 0 };
         log.write(devices, state, FLAG_CHECKPOINT)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             // New files have extents of their own to be made durable.
@@ -209,7 +278,7 @@ impl ManifestLog {
 
     /// Bytes of its files.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.files.len() as u64 * self.file_pages * PAGE_BYTES as u64
+        self.bytes
     }
 
     /// Bytes of the files kept for the next generation.
@@ -220,21 +289,22 @@ impl ManifestLog {
     /// Keeps files for the next generation, as large as those of this one, within `allowed` bytes. A device that is too full
     /// gives room for them later.
     pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
-        let (len, copies) = (self.file_pages * PAGE_BYTES as u64, copies(devices));
+        let len = self.file_pages * PAGE_BYTES as u64;
+        let mut files = Vec::new();
+        for (device, copy) in copies(devices) {
+            let (directory, name) = (&*devices.get(device)?.directory, m::file_name(self.place.generation + 1, copy));
+            files.push((directory, kept_bytes(directory, &name)?, name));
+        }
+        let mut more = allowed.saturating_sub(files.iter().map(|(_, there, _)| there).sum());
         let mut kept = 0;
-        for (device, copy) in copies {
-            let directory = &devices.get(device)?.directory;
-            let name = m::file_name(self.place.generation + 1, copy);
-            let there = match directory.open_file(&name, Access::ReadWrite) {
-                Ok(file) => file.len()?,
-                Err(e) if e.kind() == ErrorKind::NotFound => 0,
-                Err(e) => return Err(e),
-            };
-            let wanted = if kept + len <= allowed { len } else { there };
+        for (directory, there, name) in files {
+            let grows = len.saturating_sub(there);
+            let wanted = if grows <= more { there.max(len) } else { there };
+            more -= if grows <= more { grows } else { 0 };
             if wanted == 0 {
                 continue;
             }
-            match take_file(&**directory, &name, wanted, 0) {
+            match take_file(directory, &name, wanted, 0) {
                 Ok((file, len)) => {
                     if len != there {
                         directory.sync_small(&file)?;
@@ -252,9 +322,8 @@ impl ManifestLog {
 
     /// Whether these records and the end of the generation still fit.
     pub(crate) fn has_room(&self, records: &RecordBuffer) -> bool {
-        let pages = pages_of(records);
         let limit = self.file_pages.min(FILE_BYTES_MAX / PAGE_BYTES as u64 + self.file_pages / 2);
-        self.place.next_page + pages + 2 <= limit
+        self.place.next_page + room_for(records) <= limit
     }
 
     /// Appends records, which take effect together, and makes them durable.
@@ -319,6 +388,7 @@ impl ManifestLog {
             epoch: self.epoch,
             room,
             limit,
+            released: self.bytes,
         };
         Self::create(devices, &start, state)
     }
@@ -343,7 +413,7 @@ impl ManifestLog {
                 _ => {}
             }
         }
-        next.spare_bytes = manifest_copies(devices) * self.file_pages * PAGE_BYTES as u64;
+        next.spare_bytes = self.bytes;
         *self = next;
         Ok(())
     }
@@ -372,6 +442,18 @@ impl ManifestLog {
 
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Bytes of the files of the manifest at this place.
+    ///
+    /// # Errors
+    /// A directory cannot be read.
+    pub(crate) fn bytes_at(devices: &Devices, place: &ManifestPlace) -> Result<u64> {
+        let mut bytes = 0;
+        for (device, copy) in copies(devices) {
+            bytes += kept_bytes(&*devices.get(device)?.directory, &m::file_name(place.generation, copy))?;
+        }
+        Ok(bytes)
     }
 
     /// Names this generation in both slots of every superblock.

@@ -17,7 +17,7 @@ pub(crate) use core::{Claim, CopyAt, StoreInner, copies_of};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame::{Draft, Ends, SequenceIdentity, Tail, WrittenFrame, front_limit, write as write_frame};
 pub(crate) use late::{Latencies, Suspects};
-pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for, manifest_copies};
+pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use members::DeviceList;
 pub(crate) use pace::Pace;
 pub(crate) use space::{Space, Writer, allocate};

@@ -7,7 +7,6 @@ use super::{Held, Sequence, Shared};
 use crate::error::Result;
 use crate::index::{FrameMeta, RecordBuffer, ReplicaMeta, SegmentHandle, SequenceMeta};
 use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
-use crate::metrics::lock;
 use std::sync::Arc;
 use stratakv_format::Location;
 use stratakv_format::manifest::Kind;
@@ -42,18 +41,15 @@ impl Sequence {
         let parent = Some((self.who.sequence, self.len()));
         let who = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.who.clone() };
         let now = unix_ms();
-        // It may live as long, and be evicted as early, as the one it comes from.
-        let kept =
-            lock(&self.store.catalog).sequences.get(&self.who.sequence).map(|meta| (meta.ttl_ms, meta.evictable));
-        let (ttl_ms, evictable) = kept.unwrap_or_default();
         let meta = SequenceMeta {
             key: who.key.clone(),
             layout: who.layout_id,
             summaries: who.summaries,
             created_unix_ms: now,
-            ttl_ms,
+            // It may live as long, and be evicted as early, as the one it comes from.
+            ttl_ms: who.ttl_ms,
             replicas: who.copies as u8,
-            evictable,
+            evictable: who.evictable,
             parent,
             tokens: 0,
             token_ids: 0,

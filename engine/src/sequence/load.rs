@@ -101,6 +101,8 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         summaries: meta.summaries,
         layout_id: meta.layout,
         layout,
+        ttl_ms: meta.ttl_ms,
+        evictable: meta.evictable,
         copies: usize::from(meta.replicas).max(1),
     };
     let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;

@@ -33,6 +33,9 @@ use crate::device::uring::Uring;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
 
+/// Threads that sync beside the one that leads a commit, at most.
+const SYNCS_BESIDE: usize = 15;
+
 /// A running shard. Dropping it closes it.
 pub(crate) struct ShardHandle {
     inbox: Arc<inbox::Inbox>,
@@ -199,6 +202,32 @@ impl ShardHandle {
             }
             _ => outcome,
         }
+    }
+
+    /// Syncs files on the calling thread and on others beside it: a flush of the device that begins serves all who wait for one, so
+    /// that many files cost little more than one, where in turn each would cost as much. The caller holds [`Self::lock_syncs`].
+    ///
+    /// # Errors
+    /// The first failure, or `Poisoned`.
+    pub(crate) fn sync_here(&self, ops: Vec<Op>) -> Result<()> {
+        let helpers = if self.is_simulated() { 0 } else { ops.len().saturating_sub(1).min(SYNCS_BESIDE) };
+        let left = Mutex::new(ops);
+        let work = || {
+            let mut outcome = Ok(());
+            loop {
+                let Some(op) = lock(&left).pop() else { return outcome };
+                outcome = outcome.and(self.run_here(op));
+            }
+        };
+        std::thread::scope(|scope| {
+            let spawn = |_| std::thread::Builder::new().name("stratakv-sync".into()).spawn_scoped(scope, work).ok();
+            // Where there is no thread to be had, this one does it all.
+            let helpers: Vec<_> = (0..helpers).filter_map(spawn).collect();
+            let panicked = || Err(Error::new(ErrorKind::Poisoned, "a thread that syncs panicked"));
+            let join =
+                |helper: std::thread::ScopedJoinHandle<'_, Result<()>>| helper.join().unwrap_or_else(|_| panicked());
+            helpers.into_iter().map(join).fold(work(), Result::and)
+        })
     }
 
     /// Executes writes on the calling thread, neighbours as one.

@@ -143,7 +143,10 @@ impl Store {
         }
         // A capacity below what there is already is what there is until cleaning has given it back.
         usage.capacity_bytes = bytes.capacity.map_or(file_bytes + available, |capacity| capacity.max(file_bytes));
-        usage.free_bytes += usage.capacity_bytes - file_bytes;
+        let room = usage.capacity_bytes - file_bytes;
+        let owed = if usage.limited { bytes.owed_manifest.min(room) } else { 0 };
+        usage.reserved_bytes += owed;
+        usage.free_bytes += room - owed;
         debug_assert_eq!(usage.sum_bytes(), usage.capacity_bytes, "{usage:?}");
         Ok(usage)
     }

@@ -94,8 +94,8 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
     })?;
     let mut layout = Vec::new();
     who.layout.raw().encode(&mut layout);
-    let meta = lock(&store.catalog).sequences.get(&who.sequence).map(|m| (m.created_unix_ms, m.ttl_ms, m.evictable));
-    let (created, ttl_ms, evictable) = meta.unwrap_or((unix_ms(), 0, 0));
+    let created = lock(&store.catalog).sequences.get(&who.sequence).map(|meta| meta.created_unix_ms);
+    let created = created.unwrap_or_else(unix_ms);
     let state = sequence.state();
     let page = ExportPage {
         magic: MAGIC,
@@ -107,13 +107,13 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
         token_ids: U64::new(sequence.token_ids().len() as u64),
         created_unix_ms: U64::new(created),
         exported_unix_ms: U64::new(unix_ms()),
-        ttl_ms: U64::new(ttl_ms),
+        ttl_ms: U64::new(who.ttl_ms),
         layout_bytes: U32::new(layout.len() as u32),
         key_bytes: U32::new(who.key.len() as u32),
         state_bytes: U32::new(state.map_or(0, <[u8]>::len) as u32),
         summaries: U32::new(who.summaries),
         has_state: u8::from(state.is_some()),
-        evictable,
+        evictable: who.evictable,
         reserved: [0; 6],
     };
     let mut out = Out { writer, nonce: page.nonce.get(), index: 0, bytes: 0, piece: Vec::new() };

@@ -1,9 +1,10 @@
 //! What a case is: everything that happens, decided from its seed before it starts.
 
+use super::operation::Operation;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use stratakv::DType;
 use stratakv::sim::{Faults, Geometry, Rng};
-use stratakv::{DType, Durability};
 
 /// Sequences that a case uses at most at a time.
 pub(super) const SLOTS: usize = 4;
@@ -25,32 +26,6 @@ pub enum Regime {
     Flips,
 }
 
-/// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
-pub enum Operation {
-    /// Appends tokens to the layers of the mask.
-    Append { slot: usize, tokens: usize, layers: u8 },
-    /// Appends tokens one by one to all layers, with their ids, and commits after each.
-    Decode { slot: usize, tokens: usize, durability: Durability },
-    /// Gives token ids.
-    Ids { slot: usize, count: usize },
-    /// Commits, with a state of this many bytes.
-    Commit { slot: usize, durability: Durability, state: Option<usize> },
-    /// Deletes the sequence.
-    Delete { slot: usize, durability: Durability },
-    /// Reads everything and compares.
-    Check { slot: usize },
-    /// Gives the handle back.
-    Close { slot: usize },
-    /// Makes lazy commits durable.
-    Flush,
-    /// Closes the store and opens it again.
-    Reopen,
-    /// Cleans all that is dead.
-    Clean,
-}
-
 /// Operations up to a crash, and what follows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
@@ -64,6 +39,18 @@ pub struct Round {
     pub faults: Option<(usize, Faults)>,
     /// Bit rot while the power is off: path prefix, copies, and offset limit.
     pub rot: Option<(Cow<'static, str>, usize, u64)>,
+    /// Before it is opened for good the store is opened for reading only.
+    #[serde(default)]
+    pub look: bool,
+}
+
+/// What ends a sequence besides its deletion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// Time to live in milliseconds; 0 for none.
+    pub ttl: u64,
+    /// Priority of eviction; 0 for none.
+    pub evictable: u8,
 }
 
 /// One history.
@@ -86,6 +73,9 @@ pub struct Case {
     pub dtype: DType,
     /// With min/max summaries.
     pub summaries: bool,
+    /// By slot what ends the sequences made in it; nothing beyond.
+    #[serde(default)]
+    pub ends: Vec<End>,
     /// What happens.
     pub rounds: Vec<Round>,
 }
@@ -108,7 +98,7 @@ mod dtype {
     }
 }
 
-fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
+pub(super) fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.below(from.len() as u64) as usize]
 }
 
@@ -131,7 +121,7 @@ impl Case {
         let tight = regime == Regime::Tight;
         let full = tight && rng.one_in(2);
         let whole = full && rng.one_in(2);
-        let manifest_pages = pick(rng, &[6, 6, 8, 10, 24]);
+        let manifest_pages = pick(rng, &[4, 4, 5, 6, 24]);
         // Two generations of two copies, with the state at its largest.
         let metadata = if whole { 4096 * (2 + 4 * (manifest_pages + 24)) } else { 0 };
         let geometry = Geometry {
@@ -144,12 +134,23 @@ impl Case {
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
         let slots = 1 + rng.below(SLOTS as u64) as usize;
+        let ends = if rng.one_in(if tight { 2 } else { 4 }) {
+            let end =
+                |rng: &mut Rng| End { ttl: pick(rng, &[0, 0, 5_000, 30_000]), evictable: pick(rng, &[0, 1, 1, 2]) };
+            (0..slots).map(|_| end(rng)).collect()
+        } else {
+            Vec::new()
+        };
+        let cache = tight && !ends.is_empty();
         Self {
             seed,
             regime,
             geometry,
             segment_pages,
-            capacity: (tight || rng.one_in(6)).then(|| devices as u64 * (3 + rng.below(5))),
+            capacity: match (cache, tight || rng.one_in(6)) {
+                (true, _) => Some(devices as u64 * (2 + rng.below(3))),
+                (false, limited) => limited.then(|| devices as u64 * (3 + rng.below(5))),
+            },
             layout: (
                 1 + rng.below(2) as u16,
                 1 + rng.below(2) as u16,
@@ -158,7 +159,8 @@ impl Case {
             ),
             dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
             summaries: rng.one_in(3),
-            rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices)).collect(),
+            ends,
+            rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
         }
     }
 }
@@ -188,8 +190,8 @@ impl Case {
 }
 
 impl Round {
-    fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize) -> Self {
-        let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots)).collect();
+    fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize, cache: bool) -> Self {
+        let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots, devices, cache)).collect();
         // Late in the round: what came before is what can be lost.
         let crash_at = operations.len() - 1 - (rng.below(length) * rng.below(length) / length) as usize;
         let again = match rng.below(8) {
@@ -204,7 +206,7 @@ impl Round {
             2 => ("manifest/".into(), 1, u64::MAX),
             _ => ("manifest/".into(), if devices == 1 { 2 } else { devices }, 48 << 10),
         });
-        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot }
+        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot, look: rng.one_in(8) }
     }
 
     fn faults(rng: &mut Rng, regime: Regime, devices: usize) -> Option<Faults> {
@@ -238,49 +240,5 @@ impl Round {
             Regime::Flips => faults.flip = Some(rng.below(12)),
         }
         (faults != Faults::default()).then_some(faults)
-    }
-}
-
-impl Operation {
-    fn from_bytes([what, place, size, more]: [u8; 4]) -> Self {
-        let slot = usize::from(place) % SLOTS;
-        let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
-        match what % 8 {
-            0 | 1 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
-            2 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
-            3 | 4 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
-            5 => Self::Delete { slot, durability },
-            6 => Self::Check { slot },
-            _ => match more % 4 {
-                0 => Self::Flush,
-                1 => Self::Reopen,
-                _ => Self::Close { slot },
-            },
-        }
-    }
-
-    fn generate(rng: &mut Rng, slots: usize) -> Self {
-        let slot = rng.below(slots as u64) as usize;
-        let durability =
-            pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
-        match rng.below(100) {
-            0..=3 => Self::Decode { slot, tokens: 1 + rng.below(12) as usize, durability },
-            4..=39 => Self::Append {
-                slot,
-                tokens: 1 + (rng.below(5) * rng.below(8)) as usize,
-                layers: if rng.one_in(8) { 1 + rng.below(2) as u8 } else { 3 },
-            },
-            40..=44 => Self::Ids { slot, count: 1 + rng.below(6) as usize },
-            45..=74 => {
-                let state = rng.one_in(3).then(|| if rng.one_in(8) { 5000 } else { rng.below(60) as usize });
-                Self::Commit { slot, durability, state }
-            }
-            75..=82 => Self::Delete { slot, durability },
-            83..=91 => Self::Check { slot },
-            92..=94 => Self::Close { slot },
-            95 | 96 => Self::Flush,
-            97 | 98 => Self::Clean,
-            _ => Self::Reopen,
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Keys and values that say where they belong, and reading them back.
 
 use super::case::Case;
-use stratakv::{DType, KvLayout, Sequence, Store, TensorView, attend};
+use stratakv::{DType, KvLayout, Sequence, Store, TensorView, View, attend};
 
 /// Shapes of a case.
 pub(super) struct Shape {
@@ -42,17 +42,18 @@ impl Shape {
     }
 
     /// Reads a layer whole and holds it against what was appended. `Ok(Err)` is an error of the store.
+    /// `select` takes a view of the whole layer.
     pub(super) fn check(
         &self,
         store: &Store,
-        sequence: &Sequence,
+        select: impl Fn(usize) -> stratakv::Result<View>,
         layer: usize,
         salts: &[u64],
     ) -> Result<stratakv::Result<()>, String> {
         if salts.is_empty() {
             return Ok(Ok(()));
         }
-        let view = match sequence.select_all(layer) {
+        let view = match select(layer) {
             Ok(view) => view,
             Err(e) => return Ok(Err(e)),
         };

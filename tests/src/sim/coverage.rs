@@ -20,6 +20,13 @@ pub(super) const LANDED: &str = "unacknowledged commits kept";
 
 pub(super) const ASTRAY: &str = "write gone astray";
 pub(super) const FLIPPED: &str = "wrong bit in a read";
+pub(super) const FORKED: &str = "fork of what is committed";
+pub(super) const FORKED_BETWEEN: &str = "fork between commits";
+pub(super) const READ_BESIDE: &str = "reader read beside its writer";
+pub(super) const READ_DELETED: &str = "reader read after the deletion";
+pub(super) const CARRIED: &str = "sequence exported and imported";
+pub(super) const CAPACITY: &str = "capacity changed";
+pub(super) const LOOKED: &str = "crash image opened for reading only";
 
 /// Counts of what was seen.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +86,8 @@ impl Coverage {
             Event::CutUnderWay,
             Event::Continued,
             Event::FrameMoved,
+            Event::Evicted,
+            Event::Expired,
             Event::Merged,
             Event::Regrouped,
         ];
@@ -94,6 +103,13 @@ impl Coverage {
             LANDED,
             ASTRAY,
             FLIPPED,
+            FORKED,
+            FORKED_BETWEEN,
+            READ_BESIDE,
+            READ_DELETED,
+            CARRIED,
+            CAPACITY,
+            LOOKED,
         ];
         events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
     }
@@ -115,6 +131,7 @@ fn name(event: Event) -> &'static str {
         Event::FrameMoved => "frame moved by cleaning",
         Event::Merged => "small frames merged",
         Event::Regrouped => "groups put together from small frames",
+        Event::CapacityExceeded => "manifest larger than the capacity leaves",
         Event::Evicted => "sequence evicted",
         Event::Expired => "sequence expired",
     }

@@ -8,13 +8,15 @@ mod history;
 mod minimise;
 mod model;
 mod mutants;
+mod operation;
 mod run;
 
-pub use case::{Case, Operation, Regime, Round};
+pub use case::{Case, End, Regime, Round};
 pub use coverage::Coverage;
 pub use history::History;
 pub use minimise::minimise;
 pub use mutants::{MutantOutcome, mutants, named, with_mutant};
+pub use operation::Operation;
 pub use run::{Failure, Verdict, run, run_verbose};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

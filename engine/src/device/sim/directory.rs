@@ -264,7 +264,7 @@ impl SimDirectory {
 
     fn change(&self, path: &str, change: impl FnOnce(&mut World) -> Result<()>) -> Result<()> {
         self.poison.check()?;
-        let (mut world, fate) = self.begin(Kind::Names, path)?;
+        let (mut world, fate) = self.begin(Kind::Change, path)?;
         change(&mut world)?;
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }
     }
@@ -335,6 +335,7 @@ impl Directory for SimDirectory {
         let file = disk.files.len();
         disk.files.push(File::with_pages((len as usize).div_ceil(PAGE)));
         disk.put(path, Node::File(file));
+        world.grew();
         drop(world);
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(self.file(file, path, true)) }
     }
@@ -367,6 +368,7 @@ impl Directory for SimDirectory {
         if let Some(file) = disk.files.get_mut(own) {
             file.grow((len as usize).div_ceil(PAGE));
         }
+        world.grew();
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }
     }
 

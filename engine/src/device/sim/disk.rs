@@ -86,7 +86,6 @@ impl Disk {
         });
     }
 
-    /// Bytes of all files that have a name in `directory`.
     /// Bytes of all files.
     pub(super) fn all_bytes(&self) -> u64 {
         let bytes = |node: &Node| match node {
@@ -96,6 +95,7 @@ impl Disk {
         self.names.values().map(bytes).sum()
     }
 
+    /// Bytes of all files that have a name in `directory`.
     pub(super) fn used_bytes(&self, directory: &str) -> u64 {
         let bytes = |node: &Node| match node {
             Node::Directory => 0,

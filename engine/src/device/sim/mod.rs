@@ -116,6 +116,29 @@ impl Simulation {
         lock(&self.world).operations
     }
 
+    /// Device operations so far that change something: writes, syncs, names and lengths of files.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        lock(&self.world).changes
+    }
+
+    /// The most bytes that the files of all disks had at a time since the last call.
+    #[must_use]
+    pub fn take_peak_bytes(&self) -> u64 {
+        lock(&self.world).take_peak_bytes()
+    }
+
+    /// Lets time pass. By itself it goes on by a millisecond whenever somebody looks.
+    pub fn advance(&self, milliseconds: u64) {
+        thread::advance(milliseconds);
+    }
+
+    /// The time it is, in milliseconds since 1970.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        thread::now()
+    }
+
     /// A hash over every operation so far: equal seeds have equal ones.
     #[must_use]
     pub fn trace(&self) -> u64 {

@@ -80,6 +80,16 @@ pub(crate) fn clock() -> Option<u64> {
     })
 }
 
+/// Lets time pass on this thread.
+pub(super) fn advance(milliseconds: u64) {
+    OWN.with(|own| own.borrow_mut().iter_mut().for_each(|own| own.clock += milliseconds));
+}
+
+/// The time it is, without any passing.
+pub(super) fn now() -> u64 {
+    OWN.with(|own| own.borrow().as_ref().map_or(0, |own| own.clock))
+}
+
 pub(crate) fn note(event: Event) {
     if OWN.with(|own| own.borrow().is_some()) {
         EVENTS.with(|events| *events.borrow_mut().entry(event).or_default() += 1);

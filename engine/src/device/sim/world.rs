@@ -47,6 +47,7 @@ pub(super) enum Kind {
     Sync,
     Names,
     Create,
+    Change,
 }
 
 /// How far an operation gets.
@@ -82,6 +83,10 @@ pub(super) struct World {
     pub(super) down: bool,
     pub(super) crash_in: Option<u64>,
     pub(super) operations: u64,
+    /// Those that change something.
+    pub(super) changes: u64,
+    /// The most bytes of all files since somebody asked.
+    peak_bytes: u64,
     /// Grows with every completion.
     pub(super) moment: u64,
     writes: u64,
@@ -133,6 +138,8 @@ impl World {
             down: false,
             crash_in: None,
             operations: 0,
+            changes: 0,
+            peak_bytes: 0,
             moment: 0,
             writes: 0,
             trace: 0xcbf2_9ce4_8422_2325,
@@ -173,6 +180,7 @@ impl World {
             return Err(lost_power());
         }
         self.operations += 1;
+        self.changes += u64::from(matches!(kind, Kind::Write | Kind::Sync | Kind::Change | Kind::Create));
         self.moment += 1;
         for value in [kind as u64, place.0 as u64, place.1 as u64, range.0, range.1] {
             self.mix(value);
@@ -267,6 +275,20 @@ impl World {
     /// A write makes what it covers readable again.
     pub(super) fn heal(&mut self, place: Place, start: u64, end: u64) {
         self.unreadable.retain(|bad| bad.0 != place || bad.1 < start || end < bad.2);
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.disks.iter().map(Disk::all_bytes).sum()
+    }
+
+    /// A file was made or is longer.
+    pub(super) fn grew(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.file_bytes());
+    }
+
+    pub(super) fn take_peak_bytes(&mut self) -> u64 {
+        let now = self.file_bytes();
+        std::mem::replace(&mut self.peak_bytes, now).max(now)
     }
 
     pub(super) fn restart(&mut self) {

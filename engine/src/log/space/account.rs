@@ -26,6 +26,8 @@ pub(crate) struct SpaceBytes {
     pub(crate) devices: Vec<(DeviceIndex, DeviceBytes)>,
     pub(crate) manifest: u64,
     pub(crate) spare_manifest: u64,
+    /// What no segment may take of the room that the capacity leaves.
+    pub(crate) owed_manifest: u64,
     pub(crate) superblocks: u64,
     pub(crate) capacity: Option<u64>,
     pub(crate) sparse: bool,
@@ -42,6 +44,11 @@ impl Space {
     /// Bytes that the capacity still allows.
     pub(crate) fn allowance(&self, devices: &Devices) -> u64 {
         self.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.file_bytes(devices)))
+    }
+
+    /// Bytes that the next manifest generation needs beyond the files kept for it.
+    pub(super) fn owed_bytes(&self) -> u64 {
+        self.metadata_bytes.saturating_sub(self.spare_bytes)
     }
 
     pub(crate) fn segment_bytes(&self) -> u64 {
@@ -76,6 +83,7 @@ impl Space {
             devices: list.collect(),
             manifest: self.metadata_bytes,
             spare_manifest: self.spare_bytes,
+            owed_manifest: self.owed_bytes(),
             superblocks: (devices.list.len() * SLOTS * PAGE_BYTES) as u64,
             capacity: self.capacity,
             sparse: self.sparse,

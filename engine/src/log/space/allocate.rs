@@ -220,7 +220,7 @@ impl Space {
     /// Whether the capacity allows one more segment file.
     fn may_grow(&self, devices: &Devices) -> bool {
         let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
-        self.capacity.is_none_or(|capacity| self.file_bytes(devices) + bytes <= capacity)
+        self.capacity.is_none_or(|capacity| self.file_bytes(devices) + self.owed_bytes() + bytes <= capacity)
     }
 
     fn no_room(&self, devices: &Devices, device: DeviceIndex) -> Error {

@@ -370,7 +370,7 @@ impl Space {
 
     /// Segment files that may still be made.
     fn growth(&self, devices: &Devices) -> u64 {
-        let allowed = self.capacity.map(|_| self.allowance(devices));
+        let allowed = self.capacity.map(|_| self.allowance(devices).saturating_sub(self.owed_bytes()));
         let room = || {
             let spaces = devices.list.iter().filter_map(|device| device.directory.space().ok());
             spaces.map(|space| space.available).max().unwrap_or(0)

@@ -1,0 +1,128 @@
+//! The steps of a history.
+
+use super::case::{SLOTS, pick};
+use serde::{Deserialize, Serialize};
+use stratakv::Durability;
+use stratakv::sim::Rng;
+
+/// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first, and what is in the way
+/// of a new sequence is deleted.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
+pub enum Operation {
+    /// Appends tokens to the layers of the mask.
+    Append { slot: usize, tokens: usize, layers: u8 },
+    /// Appends tokens one by one to all layers, with their ids, and commits after each.
+    Decode { slot: usize, tokens: usize, durability: Durability },
+    /// Gives token ids.
+    Ids { slot: usize, count: usize },
+    /// Commits, with a state of this many bytes.
+    Commit { slot: usize, durability: Durability, state: Option<usize> },
+    /// Cuts this many tokens off, or all there are.
+    Truncate { slot: usize, back: usize },
+    /// Forks the sequence of one slot into another.
+    Fork { slot: usize, to: usize },
+    /// Deletes the sequence.
+    Delete { slot: usize, durability: Durability },
+    /// Reads everything and compares.
+    Check { slot: usize },
+    /// Gives the handle back.
+    Close { slot: usize },
+    /// Makes a reader of what the sequence is now.
+    Reader { slot: usize },
+    /// Reads through all readers and compares.
+    CheckReaders,
+    /// Drops all readers.
+    DropReaders,
+    /// Exports the sequence of a slot and imports it into another; only so many thousandths of the file, where given.
+    Carry { slot: usize, to: usize, part: Option<u16> },
+    /// Makes lazy commits durable.
+    Flush,
+    /// Closes the store and opens it again.
+    Reopen,
+    /// Cleans all that is dead.
+    Clean,
+    /// Does what is due: what has expired goes, what is evictable above the watermark, what is dead.
+    Tend,
+    /// Sets the capacity, in segments.
+    Capacity { segments: Option<u64> },
+    /// Time passes.
+    Wait { milliseconds: u64 },
+}
+
+impl Operation {
+    /// Any step, from any bytes.
+    pub(super) fn from_bytes([what, place, size, more]: [u8; 4]) -> Self {
+        let slot = usize::from(place) % SLOTS;
+        let to = usize::from(more) % SLOTS;
+        let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
+        match what % 16 {
+            0..=2 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
+            3 if more % 2 == 0 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
+            3 => Self::Decode { slot, tokens: 1 + usize::from(size) % 16, durability },
+            4..=6 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
+            7 => Self::Delete { slot, durability },
+            8 => Self::Check { slot },
+            9 => Self::Truncate { slot, back: usize::from(size) },
+            10 => Self::Fork { slot, to },
+            11 => Self::Reader { slot },
+            12 => match more % 4 {
+                0 => Self::DropReaders,
+                1 => Self::Carry { slot, to: usize::from(size) % SLOTS, part: None },
+                2 => Self::Carry { slot, to: usize::from(size) % SLOTS, part: Some(u16::from(size) * 4) },
+                _ => Self::CheckReaders,
+            },
+            13 => Self::Close { slot },
+            14 => match more % 3 {
+                0 => Self::Capacity { segments: (size > 0).then_some(u64::from(size % 24)) },
+                1 => Self::Tend,
+                _ => Self::Wait { milliseconds: u64::from(size) * 200 },
+            },
+            _ => match more % 3 {
+                0 => Self::Flush,
+                1 => Self::Reopen,
+                _ => Self::Clean,
+            },
+        }
+    }
+
+    /// `cache`: handles are given back more often, so that their sequences can go.
+    pub(super) fn generate(rng: &mut Rng, slots: usize, devices: usize, cache: bool) -> Self {
+        let slot = rng.below(slots as u64) as usize;
+        let to = |rng: &mut Rng| rng.below(slots as u64) as usize;
+        let durability =
+            pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
+        match rng.below(128) {
+            0..=3 => Self::Decode { slot, tokens: 1 + rng.below(12) as usize, durability },
+            4..=39 => Self::Append {
+                slot,
+                tokens: 1 + (rng.below(5) * rng.below(8)) as usize,
+                layers: if rng.one_in(8) { 1 + rng.below(2) as u8 } else { 3 },
+            },
+            40..=44 => Self::Ids { slot, count: 1 + rng.below(6) as usize },
+            45..=74 => {
+                let state = rng.one_in(3).then(|| if rng.one_in(8) { 5000 } else { rng.below(60) as usize });
+                Self::Commit { slot, durability, state }
+            }
+            75..=81 => Self::Delete { slot, durability },
+            82..=88 if cache => Self::Close { slot },
+            82..=88 => Self::Check { slot },
+            89..=94 => Self::Close { slot },
+            95..=102 => {
+                let back = if rng.one_in(4) { rng.below(60) } else { 1 + rng.below(6) };
+                Self::Truncate { slot, back: back as usize }
+            }
+            103..=109 => Self::Fork { slot, to: to(rng) },
+            110..=113 => Self::Reader { slot },
+            114 | 115 => Self::CheckReaders,
+            116 => Self::DropReaders,
+            117 => Self::Carry { slot, to: to(rng), part: rng.one_in(4).then(|| rng.below(1000) as u16) },
+            118 => Self::Capacity { segments: (!rng.one_in(4)).then(|| devices as u64 * (2 + rng.below(7))) },
+            119 | 120 => Self::Tend,
+            121 | 122 => Self::Wait { milliseconds: 1 + rng.below(20_000) },
+            123 | 124 => Self::Flush,
+            125 | 126 => Self::Clean,
+            _ => Self::Reopen,
+        }
+    }
+}
