@@ -361,7 +361,8 @@ impl Committer {
             }
         }
         for member in group.iter().flat_map(|queued| &queued.request.members) {
-            if member.state == m::MEMBER_LOST {
+            if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) {
+                // That it goes must not stand on the device alone: with it, it would be refused, and without it missing.
                 lock(&self.manifest).forget(DeviceIndex(member.device.get()))?;
             }
             if member.state == m::MEMBER_REMOVED {
