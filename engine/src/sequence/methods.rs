@@ -1,7 +1,7 @@
 //! Selectors of a sequence: their summaries are built from what there is, grow with it, and choose.
 
 use super::Sequence;
-use super::load::{check_block, read_block, read_each};
+use super::blocks::{check_block, read_block, read_each};
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Source;

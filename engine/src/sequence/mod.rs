@@ -1,6 +1,7 @@
 //! A sequence: one token stream. Appends, commits, selections.
 
 mod append;
+mod blocks;
 mod commit;
 mod fork;
 mod layer;

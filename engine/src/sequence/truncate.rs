@@ -1,7 +1,7 @@
 //! Cutting a sequence back to its first tokens: speculative decoding that was rejected, a conversation taken back.
 
 use super::Sequence;
-use super::load::read_block;
+use super::blocks::read_block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Source, release_record};
 use std::sync::Arc;

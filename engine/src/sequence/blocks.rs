@@ -1,0 +1,150 @@
+//! Reads that a sequence makes for itself: pieces of segments in batches, and single blocks, checked.
+
+use crate::device::driver::Op;
+use crate::device::environment::covered;
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::index::{BlockPlace, SegmentHandle};
+use crate::log::Devices;
+use crate::shard::{Batch, Priority, Request, Sink, Waiter};
+use std::sync::Arc;
+use stratakv_format::frame::KIND_GROUPS;
+use stratakv_format::{PAGE_BYTES, PlaneIdentity, segment};
+
+/// Bytes of one read.
+const READ_BYTES: usize = 1 << 20;
+
+/// Reads pieces of segments, all in one batch per device; the first error.
+pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
+    read_each(devices, pieces)?.into_iter().collect()
+}
+
+/// Outcomes of requests by their tag.
+struct Each(Vec<Arc<Waiter>>);
+
+impl Sink for Each {
+    fn complete(&self, tag: u64, outcome: Result<()>) {
+        if let Some(waiter) = self.0.get(tag as usize) {
+            waiter.complete(0, outcome);
+        }
+    }
+}
+
+/// Reads pieces of segments, all in one batch per device, each with its outcome.
+pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Result<Vec<u8>>>> {
+    let mut buffers = Vec::new();
+    let mut owners = Vec::new();
+    for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
+        for start in (0..*bytes).step_by(READ_BYTES) {
+            let len = READ_BYTES.min(bytes - start);
+            let mut buffer = devices.buffer(len)?;
+            let into = buffer.read_target(0..len)?;
+            let file = devices.get(segment.key.0).and_then(|_| segment.file());
+            owners.push(file.map(|file| (segment.key.0, Op::Read { file, offset: offset + start as u64, into })));
+            buffers.push((piece, buffer));
+        }
+    }
+    let waiters: Vec<_> = owners.iter().map(|_| Waiter::new(1)).collect();
+    let mut by_device: std::collections::BTreeMap<_, Vec<Request>> = std::collections::BTreeMap::new();
+    for (tag, owner) in owners.into_iter().enumerate() {
+        match owner {
+            Ok((device, op)) => by_device.entry(device).or_default().push(Request { op, tag: tag as u64 }),
+            Err(e) => waiters[tag].complete(0, Err(e)),
+        }
+    }
+    let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
+    for (device, requests) in by_device {
+        let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
+        devices.get(device)?.shard.submit_wait(batch);
+    }
+    let mut out: Vec<Result<Vec<u8>>> = pieces.iter().map(|_| Ok(Vec::new())).collect();
+    for (waiter, (piece, buffer)) in waiters.iter().zip(&buffers) {
+        match (waiter.wait(), &mut out[*piece]) {
+            (Ok(()), Ok(bytes)) => bytes.extend_from_slice(buffer.bytes().unwrap_or_default()),
+            (Err(e), whole @ Ok(_)) => *whole = Err(e),
+            (_, Err(_)) => {}
+        }
+    }
+    Ok(out)
+}
+
+/// One block, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.
+pub(super) fn read_block(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    place: &BlockPlace,
+) -> Result<Vec<u8>> {
+    let mut failed = None;
+    for copy in 0..place.frame.copies() {
+        let read = || read_block_copy(devices, layer, group, tokens, place, copy);
+        let outcome = read().or_else(|e| if e.kind() == ErrorKind::Corruption { read() } else { Err(e) });
+        match outcome {
+            Ok(block) => return Ok(block),
+            Err(e) => {
+                if place.frame.copies() > 1 {
+                    devices.suspects.add(&place.frame, copy);
+                }
+                failed.get_or_insert(e);
+            }
+        }
+    }
+    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, "a frame without a copy")))
+}
+
+fn read_block_copy(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    place: &BlockPlace,
+    copy: usize,
+) -> Result<Vec<u8>> {
+    let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
+    let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    let skip = (offset - first) as usize;
+    let bytes = (skip + layer.block.block_bytes).next_multiple_of(PAGE_BYTES);
+    let pages = read(devices, &[(own, first, bytes)])?.pop().unwrap_or_default();
+    let block = pages.get(skip..skip + layer.block.block_bytes).unwrap_or_default();
+    check_block(devices, layer, group, tokens, (place, copy), block)?;
+    Ok(block.to_vec())
+}
+
+/// Holds a block, read from this copy, against its checksums.
+pub(super) fn check_block(
+    devices: &Devices,
+    layer: &super::Layer,
+    group: u64,
+    tokens: u64,
+    (place, copy): (&BlockPlace, usize),
+    block: &[u8],
+) -> Result<()> {
+    let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
+    for plane in 0..layer.geometry.planes() {
+        let (start, len) = layer.block.plane(plane);
+        let identity = PlaneIdentity::new(
+            place.frame.nonce,
+            place.frame.origin,
+            KIND_GROUPS,
+            layer.index as u16,
+            group * tokens,
+            tokens as u32,
+            plane as u16,
+        );
+        let data = block.get(start..start + len).unwrap_or_default();
+        let found = devices.identity.checksum.compute(&identity, covered(data));
+        let expected = place.frame.checksums.get(place.checksum + plane).copied();
+        if expected != Some(found) {
+            return Err(Error::corrupt(Corruption {
+                code: "payload-checksum",
+                device: own.key.0.0,
+                file: segment::file_name(own.key.1),
+                offset: offset + start as u64,
+                len: len as u64,
+                expected: format!("checksum {:#018x}", expected.unwrap_or(0)),
+                found: format!("{found:#018x}"),
+            }));
+        }
+    }
+    Ok(())
+}
