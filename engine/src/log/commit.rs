@@ -462,10 +462,15 @@ impl Committer {
             let space = lock(&self.space);
             space.allowance(&self.devices).saturating_add(manifest.spare_bytes())
         };
-        let successor = manifest.successor(&self.devices, &state, room, limit).map_err(|e| match e.kind() {
-            ErrorKind::NoSpace => Failed::Stalled(e.during("checkpoint")),
-            _ => Failed::Broken(e),
-        })?;
+        let successor = match manifest.successor(&self.devices, &state, room, limit) {
+            Ok(successor) => successor,
+            Err(e) if e.kind() == ErrorKind::NoSpace => {
+                manifest.count_spare(&self.devices)?;
+                lock(&self.space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
+                return Err(Failed::Stalled(e.during("checkpoint")));
+            }
+            Err(e) => return Err(Failed::Broken(e)),
+        };
         manifest.give_way(&self.devices, successor)?;
         Ok(self.spare(manifest)?)
     }

@@ -320,6 +320,16 @@ impl ManifestLog {
         Ok(())
     }
 
+    /// Counts the files for the next generation anew, which a successor that failed may have made or grown.
+    pub(crate) fn count_spare(&mut self, devices: &Devices) -> Result<()> {
+        self.spare_bytes = 0;
+        for (device, copy) in copies(devices) {
+            let name = m::file_name(self.place.generation + 1, copy);
+            self.spare_bytes += kept_bytes(&*devices.get(device)?.directory, &name)?;
+        }
+        Ok(())
+    }
+
     /// Whether these records and the end of the generation still fit.
     pub(crate) fn has_room(&self, records: &RecordBuffer) -> bool {
         let limit = self.file_pages.min(FILE_BYTES_MAX / PAGE_BYTES as u64 + self.file_pages / 2);
