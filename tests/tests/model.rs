@@ -419,9 +419,21 @@ impl World {
 
     /// The directories as they are on disk at this moment, without an end.
     fn crash(&mut self, seed: u64) {
-        self.crashes += 1;
-        let to = self.root.path().join(self.crashes.to_string());
-        let copy = copy_devices(&self.dirs, &to, &mut Rng(seed));
+        let store = self.store();
+        let done = || store.status().devices.iter().map(|d| (d.counters.writes, d.counters.syncs)).collect::<Vec<_>>();
+        // Files are copied one after the other: a copy counts when the background wrote nothing meanwhile.
+        let copy = loop {
+            store.tend().expect("the background's work");
+            let before = done();
+            self.crashes += 1;
+            let to = self.root.path().join(self.crashes.to_string());
+            let copy = copy_devices(&self.dirs, &to, &mut Rng(seed));
+            if done() == before {
+                break copy;
+            }
+            std::fs::remove_dir_all(&to).expect("remove the copy");
+        };
+        drop(store);
         self.views.clear();
         for slot in self.slots.values_mut() {
             slot.handle = None;
