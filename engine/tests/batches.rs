@@ -35,12 +35,19 @@ fn check(batch: &ReadBatch, chosen: &[u64]) {
     }
 }
 
+/// One test at a time: one of them counts the process's descriptors.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
 #[test]
 fn an_event_loop_learns_of_a_read_by_eventfd() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let sequence = filled(&store);
@@ -135,6 +142,7 @@ fn options(dir: &Path) -> stratakv::StoreOptions {
 
 #[test]
 fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let sequence = filled(&store);
@@ -162,6 +170,7 @@ fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
 
 #[test]
 fn device_threads_stay_on_their_cpus() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).shard_cpus([0]).open().unwrap();
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
@@ -179,6 +188,7 @@ fn device_threads_stay_on_their_cpus() {
 
 #[test]
 fn waiting_at_a_device_is_measured() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let sequence = filled(&store);
