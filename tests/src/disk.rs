@@ -71,10 +71,12 @@ pub fn files(dir: &Path) -> Vec<PathBuf> {
 
 /// Copies device directories, file after file in an order that `rng` chooses.
 ///
+/// # Errors
+/// A file cannot be copied, because it went meanwhile, say.
+///
 /// # Panics
-/// It fails.
-#[must_use]
-pub fn copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> Vec<PathBuf> {
+/// The directories cannot be made.
+pub fn try_copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> std::io::Result<Vec<PathBuf>> {
     let targets = device_dirs(to, dirs.len());
     let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
     for (from, to) in dirs.iter().zip(&targets) {
@@ -88,9 +90,18 @@ pub fn copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> Vec<PathBuf> 
     }
     while !all.is_empty() {
         let (from, to) = all.swap_remove(rng.below(all.len()));
-        fs::copy(&from, &to).unwrap_or_else(|e| panic!("copy {}: {e}", from.display()));
+        fs::copy(&from, &to)?;
     }
-    targets
+    Ok(targets)
+}
+
+/// [`try_copy_devices`] of a store that nobody writes.
+///
+/// # Panics
+/// It fails.
+#[must_use]
+pub fn copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> Vec<PathBuf> {
+    try_copy_devices(dirs, to, rng).expect("a copy")
 }
 
 /// Runs kvfsck. The last writes of a process that was killed keep its lock a moment longer: waits for that.

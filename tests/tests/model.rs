@@ -11,7 +11,7 @@ use stratakv::{
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
-use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
+use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options, try_copy_devices};
 use stratakv_tests::rng::{Rng, mix};
 use tempfile::TempDir;
 
@@ -427,10 +427,11 @@ impl World {
             let before = done();
             self.crashes += 1;
             let to = self.root.path().join(self.crashes.to_string());
-            let copy = copy_devices(&self.dirs, &to, &mut Rng(seed));
-            if done() == before {
+            let copy = try_copy_devices(&self.dirs, &to, &mut Rng(seed));
+            if let (Ok(copy), true) = (copy, done() == before) {
                 break copy;
             }
+            assert!(self.crashes < 1000, "the background never rests");
             std::fs::remove_dir_all(&to).expect("remove the copy");
         };
         drop(store);
