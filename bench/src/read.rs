@@ -140,9 +140,15 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
 pub(crate) fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
     let group = (block / TOKEN_LAYER_BYTES) as u16;
     let mut sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().key("read"))?;
+    append_random(&mut sequence, (bytes / block * u64::from(group)) as usize)?;
+    Ok(sequence)
+}
+
+/// Appends and commits random tokens to the only layer of a sequence.
+pub(crate) fn append_random(sequence: &mut Sequence, tokens: usize) -> Result<()> {
     let chunk = 1024;
     let mut source = KvSource::new(chunk);
-    let mut left = (bytes / block * u64::from(group)) as usize;
+    let mut left = tokens;
     while left > 0 {
         check_interrupt()?;
         let tokens = left.min(chunk);
@@ -150,8 +156,7 @@ pub(crate) fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
         sequence.append(0, keys, values)?;
         left -= tokens;
     }
-    sequence.commit(Durability::Sync)?;
-    Ok(sequence)
+    Ok(sequence.commit(Durability::Sync)?)
 }
 
 /// How batches are asked for.

@@ -3,14 +3,15 @@
 
 use crate::cli::ScaleArgs;
 use crate::devices::{self, Devices, Spec};
+use crate::read::append_random;
 use crate::report::{median, print, ratio, rounded};
-use crate::work::{KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout, settle};
+use crate::work::{TOKEN_LAYER_BYTES, check_interrupt, layout, settle};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stratakv::{BalancePolicy, ByteSize, Durability, ReadTicket, Sequence, SequenceOptions, Store, StoreOptions};
+use stratakv::{BalancePolicy, ByteSize, ReadTicket, Sequence, SequenceOptions, Store, StoreOptions};
 
 /// Memory of each store.
 const MEMORY: ByteSize = ByteSize::mib(512);
@@ -186,17 +187,7 @@ impl Test {
         let group = (args.block.0 / TOKEN_LAYER_BYTES) as u16;
         let sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().replicas(self.copies));
         let mut sequence = sequence?;
-        let chunk = 1024;
-        let mut source = KvSource::new(chunk);
-        let mut left = (args.size.0 / args.block.0 * u64::from(group)) as usize;
-        while left > 0 {
-            check_interrupt()?;
-            let tokens = left.min(chunk);
-            let (keys, values) = source.pair(tokens);
-            sequence.append(0, keys, values)?;
-            left -= tokens;
-        }
-        sequence.commit(Durability::Sync)?;
+        append_random(&mut sequence, (args.size.0 / args.block.0 * u64::from(group)) as usize)?;
         paths.iter().try_for_each(|path| settle(path))?;
         Ok((store, sequence, paths))
     }
