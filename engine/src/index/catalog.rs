@@ -1,13 +1,17 @@
 //! The state that the manifest describes. Recovery builds it from the records on disk; a commit applies the very records it
 //! made durable; a checkpoint writes it out as records again.
 
+mod announce;
+
+pub(crate) use announce::{free_record, open_record, ref_record, release_record, seal_record};
+
 use super::records::RecordBuffer;
 use crate::device::environment::{Mutant, mutated};
 use crate::layout::KvLayout;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stratakv_format::manifest::{self as m, Kind, Record};
 use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 
 /// Copies that a frame has at most.
 pub(crate) const COPIES_MAX: usize = 3;
@@ -113,6 +117,10 @@ pub(crate) struct Catalog {
     pub(crate) frames: HashMap<FrameId, FrameMeta>,
     pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
     pub(crate) counters: Counters,
+    /// Sealed segments with nothing live, which may be freed once nobody holds them.
+    pub(crate) idle: BTreeSet<SegmentKey>,
+    /// Frames that were ever laid into a segment in its present life: most are there still.
+    laid: HashMap<SegmentKey, Vec<FrameId>>,
     /// References of all sequences.
     refs: u64,
     /// Bytes of all keys.
@@ -168,6 +176,9 @@ impl Catalog {
                 segment.state = SegmentState::Sealed;
                 // Frames that no commit has named yet may lie in it.
                 segment.used_pages = segment.used_pages.max(seal.used_pages.get());
+                if segment.live_pages == 0 {
+                    self.idle.insert(key);
+                }
             }
             Record::SegmentFree(free) => self.segment_free(free)?,
             Record::SequenceCommit(commit) => {
@@ -311,14 +322,19 @@ impl Catalog {
 
     /// Nothing refers to these pages any more.
     fn died(&mut self, location: Location) {
-        if let Some(segment) = self.segments.get_mut(&(location.device, location.segment)) {
+        let key = (location.device, location.segment);
+        if let Some(segment) = self.segments.get_mut(&key) {
             segment.live_pages = segment.live_pages.saturating_sub(u64::from(location.pages));
+            if segment.live_pages == 0 && segment.state == SegmentState::Sealed {
+                self.idle.insert(key);
+            }
         }
     }
 
     /// Pages that a frame has been written to.
     fn lives(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
-        let segment = self.segment_mut((location.device, location.segment))?;
+        let key = (location.device, location.segment);
+        let segment = self.segment_mut(key)?;
         let end = u64::from(location.page) + u64::from(location.pages);
         let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
         if !fits || segment.state == SegmentState::Free {
@@ -327,6 +343,8 @@ impl Catalog {
         segment.used_pages = segment.used_pages.max(end as u32);
         segment.live_pages += u64::from(location.pages);
         segment.last_lsn = segment.last_lsn.max(lsn);
+        self.idle.remove(&key);
+        self.laid.entry(key).or_default().push(id);
         Ok(())
     }
 
@@ -375,6 +393,8 @@ impl Catalog {
                 frame.replicas.retain(|replica| replica.location.device != device);
             }
             self.segments.retain(|key, _| key.0 != device);
+            self.laid.retain(|key, _| key.0 != device);
+            self.idle.retain(|key| key.0 != device);
         }
         self.members.insert(device, *member);
         Ok(())
@@ -485,10 +505,20 @@ impl Catalog {
             return Err(format!("segment {} of device {} is freed with live frames", key.1, key.0));
         }
         segment.state = SegmentState::Free;
+        self.idle.remove(&key);
+        self.laid.remove(&key);
         if free.removed != 0 {
             self.segments.remove(&key);
         }
         Ok(())
+    }
+
+    /// Frames that have a copy in a segment. Takes time for what was laid there since it was opened, whatever else there is.
+    pub(crate) fn frames_in(&self, key: SegmentKey) -> BTreeMap<FrameId, &FrameMeta> {
+        let laid = self.laid.get(&key).into_iter().flatten();
+        let known = laid.filter_map(|id| self.frames.get_key_value(id));
+        let here = known.filter(|(_, frame)| frame.locations().any(|at| (at.device, at.segment) == key));
+        here.map(|(id, frame)| (*id, frame)).collect()
     }
 
     /// The id of an equal layout.
@@ -571,6 +601,7 @@ impl Catalog {
             + refs
             + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
             + self.frames.len() * (size_of::<FrameMeta>() + 32)
+            + self.laid.values().map(|laid| laid.capacity() * size_of::<FrameId>() + 48).sum::<usize>()
             + self.segments.len() * (size_of::<SegmentMeta>() + 32)
     }
 }
@@ -582,115 +613,5 @@ fn key_text(key: &[u8], bytes: u16) -> std::result::Result<String, String> {
     String::from_utf8(key.to_vec()).map_err(|_| "key is not UTF-8".into())
 }
 
-impl FrameMeta {
-    /// Copies there are, the first included.
-    pub(crate) fn copies(&self) -> usize {
-        1 + self.replicas.len()
-    }
-
-    /// Where its copies are, the first in front.
-    pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
-        std::iter::once(self.location).chain(self.replicas.iter().map(|replica| replica.location))
-    }
-
-    /// The records that make it known, with its copies.
-    pub(crate) fn announce(&self, id: FrameId, out: &mut RecordBuffer) {
-        out.push(Kind::Frame, &self.record(id), &[]);
-        for replica in &self.replicas {
-            out.push(Kind::Replica, &replica.record(id), &[]);
-        }
-    }
-
-    fn record(&self, id: FrameId) -> m::Frame {
-        m::Frame {
-            frame: U64::new(id.0),
-            origin: U64::new(self.origin.0),
-            lsn: U64::new(self.lsn),
-            nonce: U64::new(self.nonce),
-            location: self.location.to_raw(),
-            header_crc: U32::new(self.header_crc),
-            header_pages: U32::new(self.header_pages),
-            front_pages: U32::new(self.front_pages),
-            reserved: U32::new(0),
-        }
-    }
-}
-
-impl ReplicaMeta {
-    pub(crate) fn record(&self, id: FrameId) -> m::Replica {
-        m::Replica {
-            frame: U64::new(id.0),
-            generation: U64::new(self.generation),
-            location: self.location.to_raw(),
-            header_crc: U32::new(self.header_crc),
-            reserved: U32::new(0),
-        }
-    }
-}
-
-impl SequenceMeta {
-    pub(crate) fn create_record(&self, id: SequenceId) -> m::SequenceCreate {
-        m::SequenceCreate {
-            sequence: U64::new(id.0),
-            parent: U64::new(self.parent.map_or(0, |(id, _)| id.0)),
-            parent_tokens: U64::new(self.parent.map_or(0, |(_, tokens)| tokens)),
-            created_unix_ms: U64::new(self.created_unix_ms),
-            ttl_ms: U64::new(self.ttl_ms),
-            layout: U32::new(self.layout.0),
-            summaries: U32::new(self.summaries),
-            replicas: self.replicas,
-            evictable: self.evictable,
-            key_bytes: U16::new(self.key.len() as u16),
-            reserved: U32::new(0),
-        }
-    }
-
-    pub(crate) fn commit_record(&self, id: SequenceId) -> m::SequenceCommit {
-        m::SequenceCommit {
-            sequence: U64::new(id.0),
-            tokens: U64::new(self.tokens),
-            state_frame: U64::new(self.state_frame.map_or(0, |frame| frame.0)),
-            token_ids: U64::new(self.token_ids),
-            committed_unix_ms: U64::new(self.committed_unix_ms),
-        }
-    }
-}
-
-pub(crate) fn ref_record(sequence: SequenceId, frame: FrameId, token_end: u64) -> m::FrameRef {
-    m::FrameRef { sequence: U64::new(sequence.0), frame: U64::new(frame.0), token_end: U64::new(token_end) }
-}
-
-pub(crate) fn release_record(sequence: SequenceId, frame: FrameId) -> m::FrameRelease {
-    m::FrameRelease { sequence: U64::new(sequence.0), frame: U64::new(frame.0) }
-}
-
-pub(crate) fn open_record(key: SegmentKey, segment: &SegmentMeta) -> m::SegmentOpen {
-    m::SegmentOpen {
-        generation: U64::new(segment.generation),
-        nonce: U64::new(segment.nonce),
-        segment: U32::new(key.1.0),
-        pages: U32::new(segment.pages),
-        device: U16::new(key.0.0),
-        kind: segment.kind,
-        reserved: [0; 5],
-    }
-}
-
-pub(crate) fn seal_record(key: SegmentKey, used_pages: u32) -> m::SegmentSeal {
-    m::SegmentSeal {
-        segment: U32::new(key.1.0),
-        used_pages: U32::new(used_pages),
-        device: U16::new(key.0.0),
-        reserved: [0; 6],
-    }
-}
-
-pub(crate) fn free_record(key: SegmentKey, generation: u64, removed: bool) -> m::SegmentFree {
-    m::SegmentFree {
-        generation: U64::new(generation),
-        segment: U32::new(key.1.0),
-        device: U16::new(key.0.0),
-        removed: u8::from(removed),
-        reserved: 0,
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 
 mod catalog;
 mod extents;
+mod pin;
 mod records;
 
 pub(crate) use catalog::{
@@ -12,4 +13,5 @@ pub(crate) use catalog::{
 pub(crate) use extents::{
     BlockPlace, Extent, ExtentTable, Flight, FrameBody, FrameCopy, FrameSlot, Run, SegmentHandle, Source,
 };
+pub(crate) use pin::{Held, Hold};
 pub(crate) use records::RecordBuffer;

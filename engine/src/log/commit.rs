@@ -479,9 +479,9 @@ impl Committer {
     fn free_dead_segments(&self) -> Result<(), Failed> {
         let dead: Vec<(SegmentKey, u64)> = {
             let catalog = lock(&self.catalog);
-            let sealed = catalog.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed && s.live_pages == 0);
             let space = lock(&self.space);
-            sealed.filter(|(key, _)| space.reclaimable(**key)).map(|(key, s)| (*key, s.generation)).collect()
+            let idle = catalog.idle.iter().filter(|key| space.reclaimable(**key));
+            idle.filter_map(|key| catalog.segments.get(key).map(|meta| (*key, meta.generation))).collect()
         };
         if dead.is_empty() {
             return Ok(());
