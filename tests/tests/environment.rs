@@ -58,7 +58,7 @@ fn a_full_file_system_gives_back_what_is_deleted() {
         // Room for a few segments on either, whatever the size that its tools insist on.
         let filler = small.at().join("filler");
         let file = fs::File::create(&filler).expect("a file");
-        let free = rustix::fs::statvfs(&small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
+        let free = rustix::fs::statvfs(small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - 28 * MIB).expect("room");
         let open = || small_options(&dirs).open().expect("a store");
         let store = open();
