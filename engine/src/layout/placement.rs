@@ -72,12 +72,30 @@ impl Placed {
             let distance = |device: usize| (device + count - pointer % count) % count;
             fill(a).total_cmp(&fill(b)).then(distance(a).cmp(&distance(b)))
         });
+        // Which devices hold copies of the same frames must vary, or a busy device could hand its work to a few others only: among
+        // those that differ by less than this frame, chance decides.
+        if let Some(&second) = order.get(1) {
+            let least = fill(second);
+            let own: f64 = parts.iter().map(|(_, bytes)| *bytes as f64 * *bytes as f64).sum();
+            let ahead =
+                |device: usize| ((fill(device) - least) * candidates[device].weight / own.max(1.0) + 1e-6) as u64;
+            order[1..].sort_by_key(|&device| (ahead(device), chance(pointer, device)));
+        }
         order
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
         self.bytes.capacity() * 8
     }
+}
+
+/// A number that looks random (splitmix64).
+fn chance(pointer: usize, device: usize) -> u64 {
+    let mut x =
+        (pointer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (device as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 #[cfg(test)]
@@ -113,6 +131,27 @@ mod tests {
         let closed = [candidates[0], Candidate { open: false, ..candidates[1] }, candidates[2]];
         assert_eq!(empty.order(&closed, &[(0, 1)], 1), [2, 0]);
         assert!(empty.order(&[], &[], 0).is_empty());
+    }
+
+    #[test]
+    fn every_pair_of_devices_has_copies_of_the_same_frames() {
+        let candidates = [Candidate { weight: 1.0, open: true }; 4];
+        for uneven in [0, 7] {
+            let mut placed = Placed::new(1, 4);
+            let mut firsts = [0; 4];
+            let mut pairs = std::collections::BTreeMap::new();
+            for pointer in 0..240 {
+                let parts = [(0, 1000 + uneven * (pointer as u64 % 3))];
+                let order = placed.order(&candidates, &parts, pointer);
+                order[..2].iter().for_each(|device| placed.add(&parts, *device));
+                firsts[order[0]] += 1;
+                *pairs.entry((order[0].min(order[1]), order[0].max(order[1]))).or_insert(0) += 1;
+            }
+            assert!(firsts.iter().all(|own| *own > 30), "{firsts:?}");
+            assert!(pairs.len() == 6 && pairs.values().all(|own| *own > 20), "{pairs:?}");
+            let (least, most) = (placed.of(0).iter().min().unwrap(), placed.of(0).iter().max().unwrap());
+            assert!(most - least < 4 * 1014, "{:?}", placed.of(0));
+        }
     }
 
     proptest! {

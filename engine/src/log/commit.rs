@@ -1,8 +1,8 @@
 //! Group commit: all commits that wait at a moment share two syncs, first the data, then the manifest.
 
 use super::copies::CopyChange;
-use super::devices::Devices;
-use super::manifest::ManifestLog;
+use super::devices::{Device, Devices, Failures};
+use super::manifest::{ManifestLog, ManifestPlace};
 use super::space::Space;
 use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
@@ -328,12 +328,25 @@ impl Committer {
             }
         }
         let skipped = mutated(Mutant::DataSyncSkipped);
-        let files = segments.iter().filter(|_| !skipped).map(|(key, handle)| Ok((key.0, handle.file()?)));
-        let files = files.collect::<Result<Vec<_>>>()?;
-        let sync = |s: &Self| s.devices.sync_all(files.iter().map(|(device, file)| (*device, file)));
-        match sync(self) {
-            Err(_) if mutated(Mutant::SyncRetried) => sync(self)?,
-            other => other?,
+        let (mut files, mut failures) = (Vec::with_capacity(segments.len()), Failures::new());
+        for (key, handle) in segments.iter().filter(|_| !skipped) {
+            match handle.file() {
+                Ok(file) => files.push((key.0, file)),
+                Err(e) => {
+                    failures.entry(key.0).or_insert(e);
+                }
+            }
+        }
+        let sync = || self.devices.sync_each(files.iter().map(|(device, file)| (*device, file)));
+        let mut failed = sync();
+        if !failed.is_empty() && mutated(Mutant::SyncRetried) {
+            failed = sync();
+        }
+        failures.append(&mut failed);
+        let lost = self.lost_to(failures, group)?;
+        if !lost.is_empty() {
+            // What this commits has copies on them that are no good.
+            self.devices.suspects.owe();
         }
         if mutated(Mutant::ManifestBeforeData) {
             return Ok(());
@@ -342,14 +355,20 @@ impl Committer {
         {
             // Before the records of the group, which may delete them.
             let catalog = lock(&self.catalog);
-            for change in group.iter().flat_map(|queued| &queued.request.copies) {
+            let durable = |change: &&CopyChange| change.wanted.iter().all(|(at, _)| !lost.contains(&at.device));
+            for change in group.iter().flat_map(|queued| &queued.request.copies).filter(durable) {
                 if let Some(frame) = catalog.frames.get(&change.frame) {
                     change.push(frame, &mut records);
                 }
             }
         }
-        for member in group.iter().flat_map(|queued| &queued.request.members) {
-            if member.state == m::MEMBER_LOST {
+        let members: Vec<m::Member> = {
+            let wanted = group.iter().flat_map(|queued| queued.request.members.iter().copied());
+            wanted.chain(self.losing(&lost)).collect()
+        };
+        for member in &members {
+            if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) {
+                // That it goes must not stand on the device alone: with it, it would be refused, and without it missing.
                 lock(&self.manifest).forget(DeviceIndex(member.device.get()))?;
             }
             if member.state == m::MEMBER_REMOVED {
@@ -369,8 +388,6 @@ impl Committer {
         }
         if !records.is_empty() {
             let flights = group.iter_mut().flat_map(|queued| std::mem::take(&mut queued.request.flights)).collect();
-            let members: Vec<m::Member> =
-                group.iter().flat_map(|queued| queued.request.members.iter().copied()).collect();
             match self.record(records, flights, counted).and_then(|()| self.change_members(&members)) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
@@ -395,12 +412,65 @@ impl Committer {
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, mut records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<(), Failed> {
+    fn record(&self, records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<(), Failed> {
+        let failures = self.append(records, flights, counted)?;
+        if failures.is_empty() {
+            return Ok(());
+        }
+        // The others have it. Those that failed are lost, durably, before anything is acknowledged.
+        let lost = self.lost_to(failures, &[])?;
+        let members = self.losing(&lost);
+        let mut records = RecordBuffer::default();
+        members.iter().for_each(|member| records.push(Kind::Member, member, &[]));
+        match self.record(records, Vec::new(), false) {
+            // What was to be recorded is: the caller must not try again.
+            Err(Failed::Stalled(e)) => Err(Failed::Broken(e)),
+            Err(broken) => Err(broken),
+            Ok(()) => self.change_members(&members),
+        }
+    }
+
+    /// The devices that failed, when the store can do without them: everything that was committed, is being committed, or is open
+    /// has a copy on another.
+    ///
+    /// # Errors
+    /// The first failure, when it cannot.
+    fn lost_to(&self, failures: Failures, group: &[Queued]) -> Result<BTreeSet<DeviceIndex>> {
+        let lost: BTreeSet<DeviceIndex> = failures.keys().copied().collect();
+        let Some(first) = failures.into_values().next() else { return Ok(lost) };
+        let sound = |device: DeviceIndex| !lost.contains(&device) && self.devices.is_sound(device);
+        let announced = group.iter().map(|queued| queued.request.records.announced());
+        let changing =
+            |device| group.iter().flat_map(|queued| &queued.request.members).any(|m| m.device.get() == device);
+        let stays = |member: &m::Member| member.state == m::MEMBER_ACTIVE && !changing(member.device.get());
+        let elsewhere = lock(&self.catalog).members.values().any(|m| stays(m) && sound(DeviceIndex(m.device.get())))
+            && announced.flat_map(BTreeMap::into_values).all(|copies| copies.iter().any(|device| sound(*device)))
+            && lock(&self.catalog).frames.values().all(|frame| {
+                let on_lost = frame.locations().any(|at| lost.contains(&at.device));
+                !on_lost || frame.locations().any(|at| sound(at.device))
+            })
+            && lock(&self.space).all_frames_on(sound);
+        if elsewhere { Ok(lost) } else { Err(first) }
+    }
+
+    /// What is recorded of devices that are lost, and have not been so far.
+    fn losing(&self, lost: &BTreeSet<DeviceIndex>) -> Vec<m::Member> {
+        let members = lost.iter().filter_map(|device| self.devices.list.get(usize::from(device.0)));
+        let members = members.map(Device::member).filter(|member| member.state != m::MEMBER_LOST);
+        let lost = members.map(|member| m::Member { state: m::MEMBER_LOST, ..member });
+        self.devices.change(lost, self.epoch() + 1)
+    }
+
+    fn append(&self, mut records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<Failures, Failed> {
         let mut manifest = lock(&self.manifest);
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
         if first_copies || !manifest.has_room(&records) {
-            self.checkpoint(&mut manifest, &records)?;
+            self.checkpoint(&mut manifest, &records).inspect_err(|_| {
+                if first_copies {
+                    self.devices.replicas.store(false, Ordering::Relaxed);
+                }
+            })?;
         }
         {
             let mut catalog = lock(&self.catalog);
@@ -417,17 +487,24 @@ impl Committer {
     }
 
     /// What the manifest says of devices since its last batch takes effect: their epoch is in the superblocks of those that are
-    /// left, and the next generation lies on them, before anything is acknowledged.
+    /// left, and the next generation lies on them, before anything is acknowledged, unless there is no room for it.
     fn change_members(&self, members: &[m::Member]) -> Result<(), Failed> {
         let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
         members.iter().for_each(|member| self.devices.put_member(*member));
+        self.devices.suspects.owe();
         let mut manifest = lock(&self.manifest);
-        for member in members.iter().filter(|member| member.state == m::MEMBER_REMOVED) {
-            manifest.forget(DeviceIndex(member.device.get()))?;
-        }
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
-        self.checkpoint(&mut manifest, &RecordBuffer::default())
+        match self.checkpoint(&mut manifest, &RecordBuffer::default()) {
+            // The manifest has it, and the superblocks do with the next generation that finds room.
+            Err(Failed::Stalled(_)) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The manifest in force.
+    pub(crate) fn place(&self) -> ManifestPlace {
+        *lock(&self.manifest).place()
     }
 
     /// Membership epochs so far.

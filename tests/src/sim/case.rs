@@ -47,6 +47,14 @@ pub enum Operation {
     Reopen,
     /// Cleans all that is dead.
     Clean,
+    /// A disk rots; what is read meanwhile is read around it and healed.
+    Heal { slot: usize },
+    /// Declares a disk lost.
+    Lose { disk: usize },
+    /// Drains a disk and takes it out.
+    Remove { disk: usize },
+    /// Adds a disk that left, as it was left.
+    Add { disk: usize },
 }
 
 /// Operations up to a crash, and what follows it.
@@ -62,6 +70,9 @@ pub struct Round {
     pub faults: Option<(usize, Faults)>,
     /// Bit rot while the power is off: path prefix, copies, and offset limit.
     pub rot: Option<(Cow<'static, str>, usize, u64)>,
+    /// A disk that does not come back with the power, if there are copies of everything.
+    #[serde(default)]
+    pub lost: Option<usize>,
 }
 
 /// One history.
@@ -84,8 +95,15 @@ pub struct Case {
     pub dtype: DType,
     /// With min/max summaries.
     pub summaries: bool,
+    /// Copies of each sequence.
+    #[serde(default = "one")]
+    pub copies: u8,
     /// What happens.
     pub rounds: Vec<Round>,
+}
+
+fn one() -> u8 {
+    1
 }
 
 /// Element types by name.
@@ -139,6 +157,7 @@ impl Case {
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
             whole,
         };
+        let copies = if devices > 1 && rng.one_in(2) { 2 + rng.below(devices as u64 - 1) as u8 } else { 1 };
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
         let slots = 1 + rng.below(SLOTS as u64) as usize;
@@ -156,6 +175,7 @@ impl Case {
             ),
             dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
             summaries: rng.one_in(3),
+            copies,
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices)).collect(),
         }
     }
@@ -187,7 +207,7 @@ impl Case {
 
 impl Round {
     fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize) -> Self {
-        let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots)).collect();
+        let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots, devices)).collect();
         // Late in the round: what came before is what can be lost.
         let crash_at = operations.len() - 1 - (rng.below(length) * rng.below(length) / length) as usize;
         let again = match rng.below(8) {
@@ -202,7 +222,8 @@ impl Round {
             2 => ("manifest/".into(), 1, u64::MAX),
             _ => ("manifest/".into(), if devices == 1 { 2 } else { devices }, 48 << 10),
         });
-        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot }
+        let lost = (devices > 1 && rng.one_in(4)).then(|| rng.below(devices as u64) as usize);
+        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot, lost }
     }
 
     fn faults(rng: &mut Rng, regime: Regime, devices: usize) -> Option<Faults> {
@@ -249,16 +270,29 @@ impl Operation {
             3 | 4 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
             5 => Self::Delete { slot, durability },
             6 => Self::Check { slot },
-            _ => match more % 4 {
+            _ => match more % 8 {
                 0 => Self::Flush,
                 1 => Self::Reopen,
+                2 => Self::Heal { slot },
+                3 => Self::Lose { disk: slot },
+                4 => Self::Remove { disk: slot },
+                5 => Self::Add { disk: slot },
                 _ => Self::Close { slot },
             },
         }
     }
 
-    fn generate(rng: &mut Rng, slots: usize) -> Self {
+    fn generate(rng: &mut Rng, slots: usize, devices: usize) -> Self {
         let slot = rng.below(slots as u64) as usize;
+        if devices > 1 && rng.one_in(12) {
+            let disk = rng.below(devices as u64) as usize;
+            return match rng.below(5) {
+                0 | 1 => Self::Heal { slot },
+                2 => Self::Lose { disk },
+                3 => Self::Remove { disk },
+                _ => Self::Add { disk },
+            };
+        }
         let durability =
             pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
         match rng.below(100) {

@@ -20,6 +20,11 @@ pub(super) const LANDED: &str = "unacknowledged commits kept";
 
 pub(super) const ASTRAY: &str = "write gone astray";
 pub(super) const FLIPPED: &str = "wrong bit in a read";
+pub(super) const HEALED: &str = "rotten copy read around and healed";
+pub(super) const DISK_LOST: &str = "disk lost";
+pub(super) const DISK_GIVEN_UP: &str = "disk given up after a failure";
+pub(super) const DISK_REMOVED: &str = "disk removed";
+pub(super) const DISK_BACK: &str = "disk came back with an old state";
 
 /// Counts of what was seen.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +84,7 @@ impl Coverage {
             Event::CutUnderWay,
             Event::Continued,
             Event::FrameMoved,
+            Event::ReplicaHealed,
         ];
         let own = [
             DOUBLE_CRASH,
@@ -92,6 +98,11 @@ impl Coverage {
             LANDED,
             ASTRAY,
             FLIPPED,
+            HEALED,
+            DISK_LOST,
+            DISK_GIVEN_UP,
+            DISK_REMOVED,
+            DISK_BACK,
         ];
         events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
     }

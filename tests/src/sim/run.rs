@@ -1,5 +1,7 @@
 //! Running a case: operations, crash, recovery, comparison, and on.
 
+mod disks;
+
 use super::case::{Case, Operation, Regime, Round, SLOTS};
 use super::content::Shape;
 use super::coverage::{self, Coverage};
@@ -70,6 +72,12 @@ struct Runner<'c> {
     place: (usize, usize),
     /// Group commits before the operation under way.
     commits: u64,
+    /// Disks of the store, as far as is known.
+    disks: Vec<usize>,
+    /// Disks left or joined: not everything has all its copies for sure.
+    changed: bool,
+    /// A copy was made to rot.
+    flipped: bool,
 }
 
 /// Runs a case.
@@ -107,6 +115,9 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         history: verbose.then(Vec::new),
         place: (0, 0),
         commits: 0,
+        disks: (0..case.geometry.devices).collect(),
+        changed: false,
+        flipped: false,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(coverage))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -244,6 +255,7 @@ impl Runner<'_> {
                 Err(other) => return Err(other),
             }
         }
+        self.note_given_up(coverage);
         self.simulation.crash();
         self.note(|| "power cut".into());
         self.handles = [const { None }; SLOTS];
@@ -254,23 +266,33 @@ impl Runner<'_> {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
             self.rotten |= self.simulation.rot(prefix, *copies, *below);
         }
-        if self.case.seed.is_multiple_of(CHECK_EVERY) && self.case.regime == Regime::Plain {
+        if self.case.seed.is_multiple_of(CHECK_EVERY)
+            && self.case.regime == Regime::Plain
+            && !self.changed
+            && !self.flipped
+        {
             self.check_image(coverage)?;
         }
         self.crash_while_opening(&round.again, coverage)?;
-        match self.open(coverage) {
+        let lost = round.lost.filter(|disk| self.may_lose(*disk));
+        let opened = match lost {
+            Some(disk) => self.open_without(disk, coverage),
+            None => self.open(coverage),
+        };
+        match opened {
             Ok(()) => {}
             Err(Stop::Broken) => return Err(Stop::Failed("the store does not open after a crash".into())),
             Err(other) => return Err(other),
         }
-        self.verify(coverage)
+        self.verify(coverage)?;
+        if lost.is_some() { self.repair_all(coverage) } else { Ok(()) }
     }
 
     fn crash_while_opening(&mut self, again: &[u64], coverage: &mut Coverage) -> Result<(), Stop> {
         for &operations in again {
             self.simulation.crash_in(operations);
             self.note(|| format!("power goes {operations} device operations into the recovery"));
-            let opened = self.simulation.open(self.options());
+            let opened = self.open_store();
             match opened {
                 Ok(store) => {
                     self.simulation.crash();
@@ -289,8 +311,31 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// Opens the store on the disks that it still has: one that left, or did not quite join, is refused by its name.
+    fn open_store(&mut self) -> Result<Store, Error> {
+        loop {
+            let opened = self.simulation.open_on(self.options(), &self.disks);
+            let left = self.changed || self.simulation.faults_hit() > 0;
+            let refused = match &opened {
+                Err(e) if left && matches!(e.kind(), ErrorKind::StaleDevice | ErrorKind::Configuration) => {
+                    let named = |disk: &usize| e.to_string().contains(&format!("simulated-{disk}:"));
+                    self.disks.iter().position(named)
+                }
+                _ => None,
+            };
+            match refused {
+                Some(at) if self.disks.len() > 1 => {
+                    let disk = self.disks.remove(at);
+                    self.changed = true;
+                    self.note(|| format!("disk {disk} has left: {:?}", opened.err()));
+                }
+                _ => return opened,
+            }
+        }
+    }
+
     fn open(&mut self, coverage: &mut Coverage) -> Result<(), Stop> {
-        match self.simulation.open(self.options()) {
+        match self.open_store() {
             Ok(store) => {
                 self.store = Some(store);
                 self.note(|| "opened".into());
@@ -408,6 +453,10 @@ impl Runner<'_> {
                 self.model.attempted(cleaned.is_ok());
                 cleaned.map(drop).or_else(|e| self.fault("clean", &e, coverage))
             }
+            Operation::Heal { slot } => self.heal(slot, coverage),
+            Operation::Lose { disk } => self.lose(disk, coverage),
+            Operation::Remove { disk } => self.remove(disk, coverage),
+            Operation::Add { disk } => self.add(disk, coverage),
             Operation::Reopen => {
                 self.close_store(coverage)?;
                 self.open(coverage)?;
@@ -425,7 +474,7 @@ impl Runner<'_> {
         let made = match &known {
             Some(_) => self.store()?.open_sequence(&key(slot)),
             None => {
-                let options = SequenceOptions::new().key(key(slot));
+                let options = SequenceOptions::new().key(key(slot)).replicas(self.case.copies);
                 let options = if self.case.summaries { options.summary(Summary::MinMax) } else { options };
                 self.store()?.create_sequence(&self.shape.layout, options)
             }
@@ -605,6 +654,7 @@ impl Runner<'_> {
         for slot in 0..SLOTS {
             self.close(slot, coverage)?;
         }
+        self.note_given_up(coverage);
         let Some(store) = self.store.take() else { return Ok(()) };
         let closed = store.close();
         self.model.attempted(closed.is_ok());
