@@ -122,7 +122,9 @@ pub(crate) fn run(args: &ChurnArgs) -> Result<()> {
     let dir = work_directory(&args.common.device, args.capacity.0)?;
     let path = dir.path().join("store");
     std::fs::DirBuilder::new().mode(0o700).create(&path)?;
-    let options = StoreOptions::default().device(&path).capacity(args.capacity).segment_bytes(args.segment);
+    let mut options = StoreOptions::default().device(&path).capacity(args.capacity);
+    options.segment_bytes = args.segment;
+    let segment = options.segment_size();
     let options = options.driver(args.common.driver.into()).checksum(args.common.checksum.into());
     let mut churn = Churn {
         args,
@@ -149,7 +151,7 @@ pub(crate) fn run(args: &ChurnArgs) -> Result<()> {
     let summary_bytes = if args.no_summary { 0 } else { kv_bytes / u64::from(GROUP) };
     let result = ChurnResult {
         capacity_bytes: args.capacity.0,
-        segment_bytes: args.segment.0,
+        segment_bytes: segment.0,
         full: args.full,
         summaries: !args.no_summary,
         shortest_tokens: args.shortest,

@@ -6,6 +6,7 @@ use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
 
 const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
+  kvbench drivers --device /nvme0 --block 64KiB
   kvbench ingest --device /nvme0 --size 8GiB --fio
   kvbench commit --device /nvme0
   kvbench churn --device /nvme0 --capacity 4GiB --json
@@ -26,6 +27,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Batches of random blocks, checksums verified, beside a bare io_uring loop and fio.
     Read(ReadArgs),
+    /// The same batches through every driver that was built in, taking turns.
+    Drivers(DriversArgs),
     /// Prefill-sized appends and a commit, beside fio's sequential writes.
     Ingest(IngestArgs),
     /// Durable commits of one decode step, beside the same bytes written by plain calls.
@@ -184,6 +187,29 @@ pub(crate) struct ReadArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example: kvbench drivers --device /nvme0 --block 16KiB,64KiB --json
+glommio and tokio-uring take part when built with --features glommio,tokio-uring.")]
+pub(crate) struct DriversArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Bytes of a block, several with commas: multiples of 4 KiB up to 512 KiB.
+    #[arg(long, value_delimiter = ',', default_value = "4KiB,16KiB,64KiB,128KiB", value_parser = size)]
+    pub(crate) block: Vec<ByteSize>,
+    /// Blocks of a batch.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) batch: u32,
+    /// Batches on their way at the same time.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) in_flight: u32,
+    /// Seconds of each turn.
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) seconds: f64,
+    /// Bytes of keys and values to read from.
+    #[arg(long, default_value = "1GiB", value_parser = size)]
+    pub(crate) size: ByteSize,
+}
+
+#[derive(Args, Debug)]
 #[command(after_help = "Example: kvbench ingest --device /nvme0 --size 8GiB --fio --json")]
 pub(crate) struct IngestArgs {
     #[command(flatten)]
@@ -220,9 +246,9 @@ pub(crate) struct ChurnArgs {
     /// Bytes of all files of the store.
     #[arg(long, default_value = "4GiB", value_parser = size)]
     pub(crate) capacity: ByteSize,
-    /// Bytes of a segment.
-    #[arg(long, default_value = "64MiB", value_parser = size)]
-    pub(crate) segment: ByteSize,
+    /// Bytes of a segment; as the engine chooses by the capacity when left out.
+    #[arg(long, value_parser = size)]
+    pub(crate) segment: Option<ByteSize>,
     /// The share of the capacity that lives.
     #[arg(long, default_value_t = 0.8)]
     pub(crate) full: f64,
@@ -434,6 +460,10 @@ pub(crate) enum Driver {
     Auto,
     Uring,
     Posix,
+    #[cfg(feature = "glommio")]
+    Glommio,
+    #[cfg(feature = "tokio-uring")]
+    TokioUring,
 }
 
 impl From<Driver> for DriverChoice {
@@ -442,6 +472,10 @@ impl From<Driver> for DriverChoice {
             Driver::Auto => Self::Auto,
             Driver::Uring => Self::Uring,
             Driver::Posix => Self::Posix,
+            #[cfg(feature = "glommio")]
+            Driver::Glommio => Self::Glommio,
+            #[cfg(feature = "tokio-uring")]
+            Driver::TokioUring => Self::TokioUring,
         }
     }
 }

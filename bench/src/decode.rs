@@ -135,7 +135,7 @@ fn key(member: u32) -> String {
 
 fn fill(args: &DecodeArgs, stored: u32, home: &Path) -> Result<()> {
     let options = StoreOptions::default().memory_limit(ByteSize(WORKING_BYTES * 2));
-    let store = open_store_with(&args.common, home, options)?;
+    let store = open_store_with(&args.common, None, home, options)?;
     let layout = layout(args.layers, args.group)?;
     eprintln!("kvbench: {}: {} sequences of {stored} tokens, {} layers", home.display(), args.batch, args.layers);
     let mut source = KvSource::new(CHUNK);
@@ -201,7 +201,7 @@ impl Case<'_> {
     fn run(&self, home: &Path) -> Result<DecodeResult> {
         let options = StoreOptions { cache: self.cache(), ..StoreOptions::default() };
         let options = options.memory_limit(ByteSize(WORKING_BYTES + (self.cache_mib() << 20)));
-        let store = open_store_with(&self.args.common, home, options)?;
+        let store = open_store_with(&self.args.common, None, home, options)?;
         let mut sequences: Vec<Sequence> =
             (0..self.args.batch).map(|member| store.open_sequence(&key(member))).collect::<Result<_, _>>()?;
         let groups = self.stored / u32::from(self.args.group);

@@ -13,6 +13,7 @@ mod commit;
 mod decode;
 mod decode_trace;
 mod devices;
+mod drivers;
 mod fio;
 mod ingest;
 mod open;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = work::install_interrupt().and_then(|()| match &cli.command {
         Command::Read(args) => read::run(args),
+        Command::Drivers(args) => drivers::run(args),
         Command::Ingest(args) => ingest::run(args),
         Command::Commit(args) => commit::run(args),
         Command::Churn(args) => churn::run(args),

@@ -63,21 +63,27 @@ struct ReadResult {
 }
 
 pub(crate) fn run(args: &ReadArgs) -> Result<()> {
-    let page = stratakv_format::PAGE_BYTES as u64;
-    for block in &args.block {
-        if block.0 % page != 0 || !(1..=128).contains(&(block.0 / page)) {
-            bail!("--block {block}: multiples of 4 KiB from 4 KiB to 512 KiB");
-        }
-        if args.size.0 / block.0 < 4 * u64::from(args.batch) {
-            bail!("--size {} holds too few blocks of {block} for batches of {}", args.size, args.batch);
-        }
-    }
-    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
-        bail!("--seconds {}: above 0, at most 3600", args.seconds);
-    }
+    check(&args.block, args.size, args.batch, args.seconds)?;
     for block in &args.block {
         let result = measure(args, block.0)?;
         print(args.common.json, &format!("read {block}"), &result)?;
+    }
+    Ok(())
+}
+
+/// Refuses sizes that nothing can be measured with.
+pub(crate) fn check(blocks: &[ByteSize], size: ByteSize, batch: u32, seconds: f64) -> Result<()> {
+    let page = stratakv_format::PAGE_BYTES as u64;
+    for block in blocks {
+        if block.0 % page != 0 || !(1..=128).contains(&(block.0 / page)) {
+            bail!("--block {block}: multiples of 4 KiB from 4 KiB to 512 KiB");
+        }
+        if size.0 / block.0 < 4 * u64::from(batch) {
+            bail!("--size {size} holds too few blocks of {block} for batches of {batch}");
+        }
+    }
+    if !(seconds > 0.0 && seconds <= 3600.0) {
+        bail!("--seconds {seconds}: above 0, at most 3600");
     }
     Ok(())
 }
@@ -101,10 +107,10 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
     let mut sides = Sides::default();
     let length = Duration::from_secs_f64(args.seconds);
     let mut random = fastrand::Rng::with_seed(5);
-    turn(args, &store, &sequence, block, length / 4, &mut random)?;
+    turn(Pace::of(args), &store, &sequence, block, length / 4, &mut random)?;
     for round in 1..=args.common.rounds {
         eprintln!("kvbench: {}: round {round} of {}", ByteSize(block), args.common.rounds);
-        sides.own.push(turn(args, &store, &sequence, block, length, &mut random)?);
+        sides.own.push(turn(Pace::of(args), &store, &sequence, block, length, &mut random)?);
         if args.bare {
             sides.bare.push(bare_turn(&raw, block, args.batch, length)?);
         }
@@ -131,7 +137,7 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
 }
 
 /// A sequence of one layer whose groups are exactly `block` bytes.
-fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
+pub(crate) fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
     let group = (block / TOKEN_LAYER_BYTES) as u16;
     let mut sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().key("read"))?;
     let chunk = 1024;
@@ -148,17 +154,37 @@ fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
     Ok(sequence)
 }
 
-struct Turn {
-    gb_per_s: f64,
-    cpu_s_per_gb: f64,
-    latencies_us: Vec<f64>,
+/// How batches are asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Blocks of a batch.
+    pub(crate) batch: u32,
+    pub(crate) in_flight: u32,
+    /// Through the shard's thread, where a single batch is in flight too.
+    pub(crate) tickets: bool,
+}
+
+impl Pace {
+    fn of(args: &ReadArgs) -> Self {
+        Self { batch: args.batch, in_flight: args.in_flight, tickets: args.tickets }
+    }
+
+    pub(crate) fn path(self) -> &'static str {
+        if !self.tickets && self.in_flight == 1 { "read_now" } else { "tickets" }
+    }
+}
+
+pub(crate) struct Turn {
+    pub(crate) gb_per_s: f64,
+    pub(crate) cpu_s_per_gb: f64,
+    pub(crate) latencies_us: Vec<f64>,
     requests_per_batch: f64,
     system_calls_per_batch: f64,
 }
 
 /// The engine's turn: selections of `batch` random groups, `in_flight` tickets on their way.
-fn turn(
-    args: &ReadArgs,
+pub(crate) fn turn(
+    pace: Pace,
     store: &Store,
     sequence: &Sequence,
     block: u64,
@@ -181,7 +207,7 @@ fn turn(
         Ok(())
     };
     // Drawn beforehand: the bare loop and fio draw their offsets with next to nothing.
-    let chosen: Vec<Vec<u64>> = (0..SELECTIONS).map(|_| choose(random, groups, args.batch as usize)).collect();
+    let chosen: Vec<Vec<u64>> = (0..SELECTIONS).map(|_| choose(random, groups, pace.batch as usize)).collect();
     let (mut next, mut own_us, mut own_requests) = (0, Vec::new(), 0);
     let (calls_before, cpu, start) = (calls(), cpu_seconds(), Instant::now());
     while start.elapsed() < length {
@@ -190,7 +216,7 @@ fn turn(
         next += 1;
         let begun = Instant::now();
         let view = sequence.select_groups(0, chosen)?;
-        if !args.tickets && args.in_flight == 1 {
+        if pace.path() == "read_now" {
             let batch = store.read_now(&[&view])?;
             black_box(batch.get(0)?);
             drop(batch);
@@ -201,7 +227,7 @@ fn turn(
         let ticket = store.read(&[&view])?;
         requests += ticket.requests() as u64;
         tickets.push_back((begun, ticket));
-        if tickets.len() >= args.in_flight as usize {
+        if tickets.len() >= pace.in_flight as usize {
             finish(&mut tickets)?;
         }
     }
@@ -212,7 +238,7 @@ fn turn(
     batches += own_us.len() as u64;
     requests += own_requests;
     latencies_us.extend(own_us);
-    let gb = (batches * u64::from(args.batch) * block) as f64 / 1e9;
+    let gb = (batches * u64::from(pace.batch) * block) as f64 / 1e9;
     Ok(Turn {
         gb_per_s: gb / seconds,
         cpu_s_per_gb: cpu / gb,
@@ -299,7 +325,7 @@ impl Sides {
             block,
             batch: args.batch,
             in_flight: args.in_flight,
-            path: if !args.tickets && args.in_flight == 1 { "read_now" } else { "tickets" },
+            path: Pace::of(args).path(),
             gb_per_s: rounded(gb_per_s),
             iops: rounded(gb_per_s * 1e9 / block as f64),
             p50_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.5))),

@@ -1,6 +1,6 @@
 //! What the benchmarks share: a directory that goes away, interruption, clocks, keys and values to append.
 
-use crate::cli::Common;
+use crate::cli::{Common, Driver};
 use anyhow::{Context, Result, bail};
 use half::f16;
 use rustix::time::{ClockId, clock_gettime};
@@ -63,17 +63,22 @@ pub(crate) fn settle(directory: &Path) -> Result<()> {
 
 /// Opens the store in `directory`, which is made if need be.
 pub(crate) fn open_store(common: &Common, directory: &Path, memory: ByteSize) -> Result<Store> {
-    open_store_with(common, directory, StoreOptions::default().memory_limit(memory))
+    open_store_with(common, None, directory, StoreOptions::default().memory_limit(memory))
 }
 
-/// The same, with options that name no device.
-pub(crate) fn open_store_with(common: &Common, directory: &Path, options: StoreOptions) -> Result<Store> {
+/// The same, with options that name no device, and perhaps another driver.
+pub(crate) fn open_store_with(
+    common: &Common,
+    driver: Option<Driver>,
+    directory: &Path,
+    options: StoreOptions,
+) -> Result<Store> {
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
         made => made.with_context(|| format!("make {}", directory.display()))?,
     }
     let options = options.device(directory);
-    let store = options.driver(common.driver.into()).checksum(common.checksum.into()).open()?;
+    let store = options.driver(driver.unwrap_or(common.driver).into()).checksum(common.checksum.into()).open()?;
     for device in store.status().devices {
         for note in device.notes {
             eprintln!("kvbench: {note}");

@@ -42,6 +42,19 @@ fn read_measures_each_block_size() {
 }
 
 #[test]
+fn drivers_take_turns() {
+    let arguments = ["drivers", "--block", "16KiB", "--batch", "8", "--seconds", "0.1", "--rounds", "1"];
+    let found = results(&[&arguments[..], &["--size", "8MiB", "--json"]].concat());
+    let sides: Vec<_> = found.iter().map(|r| (r["driver"].as_str(), r["path"].as_str())).collect();
+    let expected = [("uring", "tickets"), ("uring", "read_now"), ("posix", "tickets")];
+    assert!(expected.iter().all(|(driver, path)| sides.contains(&(Some(driver), Some(path)))), "{sides:?}");
+    for result in found.iter().filter(|result| result["skipped"].is_null()) {
+        assert_positive(result, &["gb_per_s", "iops", "p50_us", "p99_us", "cpu_s_per_gb", "ratio_uring"]);
+    }
+    assert!(found.iter().any(|result| result["skipped"].is_null()));
+}
+
+#[test]
 fn decode_compares_caches_and_pipelines() {
     let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
     let more =
@@ -166,7 +179,7 @@ fn an_interrupted_run_removes_its_files() {
 #[test]
 fn churn_counts_what_cleaning_costs() {
     let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
-    let found = results(&[&arguments[..], &["--full", "0.4", "--turnover", "1.5", "--json"]].concat());
+    let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
     assert_positive(
         &found[0],
         &["kv_bytes", "device_bytes", "summary_bytes", "live_share", "usage_over_du", "gb_per_s"],

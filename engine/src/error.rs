@@ -29,7 +29,7 @@ pub enum ErrorKind {
     Corruption,
     /// The operating system refused an operation; the source is its error.
     Io,
-    /// No space on a device or within the capacity. Nothing changed; delete something and retry.
+    /// No space on a device or within the capacity. Nothing changed, unless [`Error::is_queued`]; delete something and retry.
     NoSpace,
     /// The request can never fit in `memory_limit`. Raise the limit or ask for less.
     MemoryLimit,
@@ -86,13 +86,14 @@ struct Inner {
     context: String,
     corruption: Option<Corruption>,
     source: Option<std::io::Error>,
+    queued: bool,
 }
 
 impl Error {
     /// An error of this kind with this context.
     #[must_use]
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: None }))
+        Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: None, queued: false }))
     }
 
     /// The operating system's error in doing `context`. ENOSPC, EDQUOT and EFBIG become [`ErrorKind::NoSpace`].
@@ -103,7 +104,7 @@ impl Error {
             Some(code) if no_space.iter().any(|e| e.raw_os_error() == code) => ErrorKind::NoSpace,
             _ => ErrorKind::Io,
         };
-        Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: Some(source) }))
+        Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: Some(source), queued: false }))
     }
 
     /// Damaged bytes at a known place.
@@ -114,6 +115,7 @@ impl Error {
             context: place.to_string(),
             corruption: Some(place),
             source: None,
+            queued: false,
         }))
     }
 
@@ -135,6 +137,21 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// The same error of a commit that is kept all the same.
+    #[must_use]
+    pub(crate) fn queued(mut self) -> Self {
+        self.0.queued = true;
+        self
+    }
+
+    /// Whether the commit or deletion that brought this error was kept: it is not durable yet, and is made as it was, with
+    /// the caller's state it carries, by the next commit of anybody that finds room, or by the store itself once there is
+    /// some. A crash before loses it whole. Where this is false, an error of kind [`ErrorKind::NoSpace`] undid it.
+    #[must_use]
+    pub fn is_queued(&self) -> bool {
+        self.0.queued
     }
 
     /// The damaged place, for [`ErrorKind::Corruption`].
@@ -161,6 +178,7 @@ impl Error {
             context: self.0.context.clone(),
             corruption: self.0.corruption.clone(),
             source,
+            queued: self.0.queued,
         }))
     }
 }

@@ -97,6 +97,7 @@ pub mod retrieval {
 pub use cache::CacheStatus;
 pub use device::PageBacking;
 pub use device::profile::ProfileStatus;
+pub use device::region::ReadRegion;
 pub use error::{Corruption, Error, ErrorKind, Result};
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use metrics::{Evicted, EvictionReason};

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub(crate) use crate::sync::EventCount;
 use serde::Serialize;
@@ -243,6 +244,14 @@ device_counters! {
     errors,
     /// Completions with fewer bytes than asked for.
     short_completions,
+    /// Batches of reads that somebody waited for and that went through the device's thread.
+    demand_batches,
+    /// Microseconds from handing such a batch over until its last request was at the driver, all batches together.
+    demand_queue_us,
+    /// Batches of reads ahead, writes and syncs.
+    other_batches,
+    /// Microseconds that those waited likewise.
+    other_queue_us,
     /// System calls made to submit or to wait.
     submissions,
     /// Attempts repeated after EINTR or EAGAIN.
@@ -266,6 +275,16 @@ device_counters! {
 }
 
 impl DeviceCounters {
+    /// Counts a batch that waited so long until all of it was at the driver.
+    pub(crate) fn queued(&self, demand: bool, waited: Duration) {
+        let (batches, total_us) = match demand {
+            true => (&self.demand_batches, &self.demand_queue_us),
+            false => (&self.other_batches, &self.other_queue_us),
+        };
+        batches.add(1);
+        total_us.add(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+    }
+
     /// Counts a request that failed, by what it was.
     pub(crate) fn failed(&self, op: OpKind, no_space: bool) {
         self.errors.add(1);

@@ -84,6 +84,13 @@ pub enum DriverChoice {
     Uring,
     /// `pread` and `pwrite` from a pool of threads.
     Posix,
+    /// Reads through a glommio executor on each device's thread, or an error. For hosts that run glommio; feature `glommio`.
+    #[cfg(feature = "glommio")]
+    Glommio,
+    /// Reads through a tokio-uring runtime on each device's thread, or an error. For hosts that run tokio-uring; feature
+    /// `tokio-uring`.
+    #[cfg(feature = "tokio-uring")]
+    TokioUring,
 }
 
 /// What protects the payload: recorded when a store is created.
@@ -105,6 +112,9 @@ impl ChecksumChoice {
         }
     }
 }
+
+/// Segments that a store's capacity is meant to make up, per device.
+const SEGMENTS_OF_CAPACITY: u64 = 256;
 
 /// How the copies of a frame are chosen from. [`BalancePolicy::Spread`] is what to use; the others are there to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -133,14 +143,18 @@ pub struct StoreOptions {
     pub capacity: Option<ByteSize>,
     /// The most memory: buffers, tails, summaries, indexes. Default 512 MiB.
     pub memory_limit: ByteSize,
-    /// Bytes of a segment file; only used on creation. Default 64 MiB.
-    pub segment_bytes: ByteSize,
-    /// Bytes of group data collected in memory before they are written. Default 4 MiB.
+    /// Bytes of a segment file; only used on creation. Default: see [`StoreOptions::segment_size`].
+    pub segment_bytes: Option<ByteSize>,
+    /// Bytes of group data collected in memory before they are written. Default 4 MiB; at most an eighth of a segment, so that
+    /// little is left at its end.
     pub frame_bytes: ByteSize,
     /// Payload checksum; only used on creation.
     pub checksum: ChecksumChoice,
     /// Driver.
     pub driver: DriverChoice,
+    /// CPUs that the threads of the devices are kept on: that of device `i` on the `i`th, round and round. On a machine with several
+    /// NUMA nodes name CPUs of the node that the disk hangs on. Default: none, threads run anywhere.
+    pub shard_cpus: Vec<usize>,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
     /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
@@ -166,10 +180,11 @@ impl Default for StoreOptions {
             read_only: false,
             capacity: None,
             memory_limit: ByteSize::mib(512),
-            segment_bytes: ByteSize::mib(64),
+            segment_bytes: None,
             frame_bytes: ByteSize::mib(4),
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
+            shard_cpus: Vec::new(),
             lazy_delay_ms: 1000,
             allow_degraded: false,
             balance: BalancePolicy::default(),
@@ -235,8 +250,22 @@ impl StoreOptions {
     /// Bytes of a segment file, on creation.
     #[must_use]
     pub fn segment_bytes(mut self, bytes: ByteSize) -> Self {
-        self.segment_bytes = bytes;
+        self.segment_bytes = Some(bytes);
         self
+    }
+
+    /// Bytes of a segment file when a store is created: what was set, else a 256th of the capacity of a device, rounded down to
+    /// a power of two and within 4 and 64 MiB; 64 MiB without a capacity. A store of few segments has much to move when
+    /// sequences go, for they share segments.
+    #[must_use]
+    pub fn segment_size(&self) -> ByteSize {
+        self.segment_bytes.unwrap_or_else(|| {
+            let (least, most) = (ByteSize::mib(4).bytes(), ByteSize::mib(64).bytes());
+            let share = self
+                .capacity
+                .map_or(most, |capacity| capacity.bytes() / self.devices.len().max(1) as u64 / SEGMENTS_OF_CAPACITY);
+            ByteSize(1 << share.clamp(least, most).ilog2())
+        })
     }
 
     /// Bytes of group data collected in memory before they are written.
@@ -285,6 +314,13 @@ impl StoreOptions {
     #[must_use]
     pub fn watermarks(mut self, high: f64, low: f64) -> Self {
         (self.high_watermark, self.low_watermark) = (high, low);
+        self
+    }
+
+    /// Keeps the threads of the devices on these CPUs.
+    #[must_use]
+    pub fn shard_cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
+        self.shard_cpus = cpus.into_iter().collect();
         self
     }
 
@@ -478,7 +514,15 @@ mod tests {
     fn documented_defaults_hold() {
         let options = StoreOptions::default();
         assert_eq!(options.memory_limit, ByteSize::mib(512));
-        assert_eq!(options.segment_bytes, ByteSize::mib(64));
+        assert_eq!((options.segment_bytes, options.segment_size()), (None, ByteSize::mib(64)));
+        let of = |capacity, devices: u32| {
+            let options = (0..devices).fold(StoreOptions::default(), |options, i| options.device(i.to_string()));
+            options.capacity(capacity).segment_size()
+        };
+        assert_eq!(of(ByteSize::mib(64), 1), ByteSize::mib(4));
+        assert_eq!(of(ByteSize::gib(5), 1), ByteSize::mib(16));
+        assert_eq!(of(ByteSize::gib(5), 2), ByteSize::mib(8));
+        assert_eq!(of(ByteSize::gib(500), 2), ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
         assert_eq!(options.lazy_delay_ms, 1000);
         assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);

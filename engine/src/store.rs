@@ -15,6 +15,7 @@ pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
 use crate::device::directory::{Access, Directory};
 use crate::device::environment::{Mutant, mutated};
+use crate::device::region::ReadRegion;
 use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
@@ -245,6 +246,8 @@ impl Store {
             parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
             committed_unix_ms: meta.committed_unix_ms,
+            ttl_ms: meta.ttl_ms,
+            evictable: meta.evictable,
         };
         catalog.sequences.iter().map(info).collect()
     }
@@ -269,6 +272,15 @@ impl Store {
 
     pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
         ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
+    }
+
+    /// Reads as [`Self::read`] does, into memory of the embedder: blocks that devices bring lie in `region` until the batch is
+    /// dropped ([`ReadRegion::offset_of`] says where); tails and cached blocks stay in the store's own memory.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`ErrorKind::MemoryLimit`]: it can never fit in the region.
+    pub fn read_into(&self, views: &[&View], region: &ReadRegion) -> Result<ReadTicket> {
+        ReadTicket::read_into(Arc::clone(&self.inner.devices), self.own_views(views)?, region)
     }
 
     fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {
@@ -363,7 +375,7 @@ impl std::fmt::Debug for Store {
 }
 
 fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
-    let segment_bytes = options.segment_bytes.bytes();
+    let segment_bytes = options.segment_size().bytes();
     let Some(pages) = segment_pages(segment_bytes) else {
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
         return Err(Error::new(ErrorKind::Configuration, text));

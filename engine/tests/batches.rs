@@ -159,3 +159,36 @@ fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
     store.close().unwrap();
     options(dir.path()).open().unwrap().close().unwrap();
 }
+
+#[test]
+fn device_threads_stay_on_their_cpus() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).shard_cpus([0]).open().unwrap();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let status = |task: &Path| std::fs::read_to_string(task.join("status")).unwrap_or_default();
+    let pinned = tasks.filter(|task| {
+        let status = status(task);
+        status.starts_with("Name:\tstratakv-0\n") && status.contains("\nCpus_allowed_list:\t0\n")
+    });
+    assert!(pinned.count() >= 1, "no device's thread on CPU 0 alone");
+    store.close().unwrap();
+    let refused = options(dir.path()).shard_cpus([1023]).open().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Configuration);
+    assert!(refused.to_string().contains("CPU 1023"), "{refused}");
+}
+
+#[test]
+fn waiting_at_a_device_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let sequence = filled(&store);
+    let before = store.status().devices[0].counters;
+    assert!(before.other_batches > 0, "writes are batches too");
+    for round in 0..20 {
+        let view = sequence.select_groups(0, &[round, round + 700]).unwrap();
+        store.read(&[&view]).unwrap().wait().unwrap();
+    }
+    let after = store.status().devices[0].counters;
+    assert_eq!(after.demand_batches - before.demand_batches, 20);
+    assert!(after.demand_queue_us < 60_000_000, "microseconds, not something else: {}", after.demand_queue_us);
+}

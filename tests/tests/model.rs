@@ -41,6 +41,7 @@ fn shapes() -> [Shape; 5] {
 enum Op {
     Append { key: usize, layer: usize, tokens: usize, order: usize },
     AppendAll { key: usize, tokens: usize, order: usize },
+    Decode { key: usize, tokens: usize, order: usize },
     Ids { key: usize, count: usize },
     Commit { key: usize, durability: usize, state: Option<usize> },
     Select { key: usize, layer: usize, budget: usize, sinks: usize, recent: usize },
@@ -63,6 +64,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (key.clone(), 0_usize..3, tokens.clone(), 0_usize..3)
             .prop_map(|(key, layer, tokens, order)| Op::Append { key, layer, tokens, order }),
         8 => (key.clone(), tokens, 0_usize..3).prop_map(|(key, tokens, order)| Op::AppendAll { key, tokens, order }),
+        3 => (key.clone(), prop_oneof![3 => 1_usize..12, 1 => 12_usize..150], 0_usize..3)
+            .prop_map(|(key, tokens, order)| Op::Decode { key, tokens, order }),
         2 => (key.clone(), 0_usize..40).prop_map(|(key, count)| Op::Ids { key, count }),
         6 => (key.clone(), 0_usize..3, proptest::option::of(0_usize..3000))
             .prop_map(|(key, durability, state)| Op::Commit { key, durability, state }),
@@ -230,6 +233,25 @@ impl World {
             assert_eq!(handle.layer_len(layer).expect("a layer"), slot.now.layers[layer].len() as u64);
         }
         assert_eq!(slot.handle.as_ref().map(|h| h.len()), Some(slot.now.len() as u64));
+    }
+
+    fn push_ids(&mut self, key: usize, count: usize) {
+        let first = self.tokens_given as u32;
+        self.tokens_given += count as u64;
+        let slot = self.slot(key);
+        let ids: Vec<u32> = (first..first + count as u32).collect();
+        slot.handle.as_mut().expect("a handle").push_token_ids(&ids).expect("token ids");
+        slot.now.ids.extend(ids);
+    }
+
+    /// Tokens one by one, with their ids, each committed; the state changes now and then.
+    fn decode(&mut self, key: usize, tokens: usize, order: usize) {
+        for step in 0..tokens {
+            self.append(key, None, 1, order);
+            self.push_ids(key, 1);
+            let level = if step.is_multiple_of(3) { Durability::Sync } else { Durability::Lazy };
+            self.commit(key, level, (step % 7 == 2).then_some(step));
+        }
     }
 
     fn commit(&mut self, key: usize, level: Durability, state: Option<usize>) {
@@ -450,14 +472,8 @@ impl World {
         match *op {
             Op::Append { key, layer, tokens, order } => self.append(key, Some(layer), tokens, order),
             Op::AppendAll { key, tokens, order } => self.append(key, None, tokens, order),
-            Op::Ids { key, count } => {
-                let first = self.tokens_given as u32;
-                self.tokens_given += count as u64;
-                let slot = self.slot(key);
-                let ids: Vec<u32> = (first..first + count as u32).collect();
-                slot.handle.as_mut().expect("a handle").push_token_ids(&ids).expect("token ids");
-                slot.now.ids.extend(ids);
-            }
+            Op::Decode { key, tokens, order } => self.decode(key, tokens, order),
+            Op::Ids { key, count } => self.push_ids(key, count),
             Op::Commit { key, durability: level, state } => self.commit(key, durability(level), state),
             Op::Select { key, layer, budget, sinks, recent } => self.select_budget(key, layer, budget, sinks, recent),
             Op::SelectGroups { key, layer, seed } => self.select_groups(key, layer, seed),

@@ -130,6 +130,14 @@ impl Arena {
         Self(Arc::new(Shared { budget, limit, regions: Mutex::default() }))
     }
 
+    /// An arena of these slabs and no others.
+    pub(super) fn over(slabs: Vec<Slab>) -> Self {
+        let limit = slabs.len() * SLAB_BYTES;
+        let slots = slabs.into_iter().map(|slab| Some(Region::new(Arc::new(slab)))).collect();
+        let regions = Mutex::new(Regions { slots, current: 0 });
+        Self(Arc::new(Shared { budget: MemoryBudget::new(limit), limit, regions }))
+    }
+
     /// The most slabs it can ever have.
     pub(crate) fn slabs_max(&self) -> usize {
         self.0.limit / SLAB_BYTES

@@ -111,6 +111,12 @@ pub(crate) enum DriverKind {
     Uring,
     /// Threads that call pread and pwrite.
     Posix,
+    /// glommio or an error.
+    #[cfg(feature = "glommio")]
+    Glommio,
+    /// tokio-uring or an error.
+    #[cfg(feature = "tokio-uring")]
+    TokioUring,
 }
 
 /// Which driver runs, and what it has to do without.

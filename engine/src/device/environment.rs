@@ -12,10 +12,19 @@ pub(crate) struct Sizes {
     pub(crate) zero_bytes: usize,
     /// The most bytes of records of a batch.
     pub(crate) batch_bytes: usize,
+    /// Tokens that commits write one by one before one of them writes their groups.
+    pub(crate) gather_tokens: u64,
+    /// The least memory of a store whose commits gather groups: with less, a read may need all there is.
+    pub(crate) gather_memory: usize,
 }
 
-const SIZES: Sizes =
-    Sizes { manifest_bytes: 4 << 20, zero_bytes: 1 << 20, batch_bytes: stratakv_format::manifest::RECORDS_BYTES_MAX };
+const SIZES: Sizes = Sizes {
+    manifest_bytes: 4 << 20,
+    zero_bytes: 1 << 20,
+    batch_bytes: stratakv_format::manifest::RECORDS_BYTES_MAX,
+    gather_tokens: 64,
+    gather_memory: 16 << 20,
+};
 
 pub(crate) fn sizes() -> Sizes {
     #[cfg(feature = "sim")]
@@ -87,6 +96,10 @@ pub enum Event {
     CutUnderWay,
     /// A transfer moved fewer bytes than asked for, or was interrupted, and was continued.
     Continued,
+    /// A commit wrote groups whose tokens small frames held, and let those go.
+    Merged,
+    /// A sequence was opened whose newest groups stood in small frames only.
+    Regrouped,
 }
 
 /// Counts an event of this thread's simulation.
@@ -140,6 +153,8 @@ pub enum Mutant {
     ReuseBeforeFlush,
     /// A block that fails its check is not read again.
     NotReadAgain,
+    /// Small frames are let go before the one that takes their place is durable.
+    ReleasedFirst,
 }
 
 /// Whether this fault of the engine is switched on.

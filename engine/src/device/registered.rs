@@ -14,6 +14,8 @@ use super::slab::{SLAB_BYTES, Slab};
 
 const FILES_MAX: u32 = 1024;
 const BUFFERS_MAX: usize = 16_384;
+/// Slots beside those of the store's own slabs, for regions of the embedder.
+const BUFFERS_BESIDE: usize = 1024;
 
 /// Slot of the lock's descriptor.
 const LOCK_SLOT: u32 = 0;
@@ -121,7 +123,7 @@ pub(super) struct BufferTable {
 impl BufferTable {
     pub(super) fn new(ring: &IoUring, slabs_max: usize, notes: &mut Vec<String>) -> Self {
         let mut table = Self::default();
-        let size = u16::try_from(slabs_max.clamp(1, BUFFERS_MAX)).unwrap_or(u16::MAX);
+        let size = u16::try_from(slabs_max.saturating_add(BUFFERS_BESIDE).min(BUFFERS_MAX)).unwrap_or(u16::MAX);
         match ring.submitter().register_buffers_sparse(u32::from(size)) {
             Ok(()) => {
                 table.slots.resize_with(usize::from(size), || None);

@@ -1,7 +1,9 @@
 //! One slab: 2 MiB of anonymous memory, in huge pages where the system gives them.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -29,11 +31,20 @@ pub enum PageBacking {
 /// Slabs given up since the process began: rings look for them when it has moved.
 static RETIRED: AtomicU64 = AtomicU64::new(0);
 
+/// What keeps a slab's memory.
+enum Mapping {
+    Own(NonNull<u8>, usize),
+    /// The embedder's, mapped as long as this lives.
+    Lent {
+        _owner: Arc<dyn Any + Send + Sync>,
+    },
+}
+
 /// A mapped slab. Owned by the arena, by every extent in it, and by the rings that have registered it.
 pub(crate) struct Slab {
     start: NonNull<u8>,
     /// The mapping as it was made, the unused parts around the slab included.
-    map: (NonNull<u8>, usize),
+    map: Mapping,
     backing: PageBacking,
     retired: AtomicBool,
     account: Option<Reservation>,
@@ -46,9 +57,9 @@ unsafe impl Sync for Slab {}
 
 impl Slab {
     pub(crate) fn map(account: Reservation) -> Result<Self> {
-        let unprepared = |start, map, backing, account| Self {
+        let unprepared = |start, map: (NonNull<u8>, usize), backing, account| Self {
             start,
-            map,
+            map: Mapping::Own(map.0, map.1),
             backing,
             retired: AtomicBool::new(false),
             account: Some(account),
@@ -90,6 +101,20 @@ impl Slab {
             slab.backing = PageBacking::Transparent;
         }
         Ok(slab)
+    }
+
+    /// A slab in memory of the embedder.
+    ///
+    /// # Safety
+    /// [`SLAB_BYTES`] bytes from `start` are mapped, readable, writable and initialised as long as `owner` lives, and nobody but
+    /// the extents of this slab writes them.
+    pub(super) unsafe fn lent(start: NonNull<u8>, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        let backing = match pages::is_huge(start.as_ptr().addr(), SLAB_BYTES) {
+            true => PageBacking::Transparent,
+            false => PageBacking::Plain,
+        };
+        let map = Mapping::Lent { _owner: owner };
+        Self { start, map, backing, retired: AtomicBool::new(false), account: None }
     }
 
     /// Faults all pages in, so that the first read does not, and keeps the contents out of core dumps.
@@ -140,9 +165,11 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and every extent, token and ring that could touch it holds an Arc of this slab.
-        let unmapped = unsafe { munmap(self.map.0.as_ptr().cast(), self.map.1) };
-        debug_assert!(unmapped.is_ok());
+        if let Mapping::Own(start, len) = self.map {
+            // SAFETY: the mapping is ours, and every extent, token and ring that could touch it holds an Arc of this slab.
+            let unmapped = unsafe { munmap(start.as_ptr().cast(), len) };
+            debug_assert!(unmapped.is_ok());
+        }
     }
 }
 

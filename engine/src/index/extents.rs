@@ -216,6 +216,20 @@ pub(crate) struct BlockPlace {
 }
 
 impl Extent {
+    /// Whether `next` holds the groups behind these, right behind them in the same frame.
+    fn goes_on_in(&self, next: &Self, geometry: &BlockGeometry, planes: usize) -> bool {
+        let place = |extent: &Self, groups: usize| match &extent.source {
+            Source::Disk { frame, page, checksum } => {
+                let index = extent.skip + groups;
+                let byte = *page as usize * PAGE_BYTES + geometry.block_offset(index);
+                Some((Arc::as_ptr(frame), byte, checksum + index * planes))
+            }
+            Source::Memory(_) => None,
+        };
+        let end = place(self, self.groups);
+        self.first_group + self.groups as u64 == next.first_group && end.is_some() && end == place(next, 0)
+    }
+
     /// Where block of `group` lies on disk, if it does.
     pub(crate) fn place(&self, group: u64, geometry: &BlockGeometry, planes: usize) -> Option<BlockPlace> {
         let Source::Disk { frame, page, checksum } = &self.source else { return None };
@@ -305,11 +319,22 @@ impl ExtentTable {
         }
     }
 
-    /// Every extent in memory that `run` backs goes over to its place on disk.
-    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameSlot>, page: u32, checksum: usize) {
-        for extent in Arc::make_mut(&mut self.extents) {
+    /// Every extent in memory that `run` backs goes over to its place on disk, and becomes one with what it continues there.
+    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameSlot>, page: u32, checksum: usize, planes: usize) {
+        let end = run.first_group + run.groups as u64;
+        let mut at = self.extents.partition_point(|e| e.first_group + (e.groups as u64) <= run.first_group);
+        let extents = Arc::make_mut(&mut self.extents);
+        while let Some(extent) = extents.get_mut(at).filter(|extent| extent.first_group < end) {
             if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, run)) {
                 extent.source = Source::Disk { frame: Arc::clone(frame), page, checksum };
+            }
+            let (front, behind) = extents.split_at_mut(at);
+            match (front.last_mut(), behind.first()) {
+                (Some(before), Some(this)) if before.goes_on_in(this, &run.geometry, planes) => {
+                    before.groups += this.groups;
+                    extents.remove(at);
+                }
+                _ => at += 1,
             }
         }
     }

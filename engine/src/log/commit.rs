@@ -17,8 +17,6 @@ use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::STATE_CLOSED;
 use stratakv_format::{DeviceIndex, LayoutId};
 
-/// How the error of a commit ends that was not recorded for want of space, and is with the next that finds some.
-const STALLED: &str = "stays queued, and is made with the next one that finds room";
 /// Commits that wait for a sync, at most.
 const QUEUE_MAX: usize = 4096;
 /// How soon a commit that found no space is tried again by itself.
@@ -233,6 +231,7 @@ impl Committer {
     ///
     /// # Errors
     /// [`ErrorKind::Indeterminate`]: a sync or write failed; whether the commit is durable is known after reopening.
+    /// [`ErrorKind::NoSpace`]: there is no room for a checkpoint; the commit [stays queued](Error::is_queued).
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
         self.check()?;
         let ticket = Arc::<Outcome>::default();
@@ -295,8 +294,8 @@ impl Committer {
     fn stall(&self, group: Vec<Queued>, e: &Error) {
         let mut waiting = Vec::with_capacity(group.len());
         for queued in group {
-            let text = format!("{e}; the commit {STALLED}");
-            *lock(&queued.ticket.0) = Some(Err(Error::new(e.kind(), text)));
+            let text = format!("{e}; the commit stays queued, and is made with the next one that finds room");
+            *lock(&queued.ticket.0) = Some(Err(Error::new(e.kind(), text).queued()));
             waiting.push(Queued { request: queued.request, ticket: Arc::default() });
         }
         let mut queue = lock(&self.queue);

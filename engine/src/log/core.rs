@@ -7,7 +7,7 @@ use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot};
-use crate::metrics::{Observers, StoreCounters, lock};
+use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -157,6 +157,15 @@ impl StoreInner {
     pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
         self.health.no_space.add(1);
         (self.room)(self)
+    }
+
+    /// An empty share of the memory for groups that commits gather.
+    ///
+    /// # Errors
+    /// Never in fact: nothing always fits.
+    pub(crate) fn gathering(&self) -> Result<Reservation> {
+        let none = || Error::new(ErrorKind::MemoryLimit, "no memory for groups that commits gather");
+        self.devices.gathering.try_reserve(0, Category::Arena).ok_or_else(none)
     }
 
     /// Whether the background is to end.

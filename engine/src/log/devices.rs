@@ -76,6 +76,8 @@ pub(crate) struct Devices {
     pub(crate) list: DeviceList,
     pub(crate) arena: Arena,
     pub(crate) budget: Arc<MemoryBudget>,
+    /// What groups in memory may take that small frames hold as well: a part of what the arena has.
+    pub(crate) gathering: Arc<MemoryBudget>,
     /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
     pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,

@@ -1,7 +1,7 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
-use super::space::{Space, allocate};
+use super::space::{Space, Writer, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
@@ -33,7 +33,7 @@ pub(crate) struct SequenceIdentity {
     pub(crate) copies: usize,
 }
 
-/// Tokens of a layer that do not fill a group: planes `[kv_heads, tokens, dim]`.
+/// Tokens of a layer by themselves, not as groups: planes `[kv_heads, tokens, dim]`.
 pub(crate) struct Tail {
     pub(crate) layer: usize,
     pub(crate) first_token: u64,
@@ -49,6 +49,13 @@ pub(crate) struct SummaryPart {
     groups: usize,
     element: DType,
     bytes: Vec<u8>,
+}
+
+/// Ends of what a frame without groups holds: of its tokens, and of its token ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) tokens: u64,
+    pub(crate) ids: u64,
 }
 
 /// What one frame will hold.
@@ -120,6 +127,14 @@ impl Draft {
         self.runs.push(run);
     }
 
+    /// The ends of what it holds, when that is no groups.
+    fn small(&self) -> Option<Ends> {
+        let tokens = self.tails.iter().map(|tail| tail.first_token + u64::from(tail.tokens)).max();
+        let ids = self.token_ids.as_ref().map(|(first, _, count)| first + u64::from(*count));
+        let ends = Ends { tokens: tokens.unwrap_or(0), ids: ids.unwrap_or(0) };
+        self.runs.is_empty().then_some(ends)
+    }
+
     pub(crate) fn tail(&mut self, tail: Tail) {
         self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
         self.holds(tail.first_token);
@@ -171,6 +186,8 @@ pub(crate) struct WrittenFrame {
     pub(crate) first_token: Option<u64>,
     /// Tokens from here on were cut off after it was written.
     pub(crate) token_end: u64,
+    /// Ends of what it holds, when that is no groups.
+    pub(crate) small: Option<Ends>,
     /// Copies that were to be written and are not.
     pub(crate) missing: usize,
 }
@@ -460,6 +477,8 @@ pub(crate) fn write(
         front_pages: front_page,
     };
     let (draft_holds_state, draft_first_token) = (draft.state.is_some(), draft.first_token);
+    let draft_small = draft.small();
+    let writer = if draft_small.is_some() { Writer::Brief(who.sequence) } else { Writer::Sequence(who.sequence) };
     let draft = Laid { header, header_bytes, front_bytes, small: &tables.front, runs: &landed };
     let mut copies = Vec::with_capacity(who.copies);
     let mut refused = None;
@@ -467,7 +486,7 @@ pub(crate) fn write(
         if copies.len() == who.copies {
             break;
         }
-        match draft.write_copy(devices, space, device, who.sequence, front_page + page, here && who.copies == 1) {
+        match draft.write_copy(devices, space, device, writer, front_page + page, here && who.copies == 1) {
             Ok(copy) => copies.push(copy),
             // Another device may take it.
             Err(e) if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Io | ErrorKind::Poisoned) => {
@@ -516,6 +535,7 @@ pub(crate) fn write(
         holds_state: draft_holds_state,
         first_token: draft_first_token,
         token_end: u64::MAX,
+        small: draft_small,
         missing,
     })
 }
@@ -535,7 +555,7 @@ impl Laid<'_> {
         devices: &Devices,
         space: &Mutex<Space>,
         device: DeviceIndex,
-        sequence: SequenceId,
+        writer: Writer,
         pages: u32,
         here: bool,
     ) -> Result<CopyFlight> {
@@ -554,7 +574,7 @@ impl Laid<'_> {
             }
             left -= left.min(WRITE_BYTES);
         }
-        let (location, flight) = allocate(devices, space, device, Some(sequence), pages)?;
+        let (location, flight) = allocate(devices, space, device, writer, pages)?;
         let segment = Arc::clone(flight.segment());
         let place = FramePlace {
             store_id: devices.identity.store_id,

@@ -120,19 +120,6 @@ impl super::Devices {
                 members.extend(heir.map(|heir| Member { epoch, manifest_copies: 1, ..heir }));
             }
         }
-        // One that is left alone has two copies, as the device of a store with one has.
-        let gone = |member: &Member| matches!(member.state, MEMBER_LOST | MEMBER_REMOVED);
-        let left = self.list.iter().map(Device::member).filter(|own| !gone(own));
-        let stays = |own: &Member| !members.iter().any(|member| member.device == own.device && gone(member));
-        let left: Vec<Member> = left.filter(stays).collect();
-        if let [alone] = left[..]
-            && members.iter().any(gone)
-        {
-            match members.iter_mut().find(|member| member.device == alone.device) {
-                Some(member) => member.manifest_copies = 2,
-                None => members.push(Member { epoch, manifest_copies: 2, ..alone }),
-            }
-        }
         members
     }
 

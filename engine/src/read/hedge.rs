@@ -60,7 +60,7 @@ impl ReadTicket {
             buffer_bytes: part.buffer_bytes,
         };
         // Without a free buffer there is no second attempt.
-        let Ok(mut buffer) = devices.arena.lease(twin.buffer_bytes) else { return };
+        let Ok(mut buffer) = self.arena.lease(twin.buffer_bytes) else { return };
         let twins = [twin];
         let progress = Progress::new(&devices, &twins);
         let cancel = Arc::<AtomicBool>::default();

@@ -5,8 +5,9 @@ use super::batch::{PartBuffer, ReadBatch};
 use super::hedge::Hedges;
 use super::progress::Progress;
 use super::{copies, verify};
-use crate::device::arena::{Exhausted, Lease};
+use crate::device::arena::{Arena, Exhausted, Lease};
 use crate::device::driver::Op;
+use crate::device::region::ReadRegion;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentHandle;
@@ -31,6 +32,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// what was not submitted yet.
 pub struct ReadTicket {
     pub(super) devices: Arc<Devices>,
+    /// Where its buffers come from: the store's arena or a region of the embedder.
+    pub(super) arena: Arena,
+    in_region: bool,
     pub(super) views: Vec<Arc<ViewInner>>,
     pub(super) parts: Vec<Part>,
     pub(super) buffers: Vec<Option<Lease>>,
@@ -46,19 +50,41 @@ pub struct ReadTicket {
 
 impl ReadTicket {
     pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
-        let mut ticket = Self::prepare(devices, views, urgency)?;
+        let mut ticket = Self::prepare(devices, views, urgency, None)?;
         ticket.try_submit()?;
         Ok(ticket)
     }
 
-    fn prepare(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
+    /// A demand read into a region.
+    pub(crate) fn read_into(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, region: &ReadRegion) -> Result<Self> {
+        let mut ticket = Self::prepare(devices, views, Urgency::Demand(None), Some(region))?;
+        ticket.try_submit()?;
+        Ok(ticket)
+    }
+
+    fn prepare(
+        devices: Arc<Devices>,
+        views: Vec<Arc<ViewInner>>,
+        urgency: Urgency<'_>,
+        region: Option<&ReadRegion>,
+    ) -> Result<Self> {
+        let (arena, bound) = match region {
+            Some(region) => (region.arena.clone(), "the region has"),
+            None => (devices.arena.clone(), "memory_limit allows"),
+        };
         let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
-        let limit = devices.arena.slabs_max() * SLAB_BYTES;
-        if needed > limit {
-            let text = format!(
-                "a read of {needed} bytes can never fit in the {limit} bytes of buffers that memory_limit allows"
-            );
+        let limit = arena.slabs_max() * SLAB_BYTES;
+        // They stay where they are until their sequences commit again, which may be waiting for this read.
+        let gathered = if region.is_none() { devices.gathering.used() } else { 0 };
+        if needed + gathered.next_multiple_of(SLAB_BYTES) > limit {
+            let beside = if gathered > 0 {
+                format!(", beside {gathered} of groups that sequences gather")
+            } else {
+                String::new()
+            };
+            let text =
+                format!("a read of {needed} bytes can never fit in the {limit} bytes of buffers that {bound}{beside}");
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         let progress = Progress::new(&devices, &parts);
@@ -66,6 +92,8 @@ impl ReadTicket {
             buffers: parts.iter().map(|_| None).collect(),
             verified: vec![false; parts.len()],
             failures: views.iter().map(|_| None).collect(),
+            arena,
+            in_region: region.is_some(),
             devices,
             views,
             parts,
@@ -79,7 +107,7 @@ impl ReadTicket {
 
     /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
     pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<ReadBatch> {
-        let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None))?;
+        let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None), None)?;
         // Reads that other copies can take over when they are late go through the shards: they do not block this thread.
         let may_hedge = ticket.may_hedge();
         if may_hedge || !ticket.take_buffers()? {
@@ -167,7 +195,7 @@ impl ReadTicket {
     fn take_buffers(&mut self) -> Result<bool> {
         for (buffer, part) in self.buffers.iter_mut().zip(&self.parts) {
             if part.buffer_bytes > 0 && buffer.is_none() {
-                match self.devices.arena.lease(part.buffer_bytes) {
+                match self.arena.lease(part.buffer_bytes) {
                     Ok(lease) => *buffer = Some(lease),
                     Err(Exhausted::Now) => {
                         // Half of the buffers must not be held while waiting for the other half.
@@ -206,22 +234,29 @@ impl ReadTicket {
     /// After a failed attempt: an error when no buffer at all is in use, so that waiting for one to come back is in vain.
     /// Whether it was submitted after all.
     fn can_ever_fit(&mut self) -> Result<bool> {
-        if self.devices.arena.usage().leased_bytes > CONTROL_BYTES {
+        if self.others_hold() {
             return Ok(false);
         }
         // A buffer that came back in between is found by one more attempt.
         if self.try_submit()? {
             return Ok(true);
         }
-        if self.devices.arena.usage().leased_bytes > CONTROL_BYTES {
+        if self.others_hold() {
             return Ok(false);
         }
-        let text = format!(
-            "a read of {} bytes does not fit beside the {} bytes that memory_limit accounts for",
-            self.device_bytes(),
-            self.devices.budget.used()
-        );
+        let (bytes, used) = (self.device_bytes(), self.devices.budget.used());
+        let text = match self.in_region {
+            true => format!("a read of {bytes} bytes does not fit in the region: no part of it may cross two slabs"),
+            false => {
+                format!("a read of {bytes} bytes does not fit beside the {used} bytes that memory_limit accounts for")
+            }
+        };
         Err(Error::new(ErrorKind::MemoryLimit, text))
+    }
+
+    /// Whether anybody holds buffers that will come back.
+    fn others_hold(&self) -> bool {
+        self.arena.usage().leased_bytes > if self.in_region { 0 } else { CONTROL_BYTES }
     }
 
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
@@ -231,13 +266,13 @@ impl ReadTicket {
             }
             // The buffers that the attempt gave back are passed over; one of somebody else that came back with them is found
             // at the end of a short wait.
-            let seen = self.devices.arena.returned().epoch();
+            let seen = self.arena.returned().epoch();
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Error::new(ErrorKind::Deadline, "the deadline passed before buffers became free"));
             }
             let until = deadline.map_or(now + LOOK_AGAIN, |deadline| deadline.min(now + LOOK_AGAIN));
-            self.devices.arena.returned().wait_past(seen, Some(until));
+            self.arena.returned().wait_past(seen, Some(until));
         }
     }
 
@@ -369,7 +404,7 @@ impl Future for ReadTicket {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         loop {
-            let seen = this.devices.arena.returned().epoch();
+            let seen = this.arena.returned().epoch();
             match this.try_submit() {
                 Err(e) => return Poll::Ready(Err(e)),
                 Ok(true) => break,
@@ -379,7 +414,7 @@ impl Future for ReadTicket {
                         Ok(true) => break,
                         Ok(false) => {}
                     }
-                    if this.devices.arena.returned().wake_past(seen, context.waker()) {
+                    if this.arena.returned().wake_past(seen, context.waker()) {
                         return Poll::Pending;
                     }
                 }
@@ -398,6 +433,8 @@ impl Future for ReadTicket {
             this.verify_part(part);
         }
         let taken = Self {
+            arena: this.arena.clone(),
+            in_region: this.in_region,
             devices: Arc::clone(&this.devices),
             views: std::mem::take(&mut this.views),
             parts: std::mem::take(&mut this.parts),

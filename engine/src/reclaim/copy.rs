@@ -5,7 +5,7 @@ use crate::device::driver::Op;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Flight, FrameMeta, SegmentHandle};
 use crate::layout::KvLayout;
-use crate::log::{Devices, Space, allocate};
+use crate::log::{Devices, Space, Writer, allocate};
 use crate::metrics::{Category, Reservation};
 use crate::shard::{Priority, Request};
 use std::sync::{Arc, Mutex};
@@ -64,7 +64,7 @@ pub(super) fn copy(
     device: DeviceIndex,
 ) -> Result<Copied> {
     let (mut copy, front, _account) = begin(devices, id, meta, from)?;
-    let (location, flight) = allocate(devices, space, device, None, meta.location.pages)?;
+    let (location, flight) = allocate(devices, space, device, Writer::Cleaning, meta.location.pages)?;
     let to = Arc::clone(flight.segment());
     let written = copy.write(&front, location, &to);
     let header_crc = written.inspect_err(|e| {

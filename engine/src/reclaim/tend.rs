@@ -82,7 +82,7 @@ pub(crate) fn tend(inner: &Arc<StoreInner>) -> Result<Cleaned> {
             let space = lock(&inner.space);
             (space.free_segments(&inner.devices), space.all_segments(&inner.devices))
         };
-        if free > FREE_FEW.max(all / 16) {
+        if free > FREE_FEW.max(all / 32) {
             return Ok(done);
         }
         seal_wasted(inner);

@@ -21,6 +21,8 @@ use zerocopy::FromBytes;
 const CHUNK_BYTES: u64 = 32 << 20;
 /// The largest manifest file that is believed.
 const FILE_BYTES_MAX: u64 = 4 << 30;
+/// How often what stands behind the end is read in search of a batch, at most.
+const BEHIND_READ_MAX: usize = 4;
 
 /// The state of a store as its manifest has it.
 pub(crate) struct Replayed {
@@ -276,7 +278,8 @@ fn read_copy(
     Ok((bytes, first, replicas))
 }
 
-/// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end.
+/// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end. Where more looks like batches than
+/// a manifest can hold, that is no torn end.
 fn durable_word(
     copies: &[Copy],
     page: usize,
@@ -289,12 +292,18 @@ fn durable_word(
         return Some("a superblock".into());
     }
     for copy in copies {
+        let mut left = copy.bytes.len().saturating_mul(BEHIND_READ_MAX);
         for at in page..copy.bytes.len() / PAGE_BYTES {
             let bytes = &copy.bytes[at * PAGE_BYTES..];
             let Ok((header, _)) = BatchHeader::ref_from_prefix(bytes) else { continue };
             let later = header.sequence.get();
             if header.magic != m::BATCH_MAGIC || later <= sequence || header.synced_through.get() < sequence {
                 continue;
+            }
+            let Some(pages) = Batch::claimed_pages(bytes) else { continue };
+            match left.checked_sub(pages as usize * PAGE_BYTES) {
+                Some(rest) => left = rest,
+                None => return Some(format!("what looks like batches in {}", copy.file)),
             }
             if Batch::verify(bytes, &BatchPlace { generation, nonce, sequence: later }).is_ok() {
                 return Some(format!("batch {later} behind it"));

@@ -2,6 +2,7 @@
 
 use super::{Held, Sequence};
 use crate::device::arena::{Exhausted, Lease};
+use crate::device::environment::sizes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
 use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Frames that may be on their way before an append waits for the oldest.
 const FRAMES_IN_FLIGHT: usize = 2;
+/// How many times the bytes of a frame commits may gather.
+pub(super) const GATHERED_FRAMES: usize = 4;
 /// The largest frame that a commit writes on its own thread.
 const WRITE_HERE_MAX: usize = 4 << 20;
 /// How often an append that finds no space makes room and tries again.
@@ -87,7 +90,7 @@ impl Sequence {
                 self.layer_mut(layer)?.give_buffer(buffer)?;
             }
             at += self.layer_mut(layer)?.take(keys, values, at..tokens)?;
-            if self.layer(layer)?.wants_buffer(1).is_some() && self.pending_bytes() >= self.frame_target {
+            if self.layer(layer)?.wants_buffer(1).is_some() && self.pending_bytes() >= self.gather_bytes(layer)? {
                 self.write_groups()?;
             }
         }
@@ -95,7 +98,7 @@ impl Sequence {
     }
 
     /// Takes the memory of the summaries that the tokens will bring.
-    fn reserve_for(&mut self, layer: usize, tokens: usize) -> Result<()> {
+    pub(super) fn reserve_for(&mut self, layer: usize, tokens: usize) -> Result<()> {
         let group = self.who.layout.group_tokens();
         let groups = (self.layer(layer)?.tail_tokens() + tokens) / group;
         self.reserve_methods(layer, groups, 0)?;
@@ -109,7 +112,7 @@ impl Sequence {
     }
 
     /// A buffer. When there is none, writes what is collected and waits for frames to land.
-    fn buffer(&mut self, bytes: usize, zeroed: bool) -> Result<Lease> {
+    pub(super) fn buffer(&mut self, bytes: usize, zeroed: bool) -> Result<Lease> {
         let deadline = Instant::now() + MEMORY_WAIT;
         loop {
             let seen = self.store.devices.arena.returned().epoch();
@@ -119,7 +122,7 @@ impl Sequence {
                 Err(Exhausted::Now) => {}
                 Err(other) => return Err(exhausted(other, bytes)),
             }
-            if self.pending_bytes() > 0 {
+            if self.pending_bytes() > 0 && !self.store.committer.is_read_only() {
                 self.write_groups()?;
             } else if self.frames.iter().any(|frame| !frame.runs.is_empty()) {
                 self.land(true)?;
@@ -130,19 +133,28 @@ impl Sequence {
         }
     }
 
-    /// Accounts for the tables as they are, and `more`. `false` when it does not fit.
-    pub(super) fn account(&mut self, more: usize) -> bool {
+    /// Accounts for the tables as they are. `false` when they do not fit.
+    pub(super) fn account(&mut self) -> bool {
         let tables: usize = self.layers.iter().flatten().map(super::Layer::index_bytes).sum();
-        let held: usize = self.held.iter().map(|held| size_of::<Held>() + held.slot.memory_bytes()).sum();
-        let written: usize = self.frames.iter().map(|frame| frame.body.memory_bytes()).sum();
         let bytes = size_of::<Self>()
             + self.placed.memory_bytes()
             + tables
-            + held
-            + written
-            + self.token_ids.capacity() * 4
-            + more;
+            + self.frames_memory
+            + self.token_ids.capacity() * 4;
         self.store.devices.resize(&mut self.index, bytes)
+    }
+
+    /// Measures the tables of frames anew, after some were let go.
+    pub(super) fn measure_frames(&mut self) {
+        let slots = self.held.iter().map(|held| &held.slot).chain(self.frames.iter().map(|frame| &frame.body));
+        self.frames_memory = slots.map(|slot| size_of::<Held>() + slot.memory_bytes()).sum();
+    }
+
+    /// Bytes of groups from which on an append to a layer writes them: while few tokens are new, the next commit may gather
+    /// more of them.
+    fn gather_bytes(&self, layer: usize) -> Result<usize> {
+        let new = self.layer(layer)?.tokens.saturating_sub(self.settled);
+        Ok(if new < sizes().gather_tokens { self.frame_target * GATHERED_FRAMES } else { self.frame_target })
     }
 
     pub(super) fn pending_bytes(&self) -> usize {
@@ -223,6 +235,7 @@ impl Sequence {
                     layer.pending.retain(|run| !Arc::ptr_eq(run, &landed.run));
                 }
             }
+            self.frames_memory += size_of::<Held>() + frame.body.memory_bytes();
             self.frames.push(frame);
         }
         Ok(())
@@ -247,6 +260,7 @@ impl Sequence {
     pub(super) fn land(&mut self, wait: bool) -> Result<()> {
         let mut waited = !wait;
         let mut failed = None;
+        let mut landed_any = false;
         for at in 0..self.frames.len() {
             let frame = &mut self.frames[at];
             if frame.runs.is_empty() {
@@ -264,14 +278,16 @@ impl Sequence {
             let body = Arc::clone(&frame.body);
             for landed in std::mem::take(&mut frame.runs) {
                 if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
-                    layer.table.landed(&landed.run, &body, landed.page, landed.checksum);
+                    let planes = layer.geometry.planes();
+                    layer.table.landed(&landed.run, &body, landed.page, landed.checksum, planes);
                 }
             }
-            if !self.account(0) {
-                return Err(Error::new(ErrorKind::MemoryLimit, "no memory for the index within memory_limit"));
-            }
+            landed_any = true;
         }
         match failed {
+            None if landed_any && !self.account() => {
+                Err(Error::new(ErrorKind::MemoryLimit, "no memory for the index within memory_limit"))
+            }
             None => Ok(()),
             Some((at, e)) => {
                 self.requeue(at);
@@ -293,9 +309,10 @@ impl Sequence {
         }
         // They may have held tail tokens, or groups that a cut turned into tail tokens.
         for layer in self.layers.iter_mut().flatten() {
-            layer.tail_written = 0;
+            layer.written = 0;
         }
         self.ids_written = self.ids_written.min(self.ids_durable);
+        self.measure_frames();
         for landed in frames.into_iter().flat_map(|frame| frame.runs) {
             if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
                 layer.requeue(landed.run);

@@ -1,10 +1,11 @@
 //! Committing: everything since the last commit becomes durable at once, with the caller's state and the token ids.
 
+use super::append::GATHERED_FRAMES;
 use super::{Held, Sequence, Shared};
-use crate::device::environment::{Mutant, mutated};
+use crate::device::environment::{Event, Mutant, mutated, note, sizes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{ref_record, release_record};
-use crate::log::{CommitRequest, Draft, unix_ms};
+use crate::index::{RecordBuffer, ref_record, release_record};
+use crate::log::{CommitRequest, Draft, Ends, unix_ms};
 use crate::options::Durability;
 use std::time::Instant;
 use stratakv_format::FrameId;
@@ -12,12 +13,15 @@ use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
 use stratakv_format::manifest::{Kind, SequenceCommit};
 use zerocopy::little_endian::U64;
 
+/// The most tokens that a piece outside of groups holds.
+const PIECE_TOKENS: usize = 128;
+
 impl Sequence {
     /// Commits all tokens up to [`Sequence::len`], the token ids and the caller's state as last set, atomically.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where the text says that the commit stays
-    /// queued, it is made, with the caller's state it carries, together with the next one that finds room.
+    /// [`ErrorKind::NoSpace`]: nothing was committed; make room and commit again. Where [`Error::is_queued`] says so, the
+    /// commit is kept as after [`Durability::Lazy`], and durable with the next one that finds room.
     /// [`ErrorKind::Indeterminate`]: a write or sync failed midway; what is durable is known after reopening.
     /// [`ErrorKind::Poisoned`]: an earlier one did.
     pub fn commit(&mut self, durability: Durability) -> Result<()> {
@@ -36,7 +40,8 @@ impl Sequence {
     /// Sets the caller's state, up to 64 KiB, and commits. Reopening gives the state back: a session resumes from it.
     ///
     /// # Errors
-    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state.
+    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state. Unless the commit is kept
+    /// ([`Error::is_queued`]), [`Sequence::state`] is what it was before.
     pub fn commit_with(&mut self, state: &[u8], durability: Durability) -> Result<()> {
         if state.len() > CALLER_STATE_BYTES_MAX {
             let text = format!("caller state of {} bytes; at most {CALLER_STATE_BYTES_MAX}", state.len());
@@ -44,7 +49,7 @@ impl Sequence {
         }
         let before = (self.state.replace(state.to_vec()), std::mem::replace(&mut self.state_dirty, true));
         let committed = self.commit(durability);
-        if committed.is_err() {
+        if committed.as_ref().is_err_and(|e| !e.is_queued()) {
             (self.state, self.state_dirty) = before;
             // A frame that holds the state that was refused commits it no more.
             self.frames.iter_mut().for_each(|frame| frame.holds_state = false);
@@ -55,19 +60,31 @@ impl Sequence {
     /// Commits the first `length` tokens and the first `ids` token ids.
     pub(super) fn commit_to(&mut self, length: u64, ids: usize, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
-        let drafts = self.commit_drafts(length, ids)?;
+        let grouped = self.writes_groups(length);
+        let drafts = self.commit_drafts(length, ids, grouped)?;
         // Nothing is left to do but wait for the last frame: it is written here.
         self.write_drafts(drafts, !mutated(Mutant::SyncBeforeCompletion))?;
         self.land_all()?;
         for layer in self.layers.iter_mut().flatten() {
-            layer.tail_written = layer.tokens.min(length).max(layer.tail_written);
+            layer.written = layer.tokens.min(length).max(layer.written);
         }
         self.ids_written = ids;
+        if grouped {
+            self.ids_grouped = ids;
+            self.gathered.resize(0);
+            // Frames that were split off hold token ids which are not written again.
+            for frame in &mut self.frames {
+                frame.small = frame.small.filter(|ends| ends.ids == 0);
+            }
+        }
 
         let layout = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone()));
         let mut request =
             CommitRequest { layout, records: std::mem::take(&mut self.records), ..CommitRequest::default() };
         let mut released = 0;
+        if grouped {
+            self.release_merged(&mut request)?;
+        }
         for held in &mut self.held {
             let Some(shared) = held.shared.take() else { continue };
             let segments = held.announce(&mut request.records);
@@ -104,19 +121,77 @@ impl Sequence {
         self.state_dirty = false;
         self.ids_durable = self.ids_written;
         self.stored = true;
-        self.committed = length;
-        match durability {
+        self.settled = length;
+        let outcome = match durability {
             Durability::Sync => self.store.commit(request),
             _ => {
                 self.store.committer.enqueue(request, Some(Instant::now() + self.store.lazy_delay));
                 Ok(())
             }
+        };
+        if outcome.as_ref().err().is_none_or(Error::is_queued) {
+            self.committed = length;
         }
+        outcome
     }
 
-    /// Drafts of everything a commit of `length` tokens and `ids` token ids writes: groups, tails, token ids, state.
-    fn commit_drafts(&mut self, length: u64, ids: usize) -> Result<Vec<Draft>> {
-        let mut drafts = self.group_drafts()?;
+    /// Whether a commit of `length` tokens writes the groups in memory. While few tokens are new it does not: it writes them by
+    /// themselves, into a small frame, and a later commit writes the groups that have gathered, for good, and lets the small
+    /// frames go. So a sequence that is committed token by token writes everything twice, and ends up with few large frames.
+    fn writes_groups(&mut self, length: u64) -> bool {
+        // Groups on their way stand for small frames as well.
+        if self.frames.iter().any(|frame| frame.small.is_none()) {
+            return true;
+        }
+        let bytes = self.pending_bytes();
+        let few = |since: u64| length.saturating_sub(since) < sizes().gather_tokens;
+        let gathers = few(self.settled)
+            && few(self.grouped_tokens())
+            && bytes < self.frame_target * GATHERED_FRAMES
+            // Other sequences have gathered so much that there is no memory for more.
+            && self.gathered.resize(bytes);
+        bytes > 0 && !gathers
+    }
+
+    /// Tokens of the groups that frames hold, of all layers.
+    fn grouped_tokens(&self) -> u64 {
+        self.layers.iter().flatten().map(super::Layer::grouped_tokens).min().unwrap_or(0)
+    }
+
+    /// Lets go of small frames that hold nothing which is not in groups by now; those with the caller's state stay for that.
+    fn release_merged(&mut self, request: &mut CommitRequest) -> Result<()> {
+        let (tokens, ids) = (self.grouped_tokens(), self.ids_grouped as u64);
+        let (sequence, state_frame) = (self.who.sequence, self.state_frame);
+        let before = self.held.len();
+        let mut records = RecordBuffer::default();
+        self.held.retain_mut(|held| {
+            let merged = |ends: Ends| ends.tokens.min(held.token_end) <= tokens && ends.ids.min(held.token_end) <= ids;
+            if held.first_token.is_none() || !held.small.is_some_and(merged) {
+                return true;
+            }
+            if held.frame.0 == state_frame {
+                held.first_token = None;
+                return true;
+            }
+            if held.shared.is_none() {
+                records.push(Kind::FrameRelease, &release_record(sequence, held.frame), &[]);
+            }
+            false
+        });
+        if self.held.len() < before {
+            note(Event::Merged);
+            self.measure_frames();
+        }
+        if mutated(Mutant::ReleasedFirst) && self.stored && !records.is_empty() {
+            return self.store.commit(CommitRequest { records, ..CommitRequest::default() });
+        }
+        request.records.append(&records);
+        Ok(())
+    }
+
+    /// Drafts of everything a commit of `length` tokens and `ids` token ids writes: groups or what is new, token ids, state.
+    fn commit_drafts(&mut self, length: u64, ids: usize, grouped: bool) -> Result<Vec<Draft>> {
+        let mut drafts = if grouped { self.group_drafts()? } else { Vec::new() };
         let limit = self.frame_limit;
         let place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {
             if drafts.last().is_none_or(|last| !last.is_empty() && last.bytes() + bytes > limit) {
@@ -126,15 +201,22 @@ impl Sequence {
                 put(last);
             }
         };
-        for tail in self.layers.iter().flatten().filter_map(|layer| layer.unwritten_tail(length)) {
-            let bytes = tail.keys.len() + tail.values.len() + 128;
-            let mut tail = Some(tail);
-            place(&mut drafts, bytes, &mut |draft| tail.take().into_iter().for_each(|tail| draft.tail(tail)));
+        for layer in self.layers.iter().flatten() {
+            let most = (limit / 2 / layer.token_bytes()).min(PIECE_TOKENS);
+            // What the drafts hold so far is as good as written.
+            let from = if grouped { layer.groups() * self.who.layout.group_tokens() as u64 } else { 0 };
+            for tail in layer.unwritten(from, length, most)? {
+                let bytes = tail.keys.len() + tail.values.len() + 128;
+                let mut tail = Some(tail);
+                place(&mut drafts, bytes, &mut |draft| tail.take().into_iter().for_each(|tail| draft.tail(tail)));
+            }
         }
         // A frame holds one piece of token ids: long ones go over several frames.
         let per_frame = (limit / 8).max(1);
-        for (at, ids) in self.token_ids[self.ids_written..ids].chunks(per_frame).enumerate() {
-            let first = (self.ids_written + at * per_frame) as u64;
+        // Frames that are let go held those since the last groups.
+        let start = if grouped { self.ids_grouped } else { self.ids_written };
+        for (at, ids) in self.token_ids[start..ids].chunks(per_frame).enumerate() {
+            let first = (start + at * per_frame) as u64;
             if at > 0 {
                 drafts.push(Draft::default());
             }
@@ -166,7 +248,7 @@ impl Sequence {
     }
 
     pub(super) fn set_committed(&mut self, tokens: u64, state_frame: Option<FrameId>) {
-        self.committed = tokens;
+        (self.committed, self.settled) = (tokens, tokens);
         self.state_frame = state_frame.map_or(0, |frame| frame.0);
     }
 }

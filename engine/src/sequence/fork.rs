@@ -14,15 +14,15 @@ use stratakv_format::manifest::Kind;
 
 impl Sequence {
     /// A sequence without a key that starts with all tokens of this one, its token ids and its caller's state. From then on the
-    /// two are independent: each is appended to, cut, committed and deleted by itself. Frames are shared, no data is written
-    /// for them; groups that no frame holds yet are written first, once for both.
+    /// two are independent: each is appended to, cut, committed and deleted by itself. Frames are shared, and so are groups in
+    /// memory, which each of the two writes in its own time; no data is written.
     ///
     /// The fork is stored with its first commit, which also commits what it took over, whether this sequence commits it or
     /// not. Dropped before that, it is gone.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::MemoryLimit`]: no memory for its tails. [`crate::ErrorKind::NoSpace`]: groups in memory could not
-    /// be written. Nothing changed.
+    /// [`crate::ErrorKind::MemoryLimit`]: no memory for its tails. [`crate::ErrorKind::NoSpace`], [`crate::ErrorKind::Io`]: frames
+    /// on their way could not be written. Nothing changed.
     pub fn fork(&mut self) -> Result<Self> {
         self.fork_as("")
     }
@@ -37,8 +37,6 @@ impl Sequence {
 
     fn fork_with(&mut self, key: &str) -> Result<Self> {
         self.store.committer.check()?;
-        let drafts = self.group_drafts()?;
-        self.write_drafts(drafts, true)?;
         self.land_all()?;
         let (id, claim) = self.store.claim(key)?;
         let parent = Some((self.who.sequence, self.len()));
@@ -75,13 +73,15 @@ impl Sequence {
         }
         child.token_ids.clone_from(&self.token_ids);
         (child.ids_written, child.ids_durable) = (self.ids_written, self.ids_written);
+        (child.ids_grouped, child.settled) = (self.ids_grouped, self.settled);
         child.state.clone_from(&self.state);
         child.state_dirty = self.state.is_some();
         let named = self.held.iter().map(|held| Held { shared: held.shared.or(Some(Shared::Named)), ..held.clone() });
         let unnamed = self.frames.iter().map(|frame| Held::written(frame, Some(Shared::Unnamed)));
         // One that holds nothing but the caller's state is not shared.
         child.held = named.chain(unnamed).filter(|held| held.first_token.is_some()).collect();
-        if !child.account(0) {
+        child.measure_frames();
+        if !child.account() {
             return Err(super::no_memory("the index of a fork"));
         }
         Ok(child)
@@ -96,6 +96,7 @@ impl Held {
             slot: Arc::clone(&frame.body),
             first_token: frame.first_token,
             token_end: frame.token_end,
+            small: frame.small,
             shared,
         }
     }

@@ -43,8 +43,8 @@ pub(crate) struct Layer {
     pub(crate) pending: Vec<Arc<Run>>,
     /// The block of the tokens behind the last group; `tokens % G` of them are valid.
     tail: Arc<[u8]>,
-    /// Tail tokens below this are in a written frame.
-    pub(crate) tail_written: u64,
+    /// Tokens below this are in a written frame, in a group or by themselves.
+    pub(crate) written: u64,
     pub(crate) summary: Option<MinMax>,
     /// Summaries of the selectors of the sequence, in its order.
     pub(crate) extras: Vec<Box<dyn KeySummary>>,
@@ -77,7 +77,7 @@ impl Layer {
             building: None,
             pending: Vec::new(),
             tail: vec![0; block.block_bytes].into(),
-            tail_written: 0,
+            written: 0,
             summary: summary.then(|| MinMax::new(&geometry, layout.dtype())),
             extras: Vec::new(),
         })
@@ -114,11 +114,24 @@ impl Layer {
         self.pending.iter().map(|run| run.disk_bytes()).sum::<usize>() + building
     }
 
-    /// The layer as it is now, for a reader: what comes later does not change it. It takes nothing more itself.
+    /// The layer as it is now: what comes later does not change it. Groups in memory are shared.
     pub(crate) fn snapshot(&mut self) -> Result<Self> {
         self.freeze()?;
-        let (table, tail, summary) = (self.table.clone(), Arc::clone(&self.tail), self.summary.clone());
-        Ok(Self { table, building: None, pending: Vec::new(), tail, summary, extras: Vec::new(), ..*self })
+        let (table, pending) = (self.table.clone(), self.pending.clone());
+        let (tail, summary) = (Arc::clone(&self.tail), self.summary.clone());
+        Ok(Self { table, building: None, pending, tail, summary, extras: Vec::new(), ..*self })
+    }
+
+    /// Tokens of the groups that frames hold, written or on their way.
+    pub(crate) fn grouped_tokens(&self) -> u64 {
+        let building = self.building.as_ref().map(|building| building.first_group);
+        let first = self.pending.first().map(|run| run.first_group).or(building);
+        first.unwrap_or_else(|| self.groups()) * self.group_tokens as u64
+    }
+
+    /// Bytes of keys and values of a token.
+    pub(crate) fn token_bytes(&self) -> usize {
+        (self.geometry.key_elements() + self.geometry.value_elements()) * self.dtype.bytes()
     }
 
     pub(crate) fn mark(&self) -> LayerMark {
@@ -175,7 +188,8 @@ impl Layer {
                 0,
             );
         }
-        self.tail_written = 0;
+        // Frames are cut to whole groups.
+        self.written = self.written.min(tokens / self.group_tokens as u64 * self.group_tokens as u64);
     }
 
     /// Bytes a buffer should have for `groups` more groups; none when there is room.
@@ -256,9 +270,7 @@ impl Layer {
             let tail = unique(&mut self.tail);
             write_rows(&self.geometry, &self.block, self.dtype, self.group_tokens, tail, start, keys, values, tokens);
             if start + count == self.group_tokens {
-                let tail = Arc::clone(&self.tail);
-                self.slot()?.copy_from_slice(&tail);
-                self.sealed()?;
+                self.seal_tail()?;
             }
         }
         self.tokens += count as u64;
@@ -307,6 +319,13 @@ impl Layer {
         Ok(())
     }
 
+    /// The tail, whose tokens now fill a group, goes where groups are collected.
+    pub(crate) fn seal_tail(&mut self) -> Result<()> {
+        let tail = Arc::clone(&self.tail);
+        self.slot()?.copy_from_slice(&tail);
+        self.sealed()
+    }
+
     /// The block of a group that is still being collected, if it is.
     pub(crate) fn building_block(&self, group: u64) -> Option<&[u8]> {
         let building = self.building.as_ref()?;
@@ -318,33 +337,67 @@ impl Layer {
         building.buffer.bytes()?.get(start..start + self.block.block_bytes)
     }
 
-    /// Tail tokens below `length` that no written frame holds.
-    pub(crate) fn unwritten_tail(&self, length: u64) -> Option<Tail> {
-        let sealed = self.groups() * self.group_tokens as u64;
-        self.tail_piece(self.tail_written.max(sealed), self.tokens.min(length))
+    /// Tokens `from..length` that no written frame holds, in pieces of `most` tokens at most.
+    pub(crate) fn unwritten(&self, from: u64, length: u64, most: usize) -> Result<Vec<Tail>> {
+        let (mut first, end) = (from.max(self.written).max(self.grouped_tokens()), self.tokens.min(length));
+        let mut pieces = Vec::new();
+        while first < end {
+            let next = end.min(first + most.max(1) as u64);
+            pieces.push(self.piece(first, next)?);
+            first = next;
+        }
+        Ok(pieces)
     }
 
-    /// Tail tokens `first..end`, none when that is empty.
-    pub(crate) fn tail_piece(&self, first: u64, end: u64) -> Option<Tail> {
-        let sealed = self.groups() * self.group_tokens as u64;
-        if first >= end {
-            return None;
-        }
-        let rows = (first - sealed) as usize..(end - sealed) as usize;
-        let plane = |index: usize, dim: u16| {
+    /// The tokens of the tail, none when it is empty.
+    pub(crate) fn tail_piece(&self) -> Result<Option<Tail>> {
+        let first = self.groups() * self.group_tokens as u64;
+        if first == self.tokens { Ok(None) } else { self.piece(first, self.tokens).map(Some) }
+    }
+
+    /// Tokens `first..end`, all of which are in memory.
+    fn piece(&self, first: u64, end: u64) -> Result<Tail> {
+        let size = self.group_tokens as u64;
+        let blocks: Vec<_> = (first / size..end.div_ceil(size)).map(|group| self.block_in_memory(group)).collect();
+        let plane = |index: usize, dim: u16| -> Result<Vec<u8>> {
             let (start, len) = self.block.plane(index);
             let row = usize::from(dim) * self.dtype.bytes();
-            let plane = &self.tail[start..start + len];
-            let heads = plane.chunks_exact((row * self.group_tokens).max(1));
-            heads.flat_map(|head| &head[rows.start * row..rows.end * row]).copied().collect()
+            let mut out = Vec::with_capacity((end - first) as usize * usize::from(self.geometry.kv_heads) * row);
+            for head in 0..usize::from(self.geometry.kv_heads) {
+                let mut token = first;
+                for block in &blocks {
+                    let rows = (token % size) as usize..(end - token / size * size).min(size) as usize;
+                    let block = block.ok_or_else(|| {
+                        let text = format!("group {} of layer {} is not in memory", token / size, self.index);
+                        Error::new(ErrorKind::Corruption, text)
+                    })?;
+                    let plane = &block[start..start + len][head * self.group_tokens * row..];
+                    out.extend_from_slice(&plane[rows.start * row..rows.end * row]);
+                    token += rows.len() as u64;
+                }
+            }
+            Ok(out)
         };
-        Some(Tail {
+        Ok(Tail {
             layer: self.index,
             first_token: first,
-            tokens: rows.len() as u32,
-            keys: plane(0, self.geometry.key_dim),
-            values: if self.geometry.value_dim == 0 { Vec::new() } else { plane(1, self.geometry.value_dim) },
+            tokens: (end - first) as u32,
+            keys: plane(0, self.geometry.key_dim)?,
+            values: if self.geometry.value_dim == 0 { Vec::new() } else { plane(1, self.geometry.value_dim)? },
         })
+    }
+
+    /// The block of a group that is in memory, or of the tail behind the last one.
+    fn block_in_memory(&self, group: u64) -> Option<&[u8]> {
+        if group == self.groups() {
+            return Some(&self.tail);
+        }
+        if let Some(block) = self.building_block(group) {
+            return Some(block);
+        }
+        let at = self.pending.partition_point(|run| run.first_group + run.groups as u64 <= group);
+        let run = self.pending.get(at)?;
+        run.block(group.checked_sub(run.first_group)? as usize).ok()
     }
 
     /// Puts rows of a stored piece into the tail: planes `[kv_heads, stride, dim]`, rows `from` to slots `to`.

@@ -3,14 +3,15 @@
 
 use super::{Held, Sequence};
 use crate::device::driver::Op;
-use crate::device::environment::covered;
+use crate::device::environment::{Event, covered, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{
     BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source,
 };
-use crate::log::{Claim, CopyAt, Devices, SequenceIdentity, StoreInner, copies_of};
+use crate::log::{Claim, CopyAt, Devices, Ends, SequenceIdentity, StoreInner, copies_of};
 use crate::metrics::{Category, lock};
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
+use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
@@ -25,12 +26,35 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Tokens of one layer that some frame holds outside of whole groups: planes with `stride` rows per head, rows `0..tokens`.
 struct Loose {
-    layer: usize,
     first_token: u64,
     tokens: usize,
     stride: usize,
     keys: Vec<u8>,
     values: Vec<u8>,
+}
+
+impl Loose {
+    /// The first `tokens` of a group on a device, read.
+    fn group(devices: &Devices, layer: &super::Layer, group: u64, place: &BlockPlace, tokens: usize) -> Result<Self> {
+        let size = layer.shape().group_tokens as u64;
+        let block = read_block(devices, layer, group, size, place)?;
+        let (start, len) = layer.block.plane(1);
+        Ok(Self {
+            first_token: group * size,
+            tokens,
+            stride: size as usize,
+            keys: block[..layer.block.key_bytes].to_vec(),
+            values: block[start..start + len].to_vec(),
+        })
+    }
+}
+
+/// What the frames laid so far hold outside of groups.
+struct Rest {
+    /// By layer, in the order of the frames.
+    loose: Vec<Vec<Loose>>,
+    /// Token ids that some frame holds.
+    ids: Vec<Range<usize>>,
 }
 
 struct Reference {
@@ -40,6 +64,8 @@ struct Reference {
     clip: u64,
     /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
     token_end: u64,
+    /// Token ids below this belong to it.
+    ids_clip: usize,
     /// Its copies on devices that are there; what is read comes from the first, as `meta.location` says.
     copies: Vec<CopyAt>,
 }
@@ -78,7 +104,9 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         copies: usize::from(meta.replicas).max(1),
     };
     let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
-    let mut loose = Vec::new();
+    // As far as no small frame turns up that holds some.
+    sequence.ids_grouped = usize::MAX;
+    let mut rest = Rest { loose: sequence.layers.iter().map(|_| Vec::new()).collect(), ids: Vec::new() };
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
@@ -96,11 +124,11 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         let fronts = read_each(&devices, &fronts)?;
         for (reference, front) in batch.iter_mut().zip(fronts) {
             let front = sequence.good_front(reference, front)?;
-            sequence.lay_frame(reference, &front, &mut loose)?;
+            sequence.lay_frame(reference, &front, &mut rest)?;
         }
         start += count;
     }
-    sequence.finish(meta, &loose)?;
+    sequence.finish(meta, rest)?;
     Ok(sequence)
 }
 
@@ -118,7 +146,8 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
         let copies =
             copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
         let clip = token_end.min(meta.tokens);
-        let mut reference = Reference { id, meta: frame, clip, token_end, copies };
+        let ids_clip = usize::try_from(token_end.min(meta.token_ids)).unwrap_or(usize::MAX);
+        let mut reference = Reference { id, meta: frame, clip, token_end, ids_clip, copies };
         reference.name_first();
         references.push(reference);
     }
@@ -251,7 +280,7 @@ impl Sequence {
     }
 
     /// Lays one frame over what the frames before it left.
-    fn lay_frame(&mut self, reference: &Reference, front: &[u8], loose: &mut Vec<Loose>) -> Result<()> {
+    fn lay_frame(&mut self, reference: &Reference, front: &[u8], rest: &mut Rest) -> Result<()> {
         let place = FramePlace {
             store_id: self.store.devices.identity.store_id,
             location: reference.meta.location,
@@ -285,19 +314,26 @@ impl Sequence {
             replicas: reference.copies[1..].iter().map(|copy| copy.at.clone()).collect(),
             checksums,
         };
-        let held = self.index.bytes() + body.memory_bytes();
-        if !self.store.devices.resize(&mut self.index, held) {
+        let body = self.store.place_frame(reference.id, body)?;
+        self.frames_memory += size_of::<Held>() + body.memory_bytes();
+        if !self.account() {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
-        let body = self.store.place_frame(reference.id, body)?;
         let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
         let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
+        let end = |of: u16| view.descriptors().iter().filter(|d| d.kind.get() == of).map(Descriptor::end_token).max();
+        let small = groups
+            .clone()
+            .next()
+            .is_none()
+            .then(|| Ends { tokens: end(KIND_TAIL).unwrap_or(0), ids: end(KIND_TOKEN_IDS).unwrap_or(0) });
         self.held.push(Held {
             frame: reference.id,
             meta: reference.meta.clone(),
             slot: Arc::clone(&body),
             first_token,
             token_end: reference.token_end,
+            small,
             shared: None,
         });
         let mut checksum = 0;
@@ -318,20 +354,27 @@ impl Sequence {
                         checksum,
                     };
                     checksum += descriptor.checksum_count.get() as usize;
-                    self.lay_groups(reference, descriptor, source, loose)?;
+                    self.lay_groups(reference, descriptor, source, &mut rest.loose)?;
                 }
                 KIND_SUMMARY => self.lay_summary(reference, &view, descriptor, front)?,
-                KIND_TAIL => self.lay_tail(reference, &view, descriptor, front, loose)?,
+                KIND_TAIL => self.lay_tail(reference, &view, descriptor, front, &mut rest.loose)?,
                 KIND_TOKEN_IDS => {
                     let bytes = self.piece(reference, &view, descriptor, front, 0, None)?;
                     let first = descriptor.first_token.get() as usize;
-                    if first > self.token_ids.len() {
-                        return Err(damaged(format!("token ids from {first} on behind {}", self.token_ids.len())));
+                    let kept = (reference.ids_clip.saturating_sub(first)).min(bytes.len() / 4);
+                    if kept == 0 {
+                        continue;
                     }
-                    self.token_ids.truncate(first);
-                    let kept = reference.token_end.saturating_sub(first as u64).min(bytes.len() as u64 / 4) as usize;
-                    let ids = bytes[..kept * 4].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                    self.add_token_ids(&ids.collect::<Vec<_>>())?;
+                    if let Some(more) = (first + kept).checked_sub(self.token_ids.len()) {
+                        self.add_token_ids(&vec![0; more])?;
+                    }
+                    for (id, bytes) in self.token_ids[first..first + kept].iter_mut().zip(bytes.chunks_exact(4)) {
+                        *id = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                    }
+                    rest.ids.push(first..first + kept);
+                    if small.is_some() {
+                        self.ids_grouped = self.ids_grouped.min(first);
+                    }
                 }
                 KIND_CALLER_STATE => {
                     let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
@@ -385,7 +428,7 @@ impl Sequence {
         reference: &Reference,
         descriptor: &Descriptor,
         source: Source,
-        loose: &mut Vec<Loose>,
+        loose: &mut [Vec<Loose>],
     ) -> Result<()> {
         let group = self.who.layout.group_tokens() as u64;
         let first = descriptor.first_token.get() / group;
@@ -401,21 +444,16 @@ impl Sequence {
             let planes = layer.geometry.planes();
             let probe = Extent { groups: extent.groups + 1, ..extent.clone() };
             if let Some(place) = probe.place(cut, &layer.block, planes) {
-                let block = read_block(&devices, layer, cut, group, &place)?;
-                let (start, len) = layer.block.plane(1);
-                loose.push(Loose {
-                    layer: index,
-                    first_token: cut * group,
-                    tokens: clipped as usize,
-                    stride: group as usize,
-                    keys: block[..layer.block.key_bytes].to_vec(),
-                    values: block[start..start + len].to_vec(),
-                });
+                loose[index].push(Loose::group(&devices, layer, cut, &place, clipped as usize)?);
             }
         }
         if whole == 0 {
             return Ok(());
         }
+        // What small frames before this one hold of these groups does not count any more.
+        let tokens = first * group..(first + whole) * group;
+        loose[index]
+            .retain(|piece| piece.first_token < tokens.start || piece.first_token + piece.tokens as u64 > tokens.end);
         layer.table.lay(extent).map_err(|e| e.during(format!("layer {index}")))
     }
 
@@ -454,7 +492,7 @@ impl Sequence {
         view: &FrameView<'_>,
         descriptor: &Descriptor,
         front: &[u8],
-        loose: &mut Vec<Loose>,
+        loose: &mut [Vec<Loose>],
     ) -> Result<()> {
         let index = usize::from(descriptor.layer.get());
         let first_token = descriptor.first_token.get();
@@ -468,61 +506,101 @@ impl Sequence {
         let plane = |plane| self.piece(reference, view, descriptor, front, plane, Some([key, value]));
         let keys = plane(0)?.to_vec();
         let values = if value == 0 { Vec::new() } else { plane(1)?.to_vec() };
-        loose.push(Loose { layer: index, first_token, tokens, stride: stored, keys, values });
+        // Groups of frames before this one that stand where it begins, and behind, were cut off when it was written.
+        let size = self.who.layout.group_tokens() as u64;
+        let group = first_token / size;
+        let devices = Arc::clone(&self.store.devices);
+        let layer = self.layer_mut(index)?;
+        if layer.table.groups() > group {
+            let kept = (first_token % size) as usize;
+            let place = layer.table.find(group).and_then(|e| e.place(group, &layer.block, layer.geometry.planes()));
+            if let Some(place) = place.filter(|_| kept > 0) {
+                loose[index].push(Loose::group(&devices, layer, group, &place, kept)?);
+            }
+            layer.table.truncate(group);
+        }
+        loose[index].push(Loose { first_token, tokens, stride: stored, keys, values });
         Ok(())
     }
 
-    /// Puts the tails together, and sees that every token is there.
-    fn finish(&mut self, meta: &SequenceMeta, loose: &[Loose]) -> Result<()> {
-        let group = self.who.layout.group_tokens() as u64;
+    /// Puts together what stands in no group on a device, and sees that every token is there.
+    fn finish(&mut self, meta: &SequenceMeta, mut rest: Rest) -> Result<()> {
         let (tokens, id) = (meta.tokens, self.who.sequence);
         let lost = |what: String| {
             Error::new(ErrorKind::Corruption, format!("sequence {id} has {tokens} committed tokens, but {what}"))
         };
-        for layer in self.layers.iter_mut().flatten() {
-            let (index, sealed) = (layer.index, tokens / group);
-            if layer.table.groups() < sealed {
-                return Err(lost(format!("layer {index} has groups up to {} only", layer.table.groups())));
-            }
-            layer.table.truncate(sealed);
-            if let Some(summary) = &mut layer.summary {
-                if (summary.groups() as u64) < sealed {
-                    return Err(lost(format!("layer {index} has summaries up to group {} only", summary.groups())));
-                }
-                summary.truncate(sealed as usize);
-            }
-            layer.tokens = tokens;
-            let start = sealed * group;
-            let mut there = vec![false; (tokens - start) as usize];
-            for piece in loose.iter().filter(|piece| piece.layer == index) {
-                let end = (piece.first_token + piece.tokens as u64).min(tokens);
-                let first = piece.first_token.max(start);
-                if first >= end {
-                    continue;
-                }
-                let rows = (first - piece.first_token) as usize..(end - piece.first_token) as usize;
-                let to = (first - start) as usize;
-                there[to..to + rows.len()].fill(true);
-                layer.restore_rows([&piece.keys, &piece.values], piece.stride, rows, to);
-            }
-            if let Some(missing) = there.iter().position(|there| !there) {
-                return Err(lost(format!("token {} of layer {index} is in no frame", start + missing as u64)));
-            }
-            layer.tail_written = tokens;
+        for (index, loose) in rest.loose.iter().enumerate() {
+            self.regroup(index, tokens, loose)?.map_err(lost)?;
         }
         let ids = usize::try_from(meta.token_ids).unwrap_or(usize::MAX);
-        if self.token_ids.len() < ids {
-            return Err(lost(format!("token ids up to {} only", self.token_ids.len())));
+        rest.ids.sort_unstable_by_key(|span| span.start);
+        let reach = |end: usize, span: &Range<usize>| if span.start <= end { end.max(span.end) } else { end };
+        let there = rest.ids.iter().fold(0, reach);
+        if there < ids {
+            return Err(lost(format!("token ids up to {there} only")));
         }
         self.token_ids.truncate(ids);
         (self.ids_written, self.ids_durable, self.stored) = (ids, ids, true);
+        self.ids_grouped = self.ids_grouped.min(ids);
         match meta.state_frame {
             None => self.state = None,
             Some(frame) if frame.0 == self.state_frame => {}
             Some(frame) => return Err(lost(format!("the caller's state of frame {frame} is not there"))),
         }
         self.set_committed(tokens, meta.state_frame);
+        if !self.account() {
+            return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
+        }
+        // Where others have gathered too much already, the next commit writes these.
+        self.gathered.resize(self.pending_bytes());
         Ok(())
+    }
+
+    /// Brings a layer to its length: groups that only small frames hold are collected again, the rest is the tail. What is
+    /// missing comes back as text.
+    fn regroup(&mut self, at: usize, tokens: u64, loose: &[Loose]) -> Result<std::result::Result<(), String>> {
+        let group = self.who.layout.group_tokens() as u64;
+        let Some(layer) = self.layers.get_mut(at).and_then(Option::as_mut) else { return Ok(Ok(())) };
+        let sealed = layer.table.groups().min(tokens / group);
+        layer.table.truncate(sealed);
+        if let Some(summary) = &mut layer.summary {
+            if (summary.groups() as u64) < sealed {
+                return Ok(Err(format!("layer {at} has summaries up to group {} only", summary.groups())));
+            }
+            summary.truncate(sealed as usize);
+        }
+        layer.tokens = sealed * group;
+        self.reserve_for(at, (tokens - sealed * group) as usize)?;
+        while self.layer(at)?.tokens < tokens {
+            let start = self.layer(at)?.tokens;
+            let end = tokens.min(start + group);
+            let layer = self.layer_mut(at)?;
+            let mut there = vec![false; (end - start) as usize];
+            for piece in loose {
+                let (first, last) = (piece.first_token.max(start), (piece.first_token + piece.tokens as u64).min(end));
+                if first < last {
+                    let rows = (first - piece.first_token) as usize..(last - piece.first_token) as usize;
+                    let to = (first - start) as usize;
+                    there[to..to + rows.len()].fill(true);
+                    layer.restore_rows([&piece.keys, &piece.values], piece.stride, rows, to);
+                }
+            }
+            if let Some(missing) = there.iter().position(|there| !there) {
+                return Ok(Err(format!("token {} of layer {at} is in no frame", start + missing as u64)));
+            }
+            if end - start == group {
+                if let Some(bytes) = layer.wants_buffer(((tokens - start) / group) as usize) {
+                    let zeroed = layer.has_padding();
+                    let buffer = self.buffer(bytes, zeroed)?;
+                    self.layer_mut(at)?.give_buffer(buffer)?;
+                }
+                self.layer_mut(at)?.seal_tail()?;
+                note(Event::Regrouped);
+            }
+            self.layer_mut(at)?.tokens = end;
+        }
+        self.layer_mut(at)?.written = tokens;
+        Ok(Ok(()))
     }
 }
 

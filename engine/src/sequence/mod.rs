@@ -14,7 +14,7 @@ use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::{KvLayout, Placed};
-use crate::log::{Claim, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
+use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
 use crate::options::{CacheOptions, Durability};
 use layer::Layer;
@@ -40,6 +40,8 @@ pub struct Sequence {
     ids_written: usize,
     /// Token ids that a committed frame holds.
     ids_durable: usize,
+    /// Token ids that frames hold which stay.
+    ids_grouped: usize,
     state: Option<Vec<u8>>,
     /// The state was set since the last commit.
     state_dirty: bool,
@@ -54,6 +56,10 @@ pub struct Sequence {
     /// A commit has named it.
     stored: bool,
     committed: u64,
+    /// Tokens of the last commit, also of whom it was forked from: what came since is new.
+    settled: u64,
+    /// Groups in memory between commits, of all that such groups may take.
+    gathered: Reservation,
     /// What a commit at `Durability::None` covered, when none has followed: tokens and token ids.
     owed: Option<(u64, usize)>,
     /// The most bytes a frame may take.
@@ -65,6 +71,8 @@ pub struct Sequence {
     methods: methods::Methods,
     method_bytes: Reservation,
     index: Reservation,
+    /// Bytes of `frames` and `held` in memory.
+    frames_memory: usize,
     /// Held for the tails.
     _tails: Reservation,
     /// Resident blocks: the store's cache, or its own.
@@ -84,6 +92,8 @@ struct Held {
     first_token: Option<u64>,
     /// Tokens from here on were cut off.
     token_end: u64,
+    /// Ends of what it holds, when that is no groups.
+    small: Option<Ends>,
     /// What the next commit does about it, when no commit of this sequence has named it yet.
     shared: Option<Shared>,
 }
@@ -124,11 +134,13 @@ impl Sequence {
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
         let method_bytes = reserve(0, Category::Summaries)?;
+        let gathered = store.gathering()?;
         let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
-        // With several devices smaller frames, so that what is read together lies on all of them.
-        let stripe = store.frame_bytes / store.devices.open_count().max(1);
-        let frame_target = stripe.max(STRIPE_BYTES_MIN).min(store.frame_bytes).min(frame_limit / 2);
+        // With several devices smaller frames, so that what is read together lies on all of them; and small against a segment,
+        // so that little is left at its end.
+        let stripe = (store.frame_bytes / store.devices.open_count().max(1)).max(STRIPE_BYTES_MIN);
+        let frame_target = stripe.min((frame_limit / 8).max(64 << 10)).min(store.frame_bytes).min(frame_limit / 2);
         let cache = store.cache.clone();
         Ok(Self {
             store,
@@ -138,6 +150,7 @@ impl Sequence {
             token_ids: Vec::new(),
             ids_written: 0,
             ids_durable: 0,
+            ids_grouped: 0,
             state: None,
             state_dirty: false,
             state_frame: 0,
@@ -146,6 +159,8 @@ impl Sequence {
             records,
             stored: false,
             committed: 0,
+            settled: 0,
+            gathered,
             owed: None,
             frame_limit,
             frame_target,
@@ -153,6 +168,7 @@ impl Sequence {
             methods: methods::Methods::default(),
             method_bytes,
             index,
+            frames_memory: 0,
             _tails: tails,
             claim: Some(claim),
         })
@@ -196,13 +212,15 @@ impl Sequence {
         self.layer(layer).map(|layer| layer.tokens)
     }
 
-    /// Tokens of the last commit.
+    /// Tokens of the last commit that was made or [is queued](Error::is_queued). After [`ErrorKind::Indeterminate`] those of the
+    /// one before it: what is durable is known when the store is opened again.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.committed
     }
 
-    /// The caller's state as it was set or as the last commit left it.
+    /// The caller's state as of the last commit that was made, is queued, or waits for one
+    /// ([`Durability::None`](crate::Durability::None)). As with [`Sequence::committed`], a commit that failed does not count.
     #[must_use]
     pub fn state(&self) -> Option<&[u8]> {
         self.state.as_deref()
@@ -253,7 +271,8 @@ impl Sequence {
     /// within the lazy delay, or with the next sync.
     ///
     /// # Errors
-    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`].
+    /// The commit of the deletion failed: see [`ErrorKind::Indeterminate`], and [`Error::is_queued`] for one that is made later.
+    /// The handle is gone in any case.
     pub fn delete(mut self, durability: Durability) -> Result<()> {
         self.store.committer.check()?;
         self.owed = None;

@@ -50,7 +50,7 @@ pub struct SequenceReader {
 
 impl Sequence {
     /// A reader of the sequence as it is now: its first [`Sequence::len`] tokens, committed or not. It costs the tables of
-    /// the sequence, not its data; made right after a commit it holds no group in memory.
+    /// the sequence, not its data; groups that are in memory when it is made stay there as long as it lives.
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: no memory for the tables. Where layers differ in length also those of
@@ -88,6 +88,7 @@ impl Sequence {
             token_ids: self.token_ids.clone(),
             ids_written: 0,
             ids_durable: 0,
+            ids_grouped: 0,
             state: self.state.clone(),
             state_dirty: false,
             state_frame: 0,
@@ -96,6 +97,8 @@ impl Sequence {
             records: RecordBuffer::default(),
             stored: false,
             committed: self.committed,
+            settled: self.settled,
+            gathered: self.store.gathering()?,
             owed: None,
             frame_limit: self.frame_limit,
             frame_target: self.frame_target,
@@ -103,6 +106,7 @@ impl Sequence {
             methods: super::methods::Methods::default(),
             method_bytes: reserve(0, Category::Summaries)?,
             index,
+            frames_memory: 0,
             _tails: tails,
             cache: self.cache.clone(),
             claim: None,

@@ -103,8 +103,7 @@ impl Sequence {
 
     /// Planes `[kv_heads, tokens, dim]` of the tokens of a layer that fill no group, and how many they are.
     pub(crate) fn stored_tail(&self, layer: usize) -> Result<Option<crate::log::Tail>> {
-        let state = self.layer(layer)?;
-        Ok(state.tail_piece(state.groups() * self.who.layout.group_tokens() as u64, state.tokens))
+        self.layer(layer)?.tail_piece()
     }
 
     /// The summaries of groups of a layer, as they stand on disk, if it carries any.

@@ -40,12 +40,15 @@ impl Sequence {
         let sealed = ids / self.who.layout.group_tokens() * self.who.layout.group_tokens();
         self.ids_written = self.ids_written.min(sealed);
         self.ids_durable = self.ids_durable.min(sealed);
+        self.ids_grouped = self.ids_grouped.min(sealed);
+        self.settled = self.settled.min(tokens);
         if let Some((owed, owed_ids)) = &mut self.owed {
             (*owed, *owed_ids) = ((*owed).min(tokens), (*owed_ids).min(ids));
         }
         self.cut_frames(tokens);
+        self.measure_frames();
         // It only shrinks.
-        self.account(0);
+        self.account();
         Ok(())
     }
 

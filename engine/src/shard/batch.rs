@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
@@ -47,6 +48,7 @@ pub(crate) struct Batch {
 pub(super) struct Accepted {
     requests: std::vec::IntoIter<Request>,
     pub(super) priority: Priority,
+    since: Instant,
     ticket: Arc<Ticket>,
 }
 
@@ -58,7 +60,7 @@ struct Ticket {
 impl Accepted {
     pub(super) fn new(batch: Batch) -> Self {
         let ticket = Arc::new(Ticket { sink: batch.sink, cancel: batch.cancel });
-        Self { requests: batch.requests.into_iter(), priority: batch.priority, ticket }
+        Self { requests: batch.requests.into_iter(), priority: batch.priority, since: Instant::now(), ticket }
     }
 
     /// Back to the caller's form: nothing of it has been submitted yet.
@@ -84,6 +86,11 @@ impl Accepted {
 
     pub(super) fn is_empty(&self) -> bool {
         self.requests.len() == 0
+    }
+
+    /// How long ago it was handed over.
+    pub(super) fn waited(&self) -> Duration {
+        self.since.elapsed()
     }
 
     pub(super) fn is_cancelled(&self) -> bool {

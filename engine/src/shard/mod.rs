@@ -14,6 +14,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{JoinHandle, ThreadId};
 
+use rustix::thread::{CpuSet, Pid};
+
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
 pub(crate) use lane::{LaneBatch, Lanes};
 
@@ -23,6 +25,8 @@ use crate::device::driver::{Driver, DriverKind, DriverStatus, Op};
 use crate::device::file::Poison;
 use crate::device::here;
 use crate::device::posix::Posix;
+#[cfg(any(feature = "glommio", feature = "tokio-uring"))]
+use crate::device::runtimes;
 #[cfg(feature = "sim")]
 use crate::device::sim::SimDriver;
 use crate::device::uring::Uring;
@@ -42,6 +46,8 @@ pub(crate) struct ShardHandle {
     syncs: Mutex<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: ThreadId,
+    /// The kernel's number of the thread.
+    kernel_id: Option<Pid>,
     #[cfg(feature = "sim")]
     inline: Option<inline::Inline>,
 }
@@ -77,7 +83,7 @@ impl ShardHandle {
                     Ok(driver) => {
                         let poison = Arc::clone(dir.poison());
                         let shard = run::Shard::new(driver, inbox, poison, status, counters).beside(beside);
-                        let _ = report.send(Ok(()));
+                        let _ = report.send(Ok(rustix::thread::gettid()));
                         shard.run();
                     }
                     Err(e) => {
@@ -95,7 +101,8 @@ impl ShardHandle {
         let started = started.recv();
         let uring = lock(&status).name == Uring::NAME;
         match started {
-            Ok(Ok(())) => Ok(Self {
+            Ok(Ok(kernel_id)) => Ok(Self {
+                kernel_id: Some(kernel_id),
                 inbox,
                 uring,
                 poison,
@@ -135,6 +142,7 @@ impl ShardHandle {
             syncs: Mutex::default(),
             thread: Mutex::default(),
             thread_id: std::thread::current().id(),
+            kernel_id: None,
             inline: Some(inline::Inline::new(shard)),
         }
     }
@@ -217,6 +225,23 @@ impl ShardHandle {
         false
     }
 
+    /// Lets its thread run on one CPU only. Nothing without a thread.
+    ///
+    /// # Errors
+    /// `Configuration`: no such CPU, or none that this process may use.
+    pub(crate) fn pin(&self, cpu: usize) -> Result<()> {
+        let Some(thread) = self.kernel_id else { return Ok(()) };
+        let refused = |why: String| {
+            Error::new(ErrorKind::Configuration, format!("a device's thread cannot be kept on CPU {cpu}: {why}"))
+        };
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(refused(format!("CPUs are numbered below {}", CpuSet::MAX_CPU)));
+        }
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        rustix::thread::sched_setaffinity(Some(thread), &cpus).map_err(|e| refused(e.to_string()))
+    }
+
     /// Makes the shard look around: after [`Arena::trim`] or after files were closed, so that it lets go of them too.
     pub(crate) fn nudge(&self) {
         self.inbox.nudge();
@@ -279,19 +304,25 @@ fn start_driver(
     counters: &Arc<DeviceCounters>,
 ) -> Result<Box<dyn Driver>> {
     let posix = |notes| Posix::start(name, Arc::clone(counters), notes).map(|d| Box::new(d) as Box<dyn Driver>);
-    if kind == DriverKind::Posix {
-        return posix(Vec::new());
-    }
-    match Uring::start(dir, arena, Arc::clone(counters)) {
-        Ok(driver) => Ok(Box::new(driver)),
-        Err(e) if kind == DriverKind::Uring => {
-            let remedy = remedy(&e);
-            Err(Error::io(format!("io_uring cannot be used: {remedy}"), e).with_kind(ErrorKind::Configuration))
+    let refused = |what: &str, e: std::io::Error| {
+        Error::io(format!("{what} cannot be used: {}", remedy(&e)), e).with_kind(ErrorKind::Configuration)
+    };
+    match kind {
+        DriverKind::Posix => posix(Vec::new()),
+        #[cfg(feature = "glommio")]
+        DriverKind::Glommio => runtimes::glommio::start(Arc::clone(counters)).map_err(|e| refused("glommio", e)),
+        #[cfg(feature = "tokio-uring")]
+        DriverKind::TokioUring => {
+            runtimes::tokio_uring::start(Arc::clone(counters)).map_err(|e| refused("tokio-uring", e))
         }
-        Err(e) => posix(vec![format!(
-            "io_uring cannot be used ({e}), threads read instead, at more CPU per read: {}",
-            remedy(&e)
-        )]),
+        DriverKind::Uring | DriverKind::Auto => match Uring::start(dir, arena, Arc::clone(counters)) {
+            Ok(driver) => Ok(Box::new(driver)),
+            Err(e) if kind == DriverKind::Uring => Err(refused("io_uring", e)),
+            Err(e) => posix(vec![format!(
+                "io_uring cannot be used ({e}), threads read instead, at more CPU per read: {}",
+                remedy(&e)
+            )]),
+        },
     }
 }
 

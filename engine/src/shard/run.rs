@@ -160,6 +160,7 @@ impl Shard {
                     continue;
                 };
                 if batch.is_empty() {
+                    self.counters.queued(class == Priority::Demand as usize, batch.waited());
                     self.queues[class].pop_front();
                 }
                 match self.refusal(&op, cancelled) {

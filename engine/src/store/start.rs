@@ -3,6 +3,7 @@
 use crate::device::arena::Arena;
 use crate::device::directory::Directory;
 use crate::device::driver::{DriverKind, Op};
+use crate::device::environment::sizes;
 use crate::device::file::DeviceFile;
 use crate::device::lazy::OpenFiles;
 use crate::device::profile::{Measured, Profile};
@@ -35,6 +36,10 @@ fn driver_kind(options: &StoreOptions) -> DriverKind {
         DriverChoice::Auto => DriverKind::Auto,
         DriverChoice::Uring => DriverKind::Uring,
         DriverChoice::Posix => DriverKind::Posix,
+        #[cfg(feature = "glommio")]
+        DriverChoice::Glommio => DriverKind::Glommio,
+        #[cfg(feature = "tokio-uring")]
+        DriverChoice::TokioUring => DriverKind::TokioUring,
     }
 }
 
@@ -53,11 +58,15 @@ pub(super) fn start_devices(
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = Lanes::new(arena.clone());
     let tend = Arc::<EventCount>::default();
+    for (device, cpu) in list.iter().zip(options.shard_cpus.iter().cycle()) {
+        device.shard.pin(*cpu)?;
+    }
     let list = DeviceList::new(list, slots);
     let replicas = list.iter().any(|device| lock(&device.slot).features.has_replicas());
     Ok(Devices {
         list,
         arena,
+        gathering: MemoryBudget::new(if memory < sizes().gather_memory { 0 } else { memory / 4 }),
         budget,
         control: Mutex::new(control),
         identity,

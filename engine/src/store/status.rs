@@ -24,6 +24,10 @@ pub struct SequenceInfo {
     pub created_unix_ms: u64,
     /// When it was last committed, milliseconds since 1970.
     pub committed_unix_ms: u64,
+    /// Milliseconds from its creation until it is deleted, 0 for never.
+    pub ttl_ms: u64,
+    /// Eviction priority, 0 for never.
+    pub evictable: u8,
 }
 
 /// How a device is driven.
@@ -33,7 +37,7 @@ pub struct DeviceStatus {
     pub index: u16,
     /// Directory.
     pub path: String,
-    /// `uring` or `posix`.
+    /// `uring` or `posix`; `glommio` or `tokio-uring` with the features of these names.
     pub driver: String,
     /// What the driver has to do without, with cause and remedy.
     pub notes: Vec<String>,

@@ -40,7 +40,7 @@ pub struct Usage {
     pub namespaces: Vec<NamespaceUsage>,
 }
 
-/// One device's part of [`Usage`]: its segments.
+/// One device's part of [`Usage`]: its segments. Always `live + dead + free + reserved + metadata + in_flight == segment_bytes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceUsage {
     /// Index.
@@ -55,6 +55,8 @@ pub struct DeviceUsage {
     pub reserved_bytes: u64,
     /// As in [`Usage`].
     pub in_flight_bytes: u64,
+    /// Headers and trailers of segments.
+    pub metadata_bytes: u64,
     /// Bytes of its segment files.
     pub segment_bytes: u64,
     /// Bytes of its file system that are free; none when it cannot be told.
@@ -134,6 +136,7 @@ impl Store {
                 free_bytes: own.free,
                 reserved_bytes: own.reserved,
                 in_flight_bytes: own.in_flight,
+                metadata_bytes: own.metadata,
                 segment_bytes: own.files,
                 available_bytes: space.ok().map(|space| space.available),
             });

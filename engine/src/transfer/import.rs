@@ -9,6 +9,7 @@ use crate::store::Store;
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use std::io::Read;
+use std::time::Duration;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::export::{
     ExportEnd, ExportPage, PIECE_END, PIECE_GROUPS, PIECE_KEY, PIECE_LAYOUT, PIECE_STATE, PIECE_SUMMARY, PIECE_TAIL,
@@ -23,6 +24,8 @@ use zerocopy::FromBytes;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
     key: Option<String>,
+    ttl: Option<Option<Duration>>,
+    evictable: Option<u8>,
 }
 
 impl ImportOptions {
@@ -38,12 +41,28 @@ impl ImportOptions {
         self.key = Some(key.into());
         self
     }
+
+    /// With this time to live, none for ever, instead of that in the file.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Option<Duration>) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// With this eviction priority, 0 for never, instead of that in the file.
+    #[must_use]
+    pub fn evictable(mut self, priority: u8) -> Self {
+        self.evictable = Some(priority);
+        self
+    }
 }
 
 impl Store {
     /// Takes in a sequence that [`Sequence::export`] wrote, for a model of this layout, and commits it durably. Until then
     /// nothing of it is visible: a file that is damaged, cut short or goes on behind its end leaves nothing, and neither does
-    /// a crash. Everything is checked; summaries are held against the keys. The times of the file are not taken over.
+    /// a crash. Everything is checked; summaries are held against the keys. Time to live and eviction priority are those of the
+    /// sequence that was exported, unless `options` say otherwise. When it was created is not taken over: a time to live begins
+    /// anew, as the file may have lain for longer than that.
     ///
     /// ```
     /// use stratakv::{ByteSize, Durability, ImportOptions, KvLayout, SequenceOptions, Store, TensorView};
@@ -208,6 +227,12 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         key = String::from_utf8(bytes).map_err(|_| damaged(start, "the key is not UTF-8"))?;
     }
     let mut create = SequenceOptions::new().key(options.key.unwrap_or(key));
+    create = match options.ttl {
+        Some(Some(ttl)) => create.ttl(ttl),
+        Some(None) => create,
+        None => SequenceOptions { ttl_ms: page.ttl_ms.get(), ..create },
+    };
+    create = create.evictable(options.evictable.unwrap_or(page.evictable));
     let has_summary = page.summaries.get() & (1 << (SUMMARY_MIN_MAX - 1)) != 0;
     if has_summary {
         create = create.summary(Summary::MinMax);

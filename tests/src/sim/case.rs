@@ -31,6 +31,8 @@ pub enum Regime {
 pub enum Operation {
     /// Appends tokens to the layers of the mask.
     Append { slot: usize, tokens: usize, layers: u8 },
+    /// Appends tokens one by one to all layers, with their ids, and commits after each.
+    Decode { slot: usize, tokens: usize, durability: Durability },
     /// Gives token ids.
     Ids { slot: usize, count: usize },
     /// Commits, with a state of this many bytes.
@@ -296,7 +298,8 @@ impl Operation {
         let durability =
             pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
         match rng.below(100) {
-            0..=39 => Self::Append {
+            0..=3 => Self::Decode { slot, tokens: 1 + rng.below(12) as usize, durability },
+            4..=39 => Self::Append {
                 slot,
                 tokens: 1 + (rng.below(5) * rng.below(8)) as usize,
                 layers: if rng.one_in(8) { 1 + rng.below(2) as u8 } else { 3 },

@@ -85,6 +85,8 @@ impl Coverage {
             Event::Continued,
             Event::FrameMoved,
             Event::ReplicaHealed,
+            Event::Merged,
+            Event::Regrouped,
         ];
         let own = [
             DOUBLE_CRASH,
@@ -122,6 +124,8 @@ fn name(event: Event) -> &'static str {
         Event::CutUnderWay => "power cut with requests under way",
         Event::Continued => "transfer continued",
         Event::FrameMoved => "frame moved by cleaning",
+        Event::Merged => "small frames merged",
+        Event::Regrouped => "groups put together from small frames",
         Event::Evicted => "sequence evicted",
         Event::Expired => "sequence expired",
     }

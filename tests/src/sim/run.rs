@@ -334,6 +334,13 @@ impl Runner<'_> {
         }
     }
 
+    fn faulty(&self, e: &Error) -> bool {
+        let text = e.to_string();
+        let unreadable = e.kind() == ErrorKind::Io && text.contains("every copy of the manifest");
+        let flipped = self.simulation.flips_hit() > 0 && text.contains("the manifest is damaged in every copy");
+        !self.simulation.is_down() && (unreadable || flipped)
+    }
+
     fn open(&mut self, coverage: &mut Coverage) -> Result<(), Stop> {
         match self.open_store() {
             Ok(store) => {
@@ -341,6 +348,8 @@ impl Runner<'_> {
                 self.note(|| "opened".into());
                 Ok(())
             }
+            // The one that is left has one copy of the manifest.
+            Err(e) if self.changed && self.disks.len() == 1 && self.faulty(&e) => Err(Stop::Reported),
             Err(e) => {
                 self.fault("open", &e, coverage)?;
                 // A fault struck while it was opening: the next attempt must succeed.
@@ -426,19 +435,29 @@ impl Runner<'_> {
         }
     }
 
+    fn ids(&mut self, slot: usize, count: usize, coverage: &mut Coverage) -> Result<(), Stop> {
+        let Some(id) = self.handle(slot, coverage)? else { return Ok(()) };
+        let ids: Vec<u32> = (0..count).map(|_| self.salts.next_u64() as u32).collect();
+        let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
+        if let Err(e) = sequence.push_token_ids(&ids) {
+            return self.fault("token ids", &e, coverage);
+        }
+        self.model.lives.entry(id).or_default().ids.extend(ids);
+        Ok(())
+    }
+
     fn step(&mut self, operation: Operation, coverage: &mut Coverage) -> Result<(), Stop> {
         match operation {
             Operation::Append { slot, tokens, layers } => self.append(slot, tokens, layers, coverage),
-            Operation::Ids { slot, count } => {
-                let Some(id) = self.handle(slot, coverage)? else { return Ok(()) };
-                let ids: Vec<u32> = (0..count).map(|_| self.salts.next_u64() as u32).collect();
-                let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
-                if let Err(e) = sequence.push_token_ids(&ids) {
-                    return self.fault("token ids", &e, coverage);
+            Operation::Decode { slot, tokens, durability } => {
+                for _ in 0..tokens {
+                    self.append(slot, 1, u8::MAX, coverage)?;
+                    self.ids(slot, 1, coverage)?;
+                    self.commit(slot, durability, None, coverage)?;
                 }
-                self.model.lives.entry(id).or_default().ids.extend(ids);
                 Ok(())
             }
+            Operation::Ids { slot, count } => self.ids(slot, count, coverage),
             Operation::Commit { slot, durability, state } => self.commit(slot, durability, state, coverage),
             Operation::Delete { slot, durability } => self.delete(slot, durability, coverage),
             Operation::Check { slot } => self.check(slot, coverage),
@@ -562,6 +581,7 @@ impl Runner<'_> {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
+        let (state_now, tokens_now) = (sequence.state().map(<[u8]>::to_vec), sequence.committed());
         self.made_space(u64::from(durability == Durability::Sync && committed.is_ok()));
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
         let before = life.state.clone();
@@ -569,9 +589,18 @@ impl Runner<'_> {
             life.state = state;
         }
         let version = life.now();
-        // One that waits for the next commit goes with it, its state too.
-        if committed.as_ref().is_err_and(|e| !e.to_string().contains("stays queued")) {
+        // One that found no room for a checkpoint waits for the next commit, with its state.
+        let made = committed.as_ref().err().is_none_or(Error::is_queued);
+        if !made {
             life.state = before;
+        }
+        if state_now != life.state {
+            let text = format!("after commit {committed:?} the handle's state is not that of the model");
+            return Err(Stop::Failed(text));
+        }
+        if durability != Durability::None && made && tokens_now != version.tokens as u64 {
+            let text = format!("after commit {committed:?}: {tokens_now} tokens, not {version:?}");
+            return Err(Stop::Failed(text));
         }
         if durability == Durability::None {
             if committed.is_ok() {
@@ -579,10 +608,8 @@ impl Runner<'_> {
             }
         } else {
             let down = self.simulation.is_down();
-            // One that found no room for a checkpoint waits for the next commit.
-            let queued = |e: &Error| e.to_string().contains("stays queued");
             let doubtful =
-                |e: &Error| down || queued(e) || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
+                |e: &Error| down || e.is_queued() || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned);
             let handed_over = match &committed {
                 Ok(()) => true,
                 Err(e) => durability == Durability::Sync && doubtful(e),

@@ -26,7 +26,13 @@ thread_local! {
 /// `batch_bytes` of records per batch.
 pub(super) fn enter(seed: u64, manifest_pages: u64, batch_bytes: usize) {
     let bytes = manifest_pages.max(4) * PAGE_BYTES as u64;
-    let sizes = Sizes { manifest_bytes: bytes, zero_bytes: bytes as usize, batch_bytes: batch_bytes.max(256) };
+    let sizes = Sizes {
+        manifest_bytes: bytes,
+        zero_bytes: bytes as usize,
+        batch_bytes: batch_bytes.max(256),
+        gather_tokens: [4, 9, 20, 64][(seed >> 8) as usize % 4],
+        gather_memory: 0,
+    };
     OWN.with(|own| *own.borrow_mut() = Some(Own { rng: Rng::new(seed), clock: 1_700_000_000_000, sizes }));
 }
 

@@ -36,7 +36,18 @@ struct Opening {
     spare: bool,
 }
 
-/// Takes `pages` on `device` for a frame of a sequence, or for one that is moved out of the way.
+/// Whom pages are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// A sequence, for what stays as long as it does.
+    Sequence(SequenceId),
+    /// A sequence, for a small frame.
+    Brief(SequenceId),
+    /// Cleaning, for a frame that is moved out of the way.
+    Cleaning,
+}
+
+/// Takes `pages` on `device`.
 ///
 /// # Errors
 /// [`ErrorKind::NoSpace`]: the capacity or the device is full but for the reserve. Nothing changed.
@@ -44,7 +55,7 @@ pub(crate) fn allocate(
     devices: &Devices,
     space: &Mutex<Space>,
     device: DeviceIndex,
-    sequence: Option<SequenceId>,
+    writer: Writer,
     pages: u32,
 ) -> Result<(Location, Flight)> {
     let usable = devices.identity.segment_pages - 2;
@@ -60,13 +71,17 @@ pub(crate) fn allocate(
                 // Under this lock: whoever finds the device unused knows that it stays so.
                 return Err(Error::new(ErrorKind::NoSpace, format!("device {device} takes no more frames")));
             }
-            let stream = sequence.map_or(Stream::Moved, |sequence| space.stream_of(devices, sequence, device));
+            let (stream, sequence) = match writer {
+                Writer::Sequence(sequence) => (space.stream_of(devices, sequence, device), Some(sequence)),
+                Writer::Brief(sequence) => (Stream::Brief, Some(sequence)),
+                Writer::Cleaning => (Stream::Moved, None),
+            };
             let step = space.step(devices, device, (stream, sequence), pages, full.as_ref())?;
             (stream, step, Arc::clone(&space.changed))
         };
         match step {
             Step::Took(location, flight) => {
-                if let Some(sequence) = sequence {
+                if let Writer::Sequence(sequence) = writer {
                     lock(space).grew(sequence, device, pages);
                 }
                 return Ok((location, flight));

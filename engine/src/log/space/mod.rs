@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 use stratakv_format::manifest::Kind;
 use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
 
-pub(crate) use allocate::allocate;
+pub(crate) use allocate::{Writer, allocate};
 
 /// Open segments with room that nobody writes to, at most, per device.
 const PARTIAL_MAX: usize = 4;
@@ -32,6 +32,8 @@ pub(crate) enum Stream {
     Shared(u8),
     /// A sequence that is large enough for segments of its own.
     Own(SequenceId),
+    /// Small frames, which go when the groups of their tokens are written.
+    Brief,
     /// Frames that outlived their segment.
     Moved,
 }

@@ -14,6 +14,14 @@ macro_rules! conformance {
         mod posix {
             $(#[test] fn $name() { super::$name(super::DriverKind::Posix); })+
         }
+        #[cfg(feature = "glommio")]
+        mod glommio {
+            $(#[test] fn $name() { super::$name(super::DriverKind::Glommio); })+
+        }
+        #[cfg(feature = "tokio-uring")]
+        mod tokio_uring {
+            $(#[test] fn $name() { super::$name(super::DriverKind::TokioUring); })+
+        }
     };
 }
 
@@ -406,15 +414,15 @@ fn idle_costs_nothing(kind: DriverKind) {
     let tmp = tempfile::tempdir().expect("temporary directory");
     let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("d"), OPTIONS).expect("opened");
     let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
-    let name = if kind == DriverKind::Uring { "idle-u" } else { "idle-p" };
+    let name = format!("idle-{kind:?}");
     let counters = Arc::new(DeviceCounters::default());
-    let shard = ShardHandle::spawn(name, kind, Arc::clone(&dir), arena, Arc::clone(&counters)).expect("shard");
+    let shard = ShardHandle::spawn(&name, kind, Arc::clone(&dir), arena, Arc::clone(&counters)).expect("shard");
     let file = dir.create_file("f", 4096).expect("made");
     shard.run(vec![sync_of(&file, 0)], Priority::Write).expect("synced");
     std::thread::sleep(Duration::from_millis(50));
-    let (cpu, calls) = (cpu_ns(name), counters.snapshot().submissions);
+    let (cpu, calls) = (cpu_ns(&name), counters.snapshot().submissions);
     std::thread::sleep(Duration::from_millis(300));
-    let (cpu_used, calls_made) = (cpu_ns(name) - cpu, counters.snapshot().submissions - calls);
+    let (cpu_used, calls_made) = (cpu_ns(&name) - cpu, counters.snapshot().submissions - calls);
     assert!(cpu_used < 1_000_000, "{cpu_used} ns of CPU in 300 ms of nothing");
     assert_eq!(calls_made, 0);
     let start = Instant::now();

@@ -129,7 +129,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
     if options.devices.is_empty() {
         let place = temporary_directory()?;
         settings = settings.device(place.directory.path());
-        settings.segment_bytes = ByteSize(TEMPORARY_SEGMENT_BYTES);
+        settings.segment_bytes = Some(ByteSize(TEMPORARY_SEGMENT_BYTES));
         temporary = Some(place);
     }
     for device in &options.devices {

@@ -6,6 +6,9 @@ use crate::sim::coverage::{self, Coverage};
 use stratakv::ErrorKind;
 use stratakv::sim::{Event, events};
 
+/// How often what is rotten is looked for, at most.
+const HEALINGS: usize = 8;
+
 impl Runner<'_> {
     /// Whether every frame has all the copies that were asked for, and more than one.
     fn has_copies(&self) -> bool {
@@ -92,10 +95,17 @@ impl Runner<'_> {
         flushed.or_else(|e| self.fault("flush", &e, coverage))?;
         self.flipped = true;
         self.rot_disk(self.disks[slot % self.disks.len()]);
-        let before = self.other_copies()?;
-        self.check(slot, coverage)?;
-        let found = self.other_copies()? > before;
-        self.repair_all(coverage)?;
+        let mut found = false;
+        // What is healed lies elsewhere, and other copies are read then, which may be rotten as well.
+        for _ in 0..HEALINGS {
+            let before = self.other_copies()?;
+            self.check(slot, coverage)?;
+            if self.other_copies()? == before {
+                break;
+            }
+            found = true;
+            self.repair_all(coverage)?;
+        }
         let before = self.other_copies()?;
         self.check(slot, coverage)?;
         if self.other_copies()? != before {

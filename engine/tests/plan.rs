@@ -1,0 +1,97 @@
+//! What a read asks of the devices: every selected block once, little else, and exactly what its ticket says.
+
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use stratakv::{ByteSize, Durability, KvLayout, Sequence, SequenceOptions, Store, TensorView};
+
+const HEADS: usize = 2;
+const GROUPS: u64 = 600;
+const PAGE: u64 = 4096;
+/// Group tokens and head dimension: blocks of 1, 4 and 24 KiB.
+const GEOMETRIES: [(usize, usize); 3] = [(4, 32), (8, 64), (24, 128)];
+
+/// A sequence of one layer, committed at the given groups, whose elements are the numbers of their groups; opened again, so
+/// that all of it is on devices.
+fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> Sequence {
+    let (group, dim) = geometry;
+    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(dim as u16).group_tokens(group as u16);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("s")).unwrap();
+    for nth in 0..GROUPS {
+        let row = vec![nth as f32; group * HEADS * dim];
+        let view = TensorView::token_major(&row, group, HEADS, dim);
+        sequence.append(0, view, view).unwrap();
+        if commits.contains(&nth) {
+            sequence.commit(Durability::Lazy).unwrap();
+        }
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    sequence.close().unwrap();
+    store.open_sequence("s").unwrap()
+}
+
+/// Requests and bytes read, and the widest gap that is worth reading.
+fn read_so_far(store: &Store) -> (u64, u64, u64) {
+    store.status().devices.iter().fold((0, 0, 0), |(requests, bytes, gap), device| {
+        let counters = &device.counters;
+        (requests + counters.reads, bytes + counters.read_bytes, gap.max(device.profile.gap_bytes as u64))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn a_read_takes_what_was_selected_and_little_else(
+        devices in 1_usize..4,
+        geometry in 0_usize..GEOMETRIES.len(),
+        commits in prop::collection::btree_set(0..GROUPS, 0..20),
+        selections in prop::collection::vec(
+            (prop::collection::btree_set(0..GROUPS, 1..200), 0..GROUPS, 0_u64..100), 1..12),
+    ) {
+        let (group, dim) = GEOMETRIES[geometry];
+        let block = (2 * HEADS * group * dim * 2) as u64;
+        let root = tempfile::tempdir().unwrap();
+        let options = Store::options().memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(4));
+        let options = (0..devices).fold(options, |options, nth| {
+            let dir = root.path().join(nth.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            options.device(dir)
+        });
+        let store = options.frame_bytes(ByteSize::kib(512)).open().unwrap();
+        let sequence = filled(&store, GEOMETRIES[geometry], &commits);
+        for (mut groups, first, run) in selections {
+            // Some scattered, some side by side.
+            groups.extend(first..(first + run).min(GROUPS));
+            let groups: Vec<u64> = groups.into_iter().collect();
+            let view = sequence.select_groups(0, &groups).unwrap();
+            let before = read_so_far(&store);
+            let ticket = store.read(&[&view]).unwrap();
+            let (requests, bytes, selected) = (ticket.requests() as u64, ticket.device_bytes(), ticket.selected_bytes());
+            let batch = ticket.wait().unwrap();
+            let after = read_so_far(&store);
+            prop_assert_eq!((after.0 - before.0, after.1 - before.1), (requests, bytes), "read, and announced");
+            prop_assert_eq!(selected, groups.len() as u64 * block, "each block once");
+            prop_assert!(requests <= groups.len() as u64, "{} requests for {} blocks", requests, groups.len());
+            // A page of rounding on either side of each request, and gaps that cost less than a request.
+            let most = selected + requests * 2 * PAGE + groups.len() as u64 * before.2.max(after.2);
+            prop_assert!((selected..=most).contains(&bytes), "{} bytes for {}", bytes, selected);
+            let blocks = batch.get(0).unwrap();
+            for (nth, group) in groups.iter().enumerate() {
+                let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
+                let (keys, values) = blocks.group(nth).unwrap();
+                for plane in [keys, values] {
+                    prop_assert_eq!(plane.len() as u64, block / 2);
+                    prop_assert!(plane.as_chunks::<2>().0.iter().all(|element| *element == wanted), "group {}", group);
+                }
+            }
+        }
+        // Neighbours are read together: no more requests than parts (256 KiB at most) and frames explain.
+        let all = sequence.select_all(0).unwrap();
+        let ticket = store.read(&[&all]).unwrap();
+        let requests = ticket.requests() as u64;
+        ticket.wait().unwrap();
+        let frames = store.sequences()[0].frames as u64;
+        let parts = (GROUPS * block).div_ceil(128 << 10);
+        prop_assert!(requests <= parts + 2 * frames, "{} requests for all of {} frames", requests, frames);
+    }
+}
