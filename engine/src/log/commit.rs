@@ -457,7 +457,7 @@ impl Committer {
         let members = lost.iter().filter_map(|device| self.devices.list.get(usize::from(device.0)));
         let members = members.map(Device::member).filter(|member| member.state != m::MEMBER_LOST);
         let lost = members.map(|member| m::Member { state: m::MEMBER_LOST, ..member });
-        self.devices.change(lost, self.epoch() + 1)
+        self.devices.change(lost, self.epoch().saturating_add(1))
     }
 
     fn append(&self, mut records: RecordBuffer, flights: Vec<Flight>, counted: bool) -> Result<Failures, Failed> {

@@ -190,7 +190,7 @@ impl StoreInner {
 
     /// Records durably what a device is from now on.
     pub(crate) fn change_member(&self, member: m::Member) -> Result<()> {
-        let members = self.devices.change([member].into_iter(), self.committer.epoch() + 1);
+        let members = self.devices.change([member].into_iter(), self.committer.epoch().saturating_add(1));
         self.committer.commit(CommitRequest { members, ..CommitRequest::default() })
     }
 
