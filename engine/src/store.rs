@@ -1,6 +1,7 @@
 //! The store: open, create, sequences, reads, close.
 
 mod maintain;
+mod members;
 mod repair;
 mod start;
 mod status;
@@ -27,8 +28,8 @@ use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
-use crate::reclaim::{self, remove_leftovers, settle_generation};
-use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
+use crate::reclaim::{self, level_epochs, remove_leftovers, settle_generation};
+use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay, stale_device};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -311,6 +312,7 @@ impl Store {
         let device = |device: &Device| {
             let status = device.shard.status();
             DeviceStatus {
+                index: device.index.0,
                 path: device.directory.path().display().to_string(),
                 driver: status.name.to_owned(),
                 notes: status.notes,
@@ -361,7 +363,7 @@ impl StoreOptions {
     ///
     /// # Errors
     /// [`ErrorKind::Configuration`]: no device given, one missing, foreign, doubled or of another store, or with
-    /// permissions that let others in. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
+    /// permissions that let others in. [`ErrorKind::StaleDevice`]: one that left the store. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
     /// by another version. [`ErrorKind::Corruption`]: its metadata is damaged beyond the copies.
     pub fn open(self) -> Result<Store> {
         Store::open(self)
@@ -423,12 +425,7 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         slots.push(slot);
     }
     for found in &found {
-        let directory = &*found.directory;
-        for name in [m::DIRECTORY, segment::DIRECTORY] {
-            directory.mkdir(name)?;
-        }
-        clear(directory)?;
-        directory.sync_dir(".")?;
+        prepare(&*found.directory)?;
     }
     let members: Vec<_> = catalog.members.values().copied().collect();
     let parts = found.into_iter().zip(slots).zip(&members);
@@ -443,21 +440,35 @@ fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<St
         ManifestLog::create(&devices, &start, &catalog.checkpoint())?
     };
     for device in devices.list.iter() {
-        // Under another name until it is durable: a superblock is whole from the moment it is there.
-        let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
-        // Both slots, so that one that does not verify is damage ever after.
         let mut slot = lock(&device.slot);
         slot.manifest_generation = U64::new(manifest.place().generation);
         slot.manifest_nonce = U64::new(manifest.place().nonce);
         slot.synced_through = U64::new(manifest.place().synced_through);
-        let first = slot.encode();
-        slot.sequence = U64::new(1);
-        device.directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
-        device.directory.sync_small(&file)?;
-        device.directory.rename(SUPERBLOCK_NEW, superblock::FILE)?;
-        device.directory.sync_dir(".")?;
+        write_first_superblock(&*device.directory, &mut slot)?;
     }
     start(options, devices, catalog, manifest)
+}
+
+/// Makes a directory that of a device.
+fn write_first_superblock(directory: &dyn Directory, slot: &mut Slot) -> Result<()> {
+    // Under another name until it is durable: a superblock is whole from the moment it is there.
+    let file = directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
+    // Both slots, so that one that does not verify is damage ever after.
+    let first = slot.encode();
+    slot.sequence = U64::new(1);
+    directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
+    directory.sync_small(&file)?;
+    directory.rename(SUPERBLOCK_NEW, superblock::FILE)?;
+    directory.sync_dir(".")
+}
+
+/// Directories of a device, with nothing in them.
+fn prepare(directory: &dyn Directory) -> Result<()> {
+    for name in [m::DIRECTORY, segment::DIRECTORY] {
+        directory.mkdir(name)?;
+    }
+    clear(directory)?;
+    directory.sync_dir(".")
 }
 
 /// Files that a creation cut short left.
@@ -508,9 +519,10 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         }
     }
     let lost = missing_members(options, &replayed.catalog, &known)?;
-    let epoch = slots.iter().map(|slot| slot.epoch.get()).max().unwrap_or(1).max(replayed.epoch);
+    let recorded = replayed.catalog.members.values().map(|member| member.epoch.get());
+    let epoch = slots.iter().map(|slot| slot.epoch.get()).chain(recorded).max().unwrap_or(1).max(replayed.epoch);
     for mut member in lost.iter().copied() {
-        member.epoch = U64::new(epoch + 1);
+        member.epoch = U64::new(epoch.saturating_add(1));
         replayed.catalog.members.insert(DeviceIndex(member.device.get()), member);
     }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
@@ -532,6 +544,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.sequence = counters.sequence.saturating_add(IDS_SKIPPED);
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
+        level_epochs(&devices)?;
         settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
         // A recovery that was cut left files of both sides: on a full device the new generation needs their room.
         for device in devices.list.iter() {
@@ -550,7 +563,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         let start =
             GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit, released };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
-        next.set_epoch(if lost.is_empty() { epoch } else { epoch + 1 });
+        next.set_epoch(if lost.is_empty() { epoch } else { epoch.saturating_add(1) });
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {
@@ -568,16 +581,12 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
 /// Members that are not given, as the lost ones that they are from now on.
 ///
 /// # Errors
-/// [`ErrorKind::Configuration`]: one is missing and the options do not allow it, or one that was declared lost is given.
+/// [`ErrorKind::Configuration`]: one is missing and the options do not allow it. [`ErrorKind::StaleDevice`]: one that left is given.
 fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[Known]) -> Result<Vec<m::Member>> {
     let left = |known: &&Known| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
     if let Some(known) = known.iter().find(left) {
-        let (path, device) = (known.directory.path().display(), known.member.device.get());
-        let text = format!(
-            "device directory {path}: was device {device} and left the store in epoch {}; what it holds is out of date: leave it out, or empty it to add it anew",
-            known.member.epoch.get()
-        );
-        return Err(Error::new(ErrorKind::Configuration, text));
+        let (device, from, epoch) = (known.member.device.get(), known.slot.epoch.get(), known.member.epoch.get());
+        return Err(stale_device(known.directory.path(), device, from, epoch));
     }
     let is_there = |member: &m::Member| known.iter().any(|known| known.member.device == member.device);
     let needed = |member: &&m::Member| matches!(member.state, m::MEMBER_ACTIVE | m::MEMBER_DRAINING);
