@@ -1,5 +1,6 @@
 //! The store: open, create, sequences, reads, close.
 
+mod create;
 mod maintain;
 mod members;
 mod repair;
@@ -7,7 +8,8 @@ mod start;
 mod status;
 mod usage;
 
-use start::{Known, measure, start_devices};
+use create::{create, prepare, random_id, write_first_superblock};
+use start::{Known, start_devices};
 
 pub use maintain::{CleanReport, Health};
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
@@ -22,24 +24,23 @@ use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
     Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, Pace, SequenceIdentity, Space,
-    StoreInner, copies_for, keep_spare, random_u64, unix_ms,
+    StoreInner, keep_spare, random_u64, unix_ms,
 };
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{self, level_epochs, remove_leftovers, settle_generation};
-use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay, stale_device};
+use crate::recover::{Found, Opened, open_directories, read_devices, replay, stale_device};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::superblock::{self, SLOTS, STATE_CLOSED, STATE_OPEN, Slot, segment_pages};
-use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId, segment};
-use zerocopy::little_endian::{U16, U32, U64};
+use stratakv_format::superblock::{SLOTS, STATE_CLOSED, STATE_OPEN, Slot};
+use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId};
+use zerocopy::little_endian::U64;
 
 /// Frame and sequence ids that are passed over after a crash: those given out before it and not recorded stay unused.
 const IDS_SKIPPED: u64 = 1 << 20;
@@ -376,114 +377,6 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
-    let segment_bytes = options.segment_size().bytes();
-    let Some(pages) = segment_pages(segment_bytes) else {
-        let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
-        return Err(Error::new(ErrorKind::Configuration, text));
-    };
-    let identity = Identity {
-        store_id: random_id()?,
-        checksum: options.checksum.kind(),
-        segment_pages: pages.get(),
-        instance: random_u64()?,
-    };
-    let count = found.len();
-    let mut slots = Vec::new();
-    let mut catalog = Catalog::default();
-    for index in 0..count {
-        let device = DeviceIndex(index as u16);
-        let slot = Slot {
-            magic: superblock::MAGIC,
-            features: Features::current(),
-            sequence: U64::new(0),
-            store_id: identity.store_id,
-            device_id: random_id()?,
-            epoch: U64::new(1),
-            manifest_generation: U64::new(0),
-            manifest_nonce: U64::new(0),
-            synced_through: U64::new(0),
-            created_unix_s: U64::new(unix_ms() / 1000),
-            segment_bytes: U64::new(segment_bytes),
-            device_index: U16::new(device.0),
-            device_count: U16::new(count as u16),
-            payload_checksum: identity.checksum as u8,
-            state: STATE_OPEN,
-            manifest_copies: copies_for(device, count),
-            reserved: 0,
-        };
-        let member = m::Member {
-            epoch: U64::new(1),
-            device_id: slot.device_id,
-            device: U16::new(device.0),
-            state: m::MEMBER_ACTIVE,
-            manifest_copies: slot.manifest_copies,
-            weight: U32::new(0),
-            bytes_limit: U64::new(0),
-        };
-        catalog.members.insert(device, member);
-        slots.push(slot);
-    }
-    for found in &found {
-        prepare(&*found.directory)?;
-    }
-    let members: Vec<_> = catalog.members.values().copied().collect();
-    let parts = found.into_iter().zip(slots).zip(&members);
-    let known = parts.map(|((found, slot), member)| Known { directory: found.directory, slot, member: *member });
-    let devices = start_devices(options, memory, identity, known.collect(), count)?;
-    // For the profiles alone: a busy moment must not decide where data lies for good.
-    measure(&devices)?;
-    let manifest = {
-        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
-        let start =
-            GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit, released: 0 };
-        ManifestLog::create(&devices, &start, &catalog.checkpoint())?
-    };
-    for device in devices.list.iter() {
-        let mut slot = lock(&device.slot);
-        slot.manifest_generation = U64::new(manifest.place().generation);
-        slot.manifest_nonce = U64::new(manifest.place().nonce);
-        slot.synced_through = U64::new(manifest.place().synced_through);
-        write_first_superblock(&*device.directory, &mut slot)?;
-    }
-    start(options, devices, catalog, manifest)
-}
-
-/// Makes a directory that of a device.
-fn write_first_superblock(directory: &dyn Directory, slot: &mut Slot) -> Result<()> {
-    // Under another name until it is durable: a superblock is whole from the moment it is there.
-    let file = directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
-    // Both slots, so that one that does not verify is damage ever after.
-    let first = slot.encode();
-    slot.sequence = U64::new(1);
-    directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
-    directory.sync_small(&file)?;
-    directory.rename(SUPERBLOCK_NEW, superblock::FILE)?;
-    directory.sync_dir(".")
-}
-
-/// Directories of a device, with nothing in them.
-fn prepare(directory: &dyn Directory) -> Result<()> {
-    for name in [m::DIRECTORY, segment::DIRECTORY] {
-        directory.mkdir(name)?;
-    }
-    clear(directory)?;
-    directory.sync_dir(".")
-}
-
-/// Files that a creation cut short left.
-fn clear(directory: &dyn Directory) -> Result<()> {
-    for parent in [m::DIRECTORY, segment::DIRECTORY] {
-        for entry in directory.list(parent)? {
-            directory.remove_file(&format!("{parent}/{}", entry.name))?;
-        }
-    }
-    match directory.remove_file(SUPERBLOCK_NEW) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
-}
-
 fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
     let slots: Vec<Slot> = found.iter().filter_map(|f| f.slot).collect();
     let Some(first) = slots.first() else {
@@ -694,11 +587,4 @@ fn class_of(meta: &SequenceMeta) -> u8 {
         (_, 0) => 1,
         _ => 2,
     }
-}
-
-fn random_id() -> Result<[u8; 16]> {
-    let mut id = [0; 16];
-    id[..8].copy_from_slice(&random_u64()?.to_le_bytes());
-    id[8..].copy_from_slice(&random_u64()?.to_le_bytes());
-    Ok(id)
 }

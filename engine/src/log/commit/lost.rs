@@ -82,9 +82,11 @@ impl Committer {
         {
             // As they are by now: one may have failed since.
             let catalog = lock(&self.catalog);
-            let now: BTreeMap<DeviceIndex, &m::Member> =
-                members.iter().filter_map(|member| catalog.members.get_key_value(&DeviceIndex(member.device.get())))
-                    .map(|(device, member)| (*device, member)).collect();
+            let now: BTreeMap<DeviceIndex, &m::Member> = members
+                .iter()
+                .filter_map(|member| catalog.members.get_key_value(&DeviceIndex(member.device.get())))
+                .map(|(device, member)| (*device, member))
+                .collect();
             now.into_values().for_each(|member| self.devices.put_member(*member));
         }
         self.devices.suspects.owe();
