@@ -31,8 +31,20 @@ pub(crate) struct SequenceMeta {
     pub(crate) committed_unix_ms: u64,
     /// When a handle last had it, or the last commit: as far as this opening of the store knows.
     pub(crate) used_unix_ms: u64,
+    /// What it holds in place of tokens.
+    pub(crate) adapter: Option<AdapterMeta>,
     /// Frames with the token below which they belong to this sequence, in the order of their LSN.
     pub(crate) refs: Vec<(FrameId, u64)>,
+}
+
+/// An adapter, which is all that its sequence holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterMeta {
+    pub(crate) name: String,
+    pub(crate) version: u32,
+    /// Bytes of all layers together, and their CRC-64.
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
 }
 
 /// A frame.
@@ -109,6 +121,8 @@ pub(crate) struct Catalog {
     pub(crate) layouts: BTreeMap<LayoutId, KvLayout>,
     pub(crate) sequences: BTreeMap<SequenceId, SequenceMeta>,
     pub(crate) keys: HashMap<String, SequenceId>,
+    /// Adapters by layout, name and version.
+    pub(crate) adapters: BTreeMap<(LayoutId, String, u32), SequenceId>,
     pub(crate) frames: HashMap<FrameId, FrameMeta>,
     pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
     pub(crate) counters: Counters,
@@ -116,6 +130,8 @@ pub(crate) struct Catalog {
     refs: u64,
     /// Bytes of all keys.
     key_bytes: u64,
+    /// Bytes of the records of all adapters.
+    adapter_bytes: u64,
     /// The generation that replaces this manifest, once its last record said so.
     pub(crate) superseded: Option<(u64, u64)>,
 }
@@ -140,6 +156,7 @@ impl Catalog {
                 }
             }
             Record::SequenceCreate(create, key) => self.create(create, key)?,
+            Record::Adapter(adapter, name) => self.adapter(adapter, name)?,
             Record::Fork(fork, key) => self.fork(fork, key)?,
             Record::SequenceTruncate(cut) => self.truncate(SequenceId(cut.sequence.get()), cut.tokens.get())?,
             Record::SequenceDelete(delete) => self.delete(SequenceId(delete.sequence.get()))?,
@@ -238,6 +255,7 @@ impl Catalog {
             state_frame: None,
             committed_unix_ms: create.created_unix_ms.get(),
             used_unix_ms: create.created_unix_ms.get(),
+            adapter: None,
             refs: Vec::new(),
         };
         self.insert_sequence(SequenceId(create.sequence.get()), key, meta)
@@ -246,6 +264,9 @@ impl Catalog {
     fn fork(&mut self, fork: &m::Fork, key: &[u8]) -> Applied {
         let (parent_id, tokens) = (SequenceId(fork.parent.get()), fork.tokens.get());
         let parent = self.sequence_mut(parent_id)?.clone();
+        if parent.adapter.is_some() {
+            return Err(format!("sequence {parent_id} holds an adapter, and is forked"));
+        }
         let refs: Vec<_> = parent.refs.iter().map(|&(frame, end)| (frame, end.min(tokens))).collect();
         for (frame, _) in &refs {
             if let Some(frame) = self.frames.get_mut(frame) {
@@ -267,6 +288,36 @@ impl Catalog {
         self.insert_sequence(SequenceId(fork.sequence.get()), key, meta)
     }
 
+    fn adapter(&mut self, adapter: &m::AdapterDefined, name: &[u8]) -> Applied {
+        let id = SequenceId(adapter.sequence.get());
+        let name = std::str::from_utf8(name).map_err(|_| "the name of an adapter is not UTF-8")?;
+        let meta = AdapterMeta {
+            name: name.to_owned(),
+            version: adapter.version.get(),
+            bytes: adapter.bytes.get(),
+            checksum: adapter.checksum.get(),
+        };
+        let sequence = self.sequence_mut(id)?;
+        if sequence.adapter.is_some() || sequence.tokens > 0 || !sequence.key.is_empty() {
+            return Err(format!("sequence {id} holds something else than the adapter {name:?}"));
+        }
+        let place = (sequence.layout, meta.name.clone(), meta.version);
+        self.adapter_bytes += adapter_record_bytes(&meta);
+        self.sequence_mut(id)?.adapter = Some(meta);
+        match self.adapters.insert(place, id) {
+            None => Ok(()),
+            Some(other) => Err(format!("sequences {other} and {id} hold one adapter")),
+        }
+    }
+
+    /// An adapter of a layout by its name; without a version the latest. Equal layouts may have several numbers.
+    pub(crate) fn find_adapter(&self, layout: &KvLayout, name: &str, version: Option<u32>) -> Option<SequenceId> {
+        let named = self.adapters.iter().filter(|((id, known, of), _)| {
+            known == name && version.is_none_or(|v| v == *of) && self.layouts.get(id) == Some(layout)
+        });
+        named.max_by_key(|((_, _, version), _)| *version).map(|(_, id)| *id)
+    }
+
     fn truncate(&mut self, id: SequenceId, tokens: u64) -> Applied {
         let sequence = self.sequence_mut(id)?;
         sequence.tokens = sequence.tokens.min(tokens);
@@ -286,6 +337,10 @@ impl Catalog {
         }
         self.refs -= sequence.refs.len() as u64;
         self.key_bytes -= sequence.key.len() as u64;
+        if let Some(adapter) = sequence.adapter {
+            self.adapter_bytes -= adapter_record_bytes(&adapter);
+            self.adapters.remove(&(sequence.layout, adapter.name, adapter.version));
+        }
         for (frame, _) in sequence.refs {
             self.release(frame);
         }
@@ -529,6 +584,9 @@ impl Catalog {
         }
         for (id, sequence) in &self.sequences {
             out.push(Kind::SequenceCreate, &sequence.create_record(*id), sequence.key.as_bytes());
+            if let Some(adapter) = &sequence.adapter {
+                out.push(Kind::Adapter, &adapter.record(*id), adapter.name.as_bytes());
+            }
             for (frame, token_end) in &sequence.refs {
                 out.push(Kind::FrameRef, &ref_record(*id, *frame, *token_end), &[]);
             }
@@ -555,6 +613,7 @@ impl Catalog {
             + self.refs * record(size_of::<m::FrameRef>())
             + self.sequences.len() as u64 * sequence
             + self.key_bytes
+            + self.adapter_bytes
             + record(size_of::<m::CheckpointEnd>())
     }
 
@@ -565,8 +624,14 @@ impl Catalog {
             + refs
             + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
             + self.frames.len() * (size_of::<FrameMeta>() + 32)
+            + self.adapters.keys().map(|(_, name, _)| 2 * name.len() + 96).sum::<usize>()
             + self.segments.len() * (size_of::<SegmentMeta>() + 32)
     }
+}
+
+/// Bytes that the record of an adapter takes in a checkpoint.
+fn adapter_record_bytes(adapter: &AdapterMeta) -> u64 {
+    (size_of::<m::RecordHeader>() + size_of::<m::AdapterDefined>() + adapter.name.len()).next_multiple_of(8) as u64
 }
 
 fn key_text(key: &[u8], bytes: u16) -> std::result::Result<String, String> {
@@ -618,6 +683,19 @@ impl ReplicaMeta {
             location: self.location.to_raw(),
             header_crc: U32::new(self.header_crc),
             reserved: U32::new(0),
+        }
+    }
+}
+
+impl AdapterMeta {
+    pub(crate) fn record(&self, id: SequenceId) -> m::AdapterDefined {
+        m::AdapterDefined {
+            sequence: U64::new(id.0),
+            checksum: U64::new(self.checksum),
+            bytes: U64::new(self.bytes),
+            version: U32::new(self.version),
+            name_bytes: U16::new(self.name.len() as u16),
+            reserved: U16::new(0),
         }
     }
 }

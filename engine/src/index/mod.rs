@@ -6,8 +6,8 @@ mod extents;
 mod records;
 
 pub(crate) use catalog::{
-    COPIES_MAX, Catalog, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
-    free_record, open_record, ref_record, release_record, seal_record,
+    AdapterMeta, COPIES_MAX, Catalog, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState,
+    SequenceMeta, free_record, open_record, ref_record, release_record, seal_record,
 };
 pub(crate) use extents::{
     BlockPlace, Extent, ExtentTable, Flight, FrameBody, FrameCopy, FrameSlot, Run, SegmentHandle, Source,

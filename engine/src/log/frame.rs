@@ -54,6 +54,13 @@ pub(crate) struct SummaryPart {
     bytes: Vec<u8>,
 }
 
+/// Bytes of an adapter of one layer, from byte `first` on.
+pub(crate) struct AdapterPart {
+    pub(crate) layer: usize,
+    pub(crate) first: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
 /// Ends of what a frame without groups holds: of its tokens, and of its token ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ends {
@@ -69,6 +76,7 @@ pub(crate) struct Draft {
     tails: Vec<Tail>,
     token_ids: Option<(u64, Vec<u8>, u32)>,
     state: Option<(u64, Vec<u8>)>,
+    adapters: Vec<AdapterPart>,
     front_bytes: usize,
     run_bytes: usize,
     first_token: Option<u64>,
@@ -80,7 +88,8 @@ impl Draft {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none() && self.state.is_none()
+        let no_tokens = self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none();
+        no_tokens && self.state.is_none() && self.adapters.is_empty()
     }
 
     /// Whether it holds no groups: tails, token ids and state alone.
@@ -155,6 +164,11 @@ impl Draft {
         self.holds(first);
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.token_ids = Some((first, bytes, ids.len() as u32));
+    }
+
+    pub(crate) fn adapter(&mut self, part: AdapterPart) {
+        self.front_bytes += part.bytes.len() + 16 + size_of::<Descriptor>();
+        self.adapters.push(part);
     }
 
     /// The caller's state with the committed length it belongs to.
@@ -410,6 +424,10 @@ pub(crate) fn write(
     }
     if let Some((tokens, state)) = &draft.state {
         tables.front_piece(&small(frame::KIND_CALLER_STATE, *tokens, state.len() as u32), &[state]);
+    }
+    for part in &draft.adapters {
+        let piece = Piece { layer: part.layer, ..small(frame::KIND_ADAPTER, part.first, part.bytes.len() as u32) };
+        tables.front_piece(&piece, &[&part.bytes]);
     }
     for tail in &draft.tails {
         let piece = Piece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };

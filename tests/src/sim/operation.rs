@@ -36,6 +36,8 @@ pub enum Operation {
     DropReaders,
     /// Exports the sequence of a slot and imports it into another; only so many thousandths of the file, where given.
     Carry { slot: usize, to: usize, part: Option<u16> },
+    /// Stores the adapter of a version, or deletes it.
+    Adapter { version: u32, put: bool },
     /// Makes lazy commits durable.
     Flush,
     /// Closes the store and opens it again.
@@ -58,6 +60,7 @@ impl Operation {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
         match what % 16 {
             0..=2 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
+            3 if more % 8 == 7 => Self::Adapter { version: u32::from(size % 4), put: place % 4 > 0 },
             3 if more % 2 == 0 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
             3 => Self::Decode { slot, tokens: 1 + usize::from(size) % 16, durability },
             4..=6 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
@@ -112,7 +115,8 @@ impl Operation {
                 let back = if rng.one_in(4) { rng.below(60) } else { 1 + rng.below(6) };
                 Self::Truncate { slot, back: back as usize }
             }
-            103..=109 => Self::Fork { slot, to: to(rng) },
+            103 => Self::Adapter { version: rng.below(4) as u32, put: !rng.one_in(4) },
+            104..=109 => Self::Fork { slot, to: to(rng) },
             110..=113 => Self::Reader { slot },
             114 | 115 => Self::CheckReaders,
             116 => Self::DropReaders,
