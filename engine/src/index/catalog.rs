@@ -2,6 +2,7 @@
 //! made durable; a checkpoint writes it out as records again.
 
 use super::records::RecordBuffer;
+use crate::device::environment::{Mutant, mutated};
 use crate::layout::KvLayout;
 use std::collections::{BTreeMap, HashMap};
 use stratakv_format::manifest::{self as m, Kind, Record};
@@ -342,6 +343,11 @@ impl Catalog {
             self.adapters.remove(&(sequence.layout, adapter.name, adapter.version));
         }
         for (frame, _) in sequence.refs {
+            if mutated(Mutant::ForkFreedWithParent)
+                && let Some(frame) = self.frames.get_mut(&frame)
+            {
+                frame.refs = 1;
+            }
             self.release(frame);
         }
         Ok(())

@@ -305,6 +305,11 @@ impl Runner<'_> {
                 }
                 Ok(())
             }
+            Operation::Keep { slot, tokens, durability } => {
+                self.append(slot, tokens, u8::MAX)?;
+                self.commit(slot, durability, None)?;
+                self.close(slot)
+            }
             Operation::Ids { slot, count } => self.push_ids(slot, count),
             Operation::Commit { slot, durability, state } => self.commit(slot, durability, state),
             Operation::Truncate { slot, back } => self.truncate(slot, back),
