@@ -4,6 +4,7 @@ mod commit;
 mod copies;
 mod core;
 mod devices;
+mod draft;
 mod frame;
 mod late;
 mod manifest;
@@ -15,9 +16,8 @@ pub(crate) use commit::{CommitRequest, Committer, keep_spare};
 pub(crate) use copies::{CopyChange, Place, places};
 pub(crate) use core::{Claim, CopyAt, StoreInner, copies_of};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
-pub(crate) use frame::{
-    AdapterPart, Draft, Ends, SequenceIdentity, Tail, WrittenFrame, front_limit, write as write_frame,
-};
+pub(crate) use draft::{AdapterPart, Draft, Ends, SequenceIdentity, Tail};
+pub(crate) use frame::{WrittenFrame, front_limit, write as write_frame};
 pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use members::DeviceList;
