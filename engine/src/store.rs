@@ -1,5 +1,6 @@
 //! The store: open, create, sequences, reads, close.
 
+mod adapters;
 mod maintain;
 mod repair;
 mod start;
@@ -8,6 +9,7 @@ mod usage;
 
 use start::{Known, measure, start_devices};
 
+pub use adapters::AdapterInfo;
 pub use maintain::{CleanReport, Health};
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
@@ -121,17 +123,7 @@ impl Store {
         if copies > 1 {
             records.require_replicas();
         }
-        let layout_id = {
-            let mut catalog = lock(&inner.catalog);
-            match catalog.find_layout(layout) {
-                Some(id) => id,
-                None => {
-                    let id = catalog.counters.layout;
-                    catalog.counters.layout += 1;
-                    LayoutId(id)
-                }
-            }
-        };
+        let layout_id = self.layout_id(layout);
         let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
             Summary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
         });
@@ -149,6 +141,7 @@ impl Store {
             state_frame: None,
             committed_unix_ms: 0,
             used_unix_ms: 0,
+            adapter: None,
             refs: Vec::new(),
         };
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
@@ -165,6 +158,16 @@ impl Store {
         };
         lock(&inner.space).classify(id, class_of(&meta));
         Sequence::new(claim, who, records)
+    }
+
+    /// The number of a layout, a new one where the store does not have it yet.
+    fn layout_id(&self, layout: &KvLayout) -> LayoutId {
+        let mut catalog = lock(&self.inner.catalog);
+        catalog.find_layout(layout).unwrap_or_else(|| {
+            let id = catalog.counters.layout;
+            catalog.counters.layout += 1;
+            LayoutId(id)
+        })
     }
 
     /// Opens a sequence by its key, as its last commit left it.
@@ -188,7 +191,7 @@ impl Store {
         self.inner.flush_others()?;
         let meta = {
             let mut catalog = lock(&self.inner.catalog);
-            let found = catalog.sequences.get_mut(&id);
+            let found = catalog.sequences.get_mut(&id).filter(|meta| meta.adapter.is_none());
             found.map(|meta| {
                 meta.used_unix_ms = unix_ms();
                 meta.clone()
@@ -212,7 +215,7 @@ impl Store {
     pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
         let claim = Claim::new(&self.inner, id, "");
         self.inner.flush_others()?;
-        if !lock(&self.inner.catalog).sequences.contains_key(&id) {
+        if lock(&self.inner.catalog).sequences.get(&id).is_none_or(|meta| meta.adapter.is_some()) {
             return Err(Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")));
         }
         let _claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open")))?;
@@ -250,7 +253,7 @@ impl Store {
             ttl_ms: meta.ttl_ms,
             evictable: meta.evictable,
         };
-        catalog.sequences.iter().map(info).collect()
+        catalog.sequences.iter().filter(|(_, meta)| meta.adapter.is_none()).map(info).collect()
     }
 
     /// Reads what views selected: many layers and many sequences in one call, submitted together. Returns at once; wait on
@@ -331,7 +334,7 @@ impl Store {
         let (live_bytes, sequences) = {
             let catalog = lock(&inner.catalog);
             let live: u64 = catalog.segments.values().map(|s| s.live_pages * PAGE_BYTES as u64).sum();
-            (live, catalog.sequences.len())
+            (live, catalog.sequences.len() - catalog.adapters.len())
         };
         // One lock at a time.
         let file_bytes = lock(&inner.space).file_bytes(devices);
@@ -644,6 +647,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         written: AtomicU64::new(0),
         lazy: Mutex::new(lazy),
         repairing: Mutex::default(),
+        adapters: Mutex::default(),
         devices,
         cache,
         health: StoreCounters::default(),

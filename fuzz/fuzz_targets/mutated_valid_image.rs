@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| stratakv_fuzz::image::check(data, true));
+fuzz_target!(|data: &[u8]| stratakv_fuzz::check_image(data, true));

@@ -157,6 +157,22 @@ pub enum Mutant {
     NotReadAgain,
     /// Small frames are let go before the one that takes their place is durable.
     ReleasedFirst,
+    /// A deletion frees frames that a fork still refers to.
+    ForkFreedWithParent,
+    /// A segment is used again while a reader, a view or a fork holds it.
+    PinsIgnored,
+    /// An eviction is told before it is durable.
+    EvictionNotDurable,
+    /// An eviction takes two commits.
+    EvictedByHalves,
+    /// The sequences that should be evicted last go first.
+    EvictionOrderIgnored,
+    /// A sequence expires when half of its time is over.
+    ExpiredEarly,
+    /// Segments are made beyond the capacity.
+    CapacityIgnored,
+    /// An import is committed before it has been read to its end.
+    ImportVisible,
 }
 
 /// Whether this fault of the engine is switched on.

@@ -34,6 +34,8 @@ pub(crate) struct StoreInner {
     pub(crate) written: AtomicU64,
     pub(crate) lazy: Mutex<Option<JoinHandle<()>>>,
     pub(crate) devices: Arc<Devices>,
+    /// One change of adapters at a time.
+    pub(crate) adapters: Mutex<()>,
     /// One repair at a time.
     pub(crate) repairing: Mutex<()>,
     pub(crate) health: StoreCounters,

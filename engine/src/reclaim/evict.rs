@@ -1,8 +1,8 @@
 //! Sequences that go by themselves: those whose time is over, and evictable ones when space is short.
 
-use crate::device::environment::{Event, note};
+use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::Result;
-use crate::index::{Catalog, SequenceMeta};
+use crate::index::{Catalog, SequenceMeta, release_record};
 use crate::log::{Claim, CommitRequest, StoreInner, unix_ms};
 use crate::metrics::{Evicted, EvictionReason, lock};
 use std::sync::Arc;
@@ -15,7 +15,8 @@ const BATCH: usize = 64;
 
 /// When the time of a sequence is over, in milliseconds since 1970.
 fn ends_ms(meta: &SequenceMeta) -> Option<u64> {
-    (meta.ttl_ms > 0).then(|| meta.created_unix_ms.saturating_add(meta.ttl_ms))
+    let ttl = if mutated(Mutant::ExpiredEarly) { meta.ttl_ms / 2 } else { meta.ttl_ms };
+    (meta.ttl_ms > 0).then(|| meta.created_unix_ms.saturating_add(ttl))
 }
 
 /// Bytes that deleting the sequence makes dead: frames that nobody else refers to.
@@ -65,6 +66,9 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
             let mut candidates: Vec<_> =
                 catalog.sequences.iter().filter(|(id, meta)| meta.evictable > 0 && !open.contains(id)).collect();
             candidates.sort_by_key(|(id, meta)| (std::cmp::Reverse(meta.evictable), meta.used_unix_ms, **id));
+            if mutated(Mutant::EvictionOrderIgnored) {
+                candidates.reverse();
+            }
             let mut sum = freed;
             let needed = candidates.into_iter().take_while(|(_, meta)| {
                 let wanted = sum < bytes;
@@ -103,7 +107,13 @@ fn delete(inner: &Arc<StoreInner>, ids: &[SequenceId], reason: EvictionReason) -
     if events.is_empty() {
         return Ok((0, 0));
     }
-    inner.commit(request)?;
+    if mutated(Mutant::EvictedByHalves) {
+        release_halves(inner, &events)?;
+    }
+    match mutated(Mutant::EvictionNotDurable) {
+        true => inner.committer.enqueue(request, None),
+        false => inner.commit(request)?,
+    }
     drop(claims);
     let freed = events.iter().map(|event| event.bytes).sum();
     let count = events.len() as u64;
@@ -117,4 +127,19 @@ fn delete(inner: &Arc<StoreInner>, ids: &[SequenceId], reason: EvictionReason) -
         inner.observers.tell(event);
     }
     Ok((freed, count))
+}
+
+/// The fault of a store that first lets go of half the frames.
+fn release_halves(inner: &Arc<StoreInner>, events: &[Evicted]) -> Result<()> {
+    let mut request = CommitRequest::default();
+    {
+        let catalog = lock(&inner.catalog);
+        let metas = events.iter().filter_map(|event| catalog.sequences.get_key_value(&SequenceId(event.id)));
+        for (id, meta) in metas {
+            for (frame, _) in meta.refs.iter().skip(meta.refs.len() / 2) {
+                request.records.push(Kind::FrameRelease, &release_record(*id, *frame), &[]);
+            }
+        }
+    }
+    inner.commit(request)
 }

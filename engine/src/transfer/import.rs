@@ -1,5 +1,6 @@
 //! Taking the file in: each piece is checked before it is used, and the sequence exists with the commit behind the last one.
 
+use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::{Category, Reservation};
@@ -256,6 +257,9 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
     for at in 0..stored.layers.len() {
         if stored.layers[at].has_kv() {
             layer(&mut file, &mut sequence, &stored, at, page.tokens.get(), has_summary)?;
+        }
+        if mutated(Mutant::ImportVisible) {
+            sequence.commit(Durability::Sync)?;
         }
     }
     let pieces = file.index;

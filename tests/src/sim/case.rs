@@ -133,15 +133,17 @@ impl Case {
         };
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
-        let slots = 1 + rng.below(SLOTS as u64) as usize;
-        let ends = if rng.one_in(if tight { 2 } else { 4 }) {
+        let ending = rng.one_in(if tight { 2 } else { 4 });
+        // A cache: what goes first is a question only where there is a choice.
+        let cache = tight && ending;
+        let slots = if cache { SLOTS } else { 1 + rng.below(SLOTS as u64) as usize };
+        let ends = if ending {
             let end =
                 |rng: &mut Rng| End { ttl: pick(rng, &[0, 0, 5_000, 30_000]), evictable: pick(rng, &[0, 1, 1, 2]) };
             (0..slots).map(|_| end(rng)).collect()
         } else {
             Vec::new()
         };
-        let cache = tight && !ends.is_empty();
         Self {
             seed,
             regime,

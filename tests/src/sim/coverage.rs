@@ -26,6 +26,7 @@ pub(super) const READ_BESIDE: &str = "reader read beside its writer";
 pub(super) const READ_DELETED: &str = "reader read after the deletion";
 pub(super) const CARRIED: &str = "sequence exported and imported";
 pub(super) const CAPACITY: &str = "capacity changed";
+pub(super) const ADAPTER: &str = "adapter stored";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
 
 /// Counts of what was seen.
@@ -109,6 +110,7 @@ impl Coverage {
             READ_DELETED,
             CARRIED,
             CAPACITY,
+            ADAPTER,
             LOOKED,
         ];
         events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()

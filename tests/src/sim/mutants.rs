@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault, with the cases within which it must be found.
-const BUDGETS: [(Mutant, u64); 19] = [
+const BUDGETS: [(Mutant, u64); 27] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -26,6 +26,14 @@ const BUDGETS: [(Mutant, u64); 19] = [
     (Mutant::ReuseBeforeFlush, 20_000),
     (Mutant::NotReadAgain, 20_000),
     (Mutant::ReleasedFirst, 10_000),
+    (Mutant::ForkFreedWithParent, 5_000),
+    (Mutant::PinsIgnored, 5_000),
+    (Mutant::EvictionNotDurable, 20_000),
+    (Mutant::EvictedByHalves, 20_000),
+    (Mutant::EvictionOrderIgnored, 20_000),
+    (Mutant::ExpiredEarly, 5_000),
+    (Mutant::CapacityIgnored, 5_000),
+    (Mutant::ImportVisible, 5_000),
 ];
 
 /// How the search for one of them went.

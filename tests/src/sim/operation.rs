@@ -14,6 +14,8 @@ pub enum Operation {
     Append { slot: usize, tokens: usize, layers: u8 },
     /// Appends tokens one by one to all layers, with their ids, and commits after each.
     Decode { slot: usize, tokens: usize, durability: Durability },
+    /// Appends tokens to all layers, commits, and gives the handle back: what a cache does with a prompt.
+    Keep { slot: usize, tokens: usize, durability: Durability },
     /// Gives token ids.
     Ids { slot: usize, count: usize },
     /// Commits, with a state of this many bytes.
@@ -36,6 +38,8 @@ pub enum Operation {
     DropReaders,
     /// Exports the sequence of a slot and imports it into another; only so many thousandths of the file, where given.
     Carry { slot: usize, to: usize, part: Option<u16> },
+    /// Stores the adapter of a version, or deletes it.
+    Adapter { version: u32, put: bool },
     /// Makes lazy commits durable.
     Flush,
     /// Closes the store and opens it again.
@@ -58,7 +62,9 @@ impl Operation {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
         match what % 16 {
             0..=2 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
+            3 if more % 8 == 7 => Self::Adapter { version: u32::from(size % 4), put: place % 4 > 0 },
             3 if more % 2 == 0 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
+            3 if more % 4 == 1 => Self::Keep { slot, tokens: 1 + usize::from(size) % 64, durability },
             3 => Self::Decode { slot, tokens: 1 + usize::from(size) % 16, durability },
             4..=6 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
             7 => Self::Delete { slot, durability },
@@ -86,13 +92,14 @@ impl Operation {
         }
     }
 
-    /// `cache`: handles are given back more often, so that their sequences can go.
+    /// `cache`: most sequences are kept for later use and closed, so that they can go.
     pub(super) fn generate(rng: &mut Rng, slots: usize, devices: usize, cache: bool) -> Self {
         let slot = rng.below(slots as u64) as usize;
         let to = |rng: &mut Rng| rng.below(slots as u64) as usize;
         let durability =
             pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
         match rng.below(128) {
+            4..=31 if cache => Self::Keep { slot, tokens: 8 + rng.below(56) as usize, durability },
             0..=3 => Self::Decode { slot, tokens: 1 + rng.below(12) as usize, durability },
             4..=39 => Self::Append {
                 slot,
@@ -112,7 +119,8 @@ impl Operation {
                 let back = if rng.one_in(4) { rng.below(60) } else { 1 + rng.below(6) };
                 Self::Truncate { slot, back: back as usize }
             }
-            103..=109 => Self::Fork { slot, to: to(rng) },
+            103 => Self::Adapter { version: rng.below(4) as u32, put: !rng.one_in(4) },
+            104..=109 => Self::Fork { slot, to: to(rng) },
             110..=113 => Self::Reader { slot },
             114 | 115 => Self::CheckReaders,
             116 => Self::DropReaders,

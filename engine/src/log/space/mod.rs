@@ -7,6 +7,7 @@ mod account;
 mod allocate;
 
 use super::devices::Devices;
+use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Catalog, FrameBody, FrameSlot, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, seal_record,
@@ -392,7 +393,8 @@ impl Space {
 
     /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
     pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
-        self.is_sealed(key) && self.handles.get(&key).is_none_or(|handle| handle.strong_count() == 0)
+        let pinned = self.handles.get(&key).is_some_and(|handle| handle.strong_count() > 0);
+        self.is_sealed(key) && (!pinned || mutated(Mutant::PinsIgnored))
     }
 
     pub(crate) fn is_sealed(&self, key: SegmentKey) -> bool {

@@ -1,5 +1,6 @@
 //! Running a case: operations, crash, recovery, comparison, and on.
 
+mod adapters;
 mod lives;
 mod recovery;
 mod space;
@@ -79,6 +80,7 @@ struct Runner<'c> {
     closing: Option<u64>,
     /// With what each must go on seeing.
     readers: Vec<(SequenceReader, Version)>,
+    adapters: adapters::Adapters,
     salts: Rng,
     rotten: bool,
     history: Option<Vec<String>>,
@@ -132,6 +134,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         handles: [const { None }; SLOTS],
         closing: None,
         readers: Vec::new(),
+        adapters: adapters::Adapters::new(),
         salts: Rng::new(case.seed ^ 0x5a17),
         rotten: false,
         history: verbose.then(Vec::new),
@@ -302,6 +305,11 @@ impl Runner<'_> {
                 }
                 Ok(())
             }
+            Operation::Keep { slot, tokens, durability } => {
+                self.append(slot, tokens, u8::MAX)?;
+                self.commit(slot, durability, None)?;
+                self.close(slot)
+            }
             Operation::Ids { slot, count } => self.push_ids(slot, count),
             Operation::Commit { slot, durability, state } => self.commit(slot, durability, state),
             Operation::Truncate { slot, back } => self.truncate(slot, back),
@@ -316,6 +324,8 @@ impl Runner<'_> {
                 Ok(())
             }
             Operation::Carry { slot, to, part } => self.carry(slot, to, part),
+            Operation::Adapter { version, put: true } => self.put_adapter(version),
+            Operation::Adapter { version, put: false } => self.delete_adapter(version),
             Operation::Flush => {
                 let flushed = self.store()?.flush();
                 self.model.attempted(flushed.is_ok());

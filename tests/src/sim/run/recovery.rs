@@ -130,7 +130,7 @@ impl Runner<'_> {
         if doubtful > kept {
             self.coverage.add(coverage::LOST);
         }
-        Ok(())
+        self.check_adapters()
     }
 
     /// Reads the whole store: what it holds, and the state of the model that has exactly that.
@@ -175,7 +175,7 @@ impl Runner<'_> {
     }
 
     /// An error of a read that can only come from the medium.
-    fn unreadable(&mut self, doing: &str, e: &Error) -> Stop {
+    pub(super) fn unreadable(&mut self, doing: &str, e: &Error) -> Stop {
         match self.fault(doing, e) {
             Err(stop) => stop,
             Ok(()) if e.kind() == ErrorKind::Io => Stop::Reported,
