@@ -110,7 +110,8 @@ pub use reclaim::Repaired;
 pub use select::{SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
 pub use store::{
-    CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus, Usage,
+    AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
+    Usage,
 };
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 pub use transfer::{Exported, ImportOptions};

@@ -63,6 +63,12 @@ impl PayloadChecksum {
     }
 }
 
+/// CRC-64/NVME of bytes by themselves: what names an adapter by what it says.
+#[must_use]
+pub fn crc64(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
+}
+
 /// What a payload checksum is seeded with: which bytes these are. The right bytes in the wrong place do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -73,7 +79,7 @@ pub struct PlaneIdentity {
     pub sequence: U64,
     /// First token of the piece.
     pub first_token: U64,
-    /// Valid tokens in the piece; for caller state its bytes.
+    /// Valid tokens in the piece; for caller state and adapters its bytes.
     pub tokens: U32,
     /// Layer, 0 where there is none.
     pub layer: U16,

@@ -2,6 +2,7 @@
 //! the format gets a new directory beside the old ones.
 
 mod golden_store;
+mod retrieval;
 
 use golden_store as g;
 use std::fs;
@@ -108,6 +109,7 @@ fn encode_again(out: &mut Vec<u8>, record: &Record<'_>) {
         Record::Superseded(r) => put(out, K::Superseded, r, &[]),
         Record::FrameRef(r) => put(out, K::FrameRef, r, &[]),
         Record::FrameRelease(r) => put(out, K::FrameRelease, r, &[]),
+        Record::Adapter(r, tail) => put(out, K::Adapter, r, tail),
         Record::Unknown(kind) => panic!("unknown record {kind}"),
     }
 }

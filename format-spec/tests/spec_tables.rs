@@ -104,6 +104,7 @@ fn in_code() -> BTreeMap<String, (usize, Vec<Row>)> {
         PoolAllocation: m::PoolAllocation { sequence, location, layer, kv_head, allocated, reserved }
         SequenceCommit: m::SequenceCommit { sequence, tokens, state_frame, token_ids, committed_unix_ms }
         Counters: m::Counters { next_frame, next_sequence, next_lsn, lifetime_bytes, next_layout, reserved }
+        AdapterDefined: m::AdapterDefined { sequence, checksum, bytes, version, name_bytes, reserved }
         CheckpointEnd: m::CheckpointEnd { records }
         Superseded: m::Superseded { generation, nonce }
         RawLayoutHeader: RawLayoutHeader { bytes, layers, group_tokens, dtype, flags, reserved, fingerprint }
@@ -260,7 +261,8 @@ fn codes_are_those_of_the_code() {
                 frame::KIND_CLUSTER_DELTA,
                 frame::KIND_CLUSTER_DIRECTORY,
                 frame::KIND_REPLICA,
-                frame::KIND_KEYED_OBJECT
+                frame::KIND_KEYED_OBJECT,
+                frame::KIND_ADAPTER
             ],
         ),
         (
@@ -313,6 +315,8 @@ fn limits_are_those_of_the_code() {
         ("BATCH_PAGES_MAX", u64::from(m::BATCH_PAGES_MAX)),
         ("RECORDS_BYTES_MAX", m::RECORDS_BYTES_MAX as u64),
         ("KEY_BYTES_MAX", m::KEY_BYTES_MAX as u64),
+        ("ADAPTER_NAME_BYTES_MAX", m::ADAPTER_NAME_BYTES_MAX as u64),
+        ("ADAPTER_BYTES_MAX", m::ADAPTER_BYTES_MAX),
         ("HEADER_PAGES_MAX", u64::from(frame::HEADER_PAGES_MAX)),
         ("TOTAL_PAGES_MAX", u64::from(frame::TOTAL_PAGES_MAX)),
         ("DESCRIPTORS_MAX", u64::from(frame::DESCRIPTORS_MAX)),

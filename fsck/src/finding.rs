@@ -80,6 +80,8 @@ codes! {
     TokenIds = "token-ids";
     /// The caller's state is not where its commit says.
     CallerState = "caller-state";
+    /// An adapter that is not whole, or in a sequence that holds none.
+    Adapter = "adapter";
     /// A version, feature or kind that this program does not know.
     Unsupported = "unsupported";
     /// The operating system could not read this place.

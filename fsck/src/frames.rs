@@ -8,8 +8,8 @@ use crate::segments::Job;
 use std::ops::Range;
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::frame::{
-    CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, tail_plane_bytes,
+    CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS,
+    KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, tail_plane_bytes,
 };
 use stratakv_format::{PAGE_BYTES, SequenceId};
 use zerocopy::IntoBytes;
@@ -32,6 +32,8 @@ pub(crate) struct FrameInfo {
     /// What, first token, one past the last.
     pub(crate) spans: Vec<(Holds, u64, u64)>,
     pub(crate) has_state: bool,
+    /// Layer, first byte and bytes of pieces of an adapter.
+    pub(crate) adapter: Vec<(u16, u64, u64)>,
 }
 
 /// What all frames are held against.
@@ -144,13 +146,18 @@ impl Checker<'_> {
     }
 
     fn info(&self, view: &FrameView<'_>, id: u64, frame: &Frame, file: &StoreFile, header_bytes: u64) -> FrameInfo {
-        let mut info = FrameInfo { layout: view.header().layout.get(), spans: Vec::new(), has_state: false };
+        let mut info =
+            FrameInfo { layout: view.header().layout.get(), spans: Vec::new(), has_state: false, adapter: Vec::new() };
         let front = u64::from(view.header().front_pages.get()) * PAGE;
         for descriptor in view.descriptors() {
             let kind = descriptor.kind.get();
             let holds = match kind {
                 KIND_GROUPS | KIND_TAIL => Holds::Layer(descriptor.layer.get()),
                 KIND_TOKEN_IDS => Holds::TokenIds,
+                KIND_ADAPTER => {
+                    info.adapter.push((descriptor.layer.get(), descriptor.first_token.get(), descriptor.bytes.get()));
+                    continue;
+                }
                 _ => {
                     let text = if kind == KIND_SUMMARY && descriptor.offset.get() + descriptor.bytes.get() > front {
                         "a summary lies behind the front pages"
@@ -337,6 +344,7 @@ impl Payload<'_> {
             (KIND_SUMMARY, _) => "summary",
             (KIND_TOKEN_IDS, _) => "token-ids",
             (KIND_CALLER_STATE, _) => "caller-state",
+            (KIND_ADAPTER, _) => "adapter",
             (_, 0) => "k",
             _ => "v",
         };
@@ -345,10 +353,10 @@ impl Payload<'_> {
             .frame(self.frame)
             .sequence(self.origin)
             .plane(name);
-        if kind != KIND_CALLER_STATE {
+        if !matches!(kind, KIND_CALLER_STATE | KIND_ADAPTER) {
             finding = finding.tokens(first, first.saturating_add(u64::from(tokens)));
         }
-        if matches!(kind, KIND_GROUPS | KIND_SUMMARY | KIND_TAIL) {
+        if matches!(kind, KIND_GROUPS | KIND_SUMMARY | KIND_TAIL | KIND_ADAPTER) {
             finding = finding.layer(layer);
         }
         // Without bytes, the header has a wrong checksum: the place is where they would be.

@@ -276,7 +276,9 @@ fn check_frames(
     });
     sequences::check(devices, state, &infos, sink);
     checked.segments = jobs.len() as u64;
-    checked.sequences = state.sequences.len() as u64;
+    let adapters = state.sequences.values().filter(|sequence| sequence.adapter.is_some()).count();
+    checked.adapters = adapters as u64;
+    checked.sequences = (state.sequences.len() - adapters) as u64;
     checked.frames = counts.frames.get();
     checked.planes = counts.planes.get();
     checked.payload_bytes = counts.payload_bytes.get();

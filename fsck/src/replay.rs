@@ -36,6 +36,8 @@ pub(crate) struct Sequence {
     pub(crate) committed: u64,
     pub(crate) token_ids: u64,
     pub(crate) state_frame: u64,
+    /// It holds an adapter of so many bytes.
+    pub(crate) adapter: Option<u64>,
     /// Frame -> only tokens below this one.
     pub(crate) refs: BTreeMap<u64, u64>,
 }
@@ -91,6 +93,8 @@ pub(crate) struct Replay<'a> {
     sink: &'a Sink,
     keys: HashMap<Vec<u8>, u64>,
     deleted: HashSet<u64>,
+    /// Layout, name and version -> the sequence that holds it.
+    adapters: HashMap<(u32, Vec<u8>, u32), u64>,
     references: u64,
     counters: Option<m::Counters>,
     counters_in_run: bool,
@@ -131,6 +135,7 @@ impl<'a> Replay<'a> {
             sink,
             keys: HashMap::new(),
             deleted: HashSet::new(),
+            adapters: HashMap::new(),
             references: 0,
             counters: None,
             counters_in_run: false,
@@ -199,6 +204,7 @@ impl<'a> Replay<'a> {
             Record::Member(member) => self.member(member),
             Record::Layout(defined, bytes) => self.layout(defined, bytes),
             Record::SequenceCreate(create, key) => self.create(create, key),
+            Record::Adapter(adapter, name) => self.adapter(adapter, name),
             Record::Fork(fork, key) => self.fork(fork, key),
             Record::SequenceTruncate(cut) => {
                 let tokens = cut.tokens.get();
@@ -212,6 +218,7 @@ impl<'a> Replay<'a> {
                 let id = delete.sequence.get();
                 let sequence = self.state.sequences.remove(&id).ok_or_else(|| unknown_sequence(id))?;
                 self.keys.remove(&sequence.key);
+                self.adapters.retain(|_, holder| *holder != id);
                 self.deleted.insert(id);
                 sequence.refs.keys().for_each(|&frame| self.release(frame));
                 Ok(())
@@ -323,6 +330,7 @@ impl<'a> Replay<'a> {
             committed: 0,
             token_ids: 0,
             state_frame: 0,
+            adapter: None,
             refs: BTreeMap::new(),
         };
         self.insert(create.sequence.get(), sequence)
@@ -332,6 +340,7 @@ impl<'a> Replay<'a> {
         let tokens = fork.tokens.get();
         check(fork.reserved == [0; 6], reserved)?;
         let parent = self.sequence(fork.parent.get())?;
+        check(parent.adapter.is_none(), || "a sequence that holds an adapter is forked".into())?;
         let count = parent.refs.len() as u64;
         check(self.references.saturating_add(count) <= REFERENCES_MAX, too_many)?;
         let parent = self.sequence(fork.parent.get())?;
@@ -352,6 +361,20 @@ impl<'a> Replay<'a> {
             }
         }
         Ok(())
+    }
+
+    fn adapter(&mut self, adapter: &m::AdapterDefined, name: &[u8]) -> Applied {
+        let id = adapter.sequence.get();
+        let text = std::str::from_utf8(name).map_err(|_| "the name of an adapter is not UTF-8")?;
+        let sequence = self.sequence(id)?;
+        let empty = sequence.key.is_empty() && sequence.committed == 0 && sequence.token_ids == 0;
+        check(empty && sequence.adapter.is_none(), || format!("sequence {id} holds more than the adapter {text:?}"))?;
+        sequence.adapter = Some(adapter.bytes.get());
+        let place = (sequence.layout, name.to_vec(), adapter.version.get());
+        match self.adapters.insert(place, id) {
+            None => Ok(()),
+            Some(other) => Err(format!("sequences {other} and {id} hold the same adapter {text:?}")),
+        }
     }
 
     fn insert(&mut self, id: u64, sequence: Sequence) -> Applied {

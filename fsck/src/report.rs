@@ -55,6 +55,8 @@ pub struct Checked {
     pub bytes: u64,
     /// Sequences.
     pub sequences: u64,
+    /// Adapters.
+    pub adapters: u64,
     /// False where damage kept a part from being checked: no usable superblock or manifest.
     pub complete: bool,
     /// Seconds it took.

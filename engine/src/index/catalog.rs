@@ -1,10 +1,10 @@
 //! The state that the manifest describes. Recovery builds it from the records on disk; a commit applies the very records it
 //! made durable; a checkpoint writes it out as records again.
 
-mod announce;
-
-pub(crate) use announce::{free_record, open_record, ref_record, release_record, seal_record};
-
+use super::meta::{
+    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, adapter_record_bytes,
+    free_record, open_record, ref_record, seal_record,
+};
 use super::records::RecordBuffer;
 use crate::device::environment::{Mutant, mutated};
 use crate::layout::KvLayout;
@@ -19,94 +19,6 @@ pub(crate) const COPIES_MAX: usize = 3;
 /// A segment of a device.
 pub(crate) type SegmentKey = (DeviceIndex, SegmentId);
 
-/// A sequence.
-#[derive(Clone, Debug)]
-pub(crate) struct SequenceMeta {
-    pub(crate) key: String,
-    pub(crate) layout: LayoutId,
-    pub(crate) summaries: u32,
-    pub(crate) created_unix_ms: u64,
-    pub(crate) ttl_ms: u64,
-    pub(crate) replicas: u8,
-    pub(crate) evictable: u8,
-    pub(crate) parent: Option<(SequenceId, u64)>,
-    pub(crate) tokens: u64,
-    pub(crate) token_ids: u64,
-    pub(crate) state_frame: Option<FrameId>,
-    pub(crate) committed_unix_ms: u64,
-    /// When a handle last had it, or the last commit: as far as this opening of the store knows.
-    pub(crate) used_unix_ms: u64,
-    /// Frames with the token below which they belong to this sequence, in the order of their LSN.
-    pub(crate) refs: Vec<(FrameId, u64)>,
-}
-
-/// A frame.
-#[derive(Clone, Debug)]
-pub(crate) struct FrameMeta {
-    pub(crate) origin: SequenceId,
-    pub(crate) lsn: u64,
-    pub(crate) nonce: u64,
-    pub(crate) location: Location,
-    pub(crate) header_crc: u32,
-    pub(crate) header_pages: u32,
-    pub(crate) front_pages: u32,
-    /// Sequences that refer to it.
-    pub(crate) refs: u32,
-    /// Its other copies, on other devices.
-    pub(crate) replicas: Vec<ReplicaMeta>,
-}
-
-/// Another copy of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReplicaMeta {
-    pub(crate) generation: u64,
-    pub(crate) location: Location,
-    pub(crate) header_crc: u32,
-}
-
-/// What a segment is used for now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SegmentState {
-    /// Takes frames.
-    Open,
-    /// Takes no more.
-    Sealed,
-    /// Nothing in it is live.
-    Free,
-}
-
-/// A segment.
-#[derive(Clone, Debug)]
-pub(crate) struct SegmentMeta {
-    pub(crate) generation: u64,
-    pub(crate) nonce: u64,
-    pub(crate) pages: u32,
-    pub(crate) kind: u8,
-    pub(crate) state: SegmentState,
-    /// One past the last page of any frame that was committed in it.
-    pub(crate) used_pages: u32,
-    /// Pages of frames that sequences refer to.
-    pub(crate) live_pages: u64,
-    /// The newest frame that was committed in it: how old it is.
-    pub(crate) last_lsn: u64,
-}
-
-/// Numbers that never go back.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Counters {
-    pub(crate) frame: u64,
-    pub(crate) sequence: u64,
-    pub(crate) lsn: u64,
-    pub(crate) layout: u32,
-    pub(crate) lifetime_bytes: u64,
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self { frame: 1, sequence: 1, lsn: 1, layout: 1, lifetime_bytes: 0 }
-    }
-}
-
 /// Everything that exists.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
@@ -114,6 +26,8 @@ pub(crate) struct Catalog {
     pub(crate) layouts: BTreeMap<LayoutId, KvLayout>,
     pub(crate) sequences: BTreeMap<SequenceId, SequenceMeta>,
     pub(crate) keys: HashMap<String, SequenceId>,
+    /// Adapters by layout, name and version.
+    pub(crate) adapters: BTreeMap<(LayoutId, String, u32), SequenceId>,
     pub(crate) frames: HashMap<FrameId, FrameMeta>,
     pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
     pub(crate) counters: Counters,
@@ -125,6 +39,8 @@ pub(crate) struct Catalog {
     refs: u64,
     /// Bytes of all keys.
     key_bytes: u64,
+    /// Bytes of the records of all adapters.
+    adapter_bytes: u64,
     /// The generation that replaces this manifest, once its last record said so.
     pub(crate) superseded: Option<(u64, u64)>,
 }
@@ -149,6 +65,7 @@ impl Catalog {
                 }
             }
             Record::SequenceCreate(create, key) => self.create(create, key)?,
+            Record::Adapter(adapter, name) => self.adapter(adapter, name)?,
             Record::Fork(fork, key) => self.fork(fork, key)?,
             Record::SequenceTruncate(cut) => self.truncate(SequenceId(cut.sequence.get()), cut.tokens.get())?,
             Record::SequenceDelete(delete) => self.delete(SequenceId(delete.sequence.get()))?,
@@ -250,6 +167,7 @@ impl Catalog {
             state_frame: None,
             committed_unix_ms: create.created_unix_ms.get(),
             used_unix_ms: create.created_unix_ms.get(),
+            adapter: None,
             refs: Vec::new(),
         };
         self.insert_sequence(SequenceId(create.sequence.get()), key, meta)
@@ -258,6 +176,9 @@ impl Catalog {
     fn fork(&mut self, fork: &m::Fork, key: &[u8]) -> Applied {
         let (parent_id, tokens) = (SequenceId(fork.parent.get()), fork.tokens.get());
         let parent = self.sequence_mut(parent_id)?.clone();
+        if parent.adapter.is_some() {
+            return Err(format!("sequence {parent_id} holds an adapter, and is forked"));
+        }
         let refs: Vec<_> = parent.refs.iter().map(|&(frame, end)| (frame, end.min(tokens))).collect();
         for (frame, _) in &refs {
             if let Some(frame) = self.frames.get_mut(frame) {
@@ -279,6 +200,36 @@ impl Catalog {
         self.insert_sequence(SequenceId(fork.sequence.get()), key, meta)
     }
 
+    fn adapter(&mut self, adapter: &m::AdapterDefined, name: &[u8]) -> Applied {
+        let id = SequenceId(adapter.sequence.get());
+        let name = std::str::from_utf8(name).map_err(|_| "the name of an adapter is not UTF-8")?;
+        let meta = AdapterMeta {
+            name: name.to_owned(),
+            version: adapter.version.get(),
+            bytes: adapter.bytes.get(),
+            checksum: adapter.checksum.get(),
+        };
+        let sequence = self.sequence_mut(id)?;
+        if sequence.adapter.is_some() || sequence.tokens > 0 || !sequence.key.is_empty() {
+            return Err(format!("sequence {id} holds something else than the adapter {name:?}"));
+        }
+        let place = (sequence.layout, meta.name.clone(), meta.version);
+        self.adapter_bytes += adapter_record_bytes(&meta);
+        self.sequence_mut(id)?.adapter = Some(meta);
+        match self.adapters.insert(place, id) {
+            None => Ok(()),
+            Some(other) => Err(format!("sequences {other} and {id} hold one adapter")),
+        }
+    }
+
+    /// An adapter of a layout by its name; without a version the latest. Equal layouts may have several numbers.
+    pub(crate) fn find_adapter(&self, layout: &KvLayout, name: &str, version: Option<u32>) -> Option<SequenceId> {
+        let named = self.adapters.iter().filter(|((id, known, of), _)| {
+            known == name && version.is_none_or(|v| v == *of) && self.layouts.get(id) == Some(layout)
+        });
+        named.max_by_key(|((_, _, version), _)| *version).map(|(_, id)| *id)
+    }
+
     fn truncate(&mut self, id: SequenceId, tokens: u64) -> Applied {
         let sequence = self.sequence_mut(id)?;
         sequence.tokens = sequence.tokens.min(tokens);
@@ -298,6 +249,10 @@ impl Catalog {
         }
         self.refs -= sequence.refs.len() as u64;
         self.key_bytes -= sequence.key.len() as u64;
+        if let Some(adapter) = sequence.adapter {
+            self.adapter_bytes -= adapter_record_bytes(&adapter);
+            self.adapters.remove(&(sequence.layout, adapter.name, adapter.version));
+        }
         for (frame, _) in sequence.refs {
             if mutated(Mutant::ForkFreedWithParent)
                 && let Some(frame) = self.frames.get_mut(&frame)
@@ -565,6 +520,9 @@ impl Catalog {
         }
         for (id, sequence) in &self.sequences {
             out.push(Kind::SequenceCreate, &sequence.create_record(*id), sequence.key.as_bytes());
+            if let Some(adapter) = &sequence.adapter {
+                out.push(Kind::Adapter, &adapter.record(*id), adapter.name.as_bytes());
+            }
             for (frame, token_end) in &sequence.refs {
                 out.push(Kind::FrameRef, &ref_record(*id, *frame, *token_end), &[]);
             }
@@ -591,6 +549,7 @@ impl Catalog {
             + self.refs * record(size_of::<m::FrameRef>())
             + self.sequences.len() as u64 * sequence
             + self.key_bytes
+            + self.adapter_bytes
             + record(size_of::<m::CheckpointEnd>())
     }
 
@@ -602,6 +561,7 @@ impl Catalog {
             + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
             + self.frames.len() * (size_of::<FrameMeta>() + 32)
             + self.laid.values().map(|laid| laid.capacity() * size_of::<FrameId>() + 48).sum::<usize>()
+            + self.adapters.keys().map(|(_, name, _)| 2 * name.len() + 96).sum::<usize>()
             + self.segments.len() * (size_of::<SegmentMeta>() + 32)
     }
 }

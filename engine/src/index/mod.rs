@@ -3,15 +3,17 @@
 
 mod catalog;
 mod extents;
+mod meta;
 mod pin;
 mod records;
 
-pub(crate) use catalog::{
-    COPIES_MAX, Catalog, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
-    free_record, open_record, ref_record, release_record, seal_record,
-};
+pub(crate) use catalog::{COPIES_MAX, Catalog, SegmentKey};
 pub(crate) use extents::{
     BlockPlace, Extent, ExtentTable, Flight, FrameBody, FrameCopy, FrameSlot, Run, SegmentHandle, Source,
+};
+pub(crate) use meta::{
+    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record,
+    ref_record, release_record, seal_record,
 };
 pub(crate) use pin::{Held, Hold};
 pub(crate) use records::RecordBuffer;

@@ -1,6 +1,7 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
+use super::draft::{Draft, Ends, SequenceIdentity};
 use super::space::{Space, Writer, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
@@ -8,161 +9,16 @@ use crate::device::driver::Op;
 use crate::device::environment::covered;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle};
-use crate::layout::KvLayout;
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
 use stratakv_format::page::round_up_to_page;
-use stratakv_format::{DType, DeviceIndex, FrameId, LayoutId, Location, PAGE_BYTES, PlaneIdentity, SequenceId};
+use stratakv_format::{DType, DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Bytes of one write: large enough for the device, small enough to come from one slab.
 const WRITE_BYTES: usize = 1 << 20;
-
-/// Who writes a frame.
-#[derive(Clone)]
-pub(crate) struct SequenceIdentity {
-    pub(crate) sequence: SequenceId,
-    pub(crate) parent: Option<(SequenceId, u64)>,
-    pub(crate) key: String,
-    pub(crate) summaries: u32,
-    pub(crate) layout_id: LayoutId,
-    pub(crate) layout: KvLayout,
-    /// What ends it, as in its options.
-    pub(crate) ttl_ms: u64,
-    pub(crate) evictable: u8,
-    /// Copies that each of its frames is to have.
-    pub(crate) copies: usize,
-}
-
-/// Tokens of a layer by themselves, not as groups: planes `[kv_heads, tokens, dim]`.
-pub(crate) struct Tail {
-    pub(crate) layer: usize,
-    pub(crate) first_token: u64,
-    pub(crate) tokens: u32,
-    pub(crate) keys: Vec<u8>,
-    pub(crate) values: Vec<u8>,
-}
-
-/// Summary records of consecutive groups of a layer.
-pub(crate) struct SummaryPart {
-    layer: usize,
-    first_group: u64,
-    groups: usize,
-    element: DType,
-    bytes: Vec<u8>,
-}
-
-/// Ends of what a frame without groups holds: of its tokens, and of its token ids.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ends {
-    pub(crate) tokens: u64,
-    pub(crate) ids: u64,
-}
-
-/// What one frame will hold.
-#[derive(Default)]
-pub(crate) struct Draft {
-    runs: Vec<Arc<Run>>,
-    summaries: Vec<SummaryPart>,
-    tails: Vec<Tail>,
-    token_ids: Option<(u64, Vec<u8>, u32)>,
-    state: Option<(u64, Vec<u8>)>,
-    front_bytes: usize,
-    run_bytes: usize,
-    first_token: Option<u64>,
-}
-
-impl Draft {
-    fn holds(&mut self, first_token: u64) {
-        self.first_token = Some(self.first_token.map_or(first_token, |first| first.min(first_token)));
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.runs.is_empty() && self.tails.is_empty() && self.token_ids.is_none() && self.state.is_none()
-    }
-
-    /// Whether it holds no groups: tails, token ids and state alone.
-    pub(crate) fn is_small(&self) -> bool {
-        self.runs.is_empty()
-    }
-
-    /// Bytes it takes on disk, at most, but for the fixed part of the header.
-    pub(crate) fn bytes(&self) -> usize {
-        self.front_bytes + self.run_bytes
-    }
-
-    /// Layers with the bytes of their groups, for placement.
-    pub(crate) fn parts(&self) -> Vec<(usize, u64)> {
-        let mut parts: Vec<(usize, u64)> = Vec::new();
-        for run in &self.runs {
-            match parts.last_mut() {
-                Some((layer, bytes)) if *layer == run.layer => *bytes += run.disk_bytes() as u64,
-                _ => parts.push((run.layer, run.disk_bytes() as u64)),
-            }
-        }
-        parts
-    }
-
-    /// Adds a run with the summary records of its first groups: element type, number, bytes.
-    pub(crate) fn run(
-        &mut self,
-        run: Arc<Run>,
-        group_tokens: u64,
-        planes: usize,
-        summary: Option<(DType, usize, Vec<&[u8]>)>,
-    ) {
-        self.run_bytes += run.disk_bytes();
-        self.holds(run.first_group * group_tokens);
-        self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
-        if let Some((element, groups, pieces)) = summary.filter(|(_, groups, _)| *groups > 0) {
-            self.front_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>().next_multiple_of(8);
-            match self.summaries.last_mut() {
-                Some(last) if last.layer == run.layer && last.first_group + last.groups as u64 == run.first_group => {
-                    last.groups += groups;
-                    pieces.iter().for_each(|piece| last.bytes.extend_from_slice(piece));
-                }
-                _ => self.summaries.push(SummaryPart {
-                    layer: run.layer,
-                    first_group: run.first_group,
-                    groups,
-                    element,
-                    bytes: pieces.concat(),
-                }),
-            }
-        }
-        self.runs.push(run);
-    }
-
-    /// The ends of what it holds, when that is no groups.
-    fn small(&self) -> Option<Ends> {
-        let tokens = self.tails.iter().map(|tail| tail.first_token + u64::from(tail.tokens)).max();
-        let ids = self.token_ids.as_ref().map(|(first, _, count)| first + u64::from(*count));
-        let ends = Ends { tokens: tokens.unwrap_or(0), ids: ids.unwrap_or(0) };
-        self.runs.is_empty().then_some(ends)
-    }
-
-    pub(crate) fn tail(&mut self, tail: Tail) {
-        self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
-        self.holds(tail.first_token);
-        self.tails.push(tail);
-    }
-
-    /// Token ids from index `first` on.
-    pub(crate) fn token_ids(&mut self, first: u64, ids: &[u32]) {
-        self.front_bytes += ids.len() * 4 + 16 + size_of::<Descriptor>();
-        self.holds(first);
-        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.token_ids = Some((first, bytes, ids.len() as u32));
-    }
-
-    /// The caller's state with the committed length it belongs to.
-    pub(crate) fn state(&mut self, tokens: u64, state: Vec<u8>) {
-        self.front_bytes += state.len() + 16 + size_of::<Descriptor>();
-        self.state = Some((tokens, state));
-    }
-}
 
 /// The most bytes of everything of a draft on segments of this size.
 pub(crate) fn front_limit(devices: &Devices, identity: &SequenceIdentity) -> Result<usize> {
@@ -410,6 +266,10 @@ pub(crate) fn write(
     }
     if let Some((tokens, state)) = &draft.state {
         tables.front_piece(&small(frame::KIND_CALLER_STATE, *tokens, state.len() as u32), &[state]);
+    }
+    for part in &draft.adapters {
+        let piece = Piece { layer: part.layer, ..small(frame::KIND_ADAPTER, part.first, part.bytes.len() as u32) };
+        tables.front_piece(&piece, &[&part.bytes]);
     }
     for tail in &draft.tails {
         let piece = Piece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };

@@ -56,6 +56,7 @@ impl Sequence {
             state_frame: None,
             committed_unix_ms: now,
             used_unix_ms: 0,
+            adapter: None,
             refs: Vec::new(),
         };
         let mut records = RecordBuffer::default();

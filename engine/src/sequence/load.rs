@@ -8,13 +8,13 @@ use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{
     BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source,
 };
-use crate::log::{Claim, CopyAt, Devices, Ends, SequenceIdentity, StoreInner, copies_of};
+use crate::log::{AdapterPart, Claim, CopyAt, Devices, Ends, SequenceIdentity, StoreInner, copies_of};
 use crate::metrics::{Category, lock};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
-    Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
-    tail_plane_bytes,
+    Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
+    KIND_TOKEN_IDS, tail_plane_bytes,
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
 
@@ -52,6 +52,8 @@ struct Rest {
     loose: Vec<Vec<Loose>>,
     /// Token ids that some frame holds.
     ids: Vec<Range<usize>>,
+    /// Pieces of an adapter.
+    adapter: Vec<AdapterPart>,
 }
 
 struct Reference {
@@ -87,6 +89,22 @@ impl Reference {
 
 /// The sequence as its last commit left it.
 pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
+    let (mut sequence, rest) = read_frames(claim, id, meta)?;
+    if let Some(part) = rest.adapter.first() {
+        let text = format!("sequence {id} has a frame with an adapter of layer {}", part.layer);
+        return Err(Error::new(ErrorKind::Corruption, text));
+    }
+    sequence.finish(meta, rest)?;
+    Ok(sequence)
+}
+
+/// What the frames of a sequence that holds an adapter have of it.
+pub(super) fn load_adapter_parts(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Vec<AdapterPart>> {
+    read_frames(claim, id, meta).map(|(_, rest)| rest.adapter)
+}
+
+/// Reads the fronts of all frames, and lays them over each other.
+fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Sequence, Rest)> {
     let store = Arc::clone(&claim.store);
     let mut references = references(&store, meta)?;
     let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
@@ -105,7 +123,8 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
     let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
     // As far as no small frame turns up that holds some.
     sequence.ids_grouped = usize::MAX;
-    let mut rest = Rest { loose: sequence.layers.iter().map(|_| Vec::new()).collect(), ids: Vec::new() };
+    let loose = sequence.layers.iter().map(|_| Vec::new()).collect();
+    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new() };
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
@@ -127,8 +146,7 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
         }
         start += count;
     }
-    sequence.finish(meta, rest)?;
-    Ok(sequence)
+    Ok((sequence, rest))
 }
 
 fn front_bytes(reference: &Reference) -> usize {
@@ -213,7 +231,7 @@ impl Sequence {
                     let (key, value) = tail_plane_bytes(&layer.geometry, self.who.layout.dtype(), tokens);
                     Some([key, value])
                 }
-                KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE => None,
+                KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE | KIND_ADAPTER => None,
                 _ => continue,
             };
             let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
@@ -264,7 +282,8 @@ impl Sequence {
         if !self.account() {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
-        let tokens = view.descriptors().iter().filter(|d| d.kind.get() != KIND_CALLER_STATE);
+        let has_tokens = |kind: u16| !matches!(kind, KIND_CALLER_STATE | KIND_ADAPTER);
+        let tokens = view.descriptors().iter().filter(|d| has_tokens(d.kind.get()));
         let first_token = tokens.map(|d| d.first_token.get()).min().filter(|first| *first < reference.token_end);
         let end = |of: u16| view.descriptors().iter().filter(|d| d.kind.get() == of).map(Descriptor::end_token).max();
         let small = groups
@@ -287,7 +306,7 @@ impl Sequence {
         let descriptors = view.descriptors().iter();
         for descriptor in descriptors.clone().filter(|d| !is_tail(d)).chain(descriptors.filter(is_tail)) {
             let kind = descriptor.kind.get();
-            if kind != KIND_CALLER_STATE && descriptor.first_token.get() >= reference.token_end {
+            if has_tokens(kind) && descriptor.first_token.get() >= reference.token_end {
                 checksum += if kind == KIND_GROUPS { descriptor.checksum_count.get() as usize } else { 0 };
                 continue;
             }
@@ -326,6 +345,11 @@ impl Sequence {
                     // Only that of the frame which the last commit names counts; frames come in order.
                     self.state = Some(bytes);
                     self.state_frame = reference.id.0;
+                }
+                KIND_ADAPTER => {
+                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
+                    let (layer, first) = (usize::from(descriptor.layer.get()), descriptor.first_token.get());
+                    rest.adapter.push(AdapterPart { layer, first, bytes });
                 }
                 _ => return Err(damaged(format!("a descriptor of kind {kind}"))),
             }

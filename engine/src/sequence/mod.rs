@@ -1,5 +1,6 @@
 //! A sequence: one token stream. Appends, commits, selections.
 
+mod adapter;
 mod append;
 mod blocks;
 mod commit;
@@ -22,6 +23,7 @@ use layer::Layer;
 use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
+pub(crate) use adapter::{adapter_meta, encoded as encoded_adapter, load_adapter, write_adapter};
 pub(crate) use load::load;
 pub use methods::SelectorId;
 pub use reader::SequenceReader;

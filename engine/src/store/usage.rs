@@ -76,6 +76,10 @@ pub struct NamespaceUsage {
     pub tokens: u64,
     /// Bytes of their frames; a frame that forks share counts once.
     pub live_bytes: u64,
+    /// Adapters.
+    pub adapters: u64,
+    /// Bytes of their frames, not among `live_bytes`.
+    pub adapter_bytes: u64,
 }
 
 impl Usage {
@@ -157,14 +161,21 @@ fn namespaces(catalog: &Catalog) -> Vec<NamespaceUsage> {
     let mut seen = HashSet::new();
     for meta in catalog.sequences.values() {
         let own = found.entry(meta.layout).or_default();
-        own.sequences += 1;
-        own.tokens += meta.tokens;
+        let mut bytes = 0;
         for (id, _) in &meta.refs {
             if let Some(frame) = catalog.frames.get(id)
                 && seen.insert(*id)
             {
-                own.live_bytes += frame.location.bytes();
+                bytes += frame.location.bytes();
             }
+        }
+        if meta.adapter.is_some() {
+            own.adapters += 1;
+            own.adapter_bytes += bytes;
+        } else {
+            own.sequences += 1;
+            own.tokens += meta.tokens;
+            own.live_bytes += bytes;
         }
     }
     for (id, own) in &mut found {

@@ -50,6 +50,58 @@ pub enum LayerAdapter {
     Codes(Codebook),
 }
 
+impl LayerAdapter {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::None => put(out, 0),
+            Self::LowRank(low) => {
+                put(out, 1);
+                put(out, low.width as u32);
+                put(out, low.rank as u32);
+                put_all(out, &low.matrix);
+            }
+            Self::Codes(book) => {
+                put(out, 2);
+                book.write(out);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let damaged = || Error::new(ErrorKind::Corruption, "these bytes are no adapter");
+        Ok(match reader.number()? {
+            0 => Self::None,
+            1 => {
+                let (width, rank) = (reader.number()?, reader.number()?);
+                let matrix = reader.floats(width.checked_mul(rank).ok_or_else(damaged)?)?;
+                Self::LowRank(LowRankAdapter::new(width, rank, matrix).map_err(|_| damaged())?)
+            }
+            2 => Self::Codes(Codebook::read(reader)?),
+            _ => return Err(damaged()),
+        })
+    }
+
+    /// Its bytes, as they stand in a store: kind, then its numbers.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.write(&mut out);
+        out
+    }
+
+    /// From exactly these bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`].
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader(bytes);
+        let layer = Self::read(&mut reader)?;
+        match reader.0.is_empty() {
+            true => Ok(layer),
+            false => Err(Error::new(ErrorKind::Corruption, "an adapter that goes on behind its end")),
+        }
+    }
+}
+
 /// A named, versioned set of [`LayerAdapter`]s for the layers of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
@@ -124,21 +176,7 @@ impl Adapter {
         put(&mut out, self.layers.len() as u32);
         put(&mut out, self.name.len() as u32);
         out.extend_from_slice(self.name.as_bytes());
-        for layer in &self.layers {
-            match layer {
-                LayerAdapter::None => put(&mut out, 0),
-                LayerAdapter::LowRank(low) => {
-                    put(&mut out, 1);
-                    put(&mut out, low.width as u32);
-                    put(&mut out, low.rank as u32);
-                    put_all(&mut out, &low.matrix);
-                }
-                LayerAdapter::Codes(book) => {
-                    put(&mut out, 2);
-                    book.write(&mut out);
-                }
-            }
-        }
+        self.layers.iter().for_each(|layer| layer.write(&mut out));
         let crc = crc(&out);
         put(&mut out, crc);
         out
@@ -162,16 +200,7 @@ impl Adapter {
         let name = std::str::from_utf8(reader.take(name)?).map_err(|_| damaged())?.to_owned();
         let mut list = Vec::new();
         for _ in 0..layers {
-            list.push(match reader.number()? {
-                0 => LayerAdapter::None,
-                1 => {
-                    let (width, rank) = (reader.number()?, reader.number()?);
-                    let matrix = reader.floats(width.checked_mul(rank).ok_or_else(damaged)?)?;
-                    LayerAdapter::LowRank(LowRankAdapter::new(width, rank, matrix).map_err(|_| damaged())?)
-                }
-                2 => LayerAdapter::Codes(Codebook::read(&mut reader)?),
-                _ => return Err(damaged()),
-            });
+            list.push(LayerAdapter::read(&mut reader)?);
         }
         if !reader.0.is_empty() {
             return Err(damaged());

@@ -4,6 +4,7 @@ use super::header::CALLER_STATE_BYTES_MAX;
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::layout::{LayerGeometry, Layout};
+use crate::manifest::ADAPTER_BYTES_MAX;
 use crate::page::PAGE_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -28,6 +29,8 @@ pub const KIND_CLUSTER_DIRECTORY: u16 = 8;
 pub const KIND_REPLICA: u16 = 9;
 /// Room kept: keyed object.
 pub const KIND_KEYED_OBJECT: u16 = 10;
+/// Bytes of an adapter of one layer, in a sequence that holds one.
+pub const KIND_ADAPTER: u16 = 11;
 
 /// Tokens of a sequence end below this one or at it.
 pub const TOKENS_MAX: u64 = 1 << 48;
@@ -49,9 +52,9 @@ pub struct Descriptor {
     pub codec: U16,
     /// Kind of summary, else 0.
     pub summary: U16,
-    /// First token (token ids: index of the first id; caller state: committed tokens).
+    /// First token (token ids: index of the first id; caller state: committed tokens; adapter: first byte).
     pub first_token: U64,
-    /// Valid tokens (token ids: ids; caller state: bytes).
+    /// Valid tokens (token ids: ids; caller state, adapter: bytes).
     pub tokens: U32,
     /// Pieces: groups, summary records, else 1.
     pub pieces: U32,
@@ -152,7 +155,7 @@ impl Descriptor {
     fn geometry(&self, layout: &Layout, base: usize) -> Result<PieceGeometry, FormatError> {
         let range = |field, offset, bound, found| Err(FormatError::range(field, base + offset, bound, found));
         let kind = self.kind.get();
-        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) {
+        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
             return Err(FormatError::new(FormatErrorCode::Unsupported, "descriptor kind", base, 5, u64::from(kind)));
         }
         let (tokens, pieces) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
@@ -176,6 +179,12 @@ impl Descriptor {
         let Some(layer) = layout.layers.get(usize::from(self.layer.get())).filter(|l| l.has_kv()) else {
             return range("layer", 2, layout.layers.len() as u64, u64::from(self.layer.get()));
         };
+        if kind == KIND_ADAPTER {
+            if pieces != 1 || tokens == 0 || first.checked_add(tokens).is_none_or(|end| end > ADAPTER_BYTES_MAX) {
+                return range("adapter bytes", 16, ADAPTER_BYTES_MAX, tokens);
+            }
+            return Ok(PieceGeometry { bytes: tokens, checksums: 1 });
+        }
         let group = u64::from(layout.group_tokens);
         if first.checked_add(tokens).is_none_or(|end| end > TOKENS_MAX) || tokens == 0 {
             return range("tokens", 16, TOKENS_MAX, tokens);

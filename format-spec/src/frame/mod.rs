@@ -6,7 +6,7 @@ mod header;
 
 pub use builder::{HeaderBuilder, header_bytes};
 pub use descriptor::{
-    CODEC_RAW, Descriptor, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
+    CODEC_RAW, Descriptor, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
     KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, PieceGeometry,
     SUMMARY_MIN_MAX, TOKENS_MAX, summary_record_bytes, tail_plane_bytes,
 };

@@ -1,6 +1,8 @@
 //! Ranges and reserved bytes of a record's body.
 
-use super::record::{KEY_BYTES_MAX, MEMBER_ACTIVE, MEMBER_REMOVED, Record, RecordHeader};
+use super::record::{
+    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, KEY_BYTES_MAX, MEMBER_ACTIVE, MEMBER_REMOVED, Record, RecordHeader,
+};
 use crate::error::FormatError;
 use crate::frame::{HEADER_PAGES_MAX, TOKENS_MAX, TOTAL_PAGES_MAX};
 use crate::ids::RawLocation;
@@ -135,6 +137,14 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
             c.within(offset_of!(r::SequenceCommit, token_ids), s.token_ids.get(), 0, TOKENS_MAX)
         }
         Record::Counters(s) => at("Counters").zero(offset_of!(r::Counters, reserved), s.reserved.as_bytes()),
+        Record::Adapter(a, name) => {
+            let c = at("Adapter");
+            let name_bytes = u64::from(a.name_bytes.get());
+            c.within(offset_of!(r::AdapterDefined, name_bytes), name_bytes, 1, ADAPTER_NAME_BYTES_MAX as u64)?;
+            c.within(offset_of!(r::AdapterDefined, name_bytes), name.len() as u64, name_bytes, name_bytes)?;
+            c.within(offset_of!(r::AdapterDefined, bytes), a.bytes.get(), 1, ADAPTER_BYTES_MAX)?;
+            c.zero(offset_of!(r::AdapterDefined, reserved), a.reserved.as_bytes())
+        }
         Record::SequenceDelete(_)
         | Record::FrameRef(_)
         | Record::FrameRelease(_)

@@ -11,8 +11,9 @@ pub use batch::{
 };
 pub use file::{DIRECTORY, MAGIC, ManifestPage, file_name, parse_file_name};
 pub use record::{
-    CheckpointEnd, Counters, FLAG_IGNORABLE, Fork, Frame, FrameMoved, FrameRef, FrameRelease, KEY_BYTES_MAX, Kind,
-    LayoutDefined, MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member, PoolAllocation, Record,
-    RecordHeader, Records, Replica, SegmentFree, SegmentOpen, SegmentSeal, SequenceCommit, SequenceCreate,
-    SequenceDelete, SequenceTruncate, Superseded, encode_record,
+    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, AdapterDefined, CheckpointEnd, Counters, FLAG_IGNORABLE, Fork, Frame,
+    FrameMoved, FrameRef, FrameRelease, KEY_BYTES_MAX, Kind, LayoutDefined, MEMBER_ACTIVE, MEMBER_DRAINING,
+    MEMBER_LOST, MEMBER_REMOVED, Member, PoolAllocation, Record, RecordHeader, Records, Replica, SegmentFree,
+    SegmentOpen, SegmentSeal, SequenceCommit, SequenceCreate, SequenceDelete, SequenceTruncate, Superseded,
+    encode_record,
 };

@@ -10,6 +10,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const FLAG_IGNORABLE: u16 = 1;
 /// The longest key of a sequence in bytes.
 pub const KEY_BYTES_MAX: usize = 512;
+/// The longest name of an adapter in bytes.
+pub const ADAPTER_NAME_BYTES_MAX: usize = 255;
+/// The most bytes of an adapter.
+pub const ADAPTER_BYTES_MAX: u64 = 1 << 32;
 
 /// Member state: takes part.
 pub const MEMBER_ACTIVE: u8 = 1;
@@ -315,6 +319,24 @@ body!(
     }
 );
 
+body!(
+    /// A sequence without tokens holds an adapter; its name follows.
+    AdapterDefined, 32 {
+        /// The sequence.
+        sequence: U64,
+        /// CRC-64/NVME of its bytes, layer after layer.
+        checksum: U64,
+        /// Its bytes, all layers together.
+        bytes: U64,
+        /// Version.
+        version: U32,
+        /// Bytes of the name.
+        name_bytes: U16,
+        /// Zero.
+        reserved: U16,
+    }
+);
+
 macro_rules! records {
     ($($kind:ident = $code:literal, $name:ident $(, $tail:ident)?;)*) => {
         /// Kinds of records.
@@ -381,6 +403,7 @@ records! {
     Superseded = 17, Superseded;
     FrameRef = 18, FrameRef;
     FrameRelease = 19, FrameRelease;
+    Adapter = 20, AdapterDefined, bytes;
 }
 
 /// The records of a batch, in order.
@@ -426,7 +449,7 @@ impl<'a> Records<'a> {
                 FormatErrorCode::Unsupported,
                 "record kind",
                 base,
-                19,
+                20,
                 u64::from(header.kind.get()),
             )),
         }

@@ -30,6 +30,11 @@ impl Shape {
         Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype: case.dtype })
     }
 
+    /// Elements of the keys of a token.
+    pub(super) fn width(&self) -> usize {
+        self.heads * self.dim
+    }
+
     pub(super) fn append(&self, sequence: &mut Sequence, layer: usize, salts: &[u64]) -> stratakv::Result<()> {
         let row = self.heads * self.dim;
         let plane = |plane| {

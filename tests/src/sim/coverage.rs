@@ -26,7 +26,13 @@ pub(super) const READ_BESIDE: &str = "reader read beside its writer";
 pub(super) const READ_DELETED: &str = "reader read after the deletion";
 pub(super) const CARRIED: &str = "sequence exported and imported";
 pub(super) const CAPACITY: &str = "capacity changed";
+pub(super) const ADAPTER: &str = "adapter stored";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
+pub(super) const HEALED: &str = "rotten copy read around and healed";
+pub(super) const DISK_LOST: &str = "disk lost";
+pub(super) const DISK_GIVEN_UP: &str = "disk given up after a failure";
+pub(super) const DISK_REMOVED: &str = "disk removed";
+pub(super) const DISK_BACK: &str = "disk came back with an old state";
 
 /// Counts of what was seen.
 #[derive(Clone, Debug, Default)]
@@ -88,6 +94,7 @@ impl Coverage {
             Event::FrameMoved,
             Event::Evicted,
             Event::Expired,
+            Event::ReplicaHealed,
             Event::Merged,
             Event::Regrouped,
         ];
@@ -109,7 +116,13 @@ impl Coverage {
             READ_DELETED,
             CARRIED,
             CAPACITY,
+            ADAPTER,
             LOOKED,
+            HEALED,
+            DISK_LOST,
+            DISK_GIVEN_UP,
+            DISK_REMOVED,
+            DISK_BACK,
         ];
         events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
     }

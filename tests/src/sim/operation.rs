@@ -38,6 +38,8 @@ pub enum Operation {
     DropReaders,
     /// Exports the sequence of a slot and imports it into another; only so many thousandths of the file, where given.
     Carry { slot: usize, to: usize, part: Option<u16> },
+    /// Stores the adapter of a version, or deletes it.
+    Adapter { version: u32, put: bool },
     /// Makes lazy commits durable.
     Flush,
     /// Closes the store and opens it again.
@@ -50,6 +52,14 @@ pub enum Operation {
     Capacity { segments: Option<u64> },
     /// Time passes.
     Wait { milliseconds: u64 },
+    /// A disk rots; what is read meanwhile is read around it and healed.
+    Heal { slot: usize },
+    /// Declares a disk lost.
+    Lose { disk: usize },
+    /// Drains a disk and takes it out.
+    Remove { disk: usize },
+    /// Adds a disk that left, as it was left.
+    Add { disk: usize },
 }
 
 impl Operation {
@@ -60,6 +70,7 @@ impl Operation {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][usize::from(place / 16) % 3];
         match what % 16 {
             0..=2 => Self::Append { slot, tokens: 1 + usize::from(size) % 40, layers: 1 + more % 3 },
+            3 if more % 8 == 7 => Self::Adapter { version: u32::from(size % 4), put: place % 4 > 0 },
             3 if more % 2 == 0 => Self::Ids { slot, count: 1 + usize::from(size) % 8 },
             3 if more % 4 == 1 => Self::Keep { slot, tokens: 1 + usize::from(size) % 64, durability },
             3 => Self::Decode { slot, tokens: 1 + usize::from(size) % 16, durability },
@@ -81,10 +92,14 @@ impl Operation {
                 1 => Self::Tend,
                 _ => Self::Wait { milliseconds: u64::from(size) * 200 },
             },
-            _ => match more % 3 {
-                0 => Self::Flush,
-                1 => Self::Reopen,
-                _ => Self::Clean,
+            _ => match more % 8 {
+                0 | 1 => Self::Flush,
+                2 => Self::Reopen,
+                3 => Self::Clean,
+                4 => Self::Heal { slot },
+                5 => Self::Lose { disk: slot },
+                6 => Self::Remove { disk: slot },
+                _ => Self::Add { disk: slot },
             },
         }
     }
@@ -93,6 +108,15 @@ impl Operation {
     pub(super) fn generate(rng: &mut Rng, slots: usize, devices: usize, cache: bool) -> Self {
         let slot = rng.below(slots as u64) as usize;
         let to = |rng: &mut Rng| rng.below(slots as u64) as usize;
+        if devices > 1 && rng.one_in(12) {
+            let disk = rng.below(devices as u64) as usize;
+            return match rng.below(5) {
+                0 | 1 => Self::Heal { slot },
+                2 => Self::Lose { disk },
+                3 => Self::Remove { disk },
+                _ => Self::Add { disk },
+            };
+        }
         let durability =
             pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
         match rng.below(128) {
@@ -116,7 +140,8 @@ impl Operation {
                 let back = if rng.one_in(4) { rng.below(60) } else { 1 + rng.below(6) };
                 Self::Truncate { slot, back: back as usize }
             }
-            103..=109 => Self::Fork { slot, to: to(rng) },
+            103 => Self::Adapter { version: rng.below(4) as u32, put: !rng.one_in(4) },
+            104..=109 => Self::Fork { slot, to: to(rng) },
             110..=113 => Self::Reader { slot },
             114 | 115 => Self::CheckReaders,
             116 => Self::DropReaders,

@@ -1,6 +1,7 @@
 //! What the catalog keeps up to date by itself, against a search through all there is.
 
 use super::*;
+use crate::index::release_record;
 use proptest::prelude::*;
 use stratakv_format::ids::RawLocation;
 
@@ -36,7 +37,7 @@ proptest! {
         catalog.insert_sequence(sequence, &[], SequenceMeta {
             key: String::new(), layout: LayoutId(1), summaries: 0, created_unix_ms: 0, ttl_ms: 0, replicas: 0,
             evictable: 0, parent: None, tokens: 0, token_ids: 0, state_frame: None, committed_unix_ms: 0,
-            used_unix_ms: 0, refs: Vec::new(),
+            used_unix_ms: 0, adapter: None, refs: Vec::new(),
         }).unwrap();
         for (what, segment, which) in steps {
             let key = (DeviceIndex(0), SegmentId(segment));

@@ -281,6 +281,11 @@ impl Space {
         }
     }
 
+    /// A device joins.
+    pub(crate) fn join(&mut self, device: DeviceIndex) {
+        self.devices.entry(device).or_default();
+    }
+
     /// Whether nobody has, or is about to write, anything on a device that no commit names: frames of sequences that were not
     /// committed, of forks, of readers of what was deleted.
     pub(crate) fn is_unused(&self, device: DeviceIndex) -> bool {
@@ -291,6 +296,12 @@ impl Space {
         !opening
             && handles.all(|handle| handle.in_flight_pages() == 0)
             && frames.all(|frame| (0..frame.copies()).all(|copy| !here(frame.copy(copy).0)))
+    }
+
+    /// The devices of each frame that somebody has open or has not committed yet.
+    pub(crate) fn open_frames(&self) -> Vec<Vec<DeviceIndex>> {
+        let frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
+        frames.map(|frame| (0..frame.copies()).map(|copy| frame.copy(copy).0.key.0).collect()).collect()
     }
 
     /// A device is no member from now on: nothing more is said of its segments.

@@ -1,5 +1,7 @@
 //! Running a case: operations, crash, recovery, comparison, and on.
 
+mod adapters;
+mod disks;
 mod lives;
 mod recovery;
 mod space;
@@ -79,6 +81,7 @@ struct Runner<'c> {
     closing: Option<u64>,
     /// With what each must go on seeing.
     readers: Vec<(SequenceReader, Version)>,
+    adapters: adapters::Adapters,
     salts: Rng,
     rotten: bool,
     history: Option<Vec<String>>,
@@ -97,6 +100,12 @@ struct Runner<'c> {
     limited: bool,
     /// How often a manifest took more than the capacity leaves, as it must where the state alone does.
     exceeded: u64,
+    /// Disks of the store, as far as is known.
+    disks: Vec<usize>,
+    /// Disks left or joined: not everything has all its copies for sure.
+    changed: bool,
+    /// A copy was made to rot.
+    flipped: bool,
 }
 
 /// Runs a case.
@@ -132,6 +141,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         handles: [const { None }; SLOTS],
         closing: None,
         readers: Vec::new(),
+        adapters: adapters::Adapters::new(),
         salts: Rng::new(case.seed ^ 0x5a17),
         rotten: false,
         history: verbose.then(Vec::new),
@@ -142,6 +152,9 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         capacity: None,
         above: 0,
         exceeded: 0,
+        disks: (0..case.geometry.devices).collect(),
+        changed: false,
+        flipped: false,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| runner.run())).unwrap_or_else(|panic| {
@@ -321,6 +334,8 @@ impl Runner<'_> {
                 Ok(())
             }
             Operation::Carry { slot, to, part } => self.carry(slot, to, part),
+            Operation::Adapter { version, put: true } => self.put_adapter(version),
+            Operation::Adapter { version, put: false } => self.delete_adapter(version),
             Operation::Flush => {
                 let flushed = self.store()?.flush();
                 self.model.attempted(flushed.is_ok());
@@ -333,6 +348,10 @@ impl Runner<'_> {
                 self.simulation.advance(milliseconds);
                 Ok(())
             }
+            Operation::Heal { slot } => self.heal(slot),
+            Operation::Lose { disk } => self.lose(disk),
+            Operation::Remove { disk } => self.remove(disk),
+            Operation::Add { disk } => self.add(disk),
             Operation::Reopen => {
                 self.close_store()?;
                 self.open()?;

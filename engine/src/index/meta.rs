@@ -1,10 +1,110 @@
-//! What there is, as the records that say so.
+//! What the catalog says of a sequence, an adapter, a frame or a segment, and the records that say so.
 
-use super::{FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SequenceMeta};
-use crate::index::records::RecordBuffer;
+use super::catalog::SegmentKey;
+use super::records::RecordBuffer;
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::{FrameId, Location, SequenceId};
+use stratakv_format::{FrameId, LayoutId, Location, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
+
+/// A sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct SequenceMeta {
+    pub(crate) key: String,
+    pub(crate) layout: LayoutId,
+    pub(crate) summaries: u32,
+    pub(crate) created_unix_ms: u64,
+    pub(crate) ttl_ms: u64,
+    pub(crate) replicas: u8,
+    pub(crate) evictable: u8,
+    pub(crate) parent: Option<(SequenceId, u64)>,
+    pub(crate) tokens: u64,
+    pub(crate) token_ids: u64,
+    pub(crate) state_frame: Option<FrameId>,
+    pub(crate) committed_unix_ms: u64,
+    /// When a handle last had it, or the last commit: as far as this opening of the store knows.
+    pub(crate) used_unix_ms: u64,
+    /// What it holds in place of tokens.
+    pub(crate) adapter: Option<AdapterMeta>,
+    /// Frames with the token below which they belong to this sequence, in the order of their LSN.
+    pub(crate) refs: Vec<(FrameId, u64)>,
+}
+
+/// An adapter, which is all that its sequence holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterMeta {
+    pub(crate) name: String,
+    pub(crate) version: u32,
+    /// Bytes of all layers together, and their CRC-64.
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
+}
+
+/// A frame.
+#[derive(Clone, Debug)]
+pub(crate) struct FrameMeta {
+    pub(crate) origin: SequenceId,
+    pub(crate) lsn: u64,
+    pub(crate) nonce: u64,
+    pub(crate) location: Location,
+    pub(crate) header_crc: u32,
+    pub(crate) header_pages: u32,
+    pub(crate) front_pages: u32,
+    /// Sequences that refer to it.
+    pub(crate) refs: u32,
+    /// Its other copies, on other devices.
+    pub(crate) replicas: Vec<ReplicaMeta>,
+}
+
+/// Another copy of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaMeta {
+    pub(crate) generation: u64,
+    pub(crate) location: Location,
+    pub(crate) header_crc: u32,
+}
+
+/// What a segment is used for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SegmentState {
+    /// Takes frames.
+    Open,
+    /// Takes no more.
+    Sealed,
+    /// Nothing in it is live.
+    Free,
+}
+
+/// A segment.
+#[derive(Clone, Debug)]
+pub(crate) struct SegmentMeta {
+    pub(crate) generation: u64,
+    pub(crate) nonce: u64,
+    pub(crate) pages: u32,
+    pub(crate) kind: u8,
+    pub(crate) state: SegmentState,
+    /// One past the last page of any frame that was committed in it.
+    pub(crate) used_pages: u32,
+    /// Pages of frames that sequences refer to.
+    pub(crate) live_pages: u64,
+    /// The newest frame that was committed in it: how old it is.
+    pub(crate) last_lsn: u64,
+}
+
+/// Numbers that never go back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counters {
+    pub(crate) frame: u64,
+    pub(crate) sequence: u64,
+    pub(crate) lsn: u64,
+    pub(crate) layout: u32,
+    pub(crate) lifetime_bytes: u64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { frame: 1, sequence: 1, lsn: 1, layout: 1, lifetime_bytes: 0 }
+    }
+}
 
 impl FrameMeta {
     /// Copies there are, the first included.
@@ -52,6 +152,19 @@ impl ReplicaMeta {
     }
 }
 
+impl AdapterMeta {
+    pub(crate) fn record(&self, id: SequenceId) -> m::AdapterDefined {
+        m::AdapterDefined {
+            sequence: U64::new(id.0),
+            checksum: U64::new(self.checksum),
+            bytes: U64::new(self.bytes),
+            version: U32::new(self.version),
+            name_bytes: U16::new(self.name.len() as u16),
+            reserved: U16::new(0),
+        }
+    }
+}
+
 impl SequenceMeta {
     pub(crate) fn create_record(&self, id: SequenceId) -> m::SequenceCreate {
         m::SequenceCreate {
@@ -78,6 +191,11 @@ impl SequenceMeta {
             committed_unix_ms: U64::new(self.committed_unix_ms),
         }
     }
+}
+
+/// Bytes that the record of an adapter takes in a checkpoint.
+pub(super) fn adapter_record_bytes(adapter: &AdapterMeta) -> u64 {
+    (size_of::<m::RecordHeader>() + size_of::<m::AdapterDefined>() + adapter.name.len()).next_multiple_of(8) as u64
 }
 
 pub(crate) fn ref_record(sequence: SequenceId, frame: FrameId, token_end: u64) -> m::FrameRef {

@@ -1,0 +1,96 @@
+//! Adapters in a store: a sequence that has no tokens holds one, in frames like any other.
+
+use super::Sequence;
+use super::load::load_adapter_parts;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{AdapterMeta, RecordBuffer, SequenceMeta};
+use crate::log::{AdapterPart, Claim, Draft, SequenceIdentity};
+use crate::metrics::Category;
+use crate::options::Durability;
+use crate::summary::{Adapter, LayerAdapter};
+use stratakv_format::SequenceId;
+use stratakv_format::checksum::crc64;
+
+/// The most bytes of one piece.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of all layers, in order: what the checksum of an adapter is over.
+pub(crate) fn encoded(adapter: &Adapter) -> Vec<Vec<u8>> {
+    let bytes = |layer: &LayerAdapter| match layer {
+        LayerAdapter::None => Vec::new(),
+        layer => layer.to_bytes(),
+    };
+    adapter.layers().iter().map(bytes).collect()
+}
+
+/// What the manifest says of an adapter with these layers.
+pub(crate) fn adapter_meta(adapter: &Adapter, layers: &[Vec<u8>]) -> AdapterMeta {
+    AdapterMeta {
+        name: adapter.name().to_owned(),
+        version: adapter.version(),
+        bytes: layers.iter().map(|layer| layer.len() as u64).sum(),
+        checksum: crc64(&layers.concat()),
+    }
+}
+
+/// Writes the bytes of an adapter, by layer, and commits them. `records` create the sequence and say what it holds.
+///
+/// # Errors
+/// As those of [`Sequence::commit`], and of memory.
+pub(crate) fn write_adapter(
+    claim: Claim,
+    who: SequenceIdentity,
+    records: RecordBuffer,
+    layers: &[Vec<u8>],
+) -> Result<()> {
+    let mut sequence = Sequence::new(claim, who, records)?;
+    let bytes: usize = layers.iter().map(Vec::len).sum();
+    let memory = sequence.store.devices.reserve(2 * bytes, Category::Summaries);
+    let _memory = memory.ok_or_else(|| super::no_memory(&format!("an adapter of {bytes} bytes")))?;
+    let limit = sequence.frame_target.min(sequence.frame_limit / 2);
+    let mut drafts = vec![Draft::default()];
+    for (layer, bytes) in layers.iter().enumerate() {
+        let size = PIECE_BYTES.min(limit);
+        for (at, piece) in bytes.chunks(size).enumerate() {
+            if drafts.last().is_some_and(|last| !last.is_empty() && last.bytes() + piece.len() + 128 > limit) {
+                drafts.push(Draft::default());
+            }
+            if let Some(last) = drafts.last_mut() {
+                last.adapter(AdapterPart { layer, first: (at * size) as u64, bytes: piece.to_vec() });
+            }
+        }
+    }
+    sequence.write_drafts(drafts, true)?;
+    sequence.commit(Durability::Sync)
+}
+
+/// The adapter that a sequence holds.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: its frames are damaged, or do not hold what the manifest says.
+pub(crate) fn load_adapter(claim: Claim, id: SequenceId, meta: &SequenceMeta, about: &AdapterMeta) -> Result<Adapter> {
+    let damaged = |what: &str| {
+        let text = format!("adapter {:?} of version {}: {what}", about.name, about.version);
+        Error::new(ErrorKind::Corruption, text)
+    };
+    let mut parts = load_adapter_parts(claim, id, meta)?;
+    parts.sort_by_key(|part| (part.layer, part.first));
+    let count = parts.last().map_or(0, |last| last.layer + 1);
+    let mut layers = vec![Vec::new(); count];
+    for part in parts {
+        let layer: &mut Vec<u8> = &mut layers[part.layer];
+        if layer.len() as u64 != part.first {
+            return Err(damaged(&format!("byte {} of layer {} is in no frame", layer.len(), part.layer)));
+        }
+        layer.extend_from_slice(&part.bytes);
+    }
+    let bytes: usize = layers.iter().map(Vec::len).sum();
+    if bytes as u64 != about.bytes || crc64(&layers.concat()) != about.checksum {
+        return Err(damaged(&format!("{bytes} bytes that are not the {} that were stored", about.bytes)));
+    }
+    let layer = |bytes: &Vec<u8>| match bytes.is_empty() {
+        true => Ok(LayerAdapter::None),
+        false => LayerAdapter::from_bytes(bytes),
+    };
+    Adapter::new(about.name.clone(), about.version, layers.iter().map(layer).collect::<Result<_>>()?)
+}

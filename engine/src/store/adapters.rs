@@ -1,0 +1,220 @@
+//! Adapters by name: stored once per layout, found again when the store is opened.
+
+use super::Store;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
+use crate::layout::KvLayout;
+use crate::log::{Claim, SequenceIdentity, unix_ms};
+use crate::metrics::lock;
+use crate::options::Durability;
+use crate::sequence::{adapter_meta, encoded_adapter, load_adapter, write_adapter};
+use crate::summary::{Adapter, KeyShape, LayerAdapter};
+use serde::Serialize;
+use stratakv_format::manifest::{ADAPTER_BYTES_MAX, Kind};
+use stratakv_format::{LayoutId, SequenceId};
+
+/// An adapter that a store holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AdapterInfo {
+    /// Its id in this store: unique among adapters and sequences, never reused.
+    pub id: u64,
+    /// Name.
+    pub name: String,
+    /// Version.
+    pub version: u32,
+    /// Number of the layout that it is bound to, as in [`NamespaceUsage`](crate::NamespaceUsage).
+    pub layout: u32,
+    /// Fingerprint of that layout, in hexadecimal digits.
+    pub fingerprint: String,
+    /// Its bytes, all layers together.
+    pub bytes: u64,
+    /// CRC-64/NVME of them.
+    pub checksum: u64,
+    /// Bytes of its frames on devices.
+    pub disk_bytes: u64,
+    /// When it was stored, milliseconds since 1970.
+    pub created_unix_ms: u64,
+}
+
+impl Store {
+    /// Stores an adapter for sequences of this layout, durably, and gives its id. It stays until [`Self::delete_adapter`],
+    /// whatever becomes of sequences. An adapter that is there already, with the same numbers, is not stored again.
+    ///
+    /// `replicas`: copies on distinct devices, as of a sequence ([`SequenceOptions::replicas`](crate::SequenceOptions)).
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout. [`ErrorKind::LayoutMismatch`]:
+    /// it has another number of layers than the layout, or another width in one. [`ErrorKind::InvalidArgument`]: it has
+    /// nothing for any layer, or is too large. Those of [`Sequence::commit`](crate::Sequence::commit).
+    pub fn put_adapter(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
+        self.put(layout, adapter, replicas).map_err(|e| e.during(format!("put adapter {}", adapter.id())))
+    }
+
+    fn put(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
+        let inner = &self.inner;
+        inner.committer.check_tables()?;
+        check(layout, adapter)?;
+        let copies = usize::from(replicas.max(1));
+        if copies > COPIES_MAX || copies > inner.devices.list.slots() {
+            let text = format!("{copies} copies; the store has {} devices", inner.devices.list.slots());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let layers = encoded_adapter(adapter);
+        let about = adapter_meta(adapter, &layers);
+        if !(1..=ADAPTER_BYTES_MAX).contains(&about.bytes) {
+            let text = format!("an adapter of {} bytes; from 1 to {ADAPTER_BYTES_MAX}", about.bytes);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let _one = lock(&inner.adapters);
+        if let Some((id, _, known)) = self.find(layout, &about.name, Some(about.version))? {
+            if known == about {
+                return Ok(id.0);
+            }
+            let text = "the store has another adapter of this name, version and layout";
+            return Err(Error::new(ErrorKind::AlreadyExists, text));
+        }
+        let (id, claim) = inner.claim("")?;
+        let layout_id = self.layout_id(layout);
+        let now = unix_ms();
+        let meta = SequenceMeta {
+            key: String::new(),
+            layout: layout_id,
+            summaries: 0,
+            created_unix_ms: now,
+            ttl_ms: 0,
+            replicas: copies as u8,
+            evictable: 0,
+            parent: None,
+            tokens: 0,
+            token_ids: 0,
+            state_frame: None,
+            committed_unix_ms: 0,
+            used_unix_ms: 0,
+            adapter: None,
+            refs: Vec::new(),
+        };
+        let mut records = RecordBuffer::default();
+        if copies > 1 {
+            records.require_replicas();
+        }
+        records.push(Kind::SequenceCreate, &meta.create_record(id), &[]);
+        records.push(Kind::Adapter, &about.record(id), about.name.as_bytes());
+        let who = SequenceIdentity {
+            sequence: id,
+            parent: None,
+            key: String::new(),
+            summaries: 0,
+            layout_id,
+            layout: layout.clone(),
+            ttl_ms: 0,
+            evictable: 0,
+            copies,
+        };
+        lock(&inner.space).classify(id, 0);
+        write_adapter(claim, who, records, &layers)?;
+        Ok(id.0)
+    }
+
+    /// An adapter by its name, read and checked; without a version the one of the highest.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: there is none for this layout. [`ErrorKind::Corruption`]: its frames are damaged.
+    pub fn adapter(&self, layout: &KvLayout, name: &str, version: Option<u32>) -> Result<Adapter> {
+        let inner = &self.inner;
+        let _one = lock(&inner.adapters);
+        let found = self.find(layout, name, version)?;
+        let (id, meta, about) = found.ok_or_else(|| not_found(name, version))?;
+        let load = || {
+            let claim = Claim::new(inner, id, "");
+            let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("adapter {name:?} is being read")))?;
+            load_adapter(claim, id, &meta, &about)
+        };
+        // A bit may have gone wrong on the way and not on the medium: read once more.
+        let again = |e: Error| if e.kind() == ErrorKind::Corruption { load() } else { Err(e) };
+        let adapter = load().or_else(again).map_err(|e| e.during(format!("read adapter {name:?}")))?;
+        // Layers behind the last that it has something for.
+        let mut layers = adapter.layers().to_vec();
+        layers.resize(layout.layers().max(layers.len()), LayerAdapter::None);
+        Adapter::new(about.name, about.version, layers)
+    }
+
+    /// Adapters that the store holds, by layout, name and version.
+    #[must_use]
+    pub fn adapters(&self) -> Vec<AdapterInfo> {
+        let catalog = lock(&self.inner.catalog);
+        let info = |((layout, ..), id): (&(LayoutId, String, u32), &SequenceId)| {
+            let meta = catalog.sequences.get(id)?;
+            let about = meta.adapter.as_ref()?;
+            let fingerprint = catalog.layouts.get(layout).map(|layout| layout.raw().fingerprint);
+            let frames = meta.refs.iter().filter_map(|(frame, _)| catalog.frames.get(frame));
+            Some(AdapterInfo {
+                id: id.0,
+                name: about.name.clone(),
+                version: about.version,
+                layout: layout.0,
+                fingerprint: fingerprint.unwrap_or_default().iter().map(|byte| format!("{byte:02x}")).collect(),
+                bytes: about.bytes,
+                checksum: about.checksum,
+                disk_bytes: frames.flat_map(|frame| frame.locations()).map(|location| location.bytes()).sum(),
+                created_unix_ms: meta.created_unix_ms,
+            })
+        };
+        catalog.adapters.iter().filter_map(info).collect()
+    }
+
+    /// Deletes an adapter, durably. Summaries that were made with it stay with their sequences and are not used any more,
+    /// unless the same adapter comes from elsewhere.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; the commit of the deletion failed.
+    pub fn delete_adapter(&self, layout: &KvLayout, name: &str, version: u32) -> Result<()> {
+        let inner = &self.inner;
+        let _one = lock(&inner.adapters);
+        let found = self.find(layout, name, Some(version))?;
+        let (id, ..) = found.ok_or_else(|| not_found(name, Some(version)))?;
+        inner.delete_sequence(id, Durability::Sync).map_err(|e| e.during(format!("delete adapter {name:?}")))
+    }
+
+    fn find(
+        &self,
+        layout: &KvLayout,
+        name: &str,
+        version: Option<u32>,
+    ) -> Result<Option<(SequenceId, SequenceMeta, AdapterMeta)>> {
+        self.inner.flush_others()?;
+        let catalog = lock(&self.inner.catalog);
+        Ok(catalog.find_adapter(layout, name, version).and_then(|id| {
+            let meta = catalog.sequences.get(&id)?;
+            Some((id, meta.clone(), meta.adapter.clone()?))
+        }))
+    }
+}
+
+fn not_found(name: &str, version: Option<u32>) -> Error {
+    let version = version.map_or_else(String::new, |version| format!(" of version {version}"));
+    Error::new(ErrorKind::NotFound, format!("no adapter {name:?}{version} for this layout"))
+}
+
+/// Whether an adapter suits the layers of a layout.
+fn check(layout: &KvLayout, adapter: &Adapter) -> Result<()> {
+    if adapter.layers().len() != layout.layers() {
+        let text = format!("{} layers, the layout has {}", adapter.layers().len(), layout.layers());
+        return Err(Error::new(ErrorKind::LayoutMismatch, text));
+    }
+    for (index, _) in adapter.layers().iter().enumerate().filter(|(_, layer)| **layer != LayerAdapter::None) {
+        let geometry = layout.kv_layer(index).map_err(|_| {
+            Error::new(
+                ErrorKind::LayoutMismatch,
+                format!("layer {index} has no keys, and the adapter has numbers for it"),
+            )
+        })?;
+        let shape = KeyShape {
+            kv_heads: usize::from(geometry.kv_heads),
+            key_dim: usize::from(geometry.key_dim),
+            group_tokens: layout.group_tokens(),
+            dtype: layout.dtype(),
+        };
+        adapter.layer(index, &shape)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,295 @@
+//! The golden store of `golden/v0.2/store-retrieval` in literals.
+
+use crate::golden_store::{
+    DEVICE_ID, GENERATION, GoldenFrame, MANIFEST_NONCE, SEGMENT_GENERATION, SEGMENT_NONCE, SEGMENT_PAGES, STORE_ID,
+    batch_place, manifest_page, member, segment_open, segment_page, slot,
+};
+use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity, crc64};
+use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
+use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
+use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::manifest::{self as m, FLAG_CHECKPOINT, Kind, encode_batch, encode_record};
+use stratakv_format::superblock::{STATE_CLOSED, Slot};
+use stratakv_format::{DType, DeviceIndex, Location, PAGE_BYTES, SegmentId, segment};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{Immutable, IntoBytes};
+
+/// Sequence 1 holds the adapter, sequence 2 tokens.
+const ADAPTER: u64 = 1;
+
+/// Groups of four; two layers of two KV heads of 8, one without KV between them.
+pub(crate) fn layout() -> Layout {
+    let layer = |kv_heads, key_dim, value_dim| LayerGeometry { kv_heads, key_dim, value_dim, window: None };
+    Layout {
+        dtype: DType::F16,
+        group_tokens: 4,
+        padded_planes: false,
+        fingerprint: *b"fingerprint of the golden model.",
+        layers: vec![layer(2, 8, 8), layer(0, 0, 0), layer(2, 8, 8)],
+    }
+}
+
+fn numbers(words: &[u32], floats: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    let words = words.iter().flat_map(|word| word.to_le_bytes());
+    words.chain(floats.into_iter().flat_map(f32::to_le_bytes)).collect()
+}
+
+/// Layer 0: low rank, `[16, 2]`.
+fn low_rank() -> Vec<u8> {
+    numbers(&[1, 16, 2], (0..32).map(|i| (i % 5) as f32 * 0.5 - 1.0))
+}
+
+/// Layer 2: codes of three dimensions in two bytes.
+fn codes() -> Vec<u8> {
+    let mut bytes = numbers(&[2, 16, 3, 2], [0.25]);
+    bytes.extend(numbers(&[], (0..16).map(|i| i as f32 * 0.125)));
+    bytes.extend(numbers(&[], (0..48).map(|i| (i % 7) as f32 * 0.25 - 0.5)));
+    bytes.extend(numbers(&[], (0..48).map(|i| (i % 3) as f32)));
+    bytes.extend(numbers(&[2], [-1.0, 1.0]));
+    bytes.extend(numbers(&[4], [-1.5, -0.5, 0.5, 1.5]));
+    bytes.extend(numbers(&[2], [0.0, 3.0]));
+    bytes.extend(numbers(&[2, 0, 1, 1, 2], []));
+    bytes
+}
+
+pub(crate) fn adapter_record() -> m::AdapterDefined {
+    let whole = [low_rank(), codes()].concat();
+    m::AdapterDefined {
+        sequence: U64::new(ADAPTER),
+        checksum: U64::new(crc64(&whole)),
+        bytes: U64::new(whole.len() as u64),
+        version: U32::new(3),
+        name_bytes: U16::new(6),
+        reserved: U16::new(0),
+    }
+}
+
+/// An extent of one plane each: descriptor but for its place and checksums, and its bytes.
+struct Extent {
+    descriptor: Descriptor,
+    planes: Vec<(u64, u32, u16, usize, Vec<u8>)>,
+    bytes: u64,
+}
+
+fn descriptor(kind: u16, layer: u16, first: u64, tokens: u32, pieces: u32) -> Descriptor {
+    Descriptor {
+        kind: U16::new(kind),
+        layer: U16::new(layer),
+        codec: U16::new(0),
+        summary: U16::new(0),
+        first_token: U64::new(first),
+        tokens: U32::new(tokens),
+        pieces: U32::new(pieces),
+        offset: U64::new(0),
+        bytes: U64::new(0),
+        checksum_first: U32::new(0),
+        checksum_count: U32::new(0),
+        element: 0,
+        cipher: 0,
+        key: U16::new(0),
+        reserved: U32::new(0),
+    }
+}
+
+fn adapter_piece(layer: u16, first: u64, bytes: &[u8]) -> Extent {
+    let tokens = bytes.len() as u32;
+    let descriptor = descriptor(frame::KIND_ADAPTER, layer, first, tokens, 1);
+    Extent { descriptor, planes: vec![(first, tokens, 0, 0, bytes.to_vec())], bytes: bytes.len() as u64 }
+}
+
+fn laid_out(id: u64, sequence: u64, page: u32, extents: Vec<Extent>) -> GoldenFrame {
+    let (layout, nonce, lsn) = (layout(), 0x7265_7472_6965_7600 + id, 200 + id);
+    let checksum = PayloadChecksum::Crc64Nvme;
+    let (mut descriptors, mut checksums, mut planes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut at = PAGE_BYTES;
+    let mut front = None;
+    for (index, extent) in extents.into_iter().enumerate() {
+        let Extent { mut descriptor, planes: own, bytes } = extent;
+        let groups = descriptor.kind.get() == frame::KIND_GROUPS;
+        at = at.next_multiple_of(if groups { PAGE_BYTES } else { 8 });
+        if groups {
+            front.get_or_insert(at);
+        }
+        descriptor.offset = U64::new(at as u64);
+        descriptor.bytes = U64::new(bytes);
+        descriptor.checksum_first = U32::new(checksums.len() as u32);
+        descriptor.checksum_count = U32::new(own.len() as u32);
+        for (first, tokens, plane, offset, data) in own {
+            let (kind, layer) = (descriptor.kind.get(), descriptor.layer.get());
+            let identity = PlaneIdentity::new(nonce, SequenceId(sequence), kind, layer, first, tokens, plane);
+            checksums.push(checksum.compute(&identity, &data));
+            planes.push((index, identity, at + offset, data));
+        }
+        descriptors.push(descriptor);
+        at += bytes as usize;
+    }
+    let total = at.next_multiple_of(PAGE_BYTES);
+    let (pages, front_pages) = ((total / PAGE_BYTES) as u32, (front.unwrap_or(total) / PAGE_BYTES) as u32);
+    let location = Location { device: DeviceIndex(0), segment: SegmentId(1), page, pages };
+    let place = FramePlace {
+        store_id: STORE_ID,
+        location,
+        segment_generation: SEGMENT_GENERATION,
+        segment_nonce: SEGMENT_NONCE,
+    };
+    let mut bytes = vec![0; total];
+    for (_, _, at, data) in &planes {
+        bytes[*at..at + data.len()].copy_from_slice(data);
+    }
+    let header = HeaderBuilder {
+        frame: FrameId(id),
+        lsn,
+        nonce,
+        sequence: SequenceId(sequence),
+        parent: None,
+        created_unix_ms: 1_700_000_060_000 + id,
+        layout_id: LayoutId(1),
+        layout: &layout,
+        key: if sequence == ADAPTER { b"" } else { b"golden" },
+        summaries: 0,
+        descriptors: &descriptors,
+        checksums: &checksums,
+        front_pages,
+    };
+    assert_eq!(header.bytes(), PAGE_BYTES);
+    let crc = header.write(&place, &mut bytes[..PAGE_BYTES]).expect("a header");
+    GoldenFrame {
+        place,
+        frame: id,
+        lsn,
+        nonce,
+        header_pages: 1,
+        front_pages,
+        descriptors,
+        checksums,
+        planes,
+        bytes,
+        crc,
+    }
+}
+
+/// The adapter in two frames, the codes cut between them.
+pub(crate) fn frames() -> Vec<GoldenFrame> {
+    let codes = codes();
+    vec![
+        laid_out(1, ADAPTER, 1, vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])]),
+        laid_out(2, ADAPTER, 3, vec![adapter_piece(2, 100, &codes[100..])]),
+    ]
+}
+
+/// Records with their number.
+#[derive(Default)]
+struct Records {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Records {
+    fn put(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
+        encode_record(&mut self.bytes, kind, body, tail);
+        self.count += 1;
+    }
+}
+
+fn create(sequence: u64, key: &[u8]) -> m::SequenceCreate {
+    m::SequenceCreate {
+        sequence: U64::new(sequence),
+        parent: U64::new(0),
+        parent_tokens: U64::new(0),
+        created_unix_ms: U64::new(1_700_000_055_000),
+        ttl_ms: U64::new(0),
+        layout: U32::new(1),
+        summaries: U32::new(0),
+        replicas: 1,
+        evictable: 0,
+        key_bytes: U16::new(key.len() as u16),
+        reserved: U32::new(0),
+    }
+}
+
+fn commit(sequence: u64, tokens: u64) -> m::SequenceCommit {
+    m::SequenceCommit {
+        sequence: U64::new(sequence),
+        tokens: U64::new(tokens),
+        state_frame: U64::new(0),
+        token_ids: U64::new(0),
+        committed_unix_ms: U64::new(1_700_000_060_500),
+    }
+}
+
+/// One checkpoint, all there is.
+fn checkpoint() -> Records {
+    let mut records = Records::default();
+    let mut encoded_layout = Vec::new();
+    layout().encode(&mut encoded_layout);
+    let counters = m::Counters {
+        next_frame: U64::new(10),
+        next_sequence: U64::new(3),
+        next_lsn: U64::new(300),
+        lifetime_bytes: U64::new(123_456_789),
+        next_layout: U32::new(2),
+        reserved: U32::new(0),
+    };
+    records.put(Kind::Member, &member(), &[]);
+    records.put(Kind::Counters, &counters, &[]);
+    records.put(Kind::Layout, &m::LayoutDefined { layout: U32::new(1), reserved: U32::new(0) }, &encoded_layout);
+    records.put(Kind::SegmentOpen, &segment_open(), &[]);
+    let frames = frames();
+    for frame in &frames {
+        let record = m::Frame {
+            frame: U64::new(frame.frame),
+            origin: U64::new(ADAPTER),
+            lsn: U64::new(frame.lsn),
+            nonce: U64::new(frame.nonce),
+            location: frame.place.location.to_raw(),
+            header_crc: U32::new(frame.crc),
+            header_pages: U32::new(frame.header_pages),
+            front_pages: U32::new(frame.front_pages),
+            reserved: U32::new(0),
+        };
+        records.put(Kind::Frame, &record, &[]);
+    }
+    let refer = |records: &mut Records, sequence: u64, frame: &GoldenFrame, token_end| {
+        let (sequence, frame) = (U64::new(sequence), U64::new(frame.frame));
+        records.put(Kind::FrameRef, &m::FrameRef { sequence, frame, token_end: U64::new(token_end) }, &[]);
+    };
+    records.put(Kind::SequenceCreate, &create(ADAPTER, b""), &[]);
+    records.put(Kind::Adapter, &adapter_record(), b"golden");
+    frames[..2].iter().for_each(|frame| refer(&mut records, ADAPTER, frame, u64::MAX));
+    records.put(Kind::SequenceCommit, &commit(ADAPTER, 0), &[]);
+    let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
+    records.put(Kind::CheckpointEnd, &end, &[]);
+    records
+}
+
+/// Every file of the store: path in it, bytes.
+pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
+    let records = checkpoint();
+    let manifest = |copy| {
+        let mut bytes = manifest_page(copy).encode().to_vec();
+        let place = batch_place(crate::golden_store::FIRST_BATCH);
+        let batch = encode_batch(&place, 40, 1, FLAG_CHECKPOINT, &records.bytes, records.count);
+        bytes.extend(batch.expect("a batch"));
+        bytes.resize(bytes.len() + 2 * PAGE_BYTES, 0);
+        bytes
+    };
+    let slot = |index| {
+        // The last batch is the checkpoint.
+        Slot { synced_through: U64::new([40, 41][index]), ..slot(index, PayloadChecksum::Crc64Nvme) }
+    };
+    assert_eq!(
+        (slot(1).state, slot(1).device_id, slot(1).manifest_nonce.get()),
+        (STATE_CLOSED, DEVICE_ID, MANIFEST_NONCE)
+    );
+    let mut segment = segment_page(segment::POSITION_HEADER).encode().to_vec();
+    for frame in frames() {
+        assert_eq!(frame.place.location.offset(), segment.len() as u64);
+        segment.extend(frame.bytes);
+    }
+    segment.resize((SEGMENT_PAGES as usize - 1) * PAGE_BYTES, 0);
+    segment.extend(segment_page(segment::POSITION_TRAILER).encode());
+    let mut files = vec![("superblock".to_owned(), [slot(0).encode(), slot(1).encode()].concat())];
+    files.extend((0..2).map(|copy| (m::file_name(GENERATION, copy), manifest(copy))));
+    files.push((segment::file_name(SegmentId(1)), segment));
+    files
+}

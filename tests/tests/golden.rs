@@ -1,0 +1,81 @@
+//! Golden stores of every version, opened and checked by what reads stores now.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use stratakv::retrieval::LayerAdapter;
+use stratakv::{Budget, ByteSize, SelectOptions, Store};
+use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, files};
+
+fn golden(name: &str, root: &Path) -> Vec<PathBuf> {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format-spec/golden").join(name);
+    let to = device_dirs(root, 1);
+    for file in files(&from) {
+        let target = to[0].join(&file);
+        device_dirs_parent(&target);
+        fs::copy(from.join(&file), &target).expect("a copy");
+    }
+    to
+}
+
+fn device_dirs_parent(file: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let parent = file.parent().expect("a parent");
+    fs::create_dir_all(parent).expect("a directory");
+    fs::set_permissions(parent, fs::Permissions::from_mode(0o700)).expect("permissions");
+}
+
+fn open(dirs: &[PathBuf], read_only: bool) -> Store {
+    let options = Store::options().device(&dirs[0]).memory_limit(ByteSize::mib(32)).read_only(read_only);
+    options.open().expect("a store")
+}
+
+#[test]
+fn stores_of_the_first_version() {
+    for name in ["v0.1/store-crc32", "v0.1/store-crc64"] {
+        let root = fast_scratch();
+        let dirs = golden(name, root.path());
+        assert_clean(&dirs, name);
+        for read_only in [true, false] {
+            let store = open(&dirs, read_only);
+            assert!(store.adapters().is_empty());
+            for (key, tokens) in [("golden", 10), ("golden-fork", 6)] {
+                let sequence = store.open_sequence(key).expect("a sequence");
+                assert_eq!((sequence.len(), sequence.token_ids().len()), (tokens, tokens as usize), "{name} {key}");
+                let query = vec![0.5; 64];
+                let view = sequence.select(0, &query, SelectOptions::new(Budget::All)).expect("a view");
+                assert_eq!(view.positions().count() as u64, tokens);
+                store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            }
+            store.close().expect("closed");
+        }
+        assert_clean(&dirs, name);
+    }
+}
+
+#[test]
+fn the_store_with_what_retrieval_keeps() {
+    let root = fast_scratch();
+    let dirs = golden("v0.2/store-retrieval", root.path());
+    assert_clean(&dirs, "as it is");
+    for read_only in [true, false] {
+        let store = open(&dirs, read_only);
+        let listed = store.adapters();
+        assert_eq!((listed.len(), &*listed[0].name, listed[0].version), (1, "golden", 3));
+        let layout = layout();
+        let adapter = store.adapter(&layout, "golden", None).expect("an adapter");
+        let [LayerAdapter::LowRank(matrix), LayerAdapter::None, LayerAdapter::Codes(book)] = adapter.layers() else {
+            panic!("{adapter:?}")
+        };
+        assert_eq!((matrix.rank(), matrix.matrix()[..6].to_vec()), (2, vec![-1.0, -0.5, 0.0, 0.5, 1.0, -1.0]));
+        assert_eq!((book.width(), book.dims(), book.code_bytes(), book.distortion()), (16, 3, 2, 0.25));
+        store.close().expect("closed");
+    }
+    assert_clean(&dirs, "after it was opened");
+}
+
+fn layout() -> stratakv::KvLayout {
+    use stratakv::{DType, KvLayout, LayerSpec};
+    let layers = [LayerSpec::full(2, 8), LayerSpec::none(), LayerSpec::full(2, 8)];
+    let builder = KvLayout::builder().layer_specs(layers).dtype(DType::F16).group_tokens(4);
+    builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout")
+}
