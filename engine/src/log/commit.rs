@@ -421,9 +421,15 @@ impl Committer {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
         self.record(records, &mut [], false)?;
-        let mut space = lock(&self.space);
-        for (key, generation) in dead {
-            space.freed(key, generation);
+        let mut lavish = false;
+        {
+            let mut space = lock(&self.space);
+            for (key, generation) in dead {
+                lavish |= space.freed(key, generation);
+            }
+        }
+        if lavish {
+            self.devices.tend.notify();
         }
         Ok(())
     }
