@@ -37,19 +37,14 @@ pub(crate) struct CommitRequest {
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
     /// Frames whose copies are to be others. Those that have changed in the meantime are passed over.
     pub(crate) copies: Vec<CopyChange>,
+    /// Free segments whose files go, with the generation that ended. Those that the catalog does not have like this are passed over.
+    pub(crate) removed: Vec<(SegmentKey, u64)>,
     /// Members as they are from now on, but for their epoch.
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
-}
-
-impl CommitRequest {
-    /// The file of a free segment is to be removed.
-    pub(crate) fn removed(&mut self, key: SegmentKey, generation: u64) {
-        self.records.push(Kind::SegmentFree, &free_record(key, generation, true), &[]);
-    }
 }
 
 type Queued = Member<CommitRequest, Result<()>>;
@@ -314,6 +309,12 @@ impl Committer {
             for change in group.iter().flat_map(|queued| &queued.request.copies).filter(durable) {
                 if let Some(frame) = catalog.frames.get(&change.frame) {
                     change.push(frame, &mut records);
+                }
+            }
+            for (key, generation) in group.iter().flat_map(|queued| &queued.request.removed) {
+                let meta = catalog.segments.get(key);
+                if meta.is_some_and(|meta| meta.state == SegmentState::Free && meta.generation == *generation) {
+                    records.push(Kind::SegmentFree, &free_record(*key, *generation, true), &[]);
                 }
             }
         }

@@ -299,7 +299,7 @@ impl Runner<'_> {
             self.note(|| format!("{operation:?}"));
             self.mark_commits();
             self.step(*operation)?;
-            self.within_capacity()?;
+            self.within_capacity(false)?;
         }
         Ok(())
     }
