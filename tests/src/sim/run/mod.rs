@@ -4,6 +4,7 @@ mod adapters;
 mod lives;
 mod recovery;
 mod space;
+mod summaries;
 mod write;
 
 use super::case::{Case, Regime, Round, SLOTS};
@@ -324,6 +325,7 @@ impl Runner<'_> {
                 Ok(())
             }
             Operation::Carry { slot, to, part } => self.carry(slot, to, part),
+            Operation::Attach { slot, landmarks } => self.attach(slot, landmarks),
             Operation::Adapter { version, put: true } => self.put_adapter(version),
             Operation::Adapter { version, put: false } => self.delete_adapter(version),
             Operation::Flush => {
