@@ -5,9 +5,9 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::LazyFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
-use crate::summary::StoredAs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use stratakv_format::frame::SummaryRecords;
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
@@ -85,7 +85,7 @@ pub(crate) struct FrameBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SummaryPlace {
     pub(crate) layer: u16,
-    pub(crate) stored: StoredAs,
+    pub(crate) stored: SummaryRecords,
     pub(crate) first_group: u64,
     pub(crate) groups: u32,
     /// From the start of the frame.
@@ -96,7 +96,7 @@ pub(crate) struct SummaryPlace {
 
 impl SummaryPlace {
     /// Whether the record of a group is among them.
-    fn holds(&self, layer: usize, stored: &StoredAs, group: u64) -> bool {
+    fn holds(&self, layer: usize, stored: &SummaryRecords, group: u64) -> bool {
         let groups = self.first_group..self.first_group + u64::from(self.groups);
         usize::from(self.layer) == layer && self.stored == *stored && groups.contains(&group)
     }
@@ -121,7 +121,7 @@ impl FrameBody {
     }
 
     /// Where the record of a group of its own stands, of a summary that is so stored.
-    pub(crate) fn summary(&self, layer: usize, stored: &StoredAs, group: u64) -> Option<&SummaryPlace> {
+    pub(crate) fn summary(&self, layer: usize, stored: &SummaryRecords, group: u64) -> Option<&SummaryPlace> {
         self.summaries.iter().rev().find(|place| place.holds(layer, stored, group))
     }
 

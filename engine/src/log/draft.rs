@@ -2,9 +2,8 @@
 
 use crate::index::Run;
 use crate::layout::KvLayout;
-use crate::summary::StoredAs;
 use std::sync::Arc;
-use stratakv_format::frame::{Descriptor, SummaryHeader};
+use stratakv_format::frame::{Descriptor, SummaryHeader, SummaryRecords};
 use stratakv_format::{DType, LayoutId, SequenceId};
 use zerocopy::IntoBytes;
 
@@ -49,7 +48,7 @@ pub(super) enum Recorded {
     /// Minima and maxima of this element type.
     MinMax(DType),
     /// Records of a selector's summary.
-    Stored(StoredAs),
+    Stored(SummaryRecords),
 }
 
 /// Bytes of an adapter of one layer, from byte `first` on.
@@ -132,7 +131,7 @@ impl Draft {
     }
 
     /// Adds records of the first groups of the last run, those of a selector's summary, made with this adapter of the store.
-    pub(crate) fn stored_summary(&mut self, stored: StoredAs, adapter: u64, groups: usize, records: &[u8]) {
+    pub(crate) fn stored_summary(&mut self, stored: SummaryRecords, adapter: u64, groups: usize, records: &[u8]) {
         let Some(run) = self.runs.last().map(Arc::clone) else { return };
         let header = stored.header(adapter);
         let part = self.summaries_of(&run, groups, Recorded::Stored(stored), header.as_bytes());

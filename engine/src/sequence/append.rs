@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
 use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
-use crate::summary::MinMax;
+use crate::summary::{MinMax, StoredAs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -206,7 +206,7 @@ impl Sequence {
                 let Some(last) = drafts.last_mut() else { continue };
                 last.run(Arc::clone(run), group, layer.geometry.planes(), records);
                 for (extra, adapter) in self.methods.stored(&layer.extras) {
-                    let Some(stored) = extra.stored_as() else { continue };
+                    let Some(StoredAs(stored)) = extra.stored_as() else { continue };
                     let first = (run.first_group as usize).min(extra.groups());
                     let end = (first + run.groups).min(extra.groups());
                     // They are caches: those that do not fit beside their groups are left out.

@@ -10,12 +10,11 @@ use crate::index::{
 };
 use crate::log::{AdapterPart, Claim, CopyAt, Devices, Ends, SequenceIdentity, StoreInner, copies_of};
 use crate::metrics::{Category, lock};
-use crate::summary::StoredAs;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, tail_plane_bytes,
+    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
 
@@ -589,7 +588,7 @@ fn summary_places(view: &FrameView<'_>, front: &[u8]) -> Arc<[SummaryPlace]> {
         let (parameter, adapter_checksum) = (header.parameter.get(), header.adapter_checksum.get());
         Some(SummaryPlace {
             layer: d.layer.get(),
-            stored: StoredAs { kind, parameter, adapter_checksum, record_bytes },
+            stored: SummaryRecords { kind, parameter, adapter_checksum, record_bytes },
             first_group: d.first_group(layout),
             groups: d.pieces.get(),
             offset: d.offset.get(),

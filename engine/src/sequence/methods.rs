@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::Source;
 use crate::metrics::{Category, lock};
 use crate::select::{Ask, SelectOptions, Selector, View, choose};
-use crate::summary::{KeyGroup, KeySummary, SummaryKind};
+use crate::summary::{KeyGroup, KeySummary, StoredAs, SummaryKind};
 use std::sync::Arc;
 use stratakv_format::page::PAGE_BYTES;
 
@@ -88,7 +88,7 @@ impl Sequence {
     fn store_with_groups(&mut self, slot: usize) {
         let mut extras = self.layers.iter().flatten().filter_map(|layer| layer.extras.get(slot));
         let stored = extras.find_map(|extra| extra.stored_as()).filter(|stored| !stored.is_min_max());
-        let Some(stored) = stored else { return };
+        let Some(StoredAs(stored)) = stored else { return };
         let catalog = lock(&self.store.catalog);
         let mut adapters = catalog.adapters.values().filter(|id| {
             let adapter = catalog.sequences.get(id).and_then(|meta| meta.adapter.as_ref());

@@ -35,7 +35,7 @@ impl Sequence {
             let end = own.groups().min(state.groups() as usize);
             let whole = own.encoded(group as usize..end.max(group as usize));
             let restored = whole.take_while(|records| summary.restore(records)).map(<[u8]>::len).sum::<usize>();
-            return Ok(group + (restored / (stored.record_bytes as usize).max(1)) as u64);
+            return Ok(group + (restored / (stored.0.record_bytes as usize).max(1)) as u64);
         }
         loop {
             let pieces = self.stored_pieces(layer, summary, group)?;
@@ -45,7 +45,7 @@ impl Sequence {
             for (piece, records) in pieces.iter().zip(read_records(&self.store.devices, &pieces)?) {
                 // What did not come, or came wrong, is made from the keys.
                 let Some(records) = records else { return Ok(group) };
-                let record = stored.record_bytes as usize;
+                let record = stored.0.record_bytes as usize;
                 let first = (piece.first_group - piece.place.first_group) as usize * record;
                 let own = records.get(first..first + piece.groups * record);
                 if !own.is_some_and(|own| summary.restore(own)) {
@@ -66,7 +66,7 @@ impl Sequence {
             let Some(extent) = state.table.find(group) else { break };
             let Source::Disk { frame, .. } = &extent.source else { break };
             let frame = frame.now();
-            let Some(place) = frame.summary(layer, &stored, group).copied() else { break };
+            let Some(place) = frame.summary(layer, &stored.0, group).copied() else { break };
             let end = (extent.first_group + extent.groups as u64).min(place.first_group + u64::from(place.groups));
             let end = end.min(state.groups());
             bytes += place.bytes;

@@ -7,7 +7,7 @@ use super::stored::StoredAs;
 use crate::error::Result;
 use std::ops::Range;
 use stratakv_format::DType;
-use stratakv_format::frame::SUMMARY_MIN_MAX;
+use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 
 /// The kind of summary that keeps minima and maxima. `levels` is 1 for groups alone; each further one covers runs twice as
 /// long, at half the memory of the level below.
@@ -124,7 +124,7 @@ impl KeySummary for Bounds {
 
     fn stored_as(&self) -> Option<StoredAs> {
         let record_bytes = (self.levels[0].record_bytes()) as u32;
-        Some(StoredAs { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes })
+        Some(StoredAs(SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

@@ -8,7 +8,7 @@ use super::stored::StoredAs;
 use crate::error::Result;
 use std::ops::Range;
 use std::sync::Arc;
-use stratakv_format::frame::SUMMARY_CODES;
+use stratakv_format::frame::{SUMMARY_CODES, SummaryRecords};
 
 /// The kind of summary that keeps a code per token, by an adapter with codebooks.
 #[derive(Clone, Debug)]
@@ -100,12 +100,12 @@ impl KeySummary for Codes {
 
     fn stored_as(&self) -> Option<StoredAs> {
         let record_bytes = (self.codes.record_bytes()) as u32;
-        Some(StoredAs {
+        Some(StoredAs(SummaryRecords {
             kind: SUMMARY_CODES,
             parameter: self.book.code_bytes() as u32,
             adapter_checksum: self.checksum,
             record_bytes,
-        })
+        }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

@@ -7,7 +7,7 @@ use crate::error::Result;
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
-use stratakv_format::frame::SUMMARY_LANDMARKS;
+use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
 /// The kind of summary that keeps a mean key per group.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ impl KeySummary for Landmarks {
 
     fn stored_as(&self) -> Option<StoredAs> {
         let record_bytes = (self.means.record_bytes() + self.cosines.record_bytes()) as u32;
-        Some(StoredAs { kind: SUMMARY_LANDMARKS, parameter: 0, adapter_checksum: 0, record_bytes })
+        Some(StoredAs(SummaryRecords { kind: SUMMARY_LANDMARKS, parameter: 0, adapter_checksum: 0, record_bytes }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

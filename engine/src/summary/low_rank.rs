@@ -9,7 +9,7 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
 use std::sync::Arc;
-use stratakv_format::frame::SUMMARY_LOW_RANK;
+use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
 
 /// The kind of summary that keeps `rank` numbers per token, by an adapter.
 #[derive(Clone, Debug)]
@@ -101,12 +101,12 @@ impl KeySummary for LowRank {
 
     fn stored_as(&self) -> Option<StoredAs> {
         let record_bytes = (self.rows.record_bytes()) as u32;
-        Some(StoredAs {
+        Some(StoredAs(SummaryRecords {
             kind: SUMMARY_LOW_RANK,
             parameter: self.matrix.rank() as u32,
             adapter_checksum: self.checksum,
             record_bytes,
-        })
+        }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

@@ -6,7 +6,7 @@ use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
 use std::ops::Range;
-use stratakv_format::frame::SUMMARY_SIGNS;
+use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
 /// The kind of summary that keeps the signs of rotated keys.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +143,12 @@ impl KeySummary for Signs {
 
     fn stored_as(&self) -> Option<StoredAs> {
         let record_bytes = (self.signs.record_bytes() + self.lengths.record_bytes()) as u32;
-        Some(StoredAs { kind: SUMMARY_SIGNS, parameter: self.dims as u32, adapter_checksum: 0, record_bytes })
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_SIGNS,
+            parameter: self.dims as u32,
+            adapter_checksum: 0,
+            record_bytes,
+        }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

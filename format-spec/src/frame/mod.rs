@@ -17,5 +17,5 @@ pub use header::{
 };
 pub use summary::{
     SUMMARY_CODES, SUMMARY_LANDMARKS, SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_RECORD_BYTES_MAX, SUMMARY_SIGNS,
-    SUMMARY_VERSION, SummaryHeader, has_adapter, record_bytes, sign_dims,
+    SUMMARY_VERSION, SummaryHeader, SummaryRecords, has_adapter, record_bytes, sign_dims,
 };

@@ -40,6 +40,33 @@ pub struct SummaryHeader {
 
 const _: () = assert!(size_of::<SummaryHeader>() == 32);
 
+/// What the records of a summary above [`SUMMARY_MIN_MAX`] are: those of another one are not taken for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SummaryRecords {
+    /// Kind.
+    pub kind: u16,
+    /// As in [`SummaryHeader::parameter`].
+    pub parameter: u32,
+    /// As in [`SummaryHeader::adapter_checksum`].
+    pub adapter_checksum: u64,
+    /// Bytes of the record of a group.
+    pub record_bytes: u32,
+}
+
+impl SummaryRecords {
+    /// What stands in front of them. `adapter`: the sequence that holds it.
+    #[must_use]
+    pub fn header(&self, adapter: u64) -> SummaryHeader {
+        SummaryHeader {
+            version: U32::new(SUMMARY_VERSION),
+            parameter: U32::new(self.parameter),
+            adapter: U64::new(adapter),
+            adapter_checksum: U64::new(self.adapter_checksum),
+            reserved: U64::new(0),
+        }
+    }
+}
+
 /// Dimensions of a head of `key_dim` after the rotation of [`SUMMARY_SIGNS`].
 #[must_use]
 pub const fn sign_dims(key_dim: usize) -> usize {
