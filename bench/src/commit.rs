@@ -182,20 +182,22 @@ fn together(store: &Store, args: &CommitArgs, count: u32) -> Result<Turn> {
         }
         Ok(())
     };
-    // Memory is mapped, and each has written its groups once.
-    let warm = 64_u32.div_ceil(args.step) + 1;
-    sequences.iter_mut().try_for_each(|sequence| decode(sequence, warm))?;
+    let all = |sequences: &mut [Sequence], commits: u32| -> Result<()> {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                sequences.iter_mut().map(|sequence| scope.spawn(move || decode(sequence, commits))).collect();
+            threads.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(outcome) => outcome,
+                Err(_) => bail!("a thread that commits panicked"),
+            })
+        })
+    };
+    // All memory that they take together is mapped, and each has written its groups once.
+    all(&mut sequences, 64_u32.div_ceil(args.step) + 1)?;
     let written = || store.usage().map(|usage| usage.lifetime_bytes);
     let synced = || store.status().devices.iter().map(|device| device.counters.syncs).sum::<u64>();
     let (bytes, syncs, cpu, start) = (written()?, synced(), cpu_seconds(), Instant::now());
-    std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            sequences.iter_mut().map(|sequence| scope.spawn(move || decode(sequence, each))).collect();
-        threads.into_iter().try_for_each(|thread| match thread.join() {
-            Ok(outcome) => outcome,
-            Err(_) => bail!("a thread that commits panicked"),
-        })
-    })?;
+    all(&mut sequences, each)?;
     let turn = Turn {
         commits: u64::from(each) * u64::from(count),
         bytes: written()? - bytes,

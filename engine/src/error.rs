@@ -13,6 +13,8 @@ pub enum ErrorKind {
     InvalidArgument,
     /// The options or the environment do not fit (missing, foreign or doubled device, permissions). Fix the configuration.
     Configuration,
+    /// A device directory is as it was before the membership of its store changed without it. Leave it out; it can be added anew.
+    StaleDevice,
     /// No such sequence or store.
     NotFound,
     /// The name is taken.

@@ -14,4 +14,20 @@ impl Simulation {
     pub fn open(&self, options: StoreOptions) -> Result<Store> {
         Store::open_in(options, self.directories())
     }
+
+    /// Opens the store on some of the disks.
+    ///
+    /// # Errors
+    /// As [`StoreOptions::open`].
+    pub fn open_on(&self, options: StoreOptions, disks: &[usize]) -> Result<Store> {
+        Store::open_in(options, disks.iter().map(|disk| self.directory(*disk)).collect())
+    }
+
+    /// [`Store::add_device`], of a disk.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn add_device(&self, store: &Store, disk: usize) -> Result<u16> {
+        store.add_directory(self.directory(disk))
+    }
 }

@@ -1,13 +1,16 @@
 //! The store: open, create, sequences, reads, close.
 
 mod adapters;
+mod create;
 mod maintain;
+mod members;
 mod repair;
 mod start;
 mod status;
 mod usage;
 
-use start::{Known, measure, start_devices};
+use create::{create, prepare, random_id, write_first_superblock};
+use start::{Known, start_devices};
 
 pub use adapters::AdapterInfo;
 pub use maintain::{CleanReport, Health};
@@ -23,24 +26,23 @@ use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
     Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, Pace, SequenceIdentity, Space,
-    StoreInner, copies_for, keep_spare, random_u64, unix_ms,
+    StoreInner, keep_spare, random_u64, unix_ms,
 };
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
-use crate::reclaim::{self, remove_leftovers, settle_generation};
-use crate::recover::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, replay};
+use crate::reclaim::{self, level_epochs, remove_leftovers, settle_generation};
+use crate::recover::{Found, Opened, open_directories, read_devices, replay, stale_device};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::superblock::{self, SLOTS, STATE_CLOSED, STATE_OPEN, Slot, segment_pages};
-use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId, segment};
-use zerocopy::little_endian::{U16, U32, U64};
+use stratakv_format::superblock::{SLOTS, STATE_CLOSED, STATE_OPEN, Slot};
+use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId};
+use zerocopy::little_endian::U64;
 
 /// Frame and sequence ids that are passed over after a crash: those given out before it and not recorded stay unused.
 const IDS_SKIPPED: u64 = 1 << 20;
@@ -314,6 +316,7 @@ impl Store {
         let device = |device: &Device| {
             let status = device.shard.status();
             DeviceStatus {
+                index: device.index.0,
                 path: device.directory.path().display().to_string(),
                 driver: status.name.to_owned(),
                 notes: status.notes,
@@ -364,7 +367,7 @@ impl StoreOptions {
     ///
     /// # Errors
     /// [`ErrorKind::Configuration`]: no device given, one missing, foreign, doubled or of another store, or with
-    /// permissions that let others in. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
+    /// permissions that let others in. [`ErrorKind::StaleDevice`]: one that left the store. [`ErrorKind::InUse`]: another process has it. [`ErrorKind::Unsupported`]: written
     /// by another version. [`ErrorKind::Corruption`]: its metadata is damaged beyond the copies.
     pub fn open(self) -> Result<Store> {
         Store::open(self)
@@ -374,105 +377,6 @@ impl StoreOptions {
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("devices", &self.inner.devices.list.len()).finish_non_exhaustive()
-    }
-}
-
-fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
-    let segment_bytes = options.segment_size().bytes();
-    let Some(pages) = segment_pages(segment_bytes) else {
-        let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
-        return Err(Error::new(ErrorKind::Configuration, text));
-    };
-    let identity = Identity {
-        store_id: random_id()?,
-        checksum: options.checksum.kind(),
-        segment_pages: pages.get(),
-        instance: random_u64()?,
-    };
-    let count = found.len();
-    let mut slots = Vec::new();
-    let mut catalog = Catalog::default();
-    for index in 0..count {
-        let device = DeviceIndex(index as u16);
-        let slot = Slot {
-            magic: superblock::MAGIC,
-            features: Features::current(),
-            sequence: U64::new(0),
-            store_id: identity.store_id,
-            device_id: random_id()?,
-            epoch: U64::new(1),
-            manifest_generation: U64::new(0),
-            manifest_nonce: U64::new(0),
-            synced_through: U64::new(0),
-            created_unix_s: U64::new(unix_ms() / 1000),
-            segment_bytes: U64::new(segment_bytes),
-            device_index: U16::new(device.0),
-            device_count: U16::new(count as u16),
-            payload_checksum: identity.checksum as u8,
-            state: STATE_OPEN,
-            manifest_copies: copies_for(device, count),
-            reserved: 0,
-        };
-        let member = m::Member {
-            epoch: U64::new(1),
-            device_id: slot.device_id,
-            device: U16::new(device.0),
-            state: m::MEMBER_ACTIVE,
-            manifest_copies: slot.manifest_copies,
-            weight: U32::new(0),
-            bytes_limit: U64::new(0),
-        };
-        catalog.members.insert(device, member);
-        slots.push(slot);
-    }
-    for found in &found {
-        let directory = &*found.directory;
-        for name in [m::DIRECTORY, segment::DIRECTORY] {
-            directory.mkdir(name)?;
-        }
-        clear(directory)?;
-        directory.sync_dir(".")?;
-    }
-    let members: Vec<_> = catalog.members.values().copied().collect();
-    let parts = found.into_iter().zip(slots).zip(&members);
-    let known = parts.map(|((found, slot), member)| Known { directory: found.directory, slot, member: *member });
-    let devices = start_devices(options, memory, identity, known.collect(), count)?;
-    // For the profiles alone: a busy moment must not decide where data lies for good.
-    measure(&devices)?;
-    let manifest = {
-        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
-        let start =
-            GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit, released: 0 };
-        ManifestLog::create(&devices, &start, &catalog.checkpoint())?
-    };
-    for device in devices.list.iter() {
-        // Under another name until it is durable: a superblock is whole from the moment it is there.
-        let file = device.directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
-        // Both slots, so that one that does not verify is damage ever after.
-        let mut slot = lock(&device.slot);
-        slot.manifest_generation = U64::new(manifest.place().generation);
-        slot.manifest_nonce = U64::new(manifest.place().nonce);
-        slot.synced_through = U64::new(manifest.place().synced_through);
-        let first = slot.encode();
-        slot.sequence = U64::new(1);
-        device.directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
-        device.directory.sync_small(&file)?;
-        device.directory.rename(SUPERBLOCK_NEW, superblock::FILE)?;
-        device.directory.sync_dir(".")?;
-    }
-    start(options, devices, catalog, manifest)
-}
-
-/// Files that a creation cut short left.
-fn clear(directory: &dyn Directory) -> Result<()> {
-    for parent in [m::DIRECTORY, segment::DIRECTORY] {
-        for entry in directory.list(parent)? {
-            directory.remove_file(&format!("{parent}/{}", entry.name))?;
-        }
-    }
-    match directory.remove_file(SUPERBLOCK_NEW) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
     }
 }
 
@@ -511,9 +415,10 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         }
     }
     let lost = missing_members(options, &replayed.catalog, &known)?;
-    let epoch = slots.iter().map(|slot| slot.epoch.get()).max().unwrap_or(1).max(replayed.epoch);
+    let recorded = replayed.catalog.members.values().map(|member| member.epoch.get());
+    let epoch = slots.iter().map(|slot| slot.epoch.get()).chain(recorded).max().unwrap_or(1).max(replayed.epoch);
     for mut member in lost.iter().copied() {
-        member.epoch = U64::new(epoch + 1);
+        member.epoch = U64::new(epoch.saturating_add(1));
         replayed.catalog.members.insert(DeviceIndex(member.device.get()), member);
     }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
@@ -535,6 +440,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.sequence = counters.sequence.saturating_add(IDS_SKIPPED);
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
+        level_epochs(&devices)?;
         settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
         // A recovery that was cut left files of both sides: on a full device the new generation needs their room.
         for device in devices.list.iter() {
@@ -553,7 +459,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         let start =
             GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit, released };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
-        next.set_epoch(if lost.is_empty() { epoch } else { epoch + 1 });
+        next.set_epoch(if lost.is_empty() { epoch } else { epoch.saturating_add(1) });
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {
@@ -571,16 +477,12 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
 /// Members that are not given, as the lost ones that they are from now on.
 ///
 /// # Errors
-/// [`ErrorKind::Configuration`]: one is missing and the options do not allow it, or one that was declared lost is given.
+/// [`ErrorKind::Configuration`]: one is missing and the options do not allow it. [`ErrorKind::StaleDevice`]: one that left is given.
 fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[Known]) -> Result<Vec<m::Member>> {
     let left = |known: &&Known| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
     if let Some(known) = known.iter().find(left) {
-        let (path, device) = (known.directory.path().display(), known.member.device.get());
-        let text = format!(
-            "device directory {path}: was device {device} and left the store in epoch {}; what it holds is out of date: leave it out, or empty it to add it anew",
-            known.member.epoch.get()
-        );
-        return Err(Error::new(ErrorKind::Configuration, text));
+        let (device, from, epoch) = (known.member.device.get(), known.slot.epoch.get(), known.member.epoch.get());
+        return Err(stale_device(known.directory.path(), device, from, epoch));
     }
     let is_there = |member: &m::Member| known.iter().any(|known| known.member.device == member.device);
     let needed = |member: &&m::Member| matches!(member.state, m::MEMBER_ACTIVE | m::MEMBER_DRAINING);
@@ -689,11 +591,4 @@ fn class_of(meta: &SequenceMeta) -> u8 {
         (_, 0) => 1,
         _ => 2,
     }
-}
-
-fn random_id() -> Result<[u8; 16]> {
-    let mut id = [0; 16];
-    id[..8].copy_from_slice(&random_u64()?.to_le_bytes());
-    id[8..].copy_from_slice(&random_u64()?.to_le_bytes());
-    Ok(id)
 }

@@ -80,7 +80,9 @@ pub(crate) fn open(paths: &[PathBuf], sink: &Sink) -> Result<Option<Devices>, Ch
         by_index.insert(device.index, device);
     }
     let devices: Vec<_> = by_index.into_values().collect();
-    let Some(newest) = devices.iter().map(|device| &device.newest).max_by_key(|slot| slot.epoch.get()) else {
+    let Some(newest) =
+        devices.iter().map(|device| &device.newest).max_by_key(|slot| (slot.epoch.get(), slot.device_count.get()))
+    else {
         return Ok(None);
     };
     let (count, epoch) = (newest.device_count.get(), newest.epoch.get());
@@ -194,6 +196,9 @@ pub(crate) fn missing(devices: &Devices, left: &dyn Fn(u16) -> bool, sink: &Sink
 /// Holds the superblocks of the devices against each other.
 fn compare(devices: &Devices, sink: &Sink) {
     let first = devices.slot();
+    // Slots are written in two rounds over all members: where one has both of an epoch, every member has at least one.
+    let has_both = |own: &Device| own.slots.len() == SLOTS && own.slots.iter().all(|s| s.epoch.get() == devices.epoch);
+    let settled = devices.devices.iter().any(has_both);
     for device in &devices.devices {
         let slot = &device.newest;
         let at = |finding: Finding| finding.in_directory(Some(device.index), &device.path);
@@ -207,7 +212,8 @@ fn compare(devices: &Devices, sink: &Sink) {
         }
         if slot.epoch.get() < devices.epoch {
             let text = format!("epoch {} where another device has {}", slot.epoch.get(), devices.epoch);
-            sink.push(at(Finding::note(Code::StaleDevice, text)));
+            let finding = if settled { Finding::damage } else { Finding::note };
+            sink.push(at(finding(Code::StaleDevice, text)));
         }
     }
 }

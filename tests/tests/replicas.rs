@@ -210,7 +210,8 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew() {
     check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
     store.close().unwrap();
     let error = place.options().open().map(drop).unwrap_err();
-    assert!(error.to_string().contains("left the store"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::StaleDevice);
+    assert!(error.to_string().contains("device 1 left the store"), "{error}");
     // And every frame has two copies again.
     let store = options([place.devices[2].as_path()].into_iter()).allow_degraded(true).open().unwrap();
     check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
@@ -328,4 +329,137 @@ fn a_device_goes_while_sequences_are_written() {
     create(&store, 2, 1000);
     store.close().unwrap();
     assert_eq!(place.check(Some(2)).findings.iter().filter(|f| f.severity == kvfsck::Severity::Damage).count(), 0);
+}
+
+#[test]
+fn a_device_joins() {
+    let place = Place::new(3);
+    let store = options([place.devices[0].as_path()].into_iter()).open().unwrap();
+    drop(create(&store, 1, 2000));
+    for index in 1..3_u16 {
+        assert_eq!(store.add_device(&place.devices[usize::from(index)]).unwrap(), index);
+        assert_eq!(store.health().lost, Vec::<u16>::new());
+    }
+    let other = Place::new(1);
+    drop(other.options().open().unwrap());
+    assert_eq!(store.add_device(&other.devices[0]).unwrap_err().kind(), ErrorKind::Configuration);
+    let before: Vec<u64> = store.status().devices.iter().map(|d| d.counters.write_bytes).collect();
+    let mut copied = store.create_sequence(&layout(), SequenceOptions::new().key("copied").replicas(3)).unwrap();
+    append(&mut copied, 0..3000);
+    copied.commit(Durability::Sync).unwrap();
+    check(&store, &copied, 3000).unwrap();
+    let after = store.status().devices.iter().map(|d| d.counters.write_bytes).collect::<Vec<_>>();
+    assert!(after.iter().zip(&before).all(|(after, before)| after - before > 300_000), "{before:?} {after:?}");
+    drop(copied);
+    store.close().unwrap();
+    assert_eq!(place.damage_found(), Vec::<String>::new());
+    let error = options([place.devices[0].as_path()].into_iter()).open().map(drop).unwrap_err();
+    assert!(error.to_string().contains("is missing"), "{error}");
+    place.damage(1);
+    let store = place.options().open().unwrap();
+    check(&store, &store.open_sequence("copied").unwrap(), 3000).unwrap();
+    check(&store, &store.open_sequence("s").unwrap(), 2000).unwrap();
+}
+
+#[test]
+fn a_device_that_was_lost_comes_back() {
+    let place = Place::new(2);
+    let store = place.options().open().unwrap();
+    drop(create(&store, 2, 3000));
+    store.close().unwrap();
+    let store = place.without(1).allow_degraded(true).open().unwrap();
+    let mut sequence = store.open_sequence("s").unwrap();
+    append(&mut sequence, 3000..3500);
+    sequence.commit(Durability::Sync).unwrap();
+    assert_eq!(store.add_device(&place.devices[0]).unwrap_err().kind(), ErrorKind::InUse);
+    // What it held is out of date; it gets everything anew.
+    assert_eq!(store.add_device(&place.devices[1]).unwrap(), 2);
+    // The background may have been faster.
+    assert_eq!(store.repair().unwrap().left, 0);
+    drop(sequence);
+    store.close().unwrap();
+    assert_eq!(place.damage_found(), Vec::<String>::new());
+    place.damage(0);
+    let store = place.options().open().unwrap();
+    check(&store, &store.open_sequence("s").unwrap(), 3500).unwrap();
+}
+
+#[test]
+fn what_only_a_lost_device_has_is_saved_when_it_comes_back() {
+    let place = Place::new(2);
+    let store = place.options().open().unwrap();
+    drop(create(&store, 1, 4000));
+    store.close().unwrap();
+    let store = place.without(0).allow_degraded(true).open().unwrap();
+    assert_eq!(store.health().lost, [0]);
+    assert_eq!(store.open_sequence("s").unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(store.add_device(&place.devices[0]).unwrap(), 2);
+    assert_eq!(store.health().lost, Vec::<u16>::new());
+    check(&store, &store.open_sequence("s").unwrap(), 4000).unwrap();
+    store.close().unwrap();
+    assert_eq!(place.damage_found(), Vec::<String>::new());
+}
+
+#[test]
+fn an_old_image_of_a_device_is_refused() {
+    let place = Place::new(3);
+    let store = place.options().open().unwrap();
+    drop(create(&store, 2, 2000));
+    store.close().unwrap();
+    let old = place.devices[1].with_extension("old");
+    let copied = std::process::Command::new("cp").arg("-a").arg(&place.devices[1]).arg(&old).status().unwrap();
+    assert!(copied.success());
+    let store = place.options().open().unwrap();
+    assert_eq!(store.remove_device(2).unwrap().removed, 1);
+    store.close().unwrap();
+    std::fs::remove_dir_all(&place.devices[1]).unwrap();
+    std::fs::rename(&old, &place.devices[1]).unwrap();
+    let error = place.without(2).open().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleDevice);
+    let findings = place.check(Some(2)).findings;
+    let stale = |f: &kvfsck::Finding| f.severity == kvfsck::Severity::Damage && f.code == kvfsck::Code::StaleDevice;
+    assert!(findings.iter().any(stale), "{findings:?}");
+}
+
+#[test]
+fn a_device_that_loses_its_files_is_not_missed_by_readers() {
+    let place = Place::new(3);
+    let store = place.options().open().unwrap();
+    let sequence = create(&store, 2, 6000);
+    assert!(store.health().is_well());
+    let (rounds, gone) = (std::sync::atomic::AtomicUsize::new(0), std::sync::atomic::AtomicBool::new(false));
+    let order = std::sync::atomic::Ordering::SeqCst;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut after = 0;
+            while after < 20 {
+                after += usize::from(gone.load(order));
+                check(&store, &sequence, 6000).unwrap();
+                rounds.fetch_add(1, order);
+            }
+        });
+        while rounds.load(order) < 3 && !reader.is_finished() {
+            std::thread::yield_now();
+        }
+        for entry in std::fs::read_dir(place.devices[0].join("segments")).unwrap() {
+            std::fs::OpenOptions::new().write(true).open(entry.unwrap().path()).unwrap().set_len(0).unwrap();
+        }
+        gone.store(true, order);
+    });
+    assert!(!store.health().is_well());
+    assert!(other_copies(&store) > 0);
+    store.declare_lost(0).unwrap();
+    let repaired = store.repair().unwrap();
+    assert_eq!(repaired.left, 0, "{repaired:?}");
+    check(&store, &sequence, 6000).unwrap();
+    drop(sequence);
+    store.close().unwrap();
+    let damage = |f: &&kvfsck::Finding| f.severity == kvfsck::Severity::Damage;
+    assert_eq!(place.check(Some(0)).findings.iter().filter(damage).count(), 0);
+    // Every frame has two copies on what is left.
+    for lost in 1..3 {
+        let left = options([place.devices[lost].as_path()].into_iter());
+        let store = left.read_only(true).allow_degraded(true).open().unwrap();
+        check(&store, &store.open_sequence("s").unwrap(), 6000).unwrap();
+    }
 }

@@ -40,59 +40,76 @@ impl From<Exhausted> for Error {
     }
 }
 
-/// Pages in use of one slab, and where to look next.
+/// Pages in use of one slab.
 struct Region {
     slab: Arc<Slab>,
     taken: [u64; WORDS],
-    next: usize,
     used: usize,
+    /// No free run is longer: slabs full of small gaps are passed over at a glance.
+    longest: usize,
 }
 
 impl Region {
     fn new(slab: Arc<Slab>) -> Self {
-        Self { slab, taken: [0; WORDS], next: 0, used: 0 }
+        Self { slab, taken: [0; WORDS], used: 0, longest: PAGES }
     }
 
-    fn is_taken(&self, page: usize) -> bool {
-        self.taken[page / 64] >> (page % 64) & 1 == 1
-    }
-
-    /// Next fit: from behind the last allocation to the end, then from the start.
+    /// First fit: what was used last is used next, while it is in the processor's caches. A batch of reads that goes through
+    /// memory in turn costs a third more.
     fn take(&mut self, pages: usize) -> Option<usize> {
-        if PAGES - self.used < pages {
+        if self.longest < pages {
             return None;
         }
-        let first = self.find(self.next, pages).or_else(|| self.find(0, pages))?;
+        let Some(first) = self.find(pages) else {
+            self.longest = pages - 1;
+            return None;
+        };
         self.mark(first, pages, true);
-        self.next = (first + pages) % PAGES;
         Some(first)
     }
 
-    fn find(&self, from: usize, pages: usize) -> Option<usize> {
-        let mut run = 0;
-        let mut page = from;
-        while page < PAGES {
-            let word = self.taken[page / 64];
-            if page.is_multiple_of(64) && word == u64::MAX {
-                run = 0;
-                page += 64;
-                continue;
+    fn find(&self, pages: usize) -> Option<usize> {
+        let mut first = self.next_page(0, false);
+        while first + pages <= PAGES {
+            let end = self.next_page(first, true);
+            if end - first >= pages {
+                return Some(first);
             }
-            run = if self.is_taken(page) { 0 } else { run + 1 };
-            page += 1;
-            if run == pages {
-                return Some(page - pages);
-            }
+            first = self.next_page(end, false);
         }
         None
     }
 
+    /// The first page from `from` on that is taken, or that is free; [`PAGES`] for none.
+    fn next_page(&self, from: usize, taken: bool) -> usize {
+        let mut at = from;
+        while at < PAGES {
+            let word = if taken { self.taken[at / 64] } else { !self.taken[at / 64] };
+            let rest = word >> (at % 64);
+            if rest != 0 {
+                return at + rest.trailing_zeros() as usize;
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        PAGES
+    }
+
     fn mark(&mut self, first: usize, pages: usize, taken: bool) {
         for page in first..first + pages {
-            debug_assert_ne!(self.is_taken(page), taken);
+            debug_assert_ne!(self.taken[page / 64] >> (page % 64) & 1 == 1, taken);
             self.taken[page / 64] ^= 1 << (page % 64);
         }
         self.used = if taken { self.used + pages } else { self.used - pages };
+    }
+
+    fn give(&mut self, first: usize, pages: usize) {
+        self.mark(first, pages, false);
+        // The run that it joins begins behind the last page taken in front of it.
+        let (mut before, end) = (first, self.next_page(first, true));
+        while before > 0 && self.taken[(before - 1) / 64] >> ((before - 1) % 64) & 1 == 0 {
+            before -= 1;
+        }
+        self.longest = self.longest.max(end - before);
     }
 }
 
@@ -100,14 +117,14 @@ impl Region {
 struct Regions {
     /// A slab keeps its slot while it lives, so extents find it again in constant time.
     slots: Vec<Option<Region>>,
-    /// Slot that served last.
-    current: usize,
 }
 
 struct Shared {
     budget: Arc<MemoryBudget>,
     limit: usize,
     regions: Mutex<Regions>,
+    /// Held while a slab is mapped, in front of `regions`: one need makes one slab, and who needs none does not wait.
+    growing: Mutex<()>,
 }
 
 /// Buffers for I/O, in slabs that are mapped when first needed and accounted to the budget.
@@ -127,15 +144,15 @@ impl Arena {
     /// An empty arena that grows to at most `limit_bytes` of the budget.
     pub(crate) fn new(budget: Arc<MemoryBudget>, limit_bytes: usize) -> Self {
         let limit = limit_bytes.min(budget.limit());
-        Self(Arc::new(Shared { budget, limit, regions: Mutex::default() }))
+        Self(Arc::new(Shared { budget, limit, regions: Mutex::default(), growing: Mutex::default() }))
     }
 
     /// An arena of these slabs and no others.
     pub(super) fn over(slabs: Vec<Slab>) -> Self {
         let limit = slabs.len() * SLAB_BYTES;
         let slots = slabs.into_iter().map(|slab| Some(Region::new(Arc::new(slab)))).collect();
-        let regions = Mutex::new(Regions { slots, current: 0 });
-        Self(Arc::new(Shared { budget: MemoryBudget::new(limit), limit, regions }))
+        let regions = Mutex::new(Regions { slots });
+        Self(Arc::new(Shared { budget: MemoryBudget::new(limit), limit, regions, growing: Mutex::default() }))
     }
 
     /// The most slabs it can ever have.
@@ -150,35 +167,42 @@ impl Arena {
             return Err(Exhausted::Never);
         }
         let pages = len.div_ceil(PAGE_BYTES).max(1);
-        let mut regions = lock(&self.0.regions);
-        let count = regions.slots.len();
-        for i in 0..count {
-            let slot = (regions.current + i) % count;
-            let Some(region) = &mut regions.slots[slot] else { continue };
-            if let Some(first) = region.take(pages) {
-                let slab = Arc::clone(&region.slab);
-                regions.current = slot;
-                return Ok(self.extent(slab, slot, first, pages, len));
-            }
+        if let Some(lease) = self.find(pages, len) {
+            return Ok(lease);
         }
-        // Mapped under the lock: it takes tens of microseconds, and two threads must not both grow for one need.
-        if regions.slots.iter().flatten().count() >= self.slabs_max() {
+        let _growing = lock(&self.0.growing);
+        // Others may have grown it, or given something back, meanwhile.
+        if let Some(lease) = self.find(pages, len) {
+            return Ok(lease);
+        }
+        if lock(&self.0.regions).slots.iter().flatten().count() >= self.slabs_max() {
             return Err(Exhausted::Now);
         }
         let account = self.0.budget.try_reserve(SLAB_BYTES, Category::Arena).ok_or(Exhausted::Now)?;
+        // The kernel clears it, which takes up to a millisecond: the others go on meanwhile.
         let slab = Arc::new(Slab::map(account).map_err(|_| Exhausted::System)?);
         let mut region = Region::new(Arc::clone(&slab));
         let first = region.take(pages).ok_or(Exhausted::Never)?;
+        let mut regions = lock(&self.0.regions);
         let slot = match regions.slots.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
                 regions.slots.push(None);
-                count
+                regions.slots.len() - 1
             }
         };
         regions.slots[slot] = Some(region);
-        regions.current = slot;
         Ok(self.extent(slab, slot, first, pages, len))
+    }
+
+    /// A lease out of the slabs there are.
+    fn find(&self, pages: usize, len: usize) -> Option<Lease> {
+        let mut regions = lock(&self.0.regions);
+        regions.slots.iter_mut().enumerate().find_map(|(slot, region)| {
+            let region = region.as_mut()?;
+            let first = region.take(pages)?;
+            Some(self.extent(Arc::clone(&region.slab), slot, first, pages, len))
+        })
     }
 
     /// A lease whose bytes are all zero: for writers, whose padding must never show an old buffer's bytes.
@@ -219,7 +243,6 @@ impl Arena {
         while matches!(regions.slots.last(), Some(None)) {
             regions.slots.pop();
         }
-        regions.current = 0;
         drop(regions);
         for region in &freed {
             region.slab.retire();
@@ -291,7 +314,7 @@ impl Drop for Extent {
         // An extent outlives its arena without harm: the slab then goes with its last extent.
         let Some(arena) = self.arena.upgrade() else { return };
         if let Some(Some(region)) = lock(&arena.regions).slots.get_mut(self.slot) {
-            region.mark(self.first, self.pages, false);
+            region.give(self.first, self.pages);
         }
         arena.budget.returned().notify();
     }

@@ -12,6 +12,7 @@ use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
 use super::catalog::SegmentKey;
+use super::pin::{Current, Hold};
 
 /// A life of a segment. Everything that may still read from it holds one; its space is reused only when nobody does.
 pub(crate) struct SegmentHandle {
@@ -24,6 +25,8 @@ pub(crate) struct SegmentHandle {
     pub(crate) read_unit: u64,
     /// Pages of frames that no commit has named yet.
     pub(crate) in_flight: AtomicU64,
+    /// Ends with it.
+    pub(crate) pin: Hold,
 }
 
 /// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
@@ -154,24 +157,24 @@ impl FrameBody {
 
 /// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
 pub(crate) struct FrameSlot {
-    body: Mutex<Arc<FrameBody>>,
+    body: Current<Arc<FrameBody>>,
     /// Its pages, until the first commit that names it takes them, of whichever sequence that shares it.
     flights: Mutex<Vec<Flight>>,
 }
 
 impl FrameSlot {
     pub(crate) fn new(body: FrameBody) -> Self {
-        Self { body: Mutex::new(Arc::new(body)), flights: Mutex::default() }
+        Self { body: Current::new(Arc::new(body)), flights: Mutex::default() }
     }
 
     /// The frame where it lies now. Whoever holds it may read there, also after a move.
     pub(crate) fn now(&self) -> Arc<FrameBody> {
-        Arc::clone(&lock(&self.body))
+        self.body.now()
     }
 
     /// Its memory.
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + lock(&self.body).memory_bytes()
+        size_of::<Self>() + self.now().memory_bytes()
     }
 
     pub(crate) fn set_flights(&self, flights: Vec<Flight>) {
@@ -189,11 +192,12 @@ impl FrameSlot {
 
     /// These are its copies from now on.
     pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
-        let mut body = lock(&self.body);
-        let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
         let FrameCopy { segment, page, header_crc } = first;
-        let (id, origin, nonce) = (body.id, body.origin, body.nonce);
-        *body = Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries });
+        self.body.turn(|body| {
+            let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
+            let (id, origin, nonce) = (body.id, body.origin, body.nonce);
+            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries })
+        });
     }
 }
 
@@ -409,6 +413,7 @@ mod tests {
             lazy: Arc::clone(file),
             read_unit: PAGE_BYTES as u64,
             in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
         let (replicas, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());

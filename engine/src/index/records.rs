@@ -3,8 +3,9 @@
 use super::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
+use std::collections::BTreeMap;
 use stratakv_format::manifest::{Kind, LayoutDefined, Record, Records, encode_record};
-use stratakv_format::{DeviceIndex, LayoutId};
+use stratakv_format::{DeviceIndex, LayoutId, Location};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -86,6 +87,20 @@ impl RecordBuffer {
             self.drop_records(&known);
         }
         Ok(())
+    }
+
+    /// The devices that the frames announced here lie on, by frame.
+    pub(crate) fn announced(&self) -> BTreeMap<u64, Vec<DeviceIndex>> {
+        let mut frames: BTreeMap<u64, Vec<DeviceIndex>> = BTreeMap::new();
+        for record in Records::new(&self.bytes, self.ends.len() as u32) {
+            let (frame, location) = match record {
+                Ok(Record::Frame(frame)) => (frame.frame, &frame.location),
+                Ok(Record::Replica(replica)) => (replica.frame, &replica.location),
+                _ => continue,
+            };
+            frames.entry(frame.get()).or_default().push(Location::from_raw(location).device);
+        }
+        frames
     }
 
     /// Drops the seals of segments of this device.

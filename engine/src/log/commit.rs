@@ -1,10 +1,11 @@
 //! Group commit: all commits that wait at a moment share two syncs, first the data, then the manifest.
 
-use super::copies::CopyChange;
+mod lost;
 mod room;
 
-use super::devices::Devices;
-use super::manifest::{ManifestLog, room_for};
+use super::copies::CopyChange;
+use super::devices::{Devices, Failures};
+use super::manifest::{ManifestLog, ManifestPlace, room_for};
 use super::space::Space;
 use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
@@ -35,7 +36,7 @@ pub(crate) struct CommitRequest {
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
     /// Frames whose copies are to be others. Those that have changed in the meantime are passed over.
     pub(crate) copies: Vec<CopyChange>,
-    /// Members as they are from now on.
+    /// Members as they are from now on, but for their epoch.
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
@@ -342,10 +343,15 @@ impl Committer {
         let skipped = mutated(Mutant::DataSyncSkipped);
         let files = segments.iter().filter(|_| !skipped).map(|(key, handle)| Ok((key.0, handle.file()?)));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let sync = |s: &Self| s.devices.sync_all(files.iter().map(|(device, file)| (*device, file)));
-        match sync(self) {
-            Err(_) if mutated(Mutant::SyncRetried) => sync(self)?,
-            other => other?,
+        let sync = || self.devices.sync_each(files.iter().map(|(device, file)| (*device, file)));
+        let mut failures = sync();
+        if !failures.is_empty() && mutated(Mutant::SyncRetried) {
+            failures = sync();
+        }
+        let lost = self.lost_to(failures, group)?;
+        if !lost.is_empty() {
+            // What this commits has copies on them that are no good.
+            self.devices.suspects.owe();
         }
         if mutated(Mutant::ManifestBeforeData) {
             return Ok(());
@@ -354,13 +360,15 @@ impl Committer {
         {
             // Before the records of the group, which may delete them.
             let catalog = lock(&self.catalog);
-            for change in group.iter().flat_map(|queued| &queued.request.copies) {
+            let durable = |change: &&CopyChange| change.wanted.iter().all(|(at, _)| !lost.contains(&at.device));
+            for change in group.iter().flat_map(|queued| &queued.request.copies).filter(durable) {
                 if let Some(frame) = catalog.frames.get(&change.frame) {
                     change.push(frame, &mut records);
                 }
             }
         }
-        for member in group.iter().flat_map(|queued| &queued.request.members) {
+        let members = self.members_of(group, &lost);
+        for member in &members {
             if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) {
                 // That it goes must not stand on the device alone: with it, it would be refused, and without it missing.
                 lock(&self.manifest).forget(DeviceIndex(member.device.get()))?;
@@ -381,8 +389,6 @@ impl Committer {
             records.append(&queued.request.records);
         }
         if !records.is_empty() {
-            let members: Vec<m::Member> =
-                group.iter().flat_map(|queued| queued.request.members.iter().copied()).collect();
             match self.record(records, group, counted).and_then(|()| self.change_members(&members)) {
                 Err(Failed::Stalled(e)) => {
                     let (records, opened) = fresh;
@@ -406,8 +412,9 @@ impl Committer {
     }
 
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
-    /// that contradict the catalog must never reach the manifest, which could not be replayed any more.
-    fn record(&self, mut records: RecordBuffer, group: &mut [Queued], counted: bool) -> Result<(), Failed> {
+    /// that contradict the catalog must never reach the manifest, which could not be replayed any more. What failed comes back: the
+    /// other devices have the records.
+    fn append(&self, mut records: RecordBuffer, group: &mut [Queued], counted: bool) -> Result<Failures, Failed> {
         let mut manifest = lock(&self.manifest);
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
@@ -432,21 +439,12 @@ impl Committer {
         Ok(manifest.append(&self.devices, &records)?)
     }
 
-    /// What the manifest says of devices since its last batch takes effect: their epoch is in the superblocks of those that are
-    /// left, and the next generation lies on them, before anything is acknowledged.
-    fn change_members(&self, members: &[m::Member]) -> Result<(), Failed> {
-        let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
-        members.iter().for_each(|member| self.devices.put_member(*member));
-        let mut manifest = lock(&self.manifest);
-        for member in members.iter().filter(|member| member.state == m::MEMBER_REMOVED) {
-            manifest.forget(DeviceIndex(member.device.get()))?;
-        }
-        let epoch = epoch.max(manifest.epoch());
-        manifest.set_next_epoch(epoch);
-        self.checkpoint(&mut manifest, room_for(&RecordBuffer::default()))
+    /// The manifest in force.
+    pub(crate) fn place(&self) -> ManifestPlace {
+        *lock(&self.manifest).place()
     }
 
-    /// Membership epochs so far.
+    /// The membership epoch that superblocks have.
     pub(crate) fn epoch(&self) -> u64 {
         lock(&self.manifest).epoch()
     }
@@ -479,9 +477,9 @@ impl Committer {
     fn free_dead_segments(&self) -> Result<(), Failed> {
         let dead: Vec<(SegmentKey, u64)> = {
             let catalog = lock(&self.catalog);
-            let sealed = catalog.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed && s.live_pages == 0);
             let space = lock(&self.space);
-            sealed.filter(|(key, _)| space.reclaimable(**key)).map(|(key, s)| (*key, s.generation)).collect()
+            let idle = catalog.idle.iter().filter(|key| space.reclaimable(**key));
+            idle.filter_map(|key| catalog.segments.get(key).map(|meta| (*key, meta.generation))).collect()
         };
         if dead.is_empty() {
             return Ok(());

@@ -196,18 +196,8 @@ impl StoreInner {
 
     /// Records durably what a device is from now on.
     pub(crate) fn change_member(&self, member: m::Member) -> Result<()> {
-        let epoch = U64::new(self.committer.epoch() + 1);
-        let mut members = vec![m::Member { epoch, ..member }];
-        if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) && member.manifest_copies > 0 {
-            // Another one holds the manifest in its place.
-            members[0].manifest_copies = 0;
-            let others = self.devices.list.iter().filter(|device| device.takes_frames()).map(|device| device.member());
-            let heir = others.filter(|other| other.device != member.device).find(|other| other.manifest_copies == 0);
-            members.extend(heir.map(|heir| m::Member { epoch, manifest_copies: 1, ..heir }));
-        }
-        self.committer.commit(CommitRequest { members, ..CommitRequest::default() })?;
-        self.devices.suspects.owe();
-        Ok(())
+        let members = self.devices.change([member].into_iter());
+        self.committer.commit(CommitRequest { members, ..CommitRequest::default() })
     }
 
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {

@@ -5,7 +5,7 @@ use super::members::DeviceList;
 use crate::cache::BlockCache;
 use crate::device::arena::{Arena, Exhausted, Lease};
 use crate::device::directory::{Access, Directory};
-use crate::device::driver::Op;
+use crate::device::driver::{DriverKind, Op};
 use crate::device::file::DeviceFile;
 use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::device::profile::Profile;
@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions};
 use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Waiter};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::features::Features;
@@ -69,6 +70,9 @@ impl Device {
     }
 }
 
+/// What failed, by device.
+pub(crate) type Failures = BTreeMap<DeviceIndex, Error>;
+
 /// All devices of an open store, by index, and the buffers they share.
 pub(crate) struct Devices {
     pub(crate) list: DeviceList,
@@ -88,6 +92,8 @@ pub(crate) struct Devices {
     pub(crate) balance: BalancePolicy,
     /// Bytes that a read takes along between two blocks at most.
     pub(crate) gap_limit: usize,
+    /// How devices are driven.
+    pub(crate) driver: DriverKind,
     /// The store has the feature of copies.
     pub(crate) replicas: AtomicBool,
     /// Rings of threads that read for themselves.
@@ -198,8 +204,18 @@ impl Devices {
         }
     }
 
-    /// Writes `bytes`, at most [`CONTROL_BYTES`], at `offset` of files, one per device index given, and waits.
+    /// Writes `bytes`, at most [`CONTROL_BYTES`], at `offset` of files, and waits; the first error.
     pub(crate) fn write_all(&self, writes: &[(DeviceIndex, Arc<DeviceFile>)], offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write_each(writes, offset, bytes)?.into_values().next().map_or(Ok(()), Err)
+    }
+
+    /// As [`Self::write_all`], with what failed by device.
+    pub(crate) fn write_each(
+        &self,
+        writes: &[(DeviceIndex, Arc<DeviceFile>)],
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Failures> {
         let mut buffer = lock(&self.control);
         let out = buffer.bytes_mut().and_then(|out| out.get_mut(..bytes.len()));
         let out = out.ok_or_else(|| Error::new(ErrorKind::Busy, format!("no buffer for {} bytes", bytes.len())))?;
@@ -209,24 +225,33 @@ impl Devices {
             let from = buffer.write_source(0..bytes.len())?;
             ops.push((*device, Op::Write { file: Arc::clone(file), offset, from }));
         }
-        self.run_all(ops)
+        Ok(self.run_each(ops))
     }
 
-    /// Syncs files, all at once, and waits. A failure poisons the device; it is never repeated.
+    /// Syncs files, all at once, and waits; the first error. A failure poisons the device; it is never repeated.
     pub(crate) fn sync_all<'a>(
         &self,
         files: impl ExactSizeIterator<Item = (DeviceIndex, &'a Arc<DeviceFile>)>,
     ) -> Result<()> {
+        self.sync_each(files).into_values().next().map_or(Ok(()), Err)
+    }
+
+    /// As [`Self::sync_all`], with what failed by device.
+    pub(crate) fn sync_each<'a>(
+        &self,
+        files: impl ExactSizeIterator<Item = (DeviceIndex, &'a Arc<DeviceFile>)>,
+    ) -> Failures {
         let ops: Vec<_> = files.map(|(device, file)| (device, Op::Sync { file: Arc::clone(file) })).collect();
         // In the order of the list, so that no two callers wait for each other.
         let involved = |device: &&Device| ops.iter().any(|(index, _)| *index == device.index);
         let _exclusive: Vec<_> = self.list.iter().filter(involved).map(|device| device.shard.lock_syncs()).collect();
-        self.run_all(ops)
+        self.run_each(ops)
     }
 
     /// Executes operations and waits: those of one device on this thread, the others beside it.
-    fn run_all(&self, ops: Vec<(DeviceIndex, Op)>) -> Result<()> {
-        let Some(first) = ops.first().map(|(device, _)| *device) else { return Ok(()) };
+    fn run_each(&self, ops: Vec<(DeviceIndex, Op)>) -> Failures {
+        let mut failures = Failures::new();
+        let Some(first) = ops.first().map(|(device, _)| *device) else { return failures };
         let (mut own, mut syncs, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (device, op) in ops {
             match op {
@@ -236,14 +261,28 @@ impl Devices {
                 op => others.push((device, op)),
             }
         }
-        let waiter = Waiter::new(others.len());
+        let mut waiters: Vec<(DeviceIndex, Arc<Waiter>)> = Vec::new();
         for (device, op) in others {
-            self.submit_one(device, op, &waiter)?;
+            let waiter = Waiter::new(1);
+            match self.submit_one(device, op, &waiter) {
+                Ok(()) => waiters.push((device, waiter)),
+                Err(e) => {
+                    failures.entry(device).or_insert(e);
+                }
+            }
         }
-        let shard = &self.get(first)?.shard;
-        let written = own.into_iter().try_for_each(|op| shard.run_here(op));
-        let synced = shard.sync_here(syncs);
-        waiter.wait().and(written).and(synced)
+        let outcome = self.get(first).and_then(|device| {
+            let written = own.into_iter().try_for_each(|op| device.shard.run_here(op));
+            let synced = device.shard.sync_here(syncs);
+            written.and(synced)
+        });
+        let outcomes = waiters.iter().map(|(device, waiter)| (*device, waiter.wait()));
+        for (device, outcome) in outcomes.chain([(first, outcome)]) {
+            if let Err(e) = outcome {
+                failures.entry(device).or_insert(e);
+            }
+        }
+        failures
     }
 
     fn submit_one(&self, device: DeviceIndex, op: Op, waiter: &Arc<Waiter>) -> Result<()> {

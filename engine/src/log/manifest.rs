@@ -1,6 +1,6 @@
 //! Writing the manifest: batches on all copies, and checkpoints.
 
-use super::devices::Devices;
+use super::devices::{Devices, Failures};
 use super::random_u64;
 use super::unix_ms;
 use crate::device::directory::{Access, Directory};
@@ -160,6 +160,10 @@ fn take_file(directory: &dyn Directory, name: &str, wanted: u64, least: u64) -> 
     }
 }
 
+fn all_well(failures: Failures) -> Result<()> {
+    failures.into_values().next().map_or(Ok(()), Err)
+}
+
 /// Pages that records take.
 fn pages_of(records: &RecordBuffer) -> u64 {
     let header = size_of::<m::BatchHeader>();
@@ -260,13 +264,13 @@ impl ManifestLog {
         };
         let file_pages = bytes / PAGE_BYTES as u64;
         let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, bytes: all_bytes, spare_bytes: 0 };
-        log.write(devices, state, FLAG_CHECKPOINT)?;
+        all_well(log.write(devices, state, FLAG_CHECKPOINT)?)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             // New files have extents of their own to be made durable.
             devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
             log.place.synced_through = log.place.next_batch - 1;
         }
-        for device in devices.list.iter() {
+        for device in devices.list.iter().filter(|device| !device.is_lost()) {
             device.directory.sync_dir(m::DIRECTORY)?;
         }
         Ok(log)
@@ -336,16 +340,31 @@ impl ManifestLog {
         self.place.next_page + room_for(records) <= limit
     }
 
-    /// Appends records, which take effect together, and makes them durable.
-    pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<()> {
-        self.write(devices, records, 0)?;
-        if mutated(Mutant::ManifestSyncSkipped) {
-            return Ok(());
+    /// Appends records, which take effect together, and makes them durable in the copies of all devices but those that failed.
+    /// What is appended from then on goes to the others alone.
+    ///
+    /// # Errors
+    /// No copy has them.
+    pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<Failures> {
+        let mut failures = self.write(devices, records, 0)?;
+        if !mutated(Mutant::ManifestSyncSkipped) && !self.files.is_empty() {
+            failures.extend(self.sync(devices)?);
         }
-        self.sync(devices)
+        match self.files.is_empty() {
+            false => Ok(failures),
+            true => {
+                Err(failures.into_values().next().unwrap_or_else(|| Error::new(ErrorKind::Io, "no manifest is left")))
+            }
+        }
     }
 
-    fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<()> {
+    /// Copies on these devices take no more.
+    fn drop_failed(&mut self, failures: &Failures) {
+        self.files.retain(|(device, _)| !failures.contains_key(device));
+    }
+
+    fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<Failures> {
+        let mut failures = Failures::new();
         let batches = records.batches();
         let last = batches.len() - 1;
         if last > 0 {
@@ -364,14 +383,16 @@ impl ManifestLog {
             if self.place.next_page + pages > self.file_pages {
                 return Err(Error::new(ErrorKind::NoSpace, "the manifest is full"));
             }
-            devices.write_all(&self.files, self.place.next_page * PAGE_BYTES as u64, &bytes)?;
+            let failed = devices.write_each(&self.files, self.place.next_page * PAGE_BYTES as u64, &bytes)?;
+            self.drop_failed(&failed);
+            failures.extend(failed);
             self.place.next_page += pages;
             self.place.next_batch += 1;
         }
-        Ok(())
+        Ok(failures)
     }
 
-    fn sync(&mut self, devices: &Devices) -> Result<()> {
+    fn sync(&mut self, devices: &Devices) -> Result<Failures> {
         // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
         // for them, the sync of one flushes the device for both.
         let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
@@ -381,9 +402,10 @@ impl ManifestLog {
                 synced.push((*device, file));
             }
         }
-        devices.sync_all(synced.into_iter())?;
+        let failures = devices.sync_each(synced.into_iter());
+        self.drop_failed(&failures);
         self.place.synced_through = self.place.next_batch - 1;
-        Ok(())
+        Ok(failures)
     }
 
     /// Writes a new generation that starts with `state` and has `room` pages for what comes next. It takes the place of this one with
@@ -410,7 +432,7 @@ impl ManifestLog {
         let superseded =
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
         last.push(Kind::Superseded, &superseded, &[]);
-        self.append(devices, &last)?;
+        all_well(self.append(devices, &last)?)?;
         next.set_epoch(self.next_epoch);
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
@@ -452,6 +474,11 @@ impl ManifestLog {
 
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// What [`Self::set_next_epoch`] was told last.
+    pub(crate) fn next_epoch(&self) -> u64 {
+        self.next_epoch
     }
 
     /// Bytes of the files of the manifest at this place.

@@ -6,7 +6,7 @@ use crate::metrics::lock;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stratakv_format::DeviceIndex;
-use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_LOST, Member};
+use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_LOST, MEMBER_REMOVED, Member};
 use stratakv_format::superblock::DEVICES_MAX;
 
 /// What one unit of a member's weight stands for beside devices that are weighed by their size: a GiB.
@@ -75,7 +75,7 @@ impl Device {
     }
 
     pub(crate) fn is_removed(&self) -> bool {
-        self.member().state == stratakv_format::manifest::MEMBER_REMOVED
+        self.member().state == MEMBER_REMOVED
     }
 
     /// It neither leaves nor is gone.
@@ -103,6 +103,28 @@ impl super::Devices {
         if let Some(device) = self.list.get(usize::from(member.device.get())) {
             *lock(&device.member) = member;
         }
+    }
+
+    /// Members as they are when these change: where one goes that has the manifest, another has it in its place.
+    pub(crate) fn change(&self, changed: impl Iterator<Item = Member>) -> Vec<Member> {
+        let mut members: Vec<Member> = changed.collect();
+        for at in 0..members.len() {
+            let gone = matches!(members[at].state, MEMBER_LOST | MEMBER_REMOVED) && members[at].manifest_copies > 0;
+            if gone {
+                members[at].manifest_copies = 0;
+                let others = self.list.iter().filter(|device| device.takes_frames()).map(Device::member);
+                let mut others = others.filter(|other| members.iter().all(|member| member.device != other.device));
+                let heir = others.find(|other| other.manifest_copies == 0);
+                members.extend(heir.map(|heir| Member { manifest_copies: 1, ..heir }));
+            }
+        }
+        members
+    }
+
+    /// Whether a device is there and has not failed for good.
+    pub(crate) fn is_sound(&self, device: DeviceIndex) -> bool {
+        let own = self.list.get(usize::from(device.0));
+        own.is_some_and(|own| !own.is_lost() && own.directory.poison().check().is_ok())
     }
 
     /// Devices that take frames.

@@ -16,9 +16,27 @@ use crate::device::directory::Directory;
 use crate::error::{ErrorKind, Result};
 use crate::index::Catalog;
 use crate::log::Devices;
+use crate::metrics::lock;
 use stratakv_format::superblock::{SLOTS, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, manifest, segment};
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U16, U64};
+
+/// Where a round of superblocks with a new epoch was cut, it is ended before any other begins: no device has that epoch in both
+/// slots while another has it in none.
+pub(crate) fn level_epochs(devices: &Devices) -> Result<()> {
+    let slots: Vec<Slot> = devices.list.iter().map(|device| *lock(&device.slot)).collect();
+    let newest = slots.iter().map(|slot| (slot.epoch.get(), slot.device_count.get()));
+    let Some((epoch, count)) = newest.max() else { return Ok(()) };
+    for (device, slot) in devices.list.iter().zip(slots) {
+        if slot.epoch.get() < epoch {
+            device.write_superblock(|slot| {
+                slot.epoch = U64::new(epoch);
+                slot.device_count = U16::new(count);
+            })?;
+        }
+    }
+    Ok(())
+}
 
 /// What an unfinished checkpoint left is made room of: all slots name the generation in force, so that nothing refers to an
 /// older one, and files of any other are kept for the next. No new space is needed for any of this.

@@ -117,7 +117,7 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
         if request.copies.is_empty() {
             continue;
         }
-        if mutated(Mutant::ReplicaNotHealed) {
+        if mutated(Mutant::ReplicaNotHealed) && !bad.is_empty() {
             continue;
         }
         let frames: Vec<FrameId> = request.copies.iter().map(|change| change.frame).collect();
@@ -196,6 +196,12 @@ fn change(
 ) -> Result<bool> {
     let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return Ok(true) };
     let seen = places(&meta);
+    let mut bad = bad.clone();
+    if seen.len() > 1 && seen.iter().any(|(at, _)| !members.keep.contains(&at.device)) {
+        // No copy goes on the word of another that nobody has looked at.
+        let staying = seen.iter().map(|(at, _)| at.device).filter(|device| members.keep.contains(device));
+        bad.extend(staying.filter(|device| is_bad(inner, id, *device)));
+    }
     let good: Vec<Place> = seen.iter().copied().filter(|(at, _)| !bad.contains(&at.device)).collect();
     let mut now: Vec<Place> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
     let wanted = wanted.max(now.len());
@@ -212,8 +218,11 @@ fn change(
         if now.iter().any(|(at, _)| at.device == device) {
             continue;
         }
-        let Some(Copied { location, header_crc, flight }) = duplicate(inner, id, &meta, &good, device)? else {
-            continue;
+        let Copied { location, header_crc, flight } = match duplicate(inner, id, &meta, &good, device) {
+            Ok(Some(copied)) => copied,
+            Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
+            // Another device may take it.
+            Ok(None) | Err(_) => continue,
         };
         request.segments.push(Arc::clone(flight.segment()));
         request.flights.push(flight);
@@ -273,6 +282,11 @@ fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
     let (free, held): (Vec<Member>, Vec<Member>) = {
         let catalog = lock(&inner.catalog);
         let space = lock(&inner.space);
+        let stays =
+            |member: &Member| member.state == MEMBER_ACTIVE && inner.devices.is_sound(DeviceIndex(member.device.get()));
+        if !catalog.members.values().any(stays) {
+            return Ok((0, false));
+        }
         let leaving = |member: &&Member| matches!(member.state, MEMBER_DRAINING | MEMBER_LOST);
         let empty = |member: &&Member| {
             let device = DeviceIndex(member.device.get());

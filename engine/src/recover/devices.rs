@@ -38,6 +38,15 @@ fn configuration(path: &Path, text: &str) -> Error {
     Error::new(ErrorKind::Configuration, format!("device directory {}: {text}", path.display()))
 }
 
+/// The error for a device that is given although the store has gone on without it.
+pub(crate) fn stale_device(path: &Path, device: u16, from: u64, epoch: u64) -> Error {
+    let text = format!(
+        "device directory {}: device {device} left the store: it is as of epoch {from}, the store has come to {epoch} without it; leave it out, or add it anew",
+        path.display()
+    );
+    Error::new(ErrorKind::StaleDevice, text)
+}
+
 /// Opens and locks the directories.
 pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn Directory>>> {
     if paths.is_empty() {
@@ -154,7 +163,15 @@ fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
             return Err(configuration(path, &text));
         }
     }
-    let newest = slots.iter().map(|(_, slot)| slot).max_by_key(|slot| slot.epoch.get()).unwrap_or(first);
+    let newest = slots.iter().map(|(_, slot)| slot);
+    let newest = newest.max_by_key(|slot| (slot.epoch.get(), slot.device_count.get())).unwrap_or(first);
+    // Slots are written in two rounds over all members: where one has both of an epoch, every member has at least one.
+    let settled = |f: &Found| f.slots.len() == SLOTS && f.slots.iter().all(|slot| slot.epoch == newest.epoch);
+    if found.iter().any(settled)
+        && let Some((path, stale)) = slots.iter().find(|(_, slot)| slot.epoch.get() < newest.epoch.get())
+    {
+        return Err(stale_device(path, stale.device_index.get(), stale.epoch.get(), newest.epoch.get()));
+    }
     let count = newest.device_count.get();
     if let Some((index, path)) = seen.iter().find(|(index, _)| **index >= count) {
         return Err(configuration(path, &format!("is device {index}, but the store has {count}")));
@@ -162,7 +179,8 @@ fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
     Ok(())
 }
 
-fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>)> {
+/// The newest valid slot of a directory, and all that are valid; none of a directory that may become one of a store.
+pub(crate) fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>)> {
     let file = match directory.open_file(superblock::FILE, Access::ReadOnly) {
         Ok(file) => file,
         Err(e) if e.kind() == ErrorKind::NotFound => {

@@ -3,5 +3,7 @@
 mod devices;
 mod replay;
 
-pub(crate) use devices::{Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices};
+pub(crate) use devices::{
+    Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, read_superblock, stale_device,
+};
 pub(crate) use replay::replay;

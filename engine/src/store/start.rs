@@ -75,6 +75,7 @@ pub(super) fn start_devices(
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
         gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),
+        driver: kind,
         replicas: AtomicBool::new(replicas),
         lanes,
         tend,
@@ -115,7 +116,8 @@ pub(super) fn measure(devices: &Devices) -> Result<()> {
         .try_for_each(|device| measure_device(devices, device))
 }
 
-fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
+/// As [`measure`], one device.
+pub(super) fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
     let file = device.directory.create_file(SUPERBLOCK_NEW, PROBE_BYTES as u64)?;
     devices.write_all(&[(device.index, Arc::clone(&file))], 0, &vec![0x5b; PROBE_BYTES])?;
     let turns = |count: usize, bytes: usize| -> Result<Duration> {

@@ -33,6 +33,8 @@ pub struct SequenceInfo {
 /// How a device is driven.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceStatus {
+    /// Its index in the store, which stays the same for as long as it is a member.
+    pub index: u16,
     /// Directory.
     pub path: String,
     /// `uring` or `posix`; `glommio` or `tokio-uring` with the features of these names.

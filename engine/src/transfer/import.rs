@@ -27,6 +27,7 @@ pub struct ImportOptions {
     key: Option<String>,
     ttl: Option<Option<Duration>>,
     evictable: Option<u8>,
+    replicas: Option<u8>,
 }
 
 impl ImportOptions {
@@ -54,6 +55,13 @@ impl ImportOptions {
     #[must_use]
     pub fn evictable(mut self, priority: u8) -> Self {
         self.evictable = Some(priority);
+        self
+    }
+
+    /// With so many copies of everything, as [`SequenceOptions::replicas`]; those are not in the file.
+    #[must_use]
+    pub fn replicas(mut self, copies: u8) -> Self {
+        self.replicas = Some(copies);
         self
     }
 }
@@ -234,6 +242,9 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         None => SequenceOptions { ttl_ms: page.ttl_ms.get(), ..create },
     };
     create = create.evictable(options.evictable.unwrap_or(page.evictable));
+    if let Some(copies) = options.replicas {
+        create = create.replicas(copies);
+    }
     let has_summary = page.summaries.get() & (1 << (SUMMARY_MIN_MAX - 1)) != 0;
     if has_summary {
         create = create.summary(Summary::MinMax);

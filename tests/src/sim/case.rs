@@ -42,6 +42,9 @@ pub struct Round {
     /// Before it is opened for good the store is opened for reading only.
     #[serde(default)]
     pub look: bool,
+    /// A disk that does not come back with the power, if there are copies of everything.
+    #[serde(default)]
+    pub lost: Option<usize>,
 }
 
 /// What ends a sequence besides its deletion.
@@ -76,8 +79,15 @@ pub struct Case {
     /// By slot what ends the sequences made in it; nothing beyond.
     #[serde(default)]
     pub ends: Vec<End>,
+    /// Copies of each sequence.
+    #[serde(default = "one")]
+    pub copies: u8,
     /// What happens.
     pub rounds: Vec<Round>,
+}
+
+fn one() -> u8 {
+    1
 }
 
 /// Element types by name.
@@ -131,6 +141,7 @@ impl Case {
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
             whole,
         };
+        let copies = if devices > 1 && rng.one_in(2) { 2 + rng.below(devices as u64 - 1) as u8 } else { 1 };
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
         let ending = rng.one_in(if tight { 2 } else { 4 });
@@ -162,6 +173,7 @@ impl Case {
             dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
             summaries: rng.one_in(3),
             ends,
+            copies,
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
         }
     }
@@ -208,7 +220,8 @@ impl Round {
             2 => ("manifest/".into(), 1, u64::MAX),
             _ => ("manifest/".into(), if devices == 1 { 2 } else { devices }, 48 << 10),
         });
-        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot, look: rng.one_in(8) }
+        let lost = (devices > 1 && rng.one_in(4)).then(|| rng.below(devices as u64) as usize);
+        Self { operations, crash: (crash_at, rng.below(24)), again, faults, rot, look: rng.one_in(8), lost }
     }
 
     fn faults(rng: &mut Rng, regime: Regime, devices: usize) -> Option<Faults> {

@@ -29,6 +29,11 @@ pub(super) const CAPACITY: &str = "capacity changed";
 pub(super) const ADAPTER: &str = "adapter stored";
 pub(super) const ATTACHED: &str = "selector attached";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
+pub(super) const HEALED: &str = "rotten copy read around and healed";
+pub(super) const DISK_LOST: &str = "disk lost";
+pub(super) const DISK_GIVEN_UP: &str = "disk given up after a failure";
+pub(super) const DISK_REMOVED: &str = "disk removed";
+pub(super) const DISK_BACK: &str = "disk came back with an old state";
 
 /// Counts of what was seen.
 #[derive(Clone, Debug, Default)]
@@ -90,6 +95,7 @@ impl Coverage {
             Event::FrameMoved,
             Event::Evicted,
             Event::Expired,
+            Event::ReplicaHealed,
             Event::Merged,
             Event::Regrouped,
             Event::SummaryRestored,
@@ -115,6 +121,11 @@ impl Coverage {
             ADAPTER,
             ATTACHED,
             LOOKED,
+            HEALED,
+            DISK_LOST,
+            DISK_GIVEN_UP,
+            DISK_REMOVED,
+            DISK_BACK,
         ];
         events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
     }

@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault, with the cases within which it must be found.
-const BUDGETS: [(Mutant, u64); 27] = [
+const BUDGETS: [(Mutant, u64); 28] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -25,6 +25,7 @@ const BUDGETS: [(Mutant, u64); 27] = [
     (Mutant::ChecksumOfHalf, 20_000),
     (Mutant::ReuseBeforeFlush, 20_000),
     (Mutant::NotReadAgain, 20_000),
+    (Mutant::ReplicaNotHealed, 5_000),
     (Mutant::ReleasedFirst, 10_000),
     (Mutant::ForkFreedWithParent, 5_000),
     (Mutant::PinsIgnored, 5_000),

@@ -54,6 +54,14 @@ pub enum Operation {
     Capacity { segments: Option<u64> },
     /// Time passes.
     Wait { milliseconds: u64 },
+    /// A disk rots; what is read meanwhile is read around it and healed.
+    Heal { slot: usize },
+    /// Declares a disk lost.
+    Lose { disk: usize },
+    /// Drains a disk and takes it out.
+    Remove { disk: usize },
+    /// Adds a disk that left, as it was left.
+    Add { disk: usize },
 }
 
 impl Operation {
@@ -87,10 +95,14 @@ impl Operation {
                 1 => Self::Tend,
                 _ => Self::Wait { milliseconds: u64::from(size) * 200 },
             },
-            _ => match more % 3 {
-                0 => Self::Flush,
-                1 => Self::Reopen,
-                _ => Self::Clean,
+            _ => match more % 8 {
+                0 | 1 => Self::Flush,
+                2 => Self::Reopen,
+                3 => Self::Clean,
+                4 => Self::Heal { slot },
+                5 => Self::Lose { disk: slot },
+                6 => Self::Remove { disk: slot },
+                _ => Self::Add { disk: slot },
             },
         }
     }
@@ -99,6 +111,15 @@ impl Operation {
     pub(super) fn generate(rng: &mut Rng, slots: usize, devices: usize, cache: bool) -> Self {
         let slot = rng.below(slots as u64) as usize;
         let to = |rng: &mut Rng| rng.below(slots as u64) as usize;
+        if devices > 1 && rng.one_in(12) {
+            let disk = rng.below(devices as u64) as usize;
+            return match rng.below(5) {
+                0 | 1 => Self::Heal { slot },
+                2 => Self::Lose { disk },
+                3 => Self::Remove { disk },
+                _ => Self::Add { disk },
+            };
+        }
         let durability =
             pick(rng, &[Durability::Sync, Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None]);
         match rng.below(128) {

@@ -63,7 +63,11 @@ impl Simulation {
 
     /// The disks, as devices.
     pub(crate) fn directories(&self) -> Vec<Arc<dyn Directory>> {
-        (0..self.devices).map(|disk| SimDirectory::open(&self.world, disk)).collect()
+        (0..self.devices).map(|disk| self.directory(disk)).collect()
+    }
+
+    pub(crate) fn directory(&self, disk: usize) -> Arc<dyn Directory> {
+        SimDirectory::open(&self.world, disk)
     }
 
     /// The power goes at the `operations`-th device operation from now on, which is caught on its way.

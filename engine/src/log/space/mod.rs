@@ -10,7 +10,8 @@ use super::devices::Devices;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
-    Catalog, FrameBody, FrameSlot, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, seal_record,
+    Catalog, FrameBody, FrameSlot, Held, Hold, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
+    seal_record,
 };
 use crate::metrics::EventCount;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -50,6 +51,22 @@ struct Active {
 impl Active {
     fn room(&self) -> u32 {
         self.handle.pages.saturating_sub(1).saturating_sub(self.next_page)
+    }
+}
+
+/// The present life of a segment, for as long as anybody has it.
+struct Life {
+    handle: Weak<SegmentHandle>,
+    held: Held,
+}
+
+impl Life {
+    fn of(handle: &Arc<SegmentHandle>) -> Self {
+        Self { handle: Arc::downgrade(handle), held: handle.pin.watch() }
+    }
+
+    fn handle(&self) -> Option<Arc<SegmentHandle>> {
+        self.handle.upgrade()
     }
 }
 
@@ -97,7 +114,7 @@ struct Growth {
 /// Space of all devices.
 pub(crate) struct Space {
     devices: BTreeMap<DeviceIndex, DeviceSpace>,
-    handles: HashMap<SegmentKey, Weak<SegmentHandle>>,
+    handles: HashMap<SegmentKey, Life>,
     frames: HashMap<FrameId, Weak<FrameSlot>>,
     /// Entries of `frames` from which on dead ones are looked for.
     frames_sweep: usize,
@@ -168,7 +185,7 @@ impl Space {
         key: SegmentKey,
         meta: &SegmentMeta,
     ) -> Result<Arc<SegmentHandle>> {
-        if let Some(handle) = self.handles.get(&key).and_then(Weak::upgrade) {
+        if let Some(handle) = self.handles.get(&key).and_then(Life::handle) {
             return Ok(handle);
         }
         let device = devices.get(key.0)?;
@@ -180,8 +197,9 @@ impl Space {
             lazy: devices.segment_file(device, key.1, None),
             read_unit: device.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
         });
-        self.handles.insert(key, Arc::downgrade(&handle));
+        self.handles.insert(key, Life::of(&handle));
         Ok(handle)
     }
 
@@ -263,17 +281,27 @@ impl Space {
         }
     }
 
+    /// A device joins.
+    pub(crate) fn join(&mut self, device: DeviceIndex) {
+        self.devices.entry(device).or_default();
+    }
+
     /// Whether nobody has, or is about to write, anything on a device that no commit names: frames of sequences that were not
     /// committed, of forks, of readers of what was deleted.
     pub(crate) fn is_unused(&self, device: DeviceIndex) -> bool {
         let here = |segment: &SegmentHandle| segment.key.0 == device;
         let opening = self.devices.get(&device).is_some_and(|own| own.opening > 0);
-        let mut handles =
-            self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, handle)| handle.upgrade());
+        let mut handles = self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, life)| life.handle());
         let mut frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
         !opening
             && handles.all(|handle| handle.in_flight_pages() == 0)
             && frames.all(|frame| (0..frame.copies()).all(|copy| !here(frame.copy(copy).0)))
+    }
+
+    /// The devices of each frame that somebody has open or has not committed yet.
+    pub(crate) fn open_frames(&self) -> Vec<Vec<DeviceIndex>> {
+        let frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
+        frames.map(|frame| (0..frame.copies()).map(|copy| frame.copy(copy).0.key.0).collect()).collect()
     }
 
     /// A device is no member from now on: nothing more is said of its segments.
@@ -393,7 +421,7 @@ impl Space {
 
     /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
     pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
-        let pinned = self.handles.get(&key).is_some_and(|handle| handle.strong_count() > 0);
+        let pinned = self.handles.get(&key).is_some_and(|life| life.held.is_held());
         self.is_sealed(key) && (!pinned || mutated(Mutant::PinsIgnored))
     }
 
@@ -403,7 +431,7 @@ impl Space {
 
     /// Pages of a segment that no commit has named yet.
     pub(crate) fn in_flight(&self, key: SegmentKey) -> u64 {
-        self.handles.get(&key).and_then(Weak::upgrade).map_or(0, |handle| handle.in_flight_pages())
+        self.handles.get(&key).and_then(Life::handle).map_or(0, |handle| handle.in_flight_pages())
     }
 
     /// The manifest says durably that this segment is free: its file may live again.

@@ -27,7 +27,7 @@ impl Runner<'_> {
         let adapter = self.adapter_of(version).map_err(|e| Stop::Failed(format!("adapter: {e}")))?;
         let before = self.adapters.insert(version, None).flatten();
         self.mark_commits();
-        let put = self.store()?.put_adapter(&self.shape.layout, &adapter, 1);
+        let put = self.store()?.put_adapter(&self.shape.layout, &adapter, self.case.copies);
         self.by_itself(0, put.is_ok())?;
         self.model.attempted(put.is_ok());
         match put {

@@ -22,7 +22,8 @@ impl Runner<'_> {
         let made = match &known {
             Some(_) => self.store()?.open_sequence(&key(slot)),
             None => {
-                let options = SequenceOptions::new().key(key(slot)).evictable(end.evictable);
+                let options = SequenceOptions::new().key(key(slot)).replicas(self.case.copies);
+                let options = options.evictable(end.evictable);
                 let options = if self.case.summaries { options.summary(Summary::MinMax) } else { options };
                 let options = if end.ttl > 0 { options.ttl(Duration::from_millis(end.ttl)) } else { options };
                 self.store()?.create_sequence(&self.shape.layout, options)
@@ -176,7 +177,7 @@ impl Runner<'_> {
         }
         self.mark_commits();
         let start = self.simulation.now();
-        let options = ImportOptions::new().key(key(to));
+        let options = ImportOptions::new().key(key(to)).replicas(self.case.copies);
         let imported = self.store()?.import(&file[..], &self.shape.layout, options);
         self.by_itself(u64::from(imported.is_ok()), imported.is_ok())?;
         let created = (start, self.simulation.now());

@@ -1,6 +1,7 @@
 //! Running a case: operations, crash, recovery, comparison, and on.
 
 mod adapters;
+mod disks;
 mod lives;
 mod recovery;
 mod space;
@@ -100,6 +101,12 @@ struct Runner<'c> {
     limited: bool,
     /// How often a manifest took more than the capacity leaves, as it must where the state alone does.
     exceeded: u64,
+    /// Disks of the store, as far as is known.
+    disks: Vec<usize>,
+    /// Disks left or joined: not everything has all its copies for sure.
+    changed: bool,
+    /// A copy was made to rot.
+    flipped: bool,
 }
 
 /// Runs a case.
@@ -146,6 +153,9 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         capacity: None,
         above: 0,
         exceeded: 0,
+        disks: (0..case.geometry.devices).collect(),
+        changed: false,
+        flipped: false,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| runner.run())).unwrap_or_else(|panic| {
@@ -340,6 +350,10 @@ impl Runner<'_> {
                 self.simulation.advance(milliseconds);
                 Ok(())
             }
+            Operation::Heal { slot } => self.heal(slot),
+            Operation::Lose { disk } => self.lose(disk),
+            Operation::Remove { disk } => self.remove(disk),
+            Operation::Add { disk } => self.add(disk),
             Operation::Reopen => {
                 self.close_store()?;
                 self.open()?;

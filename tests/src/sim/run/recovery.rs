@@ -6,7 +6,7 @@ use crate::sim::coverage;
 use crate::sim::model::{Candidate, Found};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use stratakv::{Error, ErrorKind, Sequence, Store};
+use stratakv::{Error, ErrorKind, Sequence, Store, StoreOptions};
 
 /// One crash image in this many cases goes through kvfsck.
 const CHECK_EVERY: u64 = 32;
@@ -21,6 +21,7 @@ impl Runner<'_> {
                 Err(other) => return Err(other),
             }
         }
+        self.note_given_up();
         self.simulation.crash();
         self.note(|| "power cut".into());
         self.let_go();
@@ -31,26 +32,33 @@ impl Runner<'_> {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
             self.rotten |= self.simulation.rot(prefix, *copies, *below);
         }
-        if self.case.seed.is_multiple_of(CHECK_EVERY) && self.case.regime == Regime::Plain {
+        let whole = self.case.regime == Regime::Plain && !self.changed && !self.flipped;
+        if self.case.seed.is_multiple_of(CHECK_EVERY) && whole {
             self.check_image()?;
         }
         if round.look {
             self.look()?;
         }
         self.crash_while_opening(&round.again)?;
-        match self.open() {
+        let lost = round.lost.filter(|disk| self.may_lose(*disk));
+        let opened = match lost {
+            Some(disk) => self.open_without(disk),
+            None => self.open(),
+        };
+        match opened {
             Ok(()) => {}
             Err(Stop::Broken) => return failed("the store does not open after a crash"),
             Err(other) => return Err(other),
         }
-        self.verify()
+        self.verify()?;
+        if lost.is_some() { self.repair_all() } else { Ok(()) }
     }
 
     pub(super) fn crash_while_opening(&mut self, again: &[u64]) -> Stopped {
         for &operations in again {
             self.simulation.crash_in(operations);
             self.note(|| format!("power goes {operations} device operations into the recovery"));
-            let opened = self.simulation.open(self.options());
+            let opened = self.open_store(&self.options());
             match opened {
                 Ok(store) => {
                     self.simulation.crash();
@@ -70,10 +78,14 @@ impl Runner<'_> {
     }
 
     pub(super) fn open(&mut self) -> Stopped {
+        self.open_with(self.options())
+    }
+
+    pub(super) fn open_with(&mut self, options: StoreOptions) -> Stopped {
         self.above = self.simulation.take_peak_bytes();
         self.capacity = self.case.capacity.map(|segments| self.capacity_bytes(segments));
         let start = self.simulation.now();
-        match self.simulation.open(self.options()) {
+        match self.open_store(&options) {
             Ok(store) => {
                 let gone = std::sync::Arc::clone(&self.gone);
                 store.observe(move |event| {
@@ -84,6 +96,7 @@ impl Runner<'_> {
                 self.note(|| "opened".into());
                 self.within_capacity()
             }
+            Err(e) if self.manifest_may_be_gone(&e) => Err(Stop::Reported),
             Err(e) => {
                 self.fault("open", &e)?;
                 // A fault struck while it was opening: the next attempt must succeed.
@@ -95,7 +108,7 @@ impl Runner<'_> {
     /// Opens the store for reading only: it shows what a recovery may bring, and leaves every byte as it is.
     fn look(&mut self) -> Stopped {
         let (before, bytes) = (self.simulation.changes(), self.simulation.take_peak_bytes());
-        let opened = self.simulation.open(self.options().read_only(true));
+        let opened = self.open_store(&self.options().read_only(true));
         let store = match opened {
             Ok(store) => store,
             // No store was there yet.

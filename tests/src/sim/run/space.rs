@@ -72,10 +72,11 @@ impl Runner<'_> {
         self.above = self.simulation.take_peak_bytes();
         let set = self.store()?.set_capacity(capacity.map(ByteSize));
         self.by_itself(0, set.is_ok())?;
+        self.note_given_up();
         match set {
             Ok(()) => {
                 let bytes = self.simulation.take_peak_bytes().min(self.simulation.take_peak_bytes());
-                if capacity.is_some_and(|capacity| bytes > capacity) {
+                if !self.changed && capacity.is_some_and(|capacity| bytes > capacity) {
                     return failed(format!("the files have {bytes} bytes under a capacity of {capacity:?}"));
                 }
                 self.coverage.add(coverage::CAPACITY);
@@ -85,14 +86,16 @@ impl Runner<'_> {
         }
     }
 
-    /// The files grow to the capacity and no further, and where they are beyond it not at all.
+    /// The files grow to the capacity and no further, and where they are beyond it not at all. Once a disk left or joined, what
+    /// it had stands beside that.
     pub(super) fn within_capacity(&mut self) -> Stopped {
+        self.note_given_up();
         let peak = self.simulation.take_peak_bytes();
         let exceeded = events(Event::CapacityExceeded);
         if exceeded > self.exceeded {
             (self.exceeded, self.above) = (exceeded, self.above.max(peak));
         }
-        let Some(capacity) = self.capacity else { return Ok(()) };
+        let Some(capacity) = self.capacity.filter(|_| !self.changed) else { return Ok(()) };
         let most = capacity.max(self.above);
         if peak > most {
             return failed(format!("files of {peak} bytes, of {most} that may be"));

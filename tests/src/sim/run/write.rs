@@ -165,6 +165,7 @@ impl Runner<'_> {
             self.close(slot)?;
         }
         self.readers.clear();
+        self.note_given_up();
         let Some(store) = self.store.take() else { return Ok(()) };
         let closed = store.close();
         self.model.attempted(closed.is_ok());
