@@ -224,9 +224,6 @@ pub(crate) struct IngestArgs {
     /// Without min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
-    /// With a selector whose summaries are written with the groups.
-    #[arg(long, value_enum)]
-    pub(crate) selector: Option<Kept>,
     /// Beside fio, sequential.
     #[arg(long)]
     pub(crate) fio: bool,
@@ -299,6 +296,9 @@ pub(crate) struct WrittenArgs {
     /// Without min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
+    /// With a selector whose summaries are written with the groups.
+    #[arg(long, value_enum)]
+    pub(crate) selector: Option<Kept>,
 }
 
 #[derive(Args, Debug)]

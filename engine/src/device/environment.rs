@@ -104,6 +104,8 @@ pub enum Event {
     Regrouped,
     /// Summaries of a selector came back from a device.
     SummaryRestored,
+    /// Files of free segments were given back.
+    SegmentGivenBack,
 }
 
 /// Counts an event of this thread's simulation.
