@@ -102,6 +102,8 @@ pub enum Event {
     Merged,
     /// A sequence was opened whose newest groups stood in small frames only.
     Regrouped,
+    /// Files of free segments were given back.
+    SegmentGivenBack,
 }
 
 /// Counts an event of this thread's simulation.

@@ -82,6 +82,7 @@ impl Coverage {
         }
         let events = [
             Event::SegmentRecycled,
+            Event::SegmentGivenBack,
             Event::Checkpoint,
             Event::ManifestCut,
             Event::TornBatch,
@@ -131,6 +132,7 @@ impl Coverage {
 fn name(event: Event) -> &'static str {
     match event {
         Event::SegmentRecycled => "segment recycled",
+        Event::SegmentGivenBack => "free segments given back",
         Event::Checkpoint => "checkpoint",
         Event::ManifestCut => "manifest cut",
         Event::TornBatch => "torn batch",

@@ -24,6 +24,10 @@ pub(crate) use allocate::{Writer, allocate};
 
 /// Open segments with room that nobody writes to, at most, per device.
 const PARTIAL_MAX: usize = 4;
+/// One free segment is kept for so many that are in use, but for the reserve.
+const FREE_SHARE: u64 = 4;
+/// Free segments that are kept at least, per device, beside the reserve.
+const FREE_MIN: u64 = 2;
 /// Sequences that write to segments of their own at a time, at most, per device.
 const OWN_MAX: u64 = 16;
 
@@ -80,6 +84,8 @@ struct DeviceSpace {
     free: Vec<(SegmentId, u64)>,
     /// Segments whose file is being made or written to.
     opening: u64,
+    /// Segments that are taken out, and whose files are still there.
+    leaving: u64,
     next_segment: u32,
 }
 
@@ -90,7 +96,33 @@ impl DeviceSpace {
     }
 
     fn files(&self) -> u64 {
-        self.used() + self.free.len() as u64
+        self.used() + self.free.len() as u64 + self.leaving
+    }
+
+    /// Free segments that are kept to be used again, which is faster than making them anew.
+    fn kept_free(&self) -> usize {
+        let used = self.used();
+        (reserve(used) + (used / FREE_SHARE).max(FREE_MIN)) as usize
+    }
+
+    /// Whether there are so many more free segments than are kept that giving them back is worth the records.
+    fn is_lavish(&self) -> bool {
+        self.free.len() > self.kept_free() + self.kept_free() / 2
+    }
+
+    /// Takes free segments out, at most so many. The last id stays, so that none is given out twice, and so do those that no
+    /// commit knows.
+    fn take_free(&mut self, device: DeviceIndex, most: usize) -> Vec<(SegmentKey, u64)> {
+        let last = self.next_segment.saturating_sub(1);
+        let mut left = most;
+        let may_go = |(id, generation): &mut (SegmentId, u64)| {
+            let goes = left > 0 && id.0 != last && *generation > 0;
+            left -= usize::from(goes);
+            goes
+        };
+        let taken: Vec<_> = self.free.extract_if(.., may_go).map(|(id, ended)| ((device, id), ended)).collect();
+        self.leaving += taken.len() as u64;
+        taken
     }
 }
 
@@ -358,27 +390,39 @@ impl Space {
     }
 
     /// Takes free segments out, beyond the reserve, until the files are within the capacity. Each with the generation that
-    /// ended. The last id of a device stays, so that none is given out twice.
+    /// ended. Their files count until [`Self::left`].
     pub(crate) fn take_removable(&mut self, devices: &Devices) -> Vec<(SegmentKey, u64)> {
         let capacity = self.capacity.unwrap_or(u64::MAX);
-        let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes());
+        let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes()) as usize;
         let mut taken = Vec::new();
         for (device, own) in &mut self.devices {
-            let kept = reserve(own.used());
-            let last = own.next_segment.saturating_sub(1);
-            let mut at = 0;
-            while over > 0 && own.free.len() as u64 > kept && at < own.free.len() {
-                // One that no commit knows has generation 0.
-                if own.free[at].0.0 == last || own.free[at].1 == 0 {
-                    at += 1;
-                    continue;
-                }
-                let (id, generation) = own.free.swap_remove(at);
-                taken.push(((*device, id), generation));
-                over -= 1;
+            let most = own.free.len().saturating_sub(reserve(own.used()) as usize).min(over);
+            let more = own.take_free(*device, most);
+            over -= more.len();
+            taken.extend(more);
+        }
+        taken
+    }
+
+    /// Takes at most so many free segments out where there are many more than will be used again soon.
+    pub(crate) fn take_surplus(&mut self, devices: &Devices, mut most: usize) -> Vec<(SegmentKey, u64)> {
+        let mut taken = Vec::new();
+        for (device, own) in &mut self.devices {
+            let there = devices.get(*device).is_ok_and(|device| !device.is_lost());
+            if there && own.is_lavish() {
+                let more = own.take_free(*device, most.min(own.free.len() - own.kept_free()));
+                most -= more.len();
+                taken.extend(more);
             }
         }
         taken
+    }
+
+    /// The file of a segment that was taken out is gone.
+    pub(crate) fn left(&mut self, device: DeviceIndex) {
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.leaving = own.leaving.saturating_sub(1);
+        }
     }
 
     /// Segments that appends may still begin.
@@ -434,8 +478,9 @@ impl Space {
         self.handles.get(&key).and_then(Life::handle).map_or(0, |handle| handle.in_flight_pages())
     }
 
-    /// The manifest says durably that this segment is free: its file may live again.
-    pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) {
+    /// The manifest says durably that this segment is free: its file may live again. Whether there are many more such files than
+    /// are kept.
+    pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) -> bool {
         self.handles.remove(&key);
         self.stuck.remove(&key);
         if let Some(own) = self.devices.get_mut(&key.0)
@@ -443,6 +488,7 @@ impl Space {
         {
             own.free.push((key.1, generation));
         }
+        self.devices.get(&key.0).is_some_and(DeviceSpace::is_lavish)
     }
 
     pub(crate) fn set_metadata_bytes(&mut self, bytes: u64, spare: u64) {
