@@ -36,16 +36,16 @@ pub(super) fn selector(text: &str, layers: u16) -> Result<Arc<dyn Selector>> {
         "oracle" => Arc::new(Oracle),
         "kvswap" => {
             let rank = rank()?;
-            Arc::new(KvSwap::new(fit(layers, |calibrator| calibrator.low_rank("random", 1, rank))?))
+            Arc::new(KvSwap::new(fit(layers, |calibrator| calibrator.low_rank(text, 1, rank))?))
         }
         "infinigen" => {
             // Its ranks are per head.
             let rank = (rank()? / KV_HEADS).max(1);
-            Arc::new(InfiniGen::new(fit(layers, |calibrator| calibrator.per_head("random", 1, rank))?))
+            Arc::new(InfiniGen::new(fit(layers, |calibrator| calibrator.per_head(text, 1, rank))?))
         }
         "tck" => {
             let options = CodeOptions { bits: number.unwrap_or(64), dimension_bits_max: 4, decode_only: false };
-            Arc::new(Tck::new(fit(layers, |calibrator| calibrator.codes("random", 1, options))?))
+            Arc::new(Tck::new(fit(layers, |calibrator| calibrator.codes(text, 1, options))?))
         }
         _ => bail!(
             "--method {text}: no such method; there are records, quest, leoam, shadowkv, signs, oracle, kvswap:SIGMA, \

@@ -1,10 +1,8 @@
 //! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, multiply, tiles};
 use crate::error::Result;
 use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
 
 /// The kind of summary that keeps a mean key per group.
@@ -29,22 +27,9 @@ pub(crate) struct Landmarks {
 }
 
 impl Landmarks {
-    /// Scores of the means of `groups`: `[groups, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-        let (padded, width) = (lanes.padded(), self.shape.width());
-        let mut weights = vec![0.0; width * padded];
-        for (lane, head, row) in lanes.rows() {
-            for (i, q) in row.iter().enumerate() {
-                weights[(head * self.shape.key_dim + i) * padded + lane] += q;
-            }
-        }
-        let mut wide = Vec::new();
-        tiles(groups, padded, out, |groups, out| {
-            let means = self.means.slice(groups);
-            wide.resize(means.len(), 0.0);
-            means.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
-            multiply(&wide, &weights, width, padded, out);
-        });
+    /// The means of `groups`, `[groups, kv_heads, key_dim]` in f16.
+    pub(crate) fn means(&self, groups: Range<usize>) -> &[u16] {
+        self.means.slice(groups)
     }
 
     /// The `count` groups of `range` with the lowest cosines, in rising order of cosine.

@@ -15,8 +15,8 @@ mod min_max;
 mod signs;
 
 pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
+pub(crate) use bounds::Bounds;
 pub use bounds::KeyBounds;
-pub(crate) use bounds::{Bounds, Interval};
 #[cfg(feature = "calibrate")]
 pub use calibrate::{Calibrator, CodeOptions};
 pub use codebook::Codebook;
