@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::selectors::Kept;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
@@ -295,6 +296,9 @@ pub(crate) struct WrittenArgs {
     /// Without min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
+    /// With a selector whose summaries are written with the groups.
+    #[arg(long, value_enum)]
+    pub(crate) selector: Option<Kept>,
 }
 
 #[derive(Args, Debug)]
@@ -317,6 +321,12 @@ pub(crate) struct OpenArgs {
     /// With min/max summaries, which are read when it is opened.
     #[arg(long)]
     pub(crate) summary: bool,
+    /// Attaches this selector after opening, and measures that.
+    #[arg(long, value_enum)]
+    pub(crate) selector: Option<Kept>,
+    /// What the selector keeps was written with the groups.
+    #[arg(long, requires = "selector")]
+    pub(crate) stored: bool,
 }
 
 #[derive(Args, Debug)]

@@ -3,9 +3,11 @@
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
 use super::min_max::{MinMax, extremes, ordered};
+use super::stored::StoredAs;
 use crate::error::Result;
 use std::ops::Range;
 use stratakv_format::DType;
+use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 
 /// The kind of summary that keeps minima and maxima. `levels` is 1 for groups alone; each further one covers runs twice as
 /// long, at half the memory of the level below.
@@ -55,15 +57,10 @@ impl Bounds {
     }
 }
 
-impl KeySummary for Bounds {
-    fn groups(&self) -> usize {
-        self.levels[0].count()
-    }
-
-    fn push(&mut self, group: &KeyGroup<'_>) {
+impl Bounds {
+    /// Fills the levels above after a group was added.
+    fn merge(&mut self) {
         let width = self.shape.width();
-        let (minima, maxima) = self.levels[0].add().split_at_mut(width);
-        extremes(group.plane(), self.shape.kv_heads, self.shape.group_tokens, self.shape.dtype, minima, maxima);
         for level in 1..self.levels.len() {
             let below = self.levels[level - 1].count();
             if !below.is_multiple_of(2) {
@@ -78,6 +75,19 @@ impl KeySummary for Bounds {
             }
         }
     }
+}
+
+impl KeySummary for Bounds {
+    fn groups(&self) -> usize {
+        self.levels[0].count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let width = self.shape.width();
+        let (minima, maxima) = self.levels[0].add().split_at_mut(width);
+        extremes(group.plane(), self.shape.kv_heads, self.shape.group_tokens, self.shape.dtype, minima, maxima);
+        self.merge();
+    }
 
     fn truncate(&mut self, groups: usize) {
         for (level, records) in self.levels.iter_mut().enumerate() {
@@ -91,5 +101,26 @@ impl KeySummary for Bounds {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.levels.iter().enumerate().map(|(level, records)| records.bytes_for((groups >> level) + 1)).sum()
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.levels[0].record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        self.levels[0].encode(groups, out);
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let whole = records.chunks_exact(self.levels[0].record_bytes());
+        if !whole.remainder().is_empty() {
+            return false;
+        }
+        for record in whole {
+            self.levels[0].restore(record);
+            self.merge();
+        }
+        true
     }
 }

@@ -1,9 +1,11 @@
 //! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
 
-use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, ToBytes};
+use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
 use std::ops::Range;
+use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
 /// The kind of summary that keeps a mean key per group.
 #[derive(Clone, Copy, Debug)]
@@ -78,5 +80,36 @@ impl KeySummary for Landmarks {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.means.bytes_for(groups) + self.cosines.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.means.record_bytes() + self.cosines.record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords { kind: SUMMARY_LANDMARKS, parameter: 0, adapter_checksum: 0, record_bytes }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        for group in groups {
+            self.means.encode(group..group + 1, out);
+            self.cosines.encode(group..group + 1, out);
+        }
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let means = self.means.record_bytes();
+        let whole = records.chunks_exact(means + self.cosines.record_bytes());
+        let wrong = |record: &[u8]| {
+            let (mean, cosine) = record.split_at(means);
+            let elements = mean.as_chunks::<2>().0.iter();
+            elements.map(|b| f16::from_le_bytes(*b)).any(|x| !x.is_finite()) || f32::get(cosine).is_nan()
+        };
+        if !whole.remainder().is_empty() || whole.clone().any(wrong) {
+            return false;
+        }
+        for record in whole {
+            let (mean, cosine) = record.split_at(means);
+            self.means.restore(mean);
+            self.cosines.restore(cosine);
+        }
+        true
     }
 }

@@ -13,6 +13,7 @@ mod lanes;
 mod low_rank;
 mod min_max;
 mod signs;
+mod stored;
 
 pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
 pub(crate) use bounds::Bounds;
@@ -32,3 +33,4 @@ pub use low_rank::LowRankKeys;
 pub(crate) use min_max::MinMax;
 pub use signs::SignKeys;
 pub(crate) use signs::Signs;
+pub use stored::StoredAs;

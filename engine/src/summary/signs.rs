@@ -2,9 +2,11 @@
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
 use super::lanes::{Lanes, look_up, tiles};
+use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
 use std::ops::Range;
+use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
 /// The kind of summary that keeps the signs of rotated keys.
 #[derive(Clone, Copy, Debug)]
@@ -141,5 +143,38 @@ impl KeySummary for Signs {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.signs.bytes_for(groups) + self.lengths.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.signs.record_bytes() + self.lengths.record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_SIGNS,
+            parameter: self.dims as u32,
+            adapter_checksum: 0,
+            record_bytes,
+        }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        for group in groups {
+            self.signs.encode(group..group + 1, out);
+            self.lengths.encode(group..group + 1, out);
+        }
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let signs = self.signs.record_bytes();
+        let whole = records.chunks_exact(signs + self.lengths.record_bytes());
+        let wrong =
+            |record: &[u8]| record[signs..].as_chunks::<2>().0.iter().any(|b| !f16::from_le_bytes(*b).is_finite());
+        if !whole.remainder().is_empty() || whole.clone().any(wrong) {
+            return false;
+        }
+        for record in whole {
+            let (own, lengths) = record.split_at(signs);
+            self.signs.restore(own);
+            self.lengths.restore(lengths);
+        }
+        true
     }
 }
