@@ -1,11 +1,9 @@
 //! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, ToBytes};
-use super::lanes::{Lanes, multiply, tiles};
 use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
@@ -31,22 +29,9 @@ pub(crate) struct Landmarks {
 }
 
 impl Landmarks {
-    /// Scores of the means of `groups`: `[groups, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-        let (padded, width) = (lanes.padded(), self.shape.width());
-        let mut weights = vec![0.0; width * padded];
-        for (lane, head, row) in lanes.rows() {
-            for (i, q) in row.iter().enumerate() {
-                weights[(head * self.shape.key_dim + i) * padded + lane] += q;
-            }
-        }
-        let mut wide = Vec::new();
-        tiles(groups, padded, out, |groups, out| {
-            let means = self.means.slice(groups);
-            wide.resize(means.len(), 0.0);
-            means.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
-            multiply(&wide, &weights, width, padded, out);
-        });
+    /// The means of `groups`, `[groups, kv_heads, key_dim]` in f16.
+    pub(crate) fn means(&self, groups: Range<usize>) -> &[u16] {
+        self.means.slice(groups)
     }
 
     /// The `count` groups of `range` with the lowest cosines, in rising order of cosine.

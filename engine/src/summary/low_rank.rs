@@ -2,11 +2,10 @@
 
 use super::adapter::{Adapter, LayerAdapter, LowRankAdapter};
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, multiply, tiles};
+use super::lanes::Lanes;
 use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
@@ -54,17 +53,21 @@ pub(crate) struct LowRank {
 }
 
 impl LowRank {
-    /// Scores of all tokens of `groups`: `[tokens, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-        let (rank, padded) = (self.matrix.rank(), lanes.padded());
-        let weights = lanes.project(self.matrix.matrix(), rank);
-        let mut wide = Vec::new();
-        tiles(groups, padded * self.shape.group_tokens, out, |groups, out| {
-            let rows = self.rows.slice(groups);
-            wide.resize(rows.len(), 0.0);
-            rows.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
-            multiply(&wide, &weights, rank, padded, out);
-        });
+    /// Numbers per token.
+    pub(crate) fn rank(&self) -> usize {
+        self.matrix.rank()
+    }
+
+    /// The rows of all tokens of `groups`, `[tokens, rank]` in f16.
+    pub(crate) fn rows(&self, groups: Range<usize>) -> &[u16] {
+        self.rows.slice(groups)
+    }
+
+    /// The queries of the lanes in the space of the rows: `[lanes, rank]`.
+    pub(crate) fn queries(&self, lanes: &Lanes) -> Vec<f32> {
+        let (rank, padded) = (self.rank(), lanes.padded());
+        let projected = lanes.project(self.matrix.matrix(), rank);
+        (0..lanes.count()).flat_map(|lane| projected.chunks_exact(padded).map(move |row| row[lane])).collect()
     }
 }
 

@@ -16,8 +16,8 @@ mod signs;
 mod stored;
 
 pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
+pub(crate) use bounds::Bounds;
 pub use bounds::KeyBounds;
-pub(crate) use bounds::{Bounds, Interval};
 #[cfg(feature = "calibrate")]
 pub use calibrate::{Calibrator, CodeOptions};
 pub use codebook::Codebook;
