@@ -110,6 +110,39 @@ fn sound(store: &Store, dir: &Path) -> stratakv::Usage {
 }
 
 #[test]
+fn files_follow_what_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let segments = || du(&dir.path().join("segments")).1;
+    for i in 0..60 {
+        write(&store, key(i), i, 600).unwrap();
+    }
+    let full = segments();
+    for i in 0..56 {
+        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+    }
+    // By itself, in the background.
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while segments() > full / 2 {
+        assert!(std::time::Instant::now() < deadline, "{} of {full} bytes: {:?}", segments(), store.usage());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    store.tend().unwrap();
+    sound(&store, dir.path());
+    // What is kept is used again, without another file.
+    let kept = segments();
+    for i in 60..66 {
+        write(&store, key(i), i, 600).unwrap();
+    }
+    assert!(segments() <= kept, "{} bytes, not {kept}", segments());
+    (56..66).for_each(|i| check(&store, i, i, 600));
+    store.close().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    (56..66).for_each(|i| check(&store, i, i, 600));
+    sound(&store, dir.path());
+}
+
+#[test]
 fn half_is_deleted_and_cleaned_and_the_rest_stays() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).capacity(segments(40)).open().unwrap();

@@ -6,7 +6,7 @@ use crate::io::{self, StoreFile, WINDOW_BYTES};
 use std::collections::BTreeSet;
 use stratakv_format::error::{FormatError, FormatErrorCode};
 use stratakv_format::manifest::{
-    BATCH_MAGIC, BATCH_PAGES_MAX, Batch, BatchHeader, BatchPlace, DIRECTORY, ManifestPage, file_name, parse_file_name,
+    BATCH_PAGES_MAX, Batch, BatchHeader, BatchPlace, DIRECTORY, ManifestPage, file_name, parse_file_name,
 };
 use stratakv_format::page::SECTOR_BYTES;
 use stratakv_format::superblock::STATE_CLOSED;
@@ -14,6 +14,8 @@ use stratakv_format::{PAGE_BYTES, Unverified};
 use zerocopy::FromBytes;
 
 const PAGE: u64 = PAGE_BYTES as u64;
+/// How often what stands behind the end is read in search of batches, at most: they do not overlap unless somebody forged them.
+const BEHIND_READ_MAX: u64 = 4;
 
 /// A generation and the nonce that seeds its batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +148,13 @@ fn check_header(
 
 fn first_sequence(file: &StoreFile, generation: Generation, sink: &Sink) -> Option<u64> {
     valid_batch(file, PAGE, generation, sink).map(|(sequence, ..)| sequence)
+}
+
+/// What the batch that may begin with this page says of itself: sequence, `synced_through`, pages. Nothing is verified.
+fn claim(page: &[u8]) -> Option<(u64, u64, u32)> {
+    let pages = Batch::claimed_pages(page)?;
+    let header = BatchHeader::ref_from_prefix(page).ok()?.0;
+    Some((header.sequence.get(), header.synced_through.get(), pages))
 }
 
 /// The batch at `offset`, whatever its number: sequence, `synced_through`, pages.
@@ -287,19 +296,34 @@ impl Manifest {
         });
     }
 
-    /// Looks for batches of this generation behind the end: where the first stands, and what they know to be durable.
+    /// Looks for batches of this generation behind the end: where the first stands, and what they know to be durable. What takes
+    /// more reading than whole files of batches could is no torn end.
     fn find_behind(&self, offset: u64, sequence: u64, synced: &mut u64, sink: &Sink) -> Option<u64> {
         let mut first = None;
         for file in &self.copies {
             let (mut at, mut window) = (offset, vec![0; WINDOW_BYTES]);
+            // Those that say the missing batch was durable, and those that do not.
+            let mut left = [file.bytes.saturating_mul(BEHIND_READ_MAX); 2];
             while at < file.bytes {
                 let bytes = (file.bytes - at).next_multiple_of(PAGE).min(WINDOW_BYTES as u64) as usize;
                 file.read(at, &mut window[..bytes], sink);
-                let pages = window[..bytes].chunks(PAGE_BYTES).enumerate();
-                for (index, _) in pages.filter(|(_, page)| page.starts_with(&BATCH_MAGIC)) {
+                for (index, page) in window[..bytes].chunks(PAGE_BYTES).enumerate() {
+                    let Some((_, through, pages)) = claim(page).filter(|(later, ..)| *later > sequence) else {
+                        continue;
+                    };
                     let place = at + index as u64 * PAGE;
-                    let found = valid_batch(file, place, self.generation, sink);
-                    let Some((_, through, _)) = found.filter(|(later, ..)| *later > sequence) else { continue };
+                    let durable = through >= sequence;
+                    match left[usize::from(durable)].checked_sub(u64::from(pages) * PAGE) {
+                        Some(rest) => left[usize::from(durable)] = rest,
+                        None if durable => {
+                            let text = "what looks like batches behind the end is more than a file can hold";
+                            let size = file.bytes - offset;
+                            sink.push(Finding::damage(Code::ManifestBatch, text).at(&file.place, offset, size));
+                            return first.or(Some(place));
+                        }
+                        None => continue,
+                    }
+                    let Some((_, through, _)) = valid_batch(file, place, self.generation, sink) else { continue };
                     *synced = (*synced).max(through);
                     first = Some(first.map_or(place, |first: u64| first.min(place)));
                 }

@@ -101,3 +101,28 @@ proptest! {
         }
     }
 }
+
+/// Pages behind the end that all claim to be the first of a long batch: reading each whole would take time with the square of the
+/// file. Nothing but forgery looks like that, so it is damage, as for the engine.
+#[test]
+fn batches_behind_the_end_that_overlap_are_damage() {
+    let mut image = Image::standard(1, STATE_OPEN);
+    for pages in [1_u32, 256] {
+        image.write(STATE_OPEN);
+        let path = image.path(0, "manifest/0000000000000001-0");
+        let mut bytes = fs::read(&path).unwrap();
+        let mut page = vec![0; PAGE_BYTES];
+        page[..4].copy_from_slice(&stratakv_format::manifest::BATCH_MAGIC);
+        for (at, value) in [(8, 1_000_u64), (16, 900), (24, 1)] {
+            page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        page[40..44].copy_from_slice(&pages.to_le_bytes());
+        bytes.extend(vec![0; PAGE_BYTES]);
+        (0..600).for_each(|_| bytes.extend_from_slice(&page));
+        fs::write(&path, &bytes).unwrap();
+        let report = kvfsck::check(&image.dirs, &kvfsck::Options::default(), &()).expect("a report");
+        let found = report.to_text().contains("more than a file can hold");
+        assert_eq!(found, pages == 256, "{}", report.to_text());
+        assert_eq!(found, !report.clean, "{}", report.to_text());
+    }
+}

@@ -8,7 +8,7 @@ use super::meta::{
 use super::records::RecordBuffer;
 use crate::device::environment::{Mutant, mutated};
 use crate::layout::KvLayout;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stratakv_format::manifest::{self as m, Kind, Record};
 use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
 use zerocopy::little_endian::{U32, U64};
@@ -31,6 +31,10 @@ pub(crate) struct Catalog {
     pub(crate) frames: HashMap<FrameId, FrameMeta>,
     pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
     pub(crate) counters: Counters,
+    /// Sealed segments with nothing live, which may be freed once nobody holds them.
+    pub(crate) idle: BTreeSet<SegmentKey>,
+    /// Frames that were ever laid into a segment in its present life: most are there still.
+    laid: HashMap<SegmentKey, Vec<FrameId>>,
     /// References of all sequences.
     refs: u64,
     /// Bytes of all keys.
@@ -89,6 +93,9 @@ impl Catalog {
                 segment.state = SegmentState::Sealed;
                 // Frames that no commit has named yet may lie in it.
                 segment.used_pages = segment.used_pages.max(seal.used_pages.get());
+                if segment.live_pages == 0 {
+                    self.idle.insert(key);
+                }
             }
             Record::SegmentFree(free) => self.segment_free(free)?,
             Record::SequenceCommit(commit) => {
@@ -270,14 +277,19 @@ impl Catalog {
 
     /// Nothing refers to these pages any more.
     fn died(&mut self, location: Location) {
-        if let Some(segment) = self.segments.get_mut(&(location.device, location.segment)) {
+        let key = (location.device, location.segment);
+        if let Some(segment) = self.segments.get_mut(&key) {
             segment.live_pages = segment.live_pages.saturating_sub(u64::from(location.pages));
+            if segment.live_pages == 0 && segment.state == SegmentState::Sealed {
+                self.idle.insert(key);
+            }
         }
     }
 
     /// Pages that a frame has been written to.
     fn lives(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
-        let segment = self.segment_mut((location.device, location.segment))?;
+        let key = (location.device, location.segment);
+        let segment = self.segment_mut(key)?;
         let end = u64::from(location.page) + u64::from(location.pages);
         let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
         if !fits || segment.state == SegmentState::Free {
@@ -286,6 +298,8 @@ impl Catalog {
         segment.used_pages = segment.used_pages.max(end as u32);
         segment.live_pages += u64::from(location.pages);
         segment.last_lsn = segment.last_lsn.max(lsn);
+        self.idle.remove(&key);
+        self.laid.entry(key).or_default().push(id);
         Ok(())
     }
 
@@ -334,6 +348,8 @@ impl Catalog {
                 frame.replicas.retain(|replica| replica.location.device != device);
             }
             self.segments.retain(|key, _| key.0 != device);
+            self.laid.retain(|key, _| key.0 != device);
+            self.idle.retain(|key| key.0 != device);
         }
         self.members.insert(device, *member);
         Ok(())
@@ -444,10 +460,20 @@ impl Catalog {
             return Err(format!("segment {} of device {} is freed with live frames", key.1, key.0));
         }
         segment.state = SegmentState::Free;
+        self.idle.remove(&key);
+        self.laid.remove(&key);
         if free.removed != 0 {
             self.segments.remove(&key);
         }
         Ok(())
+    }
+
+    /// Frames that have a copy in a segment. Takes time for what was laid there since it was opened, whatever else there is.
+    pub(crate) fn frames_in(&self, key: SegmentKey) -> BTreeMap<FrameId, &FrameMeta> {
+        let laid = self.laid.get(&key).into_iter().flatten();
+        let known = laid.filter_map(|id| self.frames.get_key_value(id));
+        let here = known.filter(|(_, frame)| frame.locations().any(|at| (at.device, at.segment) == key));
+        here.map(|(id, frame)| (*id, frame)).collect()
     }
 
     /// The id of an equal layout.
@@ -534,6 +560,7 @@ impl Catalog {
             + refs
             + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
             + self.frames.len() * (size_of::<FrameMeta>() + 32)
+            + self.laid.values().map(|laid| laid.capacity() * size_of::<FrameId>() + 48).sum::<usize>()
             + self.adapters.keys().map(|(_, name, _)| 2 * name.len() + 96).sum::<usize>()
             + self.segments.len() * (size_of::<SegmentMeta>() + 32)
     }
@@ -545,3 +572,6 @@ fn key_text(key: &[u8], bytes: u16) -> std::result::Result<String, String> {
     }
     String::from_utf8(key.to_vec()).map_err(|_| "key is not UTF-8".into())
 }
+
+#[cfg(test)]
+mod tests;

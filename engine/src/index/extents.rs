@@ -7,10 +7,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use stratakv_format::frame::SummaryRecords;
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
 use super::catalog::SegmentKey;
+use super::pin::{Current, Hold};
 
 /// A life of a segment. Everything that may still read from it holds one; its space is reused only when nobody does.
 pub(crate) struct SegmentHandle {
@@ -23,6 +25,8 @@ pub(crate) struct SegmentHandle {
     pub(crate) read_unit: u64,
     /// Pages of frames that no commit has named yet.
     pub(crate) in_flight: AtomicU64,
+    /// Ends with it.
+    pub(crate) pin: Hold,
 }
 
 /// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
@@ -76,6 +80,29 @@ pub(crate) struct FrameBody {
     pub(crate) replicas: Box<[FrameCopy]>,
     /// Checksums of its groups: per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
+    /// Summaries of its groups that are read only when they are asked for.
+    pub(crate) summaries: Arc<[SummaryPlace]>,
+}
+
+/// Summaries of consecutive groups of a layer, in the front of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SummaryPlace {
+    pub(crate) layer: u16,
+    pub(crate) stored: SummaryRecords,
+    pub(crate) first_group: u64,
+    pub(crate) groups: u32,
+    /// From the start of the frame.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
+}
+
+impl SummaryPlace {
+    /// Whether the record of a group is among them.
+    fn holds(&self, layer: usize, stored: &SummaryRecords, group: u64) -> bool {
+        let groups = self.first_group..self.first_group + u64::from(self.groups);
+        usize::from(self.layer) == layer && self.stored == *stored && groups.contains(&group)
+    }
 }
 
 /// A copy of a frame: the same bytes behind another header.
@@ -90,7 +117,15 @@ pub(crate) struct FrameCopy {
 
 impl FrameBody {
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.replicas.len() * size_of::<FrameCopy>() + self.checksums.len() * 8
+        size_of::<Self>()
+            + self.replicas.len() * size_of::<FrameCopy>()
+            + self.checksums.len() * 8
+            + self.summaries.len() * size_of::<SummaryPlace>()
+    }
+
+    /// Where the record of a group of its own stands, of a summary that is so stored.
+    pub(crate) fn summary(&self, layer: usize, stored: &SummaryRecords, group: u64) -> Option<&SummaryPlace> {
+        self.summaries.iter().rev().find(|place| place.holds(layer, stored, group))
     }
 
     /// Copies there are, this one included.
@@ -122,24 +157,24 @@ impl FrameBody {
 
 /// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
 pub(crate) struct FrameSlot {
-    body: Mutex<Arc<FrameBody>>,
+    body: Current<Arc<FrameBody>>,
     /// Its pages, until the first commit that names it takes them, of whichever sequence that shares it.
     flights: Mutex<Vec<Flight>>,
 }
 
 impl FrameSlot {
     pub(crate) fn new(body: FrameBody) -> Self {
-        Self { body: Mutex::new(Arc::new(body)), flights: Mutex::default() }
+        Self { body: Current::new(Arc::new(body)), flights: Mutex::default() }
     }
 
     /// The frame where it lies now. Whoever holds it may read there, also after a move.
     pub(crate) fn now(&self) -> Arc<FrameBody> {
-        Arc::clone(&lock(&self.body))
+        self.body.now()
     }
 
     /// Its memory.
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + lock(&self.body).memory_bytes()
+        size_of::<Self>() + self.now().memory_bytes()
     }
 
     pub(crate) fn set_flights(&self, flights: Vec<Flight>) {
@@ -157,11 +192,12 @@ impl FrameSlot {
 
     /// These are its copies from now on.
     pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
-        let mut body = lock(&self.body);
-        let checksums = Arc::clone(&body.checksums);
         let FrameCopy { segment, page, header_crc } = first;
-        let (id, origin, nonce) = (body.id, body.origin, body.nonce);
-        *body = Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums });
+        self.body.turn(|body| {
+            let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
+            let (id, origin, nonce) = (body.id, body.origin, body.nonce);
+            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries })
+        });
     }
 }
 
@@ -377,11 +413,22 @@ mod tests {
             lazy: Arc::clone(file),
             read_unit: PAGE_BYTES as u64,
             in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        let (replicas, checksums) = (Box::default(), Arc::default());
+        let (replicas, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());
         let (id, page, header_crc) = (FrameId(id), 1, 0);
-        Arc::new(FrameSlot::new(FrameBody { id, origin, nonce: 0, segment, page, header_crc, replicas, checksums }))
+        Arc::new(FrameSlot::new(FrameBody {
+            id,
+            origin,
+            nonce: 0,
+            segment,
+            page,
+            header_crc,
+            replicas,
+            checksums,
+            summaries,
+        }))
     }
 
     fn any_file() -> Arc<LazyFile> {

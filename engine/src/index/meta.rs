@@ -125,7 +125,7 @@ impl FrameMeta {
         }
     }
 
-    fn record(&self, id: FrameId) -> m::Frame {
+    pub(super) fn record(&self, id: FrameId) -> m::Frame {
         m::Frame {
             frame: U64::new(id.0),
             origin: U64::new(self.origin.0),

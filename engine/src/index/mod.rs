@@ -4,14 +4,16 @@
 mod catalog;
 mod extents;
 mod meta;
+mod pin;
 mod records;
 
 pub(crate) use catalog::{COPIES_MAX, Catalog, SegmentKey};
 pub(crate) use extents::{
-    BlockPlace, Extent, ExtentTable, Flight, FrameBody, FrameCopy, FrameSlot, Run, SegmentHandle, Source,
+    BlockPlace, Extent, ExtentTable, Flight, FrameBody, FrameCopy, FrameSlot, Run, SegmentHandle, Source, SummaryPlace,
 };
 pub(crate) use meta::{
     AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record,
     ref_record, release_record, seal_record,
 };
+pub(crate) use pin::{Held, Hold};
 pub(crate) use records::RecordBuffer;

@@ -5,6 +5,7 @@ mod room;
 
 use super::copies::CopyChange;
 use super::devices::{Devices, Failures};
+use super::group::{Group, Member};
 use super::manifest::{ManifestLog, ManifestPlace, room_for};
 use super::space::Space;
 use crate::device::environment::{Event, Mutant, mutated, note};
@@ -14,7 +15,7 @@ use crate::layout::KvLayout;
 use crate::metrics::{Category, Reservation, lock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::STATE_CLOSED;
@@ -51,31 +52,14 @@ impl CommitRequest {
     }
 }
 
-struct Queued {
-    request: CommitRequest,
-    ticket: Arc<Outcome>,
-}
-
-#[derive(Default)]
-struct Outcome(Mutex<Option<Result<()>>>);
-
-#[derive(Default)]
-struct Queue {
-    waiting: Vec<Queued>,
-    /// Somebody is committing.
-    busy: bool,
-    /// When the oldest lazy commit is due.
-    due: Option<Instant>,
-    closed: bool,
-}
+type Queued = Member<CommitRequest, Result<()>>;
 
 /// Takes commits and makes them durable together.
 pub(crate) struct Committer {
     devices: Arc<Devices>,
     space: Arc<Mutex<Space>>,
     catalog: Arc<Mutex<Catalog>>,
-    queue: Mutex<Queue>,
-    changed: Condvar,
+    group: Group<CommitRequest, Result<()>>,
     manifest: Mutex<ManifestLog>,
     /// Set by the first commit that failed midway.
     broken: Mutex<Option<Error>>,
@@ -125,26 +109,6 @@ impl From<Error> for Failed {
     }
 }
 
-/// The right to commit for everybody. Given back whatever happens, a panic included.
-struct Leading<'a> {
-    committer: &'a Committer,
-    tickets: Vec<Arc<Outcome>>,
-}
-
-impl Drop for Leading<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let text = "a commit panicked; what is durable is known after the store is opened again";
-            lock(&self.committer.broken).get_or_insert_with(|| Error::new(ErrorKind::Poisoned, text));
-            for ticket in &self.tickets {
-                lock(&ticket.0).get_or_insert_with(|| Err(Error::new(ErrorKind::Indeterminate, text)));
-            }
-        }
-        lock(&self.committer.queue).busy = false;
-        self.committer.changed.notify_all();
-    }
-}
-
 /// Keeps files for the next manifest generation, as far as the capacity allows.
 pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<Space>, manifest: &mut ManifestLog) -> Result<()> {
     let allowed = {
@@ -181,8 +145,7 @@ impl Committer {
             devices,
             space,
             catalog,
-            queue: Mutex::default(),
-            changed: Condvar::new(),
+            group: Group::new(),
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
             read_only,
@@ -226,19 +189,14 @@ impl Committer {
 
     /// Queues a commit that need not be durable yet; it is with the next sync, or when `due` (never for `None`).
     pub(crate) fn enqueue(&self, request: CommitRequest, due: Option<Instant>) {
-        if lock(&self.queue).waiting.len() >= QUEUE_MAX {
+        if self.group.waiting() >= QUEUE_MAX {
             // Whoever queues faster than the background commits does it himself. A failure stands in the committer.
             let _ = self.commit(CommitRequest::default());
         }
         if mutated(Mutant::ReuseBeforeFlush) {
             self.reuse_early(&request);
         }
-        let mut queue = lock(&self.queue);
-        queue.waiting.push(Queued { request, ticket: Arc::default() });
-        if let Some(due) = due {
-            queue.due = Some(queue.due.map_or(due, |old| old.min(due)));
-            self.changed.notify_all();
-        }
+        self.group.add(request, due);
     }
 
     /// Commits durably, together with all that is queued.
@@ -248,38 +206,17 @@ impl Committer {
     /// [`ErrorKind::NoSpace`]: there is no room for a checkpoint; the commit [stays queued](Error::is_queued).
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
         self.check()?;
-        let ticket = Arc::<Outcome>::default();
-        let mut queue = lock(&self.queue);
-        queue.waiting.push(Queued { request, ticket: Arc::clone(&ticket) });
-        loop {
-            if let Some(outcome) = lock(&ticket.0).take() {
-                return outcome;
-            }
-            if queue.busy {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            queue.busy = true;
-            queue.due = None;
-            let group = std::mem::take(&mut queue.waiting);
-            drop(queue);
-            let tickets = group.iter().map(|queued| Arc::clone(&queued.ticket)).collect();
-            let leading = Leading { committer: self, tickets };
-            self.lead(group);
-            drop(leading);
-            queue = lock(&self.queue);
-        }
+        let panicked = || {
+            let text = "a commit panicked; what is durable is known after the store is opened again";
+            lock(&self.broken).get_or_insert_with(|| Error::new(ErrorKind::Poisoned, text));
+            Err(Error::new(ErrorKind::Indeterminate, text))
+        };
+        self.group.join(request, |all| self.lead(all), panicked)
     }
 
     /// Commits what is queued, if anything, and waits for a commit under way: what was queued before has taken effect.
     pub(crate) fn flush(&self) -> Result<()> {
-        {
-            let queue = lock(&self.queue);
-            if queue.waiting.is_empty() && !queue.busy {
-                return Ok(());
-            }
-        }
-        self.commit(CommitRequest::default())
+        if self.group.is_idle() { Ok(()) } else { self.commit(CommitRequest::default()) }
     }
 
     fn lead(&self, mut group: Vec<Queued>) {
@@ -300,22 +237,17 @@ impl Committer {
                     Err(Error::new(ErrorKind::Indeterminate, text))
                 }
             };
-            *lock(&queued.ticket.0) = Some(copy);
+            queued.tell(copy);
         }
     }
 
     /// A group that was not recorded for want of space waits for the next commit; whoever waits for it learns why.
     fn stall(&self, group: Vec<Queued>, e: &Error) {
-        let mut waiting = Vec::with_capacity(group.len());
-        for queued in group {
+        for queued in &group {
             let text = format!("{e}; the commit stays queued, and is made with the next one that finds room");
-            *lock(&queued.ticket.0) = Some(Err(Error::new(e.kind(), text).queued()));
-            waiting.push(Queued { request: queued.request, ticket: Arc::default() });
+            queued.tell(Err(Error::new(e.kind(), text).queued()));
         }
-        let mut queue = lock(&self.queue);
-        waiting.append(&mut queue.waiting);
-        queue.waiting = waiting;
-        queue.due = Some(Instant::now() + STALL_WAIT);
+        self.group.put_back(group.into_iter().map(|queued| queued.request), Instant::now() + STALL_WAIT);
     }
 
     /// Bytes written to the devices over the life of the store.
@@ -477,9 +409,9 @@ impl Committer {
     fn free_dead_segments(&self) -> Result<(), Failed> {
         let dead: Vec<(SegmentKey, u64)> = {
             let catalog = lock(&self.catalog);
-            let sealed = catalog.segments.iter().filter(|(_, s)| s.state == SegmentState::Sealed && s.live_pages == 0);
             let space = lock(&self.space);
-            sealed.filter(|(key, _)| space.reclaimable(**key)).map(|(key, s)| (*key, s.generation)).collect()
+            let idle = catalog.idle.iter().filter(|key| space.reclaimable(**key));
+            idle.filter_map(|key| catalog.segments.get(key).map(|meta| (*key, meta.generation))).collect()
         };
         if dead.is_empty() {
             return Ok(());
@@ -489,9 +421,15 @@ impl Committer {
             records.push(Kind::SegmentFree, &free_record(*key, *generation, false), &[]);
         }
         self.record(records, &mut [], false)?;
-        let mut space = lock(&self.space);
-        for (key, generation) in dead {
-            space.freed(key, generation);
+        let mut lavish = false;
+        {
+            let mut space = lock(&self.space);
+            for (key, generation) in dead {
+                lavish |= space.freed(key, generation);
+            }
+        }
+        if lavish {
+            self.devices.tend.notify();
         }
         Ok(())
     }
@@ -519,35 +457,21 @@ impl Committer {
 
     /// Waits until a lazy commit is due. `false` once the store is closed.
     pub(crate) fn wait_due(&self) -> bool {
-        let mut queue = lock(&self.queue);
-        loop {
-            if queue.closed {
-                return false;
-            }
-            if queue.due.is_some() && self.check().is_err() {
-                // Nothing is committed any more: do not try again and again.
-                queue.due = None;
-            }
-            queue = match queue.due.map(|due| due.saturating_duration_since(Instant::now())) {
-                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return true,
-                Some(rest) => self.changed.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner).0,
-            };
-        }
+        // Nothing is committed any more after a failure: nobody tries again and again.
+        self.group.wait_due(|| self.check().is_err())
     }
 
     /// Ends [`Self::wait_due`] for good.
     pub(crate) fn stop(&self) {
-        lock(&self.queue).closed = true;
-        self.changed.notify_all();
+        self.group.close();
     }
 
     /// Commits that wait.
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.queue).waiting.len()
+        self.group.waiting()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.queue).closed
+        self.group.is_closed()
     }
 }

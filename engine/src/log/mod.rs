@@ -6,6 +6,7 @@ mod core;
 mod devices;
 mod draft;
 mod frame;
+mod group;
 mod late;
 mod manifest;
 mod members;

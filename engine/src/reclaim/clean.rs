@@ -9,7 +9,6 @@ use crate::error::{ErrorKind, Result};
 use crate::index::{Catalog, FrameMeta, SegmentKey, SegmentState};
 use crate::log::{CommitRequest, CopyChange, Space, StoreInner, places};
 use crate::metrics::lock;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use stratakv_format::{FrameId, PAGE_BYTES};
@@ -76,20 +75,12 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
             gain += if wanted { usable - victim.live_pages } else { 0 };
             wanted
         });
-        let keys: BTreeSet<SegmentKey> = enough.map(|victim| victim.key).collect();
+        let keys: Vec<SegmentKey> = enough.map(|victim| victim.key).collect();
         if gain < usable {
             return Ok(done);
         }
-        let mut frames: BTreeMap<SegmentKey, Vec<(FrameId, FrameMeta)>> =
-            keys.iter().map(|key| (*key, Vec::new())).collect();
-        for (id, frame) in &catalog.frames {
-            for location in frame.locations() {
-                if let Some(list) = frames.get_mut(&(location.device, location.segment)) {
-                    list.push((*id, frame.clone()));
-                }
-            }
-        }
-        frames
+        let frames = |key| catalog.frames_in(key).into_iter().map(|(id, frame)| (id, frame.clone())).collect();
+        keys.into_iter().map(|key| (key, frames(key))).collect::<Vec<(SegmentKey, Vec<(FrameId, FrameMeta)>)>>()
     };
     let start = Instant::now();
     for (key, mut frames) in list {

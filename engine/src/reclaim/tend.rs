@@ -3,8 +3,9 @@
 
 use super::clean::{Cleaned, clean, clean_at};
 use super::evict::{evict, expire, next_expiry_ms};
+use crate::device::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::RecordBuffer;
+use crate::index::{RecordBuffer, SegmentKey};
 use crate::log::{CommitRequest, StoreInner, unix_ms};
 use crate::metrics::lock;
 use std::sync::{Arc, Weak};
@@ -17,6 +18,8 @@ const SHARE_EASY: f64 = 0.75;
 const SHARE_HARD: f64 = 0.97;
 /// Rounds of cleaning without a smaller file after which what lives does not fit.
 const SHRINK_ROUNDS: u32 = 3;
+/// Files that are given back with one commit, at most.
+const GIVEN_AT_ONCE: usize = 16;
 /// Free segments below which cleaning starts in the background, at least.
 const FREE_FEW: u64 = 2;
 
@@ -76,6 +79,13 @@ pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned>
     inner.committer.check()?;
     expire(inner)?;
     above_the_mark(inner)?;
+    let done = clean_ahead(inner, background)?;
+    give_back(inner)?;
+    Ok(done)
+}
+
+/// Cleans until there are some free segments.
+fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     let mut done = Cleaned::default();
     loop {
         let (free, all) = {
@@ -135,6 +145,8 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
             break;
         }
     }
+    let _hurry = inner.pace.hurry();
+    give_back(inner)?;
     Ok(done)
 }
 
@@ -167,13 +179,37 @@ pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
     }
 }
 
-/// Removes files of free segments beyond the reserve as long as there are more bytes than the capacity allows: first the
-/// word, durably, then the file.
+/// Gives files back of which there are many more than will be used again soon, at the pace of the background.
+///
+/// # Errors
+/// A commit failed, or a file cannot be removed.
+fn give_back(inner: &StoreInner) -> Result<()> {
+    let (start, segment) = (Instant::now(), lock(&inner.space).segment_bytes());
+    let mut bytes = 0;
+    loop {
+        let doomed = lock(&inner.space).take_surplus(&inner.devices, GIVEN_AT_ONCE);
+        if doomed.is_empty() {
+            return Ok(());
+        }
+        bytes += doomed.len() as u64 * segment;
+        environment::note(Event::SegmentGivenBack);
+        remove(inner, doomed)?;
+        // A file system frees the blocks of large files no faster than it writes them.
+        inner.pace.rest(start, bytes, || inner.resting());
+        if inner.resting() {
+            return Ok(());
+        }
+    }
+}
+
+/// Removes files of free segments beyond the reserve as long as there are more bytes than the capacity allows.
 fn remove_free(inner: &StoreInner) -> Result<()> {
     let doomed = lock(&inner.space).take_removable(&inner.devices);
-    if doomed.is_empty() {
-        return Ok(());
-    }
+    if doomed.is_empty() { Ok(()) } else { remove(inner, doomed) }
+}
+
+/// Removes the files of segments that were taken out: first the word, durably, then the file.
+fn remove(inner: &StoreInner, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
     let mut request = CommitRequest { records: RecordBuffer::default(), ..CommitRequest::default() };
     for (key, generation) in &doomed {
         request.removed(*key, *generation);
@@ -185,7 +221,7 @@ fn remove_free(inner: &StoreInner) -> Result<()> {
         let directory = &inner.devices.get(device)?.directory;
         match directory.remove_file(&segment::file_name(id)) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-            _ => {}
+            _ => lock(&inner.space).left(device),
         }
     }
     Ok(())

@@ -2,10 +2,12 @@
 
 pub mod kill;
 mod ledger;
+mod mount;
 pub mod replay;
 mod worker;
 
 pub use ledger::{Known, Line, check_store, learn};
+pub use mount::Small;
 pub use worker::{Job, work};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -75,8 +75,8 @@ impl Space {
             }
             let kept = super::reserve(own.used()).min(own.free.len() as u64);
             bytes.reserved = kept * self.segment_bytes();
-            // A file that is being made has nothing in it yet.
-            bytes.free += (own.free.len() as u64 - kept + own.opening) * self.segment_bytes();
+            // A file that is being made has nothing in it yet, one that is being removed nothing any more.
+            bytes.free += (own.free.len() as u64 - kept + own.opening + own.leaving) * self.segment_bytes();
             (*device, bytes)
         });
         SpaceBytes {

@@ -1,14 +1,14 @@
 //! Taking pages for a frame: from the segment of its stream, from one with room that nobody uses, or from a new one.
 
-use super::{Active, OWN_MAX, Space, Stream, reserve};
+use super::{Active, Life, OWN_MAX, Space, Stream, reserve};
 use crate::device::directory::Access;
 use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Flight, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
+use crate::index::{Flight, Hold, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
 use crate::log::devices::Devices;
 use crate::log::{random_u64, unix_ms};
-use crate::metrics::lock;
+use crate::metrics::{OpKind, lock};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use stratakv_format::features::Features;
@@ -284,9 +284,10 @@ impl Space {
             lazy: devices.segment_file(own, id, Some(opened.file)),
             read_unit: own.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
         });
         self.opened.push(Arc::clone(&handle));
-        self.handles.insert(key, Arc::downgrade(&handle));
+        self.handles.insert(key, Life::of(&handle));
         let active = Active { handle, next_page: 1, only: None };
         if let Some(before) = self.space_of(device)?.streams.insert(stream, active) {
             self.retire(device, before);
@@ -319,7 +320,13 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         }
         Ok((directory.create_file(&name, bytes)?, nonce))
     };
-    let (file, nonce) = open().map_err(|error| Failed { error, exists: !opening.fresh })?;
+    let (file, nonce) = open().map_err(|error| {
+        // No request of a driver, so nobody else counts it.
+        if let (ErrorKind::Io, Ok(own)) = (error.kind(), devices.get(device)) {
+            own.counters.failed(OpKind::Write, false);
+        }
+        Failed { error, exists: !opening.fresh }
+    })?;
     let failed = |error| Failed { error, exists: true };
     if opening.fresh && !mutated(Mutant::SegmentNameNotSynced) {
         let synced = devices.get(device).and_then(|own| own.directory.sync_dir(segment::DIRECTORY));

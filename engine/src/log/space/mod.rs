@@ -10,7 +10,8 @@ use super::devices::Devices;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
-    Catalog, FrameBody, FrameSlot, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState, seal_record,
+    Catalog, FrameBody, FrameSlot, Held, Hold, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
+    seal_record,
 };
 use crate::metrics::EventCount;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,6 +24,10 @@ pub(crate) use allocate::{Writer, allocate};
 
 /// Open segments with room that nobody writes to, at most, per device.
 const PARTIAL_MAX: usize = 4;
+/// One free segment is kept for so many that are in use, but for the reserve.
+const FREE_SHARE: u64 = 4;
+/// Free segments that are kept at least, per device, beside the reserve.
+const FREE_MIN: u64 = 2;
 /// Sequences that write to segments of their own at a time, at most, per device.
 const OWN_MAX: u64 = 16;
 
@@ -53,6 +58,22 @@ impl Active {
     }
 }
 
+/// The present life of a segment, for as long as anybody has it.
+struct Life {
+    handle: Weak<SegmentHandle>,
+    held: Held,
+}
+
+impl Life {
+    fn of(handle: &Arc<SegmentHandle>) -> Self {
+        Self { handle: Arc::downgrade(handle), held: handle.pin.watch() }
+    }
+
+    fn handle(&self) -> Option<Arc<SegmentHandle>> {
+        self.handle.upgrade()
+    }
+}
+
 #[derive(Default)]
 struct DeviceSpace {
     streams: BTreeMap<Stream, Active>,
@@ -63,6 +84,8 @@ struct DeviceSpace {
     free: Vec<(SegmentId, u64)>,
     /// Segments whose file is being made or written to.
     opening: u64,
+    /// Segments that are taken out, and whose files are still there.
+    leaving: u64,
     next_segment: u32,
 }
 
@@ -73,7 +96,33 @@ impl DeviceSpace {
     }
 
     fn files(&self) -> u64 {
-        self.used() + self.free.len() as u64
+        self.used() + self.free.len() as u64 + self.leaving
+    }
+
+    /// Free segments that are kept to be used again, which is faster than making them anew.
+    fn kept_free(&self) -> usize {
+        let used = self.used();
+        (reserve(used) + (used / FREE_SHARE).max(FREE_MIN)) as usize
+    }
+
+    /// Whether there are so many more free segments than are kept that giving them back is worth the records.
+    fn is_lavish(&self) -> bool {
+        self.free.len() > self.kept_free() + self.kept_free() / 2
+    }
+
+    /// Takes free segments out, at most so many. The last id stays, so that none is given out twice, and so do those that no
+    /// commit knows.
+    fn take_free(&mut self, device: DeviceIndex, most: usize) -> Vec<(SegmentKey, u64)> {
+        let last = self.next_segment.saturating_sub(1);
+        let mut left = most;
+        let may_go = |(id, generation): &mut (SegmentId, u64)| {
+            let goes = left > 0 && id.0 != last && *generation > 0;
+            left -= usize::from(goes);
+            goes
+        };
+        let taken: Vec<_> = self.free.extract_if(.., may_go).map(|(id, ended)| ((device, id), ended)).collect();
+        self.leaving += taken.len() as u64;
+        taken
     }
 }
 
@@ -97,7 +146,7 @@ struct Growth {
 /// Space of all devices.
 pub(crate) struct Space {
     devices: BTreeMap<DeviceIndex, DeviceSpace>,
-    handles: HashMap<SegmentKey, Weak<SegmentHandle>>,
+    handles: HashMap<SegmentKey, Life>,
     frames: HashMap<FrameId, Weak<FrameSlot>>,
     /// Entries of `frames` from which on dead ones are looked for.
     frames_sweep: usize,
@@ -168,7 +217,7 @@ impl Space {
         key: SegmentKey,
         meta: &SegmentMeta,
     ) -> Result<Arc<SegmentHandle>> {
-        if let Some(handle) = self.handles.get(&key).and_then(Weak::upgrade) {
+        if let Some(handle) = self.handles.get(&key).and_then(Life::handle) {
             return Ok(handle);
         }
         let device = devices.get(key.0)?;
@@ -180,8 +229,9 @@ impl Space {
             lazy: devices.segment_file(device, key.1, None),
             read_unit: device.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
         });
-        self.handles.insert(key, Arc::downgrade(&handle));
+        self.handles.insert(key, Life::of(&handle));
         Ok(handle)
     }
 
@@ -273,8 +323,7 @@ impl Space {
     pub(crate) fn is_unused(&self, device: DeviceIndex) -> bool {
         let here = |segment: &SegmentHandle| segment.key.0 == device;
         let opening = self.devices.get(&device).is_some_and(|own| own.opening > 0);
-        let mut handles =
-            self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, handle)| handle.upgrade());
+        let mut handles = self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, life)| life.handle());
         let mut frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
         !opening
             && handles.all(|handle| handle.in_flight_pages() == 0)
@@ -341,27 +390,39 @@ impl Space {
     }
 
     /// Takes free segments out, beyond the reserve, until the files are within the capacity. Each with the generation that
-    /// ended. The last id of a device stays, so that none is given out twice.
+    /// ended. Their files count until [`Self::left`].
     pub(crate) fn take_removable(&mut self, devices: &Devices) -> Vec<(SegmentKey, u64)> {
         let capacity = self.capacity.unwrap_or(u64::MAX);
-        let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes());
+        let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes()) as usize;
         let mut taken = Vec::new();
         for (device, own) in &mut self.devices {
-            let kept = reserve(own.used());
-            let last = own.next_segment.saturating_sub(1);
-            let mut at = 0;
-            while over > 0 && own.free.len() as u64 > kept && at < own.free.len() {
-                // One that no commit knows has generation 0.
-                if own.free[at].0.0 == last || own.free[at].1 == 0 {
-                    at += 1;
-                    continue;
-                }
-                let (id, generation) = own.free.swap_remove(at);
-                taken.push(((*device, id), generation));
-                over -= 1;
+            let most = own.free.len().saturating_sub(reserve(own.used()) as usize).min(over);
+            let more = own.take_free(*device, most);
+            over -= more.len();
+            taken.extend(more);
+        }
+        taken
+    }
+
+    /// Takes at most so many free segments out where there are many more than will be used again soon.
+    pub(crate) fn take_surplus(&mut self, devices: &Devices, mut most: usize) -> Vec<(SegmentKey, u64)> {
+        let mut taken = Vec::new();
+        for (device, own) in &mut self.devices {
+            let there = devices.get(*device).is_ok_and(|device| !device.is_lost());
+            if there && own.is_lavish() {
+                let more = own.take_free(*device, most.min(own.free.len() - own.kept_free()));
+                most -= more.len();
+                taken.extend(more);
             }
         }
         taken
+    }
+
+    /// The file of a segment that was taken out is gone.
+    pub(crate) fn left(&mut self, device: DeviceIndex) {
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.leaving = own.leaving.saturating_sub(1);
+        }
     }
 
     /// Segments that appends may still begin.
@@ -404,7 +465,7 @@ impl Space {
 
     /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
     pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
-        let pinned = self.handles.get(&key).is_some_and(|handle| handle.strong_count() > 0);
+        let pinned = self.handles.get(&key).is_some_and(|life| life.held.is_held());
         self.is_sealed(key) && (!pinned || mutated(Mutant::PinsIgnored))
     }
 
@@ -414,11 +475,12 @@ impl Space {
 
     /// Pages of a segment that no commit has named yet.
     pub(crate) fn in_flight(&self, key: SegmentKey) -> u64 {
-        self.handles.get(&key).and_then(Weak::upgrade).map_or(0, |handle| handle.in_flight_pages())
+        self.handles.get(&key).and_then(Life::handle).map_or(0, |handle| handle.in_flight_pages())
     }
 
-    /// The manifest says durably that this segment is free: its file may live again.
-    pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) {
+    /// The manifest says durably that this segment is free: its file may live again. Whether there are many more such files than
+    /// are kept.
+    pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) -> bool {
         self.handles.remove(&key);
         self.stuck.remove(&key);
         if let Some(own) = self.devices.get_mut(&key.0)
@@ -426,6 +488,7 @@ impl Space {
         {
             own.free.push((key.1, generation));
         }
+        self.devices.get(&key.0).is_some_and(DeviceSpace::is_lavish)
     }
 
     pub(crate) fn set_metadata_bytes(&mut self, bytes: u64, spare: u64) {

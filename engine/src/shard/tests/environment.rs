@@ -202,3 +202,20 @@ fn child_at(test: &str, variable: &str, path: &std::path::Path) {
     assert!(text.contains("1 passed"), "{text}");
     println!("{text}");
 }
+
+/// No kernel is asked for a quota: what it would say is said in its place.
+#[test]
+fn a_quota_is_no_space() {
+    if std::env::var_os("STRATAKV_TEST_QUOTA").is_none() {
+        return child("a_quota_is_no_space", "STRATAKV_TEST_QUOTA");
+    }
+    let rig = Rig::new(DriverKind::Auto);
+    let file = rig.dir.create_file("f", 64 << 10).expect("within the quota");
+    sandbox::deny(libc::SYS_fallocate, libc::EDQUOT);
+    let error = rig.dir.create_file("g", 1 << 20).map(|_| ()).expect_err("beyond");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert!(error.to_string().contains("quota"), "{error}");
+    rig.write(&file, 0, &[1; 64 << 10]).expect("what is there can be written");
+    assert_eq!(rig.read(&file, 0, 64 << 10).expect("intact"), [1; 64 << 10]);
+    assert!(rig.dir.open_file("g", Access::ReadOnly).is_err(), "nothing is left of it");
+}

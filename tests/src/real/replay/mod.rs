@@ -2,13 +2,12 @@
 //! failure may have left is mounted, checked, opened and compared with what was acknowledged by then.
 
 mod disk;
-mod mount;
 
+use super::mount::{Loop, Mounted, call};
 use super::{Job, Known, Line, check_store, learn, told, work, worker};
 use crate::disk::{check, device_dirs};
 use crate::rng::Rng;
 use disk::{Device, Fault};
-use mount::{Loop, Mounted, call};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,0 +1,232 @@
+//! Stores on file systems that are full, go read-only, or lose the device below them. Needs root for loop devices and mounts; says
+//! what it skips without.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use stratakv::{ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::disk::{assert_clean, device_dirs, small_options};
+use stratakv_tests::real::Small;
+use stratakv_tests::rng::mix;
+
+const MIB: u64 = 1 << 20;
+
+fn shape() -> Shape {
+    Shape { layers: vec![LayerShape::full(2, 64), LayerShape::full(2, 64)], dtype: DType::F16, group: 8 }
+}
+
+fn seeds(name: u64, tokens: usize) -> Vec<u64> {
+    (0..tokens).map(|token| mix(mix(name) ^ token as u64)).collect()
+}
+
+/// Appends one committed sequence of this name.
+fn write(store: &Store, name: u64, tokens: usize) -> stratakv::Result<()> {
+    let options = SequenceOptions::new().key(name.to_string()).summary(Summary::MinMax);
+    let mut sequence = store.create_sequence(&shape().layout()?, options)?;
+    for layer in 0..2 {
+        shape().append(&mut sequence, layer, &seeds(name, tokens), Order::TokenMajor)?;
+    }
+    sequence.commit(Durability::Sync)
+}
+
+/// Reads a sequence whole and compares it.
+fn check(store: &Store, name: u64, tokens: usize) {
+    let sequence = store.open_sequence(&name.to_string()).expect("a sequence");
+    assert_eq!(sequence.len(), tokens as u64, "sequence {name}");
+    shape().check_all(store, &sequence, |_| seeds(name, tokens));
+}
+
+fn small(file_system: &str, bytes: u64) -> Option<Small> {
+    Small::new(file_system, bytes).inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+/// A file of somebody else takes what is left.
+fn take_the_rest(at: &Path) {
+    let mut file = fs::File::create(at.join("foreign")).expect("a file");
+    for size in [1 << 20, 64 << 10, 4096] {
+        while file.write_all(&vec![7; size]).and_then(|()| file.sync_data()).is_ok() {}
+    }
+}
+
+#[test]
+fn a_full_file_system_gives_back_what_is_deleted() {
+    const TOKENS: usize = 400;
+    for (file_system, bytes) in [("ext4", 64 * MIB), ("xfs", 320 * MIB)] {
+        let Some(small) = small(file_system, bytes) else { continue };
+        let dirs = device_dirs(&small.at(), 1);
+        // Room for a few segments on either, whatever the size that its tools insist on.
+        let filler = small.at().join("filler");
+        let file = fs::File::create(&filler).expect("a file");
+        let free = rustix::fs::statvfs(small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - 28 * MIB).expect("room");
+        let open = || small_options(&dirs).open().expect("a store");
+        let store = open();
+        let mut there = Vec::new();
+        let refused = loop {
+            match write(&store, there.len() as u64, TOKENS) {
+                Ok(()) => there.push(there.len() as u64),
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused:?}");
+        assert!(there.len() > 10, "{}", there.len());
+        take_the_rest(&small.at());
+        // Not one byte is left to anybody. What is there can be read, and goes.
+        there.iter().for_each(|name| check(&store, *name, TOKENS));
+        let gone: Vec<u64> = there.extract_if(.., |name| *name % 2 == 0).collect();
+        for name in &gone {
+            let deleted = store.open_sequence(&name.to_string()).and_then(|one| one.delete(Durability::Sync));
+            deleted.unwrap_or_else(|e| panic!("{file_system}: {e:?} {:#?}", store.usage()));
+        }
+        store.clean().expect("cleaning");
+        for name in gone.iter().take(gone.len() / 2) {
+            write(&store, *name, TOKENS).unwrap_or_else(|e| panic!("{file_system}: {e:?} {:#?}", store.usage()));
+            there.push(*name);
+        }
+        // Commits, until the manifest has to begin anew without any room for it, and then some.
+        let mut parent = store.open_sequence("1").expect("a sequence");
+        let mut refused = 0;
+        for step in 0..1_200_u32 {
+            let committed = parent.commit_with(&step.to_le_bytes(), Durability::Sync);
+            let Err(e) = committed else { continue };
+            assert_eq!(e.kind(), ErrorKind::NoSpace, "{e:?}");
+            refused += 1;
+            if refused > 20 {
+                break;
+            }
+        }
+        println!("{file_system}: {} sequences, {refused} commits refused", there.len());
+        drop(parent);
+        assert!(store.health().read_only.is_none(), "{:#?}", store.health());
+        fs::remove_file(small.at().join("foreign")).expect("room again");
+        write(&store, 1_000, 8).expect("room again");
+        there.iter().for_each(|name| check(&store, *name, TOKENS));
+        store.close().expect("the store closes");
+        assert_clean(&dirs, "after the file system was full");
+        let store = open();
+        there.iter().for_each(|name| check(&store, *name, TOKENS));
+        check(&store, 1_000, 8);
+    }
+}
+
+#[test]
+fn a_file_system_that_goes_read_only_loses_nothing_acknowledged() {
+    let Some(mut small) = small("ext4", 64 * MIB) else { return };
+    let dirs = device_dirs(&small.at(), 1);
+    let store = small_options(&dirs).open().expect("a store");
+    write(&store, 1, 300).expect("a sequence");
+    let mut open = store.open_sequence("1").expect("a sequence");
+    if let Err(why) = small.abort() {
+        println!("skipped: {why}");
+        return;
+    }
+    let grown = grow(&mut open, 300, 500).and_then(|()| open.commit(Durability::Sync));
+    let error = grown.expect_err("a read-only file system");
+    assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Indeterminate | ErrorKind::Poisoned), "{error:?}");
+    println!("{error}");
+    // What was acknowledged is there to read, and nothing pretends to be written.
+    let again = write(&store, 2, 300).expect_err("a read-only file system");
+    assert!(matches!(again.kind(), ErrorKind::Io | ErrorKind::Indeterminate | ErrorKind::Poisoned), "{again:?}");
+    drop(open);
+    check(&store, 1, 300);
+    assert!(!store.health().is_well(), "{:?}", store.health());
+    let _ = store.close();
+    small.mount().expect("mounted anew");
+    let store = small_options(&dirs).open().expect("the store opens");
+    let sequence = store.open_sequence("1").expect("a sequence");
+    let tokens = sequence.len() as usize;
+    assert!(tokens == 300 || tokens == 500, "{tokens}");
+    drop(sequence);
+    check(&store, 1, tokens);
+    write(&store, 3, 300).expect("writable again");
+}
+
+fn grow(sequence: &mut Sequence, from: usize, to: usize) -> stratakv::Result<()> {
+    let all = seeds(1, to);
+    (0..2).try_for_each(|layer| shape().append(sequence, layer, &all[from..], Order::TokenMajor))
+}
+
+#[test]
+fn a_device_that_ends_early_gives_errors_with_their_place() {
+    const SEQUENCES: u64 = 24;
+    let Some(small) = small("ext4", 64 * MIB) else { return };
+    let dirs = device_dirs(&small.at(), 1);
+    let store = small_options(&dirs).open().expect("a store");
+    (0..SEQUENCES).for_each(|name| write(&store, name, 600).expect("a sequence"));
+    let views: Vec<_> = (0..SEQUENCES)
+        .map(|name| {
+            let sequence = store.open_sequence(&name.to_string()).expect("a sequence");
+            (sequence.select_all(0).expect("a view"), sequence)
+        })
+        .collect();
+    let image = fs::OpenOptions::new().write(true).open(small.image()).expect("the image");
+    // More and more of it is gone.
+    let found = [40, 24, 12, 6].into_iter().any(|mib| {
+        image.set_len(mib * MIB).expect("a shorter image");
+        let (mut lost, mut whole) = (0, 0);
+        for (view, sequence) in &views {
+            let read = store.read(&[view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
+            match read {
+                // The bytes are compared.
+                Ok(()) => {
+                    let name = sequence.key().parse().expect("a number");
+                    if readable(&store, sequence) {
+                        shape().check_all(&store, sequence, |_| seeds(name, 600));
+                        whole += 1;
+                    }
+                }
+                Err(e) => {
+                    lost += 1;
+                    let text = e.to_string();
+                    assert!(matches!(e.kind(), ErrorKind::Io | ErrorKind::Corruption), "{e:?}");
+                    assert!(text.contains("segments/") && text.contains("byte"), "no place: {text}");
+                }
+            }
+        }
+        println!("{mib} MiB left: {whole} whole, {lost} lost");
+        lost > 0
+    });
+    assert!(found, "nothing was lost");
+    assert!(!store.health().is_well(), "{:#?}", store.health());
+}
+
+/// Whether all layers can be read.
+fn readable(store: &Store, sequence: &Sequence) -> bool {
+    (0..2).all(|layer| {
+        let read = sequence.select_all(layer).and_then(|view| store.read(&[&view])).and_then(|ticket| ticket.wait());
+        read.is_ok_and(|batch| batch.get(0).is_ok())
+    })
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_no_space() {
+    const CHILD: &str = "STRATAKV_TEST_FILE_LIMIT";
+    if std::env::var_os(CHILD).is_none() {
+        // In a process of its own, which the limit is for; beyond it, a signal ends those that do not see to it.
+        let own = std::env::current_exe().expect("this program");
+        let arguments = ["--exact", "a_limit_of_file_sizes_is_no_space", "--nocapture"];
+        let out = std::process::Command::new(own).args(arguments).env(CHILD, "1").output().expect("a child");
+        assert!(out.status.success(), "{:?}: {}", out.status, String::from_utf8_lossy(&out.stderr));
+        return;
+    }
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let dir = tempfile::tempdir().expect("a directory");
+    let dirs = device_dirs(dir.path(), 1);
+    let options: StoreOptions = small_options(&dirs).capacity(ByteSize(64 * MIB));
+    let store = options.clone().open().expect("a store");
+    (0..4).for_each(|name| write(&store, name, 100).expect("a sequence"));
+    let before = getrlimit(Resource::Fsize);
+    setrlimit(Resource::Fsize, Rlimit { current: Some(64 << 10), maximum: before.maximum }).expect("lowered");
+    let refused = (10..200).find_map(|name| write(&store, name, 400).err()).expect("a limit");
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused:?}");
+    (0..4).for_each(|name| check(&store, name, 100));
+    store.open_sequence("3").and_then(|one| one.delete(Durability::Sync)).expect("a deletion");
+    assert!(store.health().read_only.is_none(), "{:#?}", store.health());
+    setrlimit(Resource::Fsize, before).expect("raised");
+    write(&store, 500, 400).expect("room again");
+    (0..3).for_each(|name| check(&store, name, 100));
+    store.close().expect("the store closes");
+    assert_clean(&dirs, "after a limit");
+    check(&options.open().expect("a store"), 500, 400);
+}
