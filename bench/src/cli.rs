@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::selectors::Kept;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
@@ -295,6 +296,9 @@ pub(crate) struct WrittenArgs {
     /// Without min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
+    /// With a selector whose summaries are written with the groups.
+    #[arg(long, value_enum)]
+    pub(crate) selector: Option<Kept>,
 }
 
 #[derive(Args, Debug)]
@@ -317,6 +321,12 @@ pub(crate) struct OpenArgs {
     /// With min/max summaries, which are read when it is opened.
     #[arg(long)]
     pub(crate) summary: bool,
+    /// Attaches this selector after opening, and measures that.
+    #[arg(long, value_enum)]
+    pub(crate) selector: Option<Kept>,
+    /// What the selector keeps was written with the groups.
+    #[arg(long, requires = "selector")]
+    pub(crate) stored: bool,
 }
 
 #[derive(Args, Debug)]
@@ -332,8 +342,23 @@ pub(crate) struct StartArgs {
     pub(crate) stored: ByteSize,
 }
 
+/// Forms of a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// The sum over query heads.
+    Raw,
+    /// Softmax per query head, then the sum.
+    Softmax,
+}
+
 #[derive(Args, Debug)]
-#[command(after_help = "Example: kvbench select --tokens 32768,131072 --json")]
+#[command(
+    after_help = "Example: kvbench select --tokens 32768,131072 --method records,tck:64,kvswap:8 --form raw,softmax --json
+
+Methods take turns over the layers of one sequence. `records` are a sequence's own min/max records, always raw; the others are
+selectors: quest, leoam, shadowkv, signs, oracle, kvswap:SIGMA, infinigen:SIGMA, tck:BITS. Adapters are fitted to random keys,
+which changes what is chosen but not what it costs."
+)]
 pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -343,7 +368,13 @@ pub(crate) struct SelectArgs {
     /// Tokens to select.
     #[arg(long, default_value_t = 400)]
     pub(crate) budget: u32,
-    /// Summaries to hold in memory, in all: more than the caches hold, for the layers of a step are scanned in turn.
+    /// Methods, several with commas.
+    #[arg(long, value_delimiter = ',', default_value = "records")]
+    pub(crate) method: Vec<String>,
+    /// How selectors add up query heads, several with commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "raw")]
+    pub(crate) form: Vec<Form>,
+    /// Min/max records to hold in memory, in all: more than the caches hold, for the layers of a step are scanned in turn.
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub(crate) working_set: ByteSize,
 }

@@ -21,6 +21,7 @@ mod read;
 mod report;
 mod scale;
 mod select;
+mod selectors;
 mod start;
 mod work;
 mod written;

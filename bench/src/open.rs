@@ -31,6 +31,11 @@ struct OpenResult {
     /// Its tables and token ids in memory.
     index_bytes: usize,
     summary_bytes: u64,
+    /// What a selector keeps that is attached then, whether it was stored with the groups, how long that took, and what it read.
+    selector: Option<String>,
+    stored: bool,
+    attach_ms: f64,
+    attach_read_bytes: u64,
     fork_ms: f64,
     fork_worst_ms: f64,
     /// Bytes that all the forks wrote to the devices.
@@ -56,6 +61,10 @@ fn measure(args: &OpenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<Open
         let options = SequenceOptions::new().key("open");
         let options = if args.summary { options.summary(Summary::MinMax) } else { options };
         let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
+        if let Some(kept) = args.selector.filter(|_| args.stored) {
+            let selector = kept.selector(sequence.layout())?;
+            sequence.attach_stored(selector)?;
+        }
         decode(&mut sequence, &mut source(), args.tokens, per)?;
         drop(sequence);
         store.close()?;
@@ -63,6 +72,7 @@ fn measure(args: &OpenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<Open
     let (mut store_opens, mut opens, mut forks) = (Vec::new(), Vec::new(), Vec::new());
     let (mut cold, mut frames, mut read_bytes, mut fork_device_bytes) = ("", 0, 0, 0);
     let (mut index_bytes, mut summary_bytes) = (0, 0);
+    let (mut attaches, mut attach_read_bytes) = (Vec::new(), 0);
     for _ in 0..args.common.rounds {
         check_interrupt()?;
         cold = drop_caches(path)?;
@@ -79,6 +89,13 @@ fn measure(args: &OpenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<Open
         index_bytes = index(&store).saturating_sub(index_before);
         summary_bytes = sequence.summary_bytes();
         frames = store.sequences().first().map_or(0, |info| info.frames);
+        if let Some(kept) = args.selector {
+            let selector = kept.selector(sequence.layout())?;
+            let (before, start) = (read(), Instant::now());
+            sequence.attach(selector)?;
+            attaches.push(start.elapsed().as_secs_f64() * 1e3);
+            attach_read_bytes = read() - before;
+        }
         let written = || store.usage().map(|usage| usage.lifetime_bytes);
         let before = written()?;
         for _ in 0..20 {
@@ -106,6 +123,10 @@ fn measure(args: &OpenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<Open
         read_bytes,
         index_bytes,
         summary_bytes,
+        selector: args.selector.map(|kept| format!("{kept:?}")),
+        stored: args.stored,
+        attach_ms: if attaches.is_empty() { 0.0 } else { rounded(median(&attaches)) },
+        attach_read_bytes,
         fork_ms: rounded(median(&forks)),
         fork_worst_ms: rounded(percentile(&forks, 1.0)),
         fork_device_bytes,

@@ -362,7 +362,7 @@ fn make_segment(
             element: 0,
             cipher: 0,
             key: U16::new(0),
-            reserved: U32::new(0),
+            record_bytes: U32::new(0),
         };
         let key = format!("session-{sequence}");
         let header = HeaderBuilder {

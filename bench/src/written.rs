@@ -24,11 +24,15 @@ struct WrittenResult {
     kv_bytes: u64,
     /// Of the whole groups there are.
     summary_bytes: u64,
+    /// What a selector keeps, written with the groups.
+    selector: Option<String>,
+    /// Of the whole groups there are.
+    selector_bytes: u64,
     /// Written to the devices by the engine's own count: frames, manifest, headers of segments, padding.
     device_bytes: u64,
     /// Written by this process meanwhile by the kernel's count; none where it does not say.
     process_bytes: Option<u64>,
-    /// Device bytes over those of keys, values and summaries.
+    /// Device bytes over those of keys, values, summaries and what the selector keeps.
     write_amplification: Option<f64>,
     /// Device bytes over those of keys and values.
     write_amplification_kv: Option<f64>,
@@ -96,6 +100,8 @@ fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<W
     let options = SequenceOptions::new().key("written");
     let options = if summary { options.summary(Summary::MinMax) } else { options };
     let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
+    let attached = args.selector.map(|kept| kept.selector(sequence.layout())).transpose()?;
+    let attached = attached.map(|selector| sequence.attach_stored(selector)).transpose()?;
     let mut source = source();
     let written = || store.usage().map(|usage| usage.lifetime_bytes);
     let (before, process, start) = (written()?, process_bytes(), Instant::now());
@@ -105,6 +111,17 @@ fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<W
     let groups = u64::from(args.tokens / u32::from(args.group)) * u64::from(args.layers);
     // Minimum and maximum of each key's elements: as much as one token's keys and values.
     let summary_bytes = if summary { groups * TOKEN_LAYER_BYTES } else { 0 };
+    let mut selector_bytes = 0;
+    if let Some(attached) = attached {
+        let mut records = Vec::new();
+        for layer in 0..usize::from(args.layers) {
+            for summary in sequence.selector_summaries(attached, layer)? {
+                summary.encode(0..summary.groups().min(1), &mut records);
+                selector_bytes += (records.len() * summary.groups()) as u64;
+                records.clear();
+            }
+        }
+    }
     let usage = store.usage()?;
     let result = WrittenResult {
         per,
@@ -114,9 +131,11 @@ fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<W
         commits,
         kv_bytes,
         summary_bytes,
+        selector: args.selector.map(|kept| format!("{kept:?}")),
+        selector_bytes,
         device_bytes,
         process_bytes,
-        write_amplification: ratio(device_bytes as f64, (kv_bytes + summary_bytes) as f64),
+        write_amplification: ratio(device_bytes as f64, (kv_bytes + summary_bytes + selector_bytes) as f64),
         write_amplification_kv: ratio(device_bytes as f64, kv_bytes as f64),
         frames: store.sequences().first().map_or(0, |info| info.frames),
         live_bytes: usage.live_bytes,

@@ -138,6 +138,32 @@ fn select_is_compared_with_memory() {
 }
 
 #[test]
+fn every_method_selects() {
+    let methods = "records,quest,leoam,shadowkv,signs,oracle,kvswap:8,infinigen:8,tck:64";
+    let found = results(&[
+        "select",
+        "--tokens",
+        "512",
+        "--budget",
+        "64",
+        "--working-set",
+        "64KiB",
+        "--rounds",
+        "2",
+        "--method",
+        methods,
+        "--form",
+        "raw,softmax",
+        "--json",
+    ]);
+    // The records are scored in one way.
+    assert_eq!(found.len(), 2 * methods.split(',').count() - 1);
+    for result in &found {
+        assert_positive(result, &["p50_us", "tokens_per_us", "summary_bytes", "ratio_memory"]);
+    }
+}
+
+#[test]
 fn mistakes_are_told_without_a_panic() {
     let device = tempfile::tempdir().expect("a directory");
     for (arguments, what) in [
@@ -145,6 +171,8 @@ fn mistakes_are_told_without_a_panic() {
         (&["read", "--block", "64KiB", "--size", "1MiB"], "too few blocks"),
         (&["read", "--seconds", "0"], "--seconds"),
         (&["ingest", "--size", "1KiB"], "less than a token"),
+        (&["select", "--tokens", "256", "--method", "best"], "no such method"),
+        (&["select", "--tokens", "256", "--method", "kvswap:3"], "does not divide"),
         (&["ingest", "--size", "900TiB"], "free"),
     ] {
         let output = kvbench(device.path(), arguments);

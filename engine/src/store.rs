@@ -9,6 +9,9 @@ mod start;
 mod status;
 mod usage;
 
+#[cfg(test)]
+mod tests;
+
 use create::{create, prepare, random_id, write_first_superblock};
 use start::{Known, start_devices};
 

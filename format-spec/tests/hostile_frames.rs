@@ -57,7 +57,8 @@ fn every_wrong_descriptor_is_refused() {
         (4, |d| d.codec = U16::new(1), "codec"),
         (4, |d| d.cipher = 1, "cipher"),
         (4, |d| d.key = U16::new(1), "cipher"),
-        (4, |d| d.reserved = U32::new(1), "descriptor"),
+        (4, |d| d.record_bytes = U32::new(1), "descriptor"),
+        (0, |d| d.record_bytes = U32::new(1), "descriptor"),
         (4, |d| d.summary = U16::new(1), "summary kind"),
         (4, |d| d.element = 1, "summary kind"),
         (4, |d| d.first_token = U64::new(2), "groups"),
@@ -75,7 +76,14 @@ fn every_wrong_descriptor_is_refused() {
         (4, |d| d.checksum_count = U32::new(3), "extent checksums"),
         (4, |d| d.checksum_first = U32::new(3), "extent checksums"),
         (4, |d| d.checksum_first = U32::new(u32::MAX), "extent checksums"),
-        (0, |d| d.summary = U16::new(2), "summary"),
+        (0, |d| d.summary = U16::new(2), "summary record"),
+        (0, |d| d.summary = U16::new(6), "summary"),
+        (0, |d| (d.summary, d.element) = (U16::new(4), 0), "summary record"),
+        (0, |d| (d.summary, d.element, d.record_bytes) = (U16::new(4), 0, U32::new(u32::MAX)), "summary record"),
+        (0, |d| (d.summary, d.element, d.record_bytes) = (U16::new(4), 0, U32::new(132)), "extent bytes"),
+        (3, |d| (d.kind, d.tokens) = (U16::new(11), U32::new(0)), "adapter bytes"),
+        (3, |d| (d.kind, d.first_token) = (U16::new(11), U64::new(1 << 32)), "adapter bytes"),
+        (3, |d| (d.kind, d.layer) = (U16::new(11), U16::new(1)), "layer"),
         (0, |d| d.element = 0, "summary"),
         (0, |d| d.element = 1, "extent bytes"),
         (0, |d| d.offset = U64::new(4095), "extent alignment"),
@@ -176,4 +184,41 @@ proptest! {
             prop_assert!(read.iter().rev().skip(1).all(Result::is_ok));
         }
     }
+}
+
+#[test]
+fn every_wrong_header_of_a_summary_is_refused() {
+    use stratakv_format::frame::{
+        SUMMARY_CODES, SUMMARY_LANDMARKS, SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_SIGNS, SummaryHeader, record_bytes,
+    };
+    let layer = g::layout().layers[0];
+    let good = |parameter: u32| SummaryHeader {
+        version: U32::new(1),
+        parameter: U32::new(parameter),
+        adapter: U64::new(0),
+        adapter_checksum: U64::new(0),
+        reserved: U64::new(0),
+    };
+    let verify = |header: &SummaryHeader, kind: u16, record: u32| {
+        let bytes = zerocopy::IntoBytes::as_bytes(header);
+        SummaryHeader::verify(bytes, kind, &layer, 4, record).map(|_| ()).map_err(|e| e.field)
+    };
+    // One KV head of 64.
+    for (kind, parameter, record) in
+        [(SUMMARY_LOW_RANK, 8, 64), (SUMMARY_CODES, 8, 32), (SUMMARY_LANDMARKS, 0, 132), (SUMMARY_SIGNS, 64, 40)]
+    {
+        let header = good(parameter);
+        assert_eq!(record_bytes(kind, &layer, 4, parameter), Some(u64::from(record)));
+        assert_eq!(verify(&header, kind, record), Ok(()));
+        assert_eq!(verify(&header, kind, record + 1), Err("summary parameter"));
+        assert_eq!(verify(&good(parameter + 1), kind, record), Err("summary parameter"));
+        assert_eq!(verify(&SummaryHeader { version: U32::new(2), ..header }, kind, record), Err("summary version"));
+        assert_eq!(verify(&SummaryHeader { reserved: U64::new(1), ..header }, kind, record), Err("summary header"));
+        let adapter = verify(&SummaryHeader { adapter_checksum: U64::new(1), ..header }, kind, record);
+        assert_eq!(adapter.is_ok(), matches!(kind, SUMMARY_LOW_RANK | SUMMARY_CODES));
+        assert!(SummaryHeader::verify(&[0; 31], kind, &layer, 4, record).is_err());
+    }
+    assert_eq!(verify(&good(0), SUMMARY_LOW_RANK, 0), Err("summary parameter"));
+    assert_eq!(record_bytes(SUMMARY_LOW_RANK, &layer, 128, u32::MAX), Some(128 * 2 * u64::from(u32::MAX)));
+    assert_eq!((record_bytes(SUMMARY_MIN_MAX, &layer, 4, 0), record_bytes(6, &layer, 4, 0)), (None, None));
 }

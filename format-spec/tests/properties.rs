@@ -298,7 +298,7 @@ proptest! {
                 first_token: U64::new(first_group * group), tokens: U32::new(pieces * group as u32),
                 pieces: U32::new(pieces), offset: U64::new(offset), bytes: U64::new(bytes),
                 checksum_first: U32::new(first), checksum_count: U32::new(count), element: 0, cipher: 0,
-                key: U16::new(0), reserved: U32::new(0),
+                key: U16::new(0), record_bytes: U32::new(0),
             });
             (offset, first) = (offset + bytes, first + count);
         }

@@ -119,8 +119,9 @@ fn in_code() -> BTreeMap<String, (usize, Vec<Row>)> {
         }
         Descriptor: frame::Descriptor {
             kind, layer, codec, summary, first_token, tokens, pieces, offset, bytes, checksum_first, checksum_count,
-            element, cipher, key, reserved,
+            element, cipher, key, record_bytes,
         }
+        SummaryHeader: frame::SummaryHeader { version, parameter, adapter, adapter_checksum, reserved }
         ExportPage: export::ExportPage {
             magic, features, store_id, sequence, nonce, tokens, token_ids, created_unix_ms, exported_unix_ms, ttl_ms,
             layout_bytes, key_bytes, state_bytes, summaries, has_state, evictable, reserved,
@@ -266,6 +267,16 @@ fn codes_are_those_of_the_code() {
             ],
         ),
         (
+            "codes summary kind",
+            names![
+                frame::SUMMARY_MIN_MAX,
+                frame::SUMMARY_LOW_RANK,
+                frame::SUMMARY_CODES,
+                frame::SUMMARY_LANDMARKS,
+                frame::SUMMARY_SIGNS
+            ],
+        ),
+        (
             "codes piece kind",
             names![
                 export::PIECE_LAYOUT,
@@ -327,6 +338,7 @@ fn limits_are_those_of_the_code() {
         ("HEAD_DIM_MAX", u64::from(layout::HEAD_DIM_MAX)),
         ("GROUP_TOKENS_MAX", u64::from(layout::GROUP_TOKENS_MAX)),
         ("BLOCK_BYTES_MAX", layout::BLOCK_BYTES_MAX as u64),
+        ("SUMMARY_RECORD_BYTES_MAX", u64::from(frame::SUMMARY_RECORD_BYTES_MAX)),
         ("PIECE_BYTES_MAX", export::PIECE_BYTES_MAX as u64),
     ];
     assert_eq!(found, expected.map(|(name, value)| (name.to_string(), value)));

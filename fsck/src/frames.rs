@@ -9,7 +9,7 @@ use std::ops::Range;
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::frame::{
     CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS,
-    KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, tail_plane_bytes,
+    KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, tail_plane_bytes,
 };
 use stratakv_format::{PAGE_BYTES, SequenceId};
 use zerocopy::IntoBytes;
@@ -282,6 +282,25 @@ impl Payload<'_> {
                     self.plane(nonce, &Plane { plane, bytes, checksum, ..whole });
                 }
             }
+            (KIND_SUMMARY, Some(layer)) if descriptor.summary.get() != SUMMARY_MIN_MAX => {
+                let mut header = Vec::new();
+                self.plane_with(nonce, &whole, |bytes| {
+                    let more = size_of::<SummaryHeader>().saturating_sub(header.len()).min(bytes.len());
+                    header.extend_from_slice(&bytes[..more]);
+                });
+                let (kind, record, group) =
+                    (descriptor.summary.get(), descriptor.record_bytes.get(), usize::from(layout.group_tokens));
+                // Short where it could not be read, which was reported.
+                let whole = header.len() == size_of::<SummaryHeader>();
+                if let Some(error) =
+                    whole.then(|| SummaryHeader::verify(&header, kind, layer, group, record).err()).flatten()
+                {
+                    let finding = Finding::format(Code::Summary, &error).frame(self.frame).sequence(self.origin);
+                    let (first, end) = (descriptor.first_token.get(), descriptor.end_token());
+                    let finding = finding.layer(layer_index).tokens(first, end).plane("summary");
+                    self.checker.sink.push(finding.at(&self.file.place, start, descriptor.bytes.get()));
+                }
+            }
             _ => self.plane(nonce, &whole),
         }
         self.zeros(start + descriptor.bytes.get());
@@ -329,11 +348,19 @@ impl Payload<'_> {
     }
 
     fn plane(&mut self, nonce: u64, plane: &Plane) {
+        self.plane_with(nonce, plane, |_| {});
+    }
+
+    /// Checks a plane, and shows its bytes in order.
+    fn plane_with(&mut self, nonce: u64, plane: &Plane, mut show: impl FnMut(&[u8])) {
         let &Plane { kind, layer, first, tokens, plane: index, bytes, checksum: expected } = plane;
         let identity = PlaneIdentity::new(nonce, SequenceId(self.origin), kind, layer, first, tokens, index);
         let mut digest = Digest::new(self.checker.checksum, &identity);
         let start = self.at;
-        let readable = self.feed(bytes, |_, bytes| digest.update(bytes));
+        let readable = self.feed(bytes, |_, bytes| {
+            digest.update(bytes);
+            show(bytes);
+        });
         self.checker.counts.planes.add(1);
         self.checker.counts.payload_bytes.add(bytes);
         let found = digest.finish();

@@ -2,7 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use stratakv::retrieval::LayerAdapter;
+use std::sync::Arc;
+use stratakv::retrieval::{
+    CodedKeys, KeyGroup, KeyShape, LayerAdapter, LowRankKeys, Selector, ShadowKv, SignBits, SummaryKind,
+};
 use stratakv::{Budget, ByteSize, SelectOptions, Store};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, files};
 
@@ -68,6 +71,36 @@ fn the_store_with_what_retrieval_keeps() {
         };
         assert_eq!((matrix.rank(), matrix.matrix()[..6].to_vec()), (2, vec![-1.0, -0.5, 0.0, 0.5, 1.0, -1.0]));
         assert_eq!((book.width(), book.dims(), book.code_bytes(), book.distortion()), (16, 3, 2, 0.25));
+        let adapter = Arc::new(adapter);
+        let low: Arc<dyn SummaryKind> = Arc::new(LowRankKeys::new(Arc::clone(&adapter)));
+        let codes: Arc<dyn SummaryKind> = Arc::new(CodedKeys::new(adapter));
+        let segment = fs::read(dirs[0].join("segments/00000001")).expect("a segment");
+        for (kind, layer) in [(low, 0), (codes, 2)] {
+            let records = from_keys(kind.as_ref(), layer);
+            assert!(segment.windows(records.len()).any(|bytes| bytes == records), "{}", kind.id());
+        }
+        let mut sequence = store.open_sequence("golden").expect("a sequence");
+        assert_eq!(sequence.len(), 8);
+        // An adapter is of one kind in each layer here, so only the selectors without one suit both.
+        let read = || store.status().devices[0].counters.read_bytes;
+        for selector in [Arc::new(ShadowKv::default()) as Arc<dyn Selector>, Arc::new(SignBits)] {
+            let before = read();
+            let id = sequence.attach(Arc::clone(&selector)).expect("attached");
+            // One page of front per layer, and no keys, which would be right behind it.
+            assert_eq!(read() - before, 2 * 4096, "{}", selector.name());
+            for (index, layer) in [(0, 0), (2, 2)] {
+                let found = sequence.selector_summaries(id, index).expect("summaries");
+                let mut records = Vec::new();
+                found[0].encode(0..2, &mut records);
+                assert_eq!(
+                    records,
+                    from_keys(selector.summaries()[0].as_ref(), layer),
+                    "{} of layer {index}",
+                    selector.name()
+                );
+            }
+        }
+        drop(sequence);
         store.close().expect("closed");
     }
     assert_clean(&dirs, "after it was opened");
@@ -78,4 +111,17 @@ fn layout() -> stratakv::KvLayout {
     let layers = [LayerSpec::full(2, 8), LayerSpec::none(), LayerSpec::full(2, 8)];
     let builder = KvLayout::builder().layer_specs(layers).dtype(DType::F16).group_tokens(4);
     builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout")
+}
+
+/// What the keys of the golden store give: 1 in the first group, -1/2 in the second.
+fn from_keys(kind: &dyn SummaryKind, layer: usize) -> Vec<u8> {
+    let shape = KeyShape { kv_heads: 2, key_dim: 8, group_tokens: 4, dtype: stratakv::DType::F16 };
+    let mut summary = kind.layer(layer, shape).expect("a summary");
+    for (group, bits) in [0x3c00_u16, 0xb800].into_iter().enumerate() {
+        let plane = bits.to_le_bytes().repeat(64);
+        summary.push(&KeyGroup::new(shape, &plane, group as u64).expect("a group"));
+    }
+    let mut records = Vec::new();
+    summary.encode(0..2, &mut records);
+    records
 }

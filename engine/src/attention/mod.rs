@@ -42,6 +42,7 @@ mod mask;
 mod partial;
 mod piece;
 mod query;
+mod rows;
 mod run;
 mod shape;
 
@@ -51,4 +52,5 @@ pub use mask::{HeadMask, MaskIter, TokenMask};
 pub use partial::{Partial, Workspace};
 pub use piece::Piece;
 pub use query::Query;
+pub(crate) use rows::RowQuery;
 pub use shape::{AttentionShape, MAX_GROUP_TOKENS, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_Q_HEADS};

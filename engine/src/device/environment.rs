@@ -102,6 +102,8 @@ pub enum Event {
     Merged,
     /// A sequence was opened whose newest groups stood in small frames only.
     Regrouped,
+    /// Summaries of a selector came back from a device.
+    SummaryRestored,
     /// Files of free segments were given back.
     SegmentGivenBack,
 }

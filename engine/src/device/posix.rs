@@ -190,6 +190,10 @@ pub(super) fn run(mut flight: InFlight, counters: &DeviceCounters) -> Result<()>
 fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     use std::os::fd::AsRawFd;
     counters.submissions.add(1);
+    #[cfg(test)]
+    if flight.op().is_read() && trouble::strikes() {
+        return -libc::EIO;
+    }
     let fd = flight.op().file().fd().as_raw_fd();
     let result = match flight.rest() {
         None => {
@@ -211,5 +215,43 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     match i32::try_from(result) {
         Ok(moved) if moved >= 0 => moved,
         _ => -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+/// Trouble with the reads of one device, for tests.
+#[cfg(test)]
+pub(crate) mod trouble {
+    use crate::metrics::lock;
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    #[derive(Clone, Copy)]
+    pub(crate) enum Trouble {
+        /// They take so much longer.
+        Late(Duration),
+        /// They fail.
+        Fails,
+    }
+
+    static TROUBLE: Mutex<Option<(&str, Trouble)>> = Mutex::new(None);
+
+    /// From now on the threads whose names begin so have this trouble.
+    pub(crate) fn set(trouble: Option<(&'static str, Trouble)>) {
+        *lock(&TROUBLE) = trouble;
+    }
+
+    /// Whether a read of this thread fails; it may take its time.
+    pub(super) fn strikes() -> bool {
+        let Some((threads, trouble)) = *lock(&TROUBLE) else { return false };
+        if !std::thread::current().name().is_some_and(|name| name.starts_with(threads)) {
+            return false;
+        }
+        match trouble {
+            Trouble::Fails => true,
+            Trouble::Late(delay) => {
+                std::thread::sleep(delay);
+                false
+            }
+        }
     }
 }

@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use stratakv_format::frame::SummaryRecords;
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
@@ -79,6 +80,29 @@ pub(crate) struct FrameBody {
     pub(crate) replicas: Box<[FrameCopy]>,
     /// Checksums of its groups: per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
+    /// Summaries of its groups that are read only when they are asked for.
+    pub(crate) summaries: Arc<[SummaryPlace]>,
+}
+
+/// Summaries of consecutive groups of a layer, in the front of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SummaryPlace {
+    pub(crate) layer: u16,
+    pub(crate) stored: SummaryRecords,
+    pub(crate) first_group: u64,
+    pub(crate) groups: u32,
+    /// From the start of the frame.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
+}
+
+impl SummaryPlace {
+    /// Whether the record of a group is among them.
+    fn holds(&self, layer: usize, stored: &SummaryRecords, group: u64) -> bool {
+        let groups = self.first_group..self.first_group + u64::from(self.groups);
+        usize::from(self.layer) == layer && self.stored == *stored && groups.contains(&group)
+    }
 }
 
 /// A copy of a frame: the same bytes behind another header.
@@ -93,7 +117,15 @@ pub(crate) struct FrameCopy {
 
 impl FrameBody {
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.replicas.len() * size_of::<FrameCopy>() + self.checksums.len() * 8
+        size_of::<Self>()
+            + self.replicas.len() * size_of::<FrameCopy>()
+            + self.checksums.len() * 8
+            + self.summaries.len() * size_of::<SummaryPlace>()
+    }
+
+    /// Where the record of a group of its own stands, of a summary that is so stored.
+    pub(crate) fn summary(&self, layer: usize, stored: &SummaryRecords, group: u64) -> Option<&SummaryPlace> {
+        self.summaries.iter().rev().find(|place| place.holds(layer, stored, group))
     }
 
     /// Copies there are, this one included.
@@ -162,9 +194,9 @@ impl FrameSlot {
     pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
         let FrameCopy { segment, page, header_crc } = first;
         self.body.turn(|body| {
-            let checksums = Arc::clone(&body.checksums);
+            let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
             let (id, origin, nonce) = (body.id, body.origin, body.nonce);
-            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums })
+            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries })
         });
     }
 }
@@ -384,9 +416,19 @@ mod tests {
             pin: Hold::new(),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        let (replicas, checksums) = (Box::default(), Arc::default());
+        let (replicas, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());
         let (id, page, header_crc) = (FrameId(id), 1, 0);
-        Arc::new(FrameSlot::new(FrameBody { id, origin, nonce: 0, segment, page, header_crc, replicas, checksums }))
+        Arc::new(FrameSlot::new(FrameBody {
+            id,
+            origin,
+            nonce: 0,
+            segment,
+            page,
+            header_crc,
+            replicas,
+            checksums,
+            summaries,
+        }))
     }
 
     fn any_file() -> Arc<LazyFile> {

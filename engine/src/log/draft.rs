@@ -3,8 +3,9 @@
 use crate::index::Run;
 use crate::layout::KvLayout;
 use std::sync::Arc;
-use stratakv_format::frame::Descriptor;
+use stratakv_format::frame::{Descriptor, SummaryHeader, SummaryRecords};
 use stratakv_format::{DType, LayoutId, SequenceId};
+use zerocopy::IntoBytes;
 
 /// Who writes a frame.
 #[derive(Clone)]
@@ -36,8 +37,18 @@ pub(super) struct SummaryPart {
     pub(super) layer: usize,
     pub(super) first_group: u64,
     pub(super) groups: usize,
-    pub(super) element: DType,
+    pub(super) what: Recorded,
+    /// Records, and the header in front of them where there is one.
     pub(super) bytes: Vec<u8>,
+}
+
+/// What the records of a summary are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Recorded {
+    /// Minima and maxima of this element type.
+    MinMax(DType),
+    /// Records of a selector's summary.
+    Stored(SummaryRecords),
 }
 
 /// Bytes of an adapter of one layer, from byte `first` on.
@@ -112,22 +123,39 @@ impl Draft {
         self.holds(run.first_group * group_tokens);
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
         if let Some((element, groups, pieces)) = summary.filter(|(_, groups, _)| *groups > 0) {
+            let part = self.summaries_of(&run, groups, Recorded::MinMax(element), &[]);
+            pieces.iter().for_each(|piece| part.bytes.extend_from_slice(piece));
             self.front_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>().next_multiple_of(8);
-            match self.summaries.last_mut() {
-                Some(last) if last.layer == run.layer && last.first_group + last.groups as u64 == run.first_group => {
-                    last.groups += groups;
-                    pieces.iter().for_each(|piece| last.bytes.extend_from_slice(piece));
-                }
-                _ => self.summaries.push(SummaryPart {
-                    layer: run.layer,
-                    first_group: run.first_group,
-                    groups,
-                    element,
-                    bytes: pieces.concat(),
-                }),
-            }
         }
         self.runs.push(run);
+    }
+
+    /// Adds records of the first groups of the last run, those of a selector's summary, made with this adapter of the store.
+    pub(crate) fn stored_summary(&mut self, stored: SummaryRecords, adapter: u64, groups: usize, records: &[u8]) {
+        let Some(run) = self.runs.last().map(Arc::clone) else { return };
+        let header = stored.header(adapter);
+        let part = self.summaries_of(&run, groups, Recorded::Stored(stored), header.as_bytes());
+        part.bytes.extend_from_slice(records);
+        self.front_bytes += records.len().next_multiple_of(8);
+    }
+
+    /// Bytes that [`Self::stored_summary`] may add beside the records.
+    pub(crate) const STORED_OVERHEAD: usize = size_of::<SummaryHeader>() + size_of::<Descriptor>() + 16;
+
+    /// The records that those of the first groups of a run continue, or new ones with `header` in front.
+    fn summaries_of(&mut self, run: &Run, groups: usize, what: Recorded, header: &[u8]) -> &mut SummaryPart {
+        let goes_on = |part: &SummaryPart| {
+            part.layer == run.layer && part.what == what && part.first_group + part.groups as u64 == run.first_group
+        };
+        let at = self.summaries.iter().rposition(goes_on).unwrap_or_else(|| {
+            self.front_bytes += Self::STORED_OVERHEAD;
+            let (layer, first_group) = (run.layer, run.first_group);
+            self.summaries.push(SummaryPart { layer, first_group, groups: 0, what, bytes: header.to_vec() });
+            self.summaries.len() - 1
+        });
+        let part = &mut self.summaries[at];
+        part.groups += groups;
+        part
     }
 
     /// The ends of what it holds, when that is no groups.

@@ -1,20 +1,20 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
-use super::draft::{Draft, Ends, SequenceIdentity};
+use super::draft::{Draft, Ends, Recorded, SequenceIdentity};
 use super::space::{Space, Writer, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::device::environment::covered;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle};
+use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle, SummaryPlace};
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
 use stratakv_format::page::round_up_to_page;
-use stratakv_format::{DType, DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity};
+use stratakv_format::{DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Bytes of one write: large enough for the device, small enough to come from one slab.
@@ -185,7 +185,7 @@ struct Piece {
     first_token: u64,
     tokens: u32,
     pieces: u32,
-    element: Option<DType>,
+    summary: Option<Recorded>,
 }
 
 impl<'a> Tables<'a> {
@@ -197,11 +197,16 @@ impl<'a> Tables<'a> {
     }
 
     fn describe(&mut self, piece: &Piece, offset: u64, bytes: u64, checksum_first: usize) {
+        let (summary, element, record_bytes) = match piece.summary {
+            None => (0, 0, 0),
+            Some(Recorded::MinMax(element)) => (frame::SUMMARY_MIN_MAX, element.code(), 0),
+            Some(Recorded::Stored(stored)) => (stored.kind, 0, stored.record_bytes),
+        };
         self.descriptors.push(Descriptor {
             kind: U16::new(piece.kind),
             layer: U16::new(piece.layer as u16),
             codec: U16::new(frame::CODEC_RAW),
-            summary: U16::new(if piece.element.is_some() { frame::SUMMARY_MIN_MAX } else { 0 }),
+            summary: U16::new(summary),
             first_token: U64::new(piece.first_token),
             tokens: U32::new(piece.tokens),
             pieces: U32::new(piece.pieces),
@@ -209,10 +214,10 @@ impl<'a> Tables<'a> {
             bytes: U64::new(bytes),
             checksum_first: U32::new(checksum_first as u32),
             checksum_count: U32::new((self.checksums.len() - checksum_first) as u32),
-            element: piece.element.map_or(0, DType::code),
+            element,
             cipher: 0,
             key: U16::new(0),
-            reserved: U32::new(0),
+            record_bytes: U32::new(record_bytes),
         });
     }
 
@@ -256,11 +261,11 @@ pub(crate) fn write(
             first_token: part.first_group * group,
             tokens: (part.groups as u64 * group) as u32,
             pieces: part.groups as u32,
-            element: Some(part.element),
+            summary: Some(part.what),
         };
         tables.front_piece(&piece, &[&part.bytes]);
     }
-    let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, element: None };
+    let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, summary: None };
     if let Some((first, bytes, count)) = &draft.token_ids {
         tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[bytes]);
     }
@@ -329,6 +334,20 @@ pub(crate) fn write(
         run.page += front_page;
     }
 
+    let stored = tables.descriptors.iter().zip(&tables.checksums).zip(&draft.summaries);
+    let summaries = stored.filter_map(|((descriptor, checksum), part)| match part.what {
+        Recorded::MinMax(_) => None,
+        Recorded::Stored(stored) => Some(SummaryPlace {
+            layer: part.layer as u16,
+            stored,
+            first_group: part.first_group,
+            groups: part.groups as u32,
+            offset: descriptor.offset.get(),
+            bytes: descriptor.bytes.get(),
+            checksum: *checksum,
+        }),
+    });
+    let summaries = summaries.collect();
     let header = HeaderBuilder {
         frame: id,
         lsn,
@@ -391,6 +410,7 @@ pub(crate) fn write(
         header_crc: first.header_crc,
         replicas: others.iter().map(CopyFlight::place).collect(),
         checksums: tables.checksums[group_checksums..].into(),
+        summaries,
     };
     let missing = who.copies.saturating_sub(copies.len());
     let body = lock(space).place_frame(id, body);

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use stratakv_format::DeviceIndex;
 
 /// No part counts as late before.
 const LATE_MIN: Duration = Duration::from_millis(2);
@@ -50,7 +51,9 @@ impl ReadTicket {
     pub(super) fn hedge(&mut self, index: usize, deadline: Option<Instant>) {
         let part = &self.parts[index];
         let devices = Arc::clone(&self.devices);
-        let reads: Vec<PlannedRead> = part.reads.iter().map(other_copy).collect();
+        let owing = part.reads.iter().enumerate().filter(|(nth, _)| self.progress.is_waited_for(index, *nth));
+        let late: BTreeSet<DeviceIndex> = owing.map(|(_, read)| read.segment.key.0).collect();
+        let reads: Vec<PlannedRead> = part.reads.iter().map(|read| twin_of(read, &late)).collect();
         let twin = Part {
             view: part.view,
             units: part.units.clone(),
@@ -77,7 +80,9 @@ impl ReadTicket {
             }
         }
         for read in &part.reads {
-            if let Ok(device) = devices.get(read.segment.key.0) {
+            if late.contains(&read.segment.key.0)
+                && let Ok(device) = devices.get(read.segment.key.0)
+            {
                 device.counters.hedged.add(1);
             }
         }
@@ -111,9 +116,13 @@ impl ReadTicket {
     }
 }
 
-/// The same bytes of the next copy.
-fn other_copy(read: &PlannedRead) -> PlannedRead {
-    let copy = (usize::from(read.copy) + 1) % read.frame.copies();
+/// The same bytes, of another copy where its device is late: of one on a device that is not, if there is one. A read from a device
+/// that is not late stays there, or the late one would be waited for again.
+fn twin_of(read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> PlannedRead {
+    let (own, copies) = (usize::from(read.copy), read.frame.copies());
+    let is_late = |copy: usize| late.contains(&read.of_copy(copy).0.key.0);
+    let mut others = (1..copies).map(|next| (own + next) % copies);
+    let copy = if is_late(own) { others.find(|copy| !is_late(*copy)).unwrap_or((own + 1) % copies) } else { own };
     let (segment, offset) = read.of_copy(copy);
     let (segment, frame) = (Arc::clone(segment), Arc::clone(&read.frame));
     PlannedRead { segment, offset, frame, copy: copy as u8, ..*read }

@@ -103,6 +103,12 @@ impl Progress {
         self.left.iter().all(|left| left.load(Ordering::Acquire) == 0)
     }
 
+    /// Whether the device of a part's read owes something yet.
+    pub(super) fn is_waited_for(&self, part: usize, read: usize) -> bool {
+        let slot = self.first.get(part).and_then(|first| self.reads.get(*first as usize + read));
+        slot.is_some_and(|slot| self.shares[slot.device as usize].left.load(Ordering::Acquire) > 0)
+    }
+
     /// Takes what failed of a part: index among its reads, and why.
     pub(super) fn take_errors(&self, part: usize) -> Vec<(usize, Error)> {
         let (start, end) = (self.first[part] as usize, self.first[part + 1] as usize);

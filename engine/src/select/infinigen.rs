@@ -1,7 +1,7 @@
 //! After InfiniGen: every KV head ranks tokens by itself, by partial keys of its own. What it reads is whole groups, so a
 //! group stands where the best of its tokens stands in the list of any head.
 
-use super::selector::{Ask, Selector, summary_as};
+use super::selector::{Ask, Selector, low_rank, summary_as};
 use crate::error::Result;
 use crate::summary::{Adapter, KeySummary, Lanes, LowRank, LowRankKeys, SummaryKind};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Selector for InfiniGen {
         };
         let padded = lanes.padded();
         let mut units = vec![0.0; ask.groups.len() * group * padded];
-        keys.score(&lanes, ask.groups.clone(), &mut units);
+        low_rank(keys, &lanes, ask.groups.clone(), &mut units);
         let mut weights = vec![1.0; padded];
         if softmax {
             weights = super::selector::softmax(&mut units, lanes.count(), padded, ask.scale);

@@ -1,6 +1,6 @@
 //! KVSwap (section 3.2): low-rank keys of all heads together; sum over heads, maximum in the group.
 
-use super::selector::{Ask, Selector, by_tokens, summary_as};
+use super::selector::{Ask, Selector, by_tokens, low_rank, summary_as};
 use crate::error::Result;
 use crate::summary::{Adapter, KeySummary, LowRank, LowRankKeys, SummaryKind};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Selector for KvSwap {
 
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &LowRank = summary_as(summaries)?;
-        by_tokens(ask, true, scores, |lanes, out| keys.score(lanes, ask.groups.clone(), out));
+        by_tokens(ask, true, scores, |lanes, out| low_rank(keys, lanes, ask.groups.clone(), out));
         Ok(())
     }
 }

@@ -1,11 +1,13 @@
 //! LeoAM (section 4): bounds of long chunks first; a chunk is taken whole when its lower bound beats what is left, split when
 //! it may hold something better, and never looked into when its upper bound is too low.
 
+use super::bounds::BoundQuery;
 use super::selector::{Ask, ScoreForm, Selector, summary_as};
 use crate::error::Result;
-use crate::summary::{Bounds, Interval, KeyBounds, KeySummary, SummaryKind};
+use crate::summary::{Bounds, KeyBounds, KeySummary, SummaryKind};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Levels of chunks: up to 64 groups.
@@ -65,15 +67,15 @@ struct Scale {
 }
 
 impl Scale {
-    fn chunk(&self, intervals: &[Interval], level: usize, run: usize) -> Chunk {
-        let sum = |pick: fn(&Interval) -> f32| match self.form {
-            ScoreForm::Raw => intervals.iter().map(pick).sum::<f32>(),
+    /// A chunk of these bounds, `[q_heads]` each.
+    fn chunk(&self, lower: &[f32], upper: &[f32], level: usize, run: usize) -> Chunk {
+        let sum = |bounds: &[f32]| match self.form {
+            ScoreForm::Raw => bounds.iter().sum::<f32>(),
             ScoreForm::Softmax => {
-                let terms = intervals.iter().zip(&self.top);
-                terms.map(|(interval, top)| ((pick(interval) - top) * self.scale).exp()).sum()
+                bounds.iter().zip(&self.top).map(|(bound, top)| ((bound - top) * self.scale).exp()).sum()
             }
         };
-        Chunk { lower: sum(|i| i.lower), upper: sum(|i| i.upper), level, run }
+        Chunk { lower: sum(lower), upper: sum(upper), level, run }
     }
 }
 
@@ -90,26 +92,38 @@ impl Selector for LeoAm {
         let bounds: &Bounds = summary_as(summaries)?;
         let groups = ask.groups.clone();
         let density = self.density.unwrap_or(ask.count as f64 / groups.len().max(1) as f64).clamp(1e-4, 1.0);
-        let level = initial_level(groups.len(), density, bounds.levels());
-        let mut intervals = Vec::new();
+        let longest = initial_level(groups.len(), density, bounds.levels());
+        let (mut query, heads) = (BoundQuery::new(ask), ask.query.len() / ask.shape.key_dim);
         let mut initial = Vec::new();
         let mut at = groups.start;
-        let mut top = vec![f32::NEG_INFINITY; ask.query.len() / ask.shape.key_dim];
+        let mut top = vec![f32::NEG_INFINITY; heads];
         while at < groups.end {
             // As long a run as starts here, ends inside, and is whole.
             let fits = |l: &usize| {
                 let run = at >> l;
                 at.is_multiple_of(1 << l) && (run + 1) << l <= groups.end && run < bounds.runs(*l)
             };
-            let level = (0..=level).rev().find(fits).unwrap_or(0);
-            bounds.intervals(ask.query, level, at >> level, &mut intervals);
-            top.iter_mut().zip(&intervals).for_each(|(top, interval)| *top = top.max(interval.upper));
-            initial.push((level, at >> level, intervals.clone()));
-            at += 1 << level;
+            let level = (0..=longest).rev().find(fits).unwrap_or(0);
+            // All that start like it, at once.
+            let (run, end) = (at >> level, (groups.end >> level).min(bounds.runs(level)));
+            let runs = run..if level == longest { end } else { run + 1 };
+            let lower = query.lower(bounds, level, runs.clone(), heads);
+            let upper = query.upper(bounds, level, runs.clone(), heads);
+            for upper in upper.chunks_exact(heads) {
+                top.iter_mut().zip(upper).for_each(|(top, upper)| *top = top.max(*upper));
+            }
+            at = runs.end << level;
+            initial.push((level, runs, lower, upper));
         }
         let scale = Scale { form: ask.form, scale: ask.scale, top };
-        let mut heap: BinaryHeap<Chunk> =
-            initial.iter().map(|(level, run, intervals)| scale.chunk(intervals, *level, *run)).collect();
+        let mut heap = BinaryHeap::new();
+        let add = |heap: &mut BinaryHeap<Chunk>, level: usize, runs: Range<usize>, lower: &[f32], upper: &[f32]| {
+            let bounds = lower.chunks_exact(heads).zip(upper.chunks_exact(heads));
+            heap.extend(runs.zip(bounds).map(|(run, (lower, upper))| scale.chunk(lower, upper, level, run)));
+        };
+        for (level, runs, lower, upper) in initial {
+            add(&mut heap, level, runs, &lower, &upper);
+        }
         // The order in which groups are confirmed is their score; the rest stays merged and unread.
         scores.fill(f32::NEG_INFINITY);
         let mut rank = 0.0_f32;
@@ -128,11 +142,10 @@ impl Selector for LeoAm {
                 left -= span;
                 continue;
             }
-            for half in 0..2 {
-                let (level, run) = (chunk.level - 1, 2 * chunk.run + half);
-                bounds.intervals(ask.query, level, run, &mut intervals);
-                heap.push(scale.chunk(&intervals, level, run));
-            }
+            let (level, halves) = (chunk.level - 1, 2 * chunk.run..2 * chunk.run + 2);
+            let lower = query.lower(bounds, level, halves.clone(), heads);
+            let upper = query.upper(bounds, level, halves.clone(), heads);
+            add(&mut heap, level, halves, &lower, &upper);
         }
         Ok(())
     }

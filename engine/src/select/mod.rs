@@ -1,5 +1,6 @@
 //! Selection: query, summaries and budget to a [`View`]. No I/O.
 
+mod bounds;
 mod choose;
 mod infinigen;
 mod kvswap;

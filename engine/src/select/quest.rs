@@ -1,6 +1,7 @@
 //! Quest-style pages: the upper bound of `q . k` over a group, per query head.
 
-use super::selector::{Ask, Selector, combine, summary_as};
+use super::bounds::{BoundQuery, summed_upper};
+use super::selector::{Ask, ScoreForm, Selector, combine, summary_as};
 use crate::error::Result;
 use crate::summary::{Bounds, KeyBounds, KeySummary, SummaryKind};
 use std::sync::Arc;
@@ -20,14 +21,13 @@ impl Selector for Quest {
 
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let bounds: &Bounds = summary_as(summaries)?;
+        if ask.form == ScoreForm::Raw {
+            summed_upper(bounds, ask, scores);
+            return Ok(());
+        }
         let heads = ask.query.len() / ask.shape.key_dim;
         let lanes = heads.next_multiple_of(8);
-        let mut units = vec![0.0; ask.groups.len() * lanes];
-        let mut intervals = Vec::new();
-        for (group, unit) in ask.groups.clone().zip(units.chunks_exact_mut(lanes)) {
-            bounds.intervals(ask.query, 0, group, &mut intervals);
-            unit.iter_mut().zip(&intervals).for_each(|(out, interval)| *out = interval.upper);
-        }
+        let mut units = BoundQuery::new(ask).upper(bounds, 0, ask.groups.clone(), lanes);
         combine(&mut units, (heads, lanes), 1, ask.form, ask.scale, scores);
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! Selectors: a method that scores the groups of a layer from summaries. A method of an embedder's own is one more
 //! implementation of [`Selector`], with a summary of this crate or of its own.
 
+use crate::attention::RowQuery;
 use crate::error::{Error, ErrorKind, Result};
-use crate::summary::{KeyShape, KeySummary, Lanes, SummaryKind};
+use crate::summary::{KeyShape, KeySummary, Lanes, LowRank, SummaryKind};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::DType;
 
 /// How scores of several query heads become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -144,6 +146,12 @@ pub(super) fn by_tokens(ask: &Ask<'_>, joint: bool, scores: &mut [f32], fill: im
     let mut units = vec![0.0; ask.groups.len() * group * lanes.padded()];
     fill(&lanes, &mut units);
     combine(&mut units, (lanes.count(), lanes.padded()), group, ask.form, ask.scale, scores);
+}
+
+/// Scores of all tokens of `groups` by low-rank keys: `[tokens, lanes]`.
+pub(super) fn low_rank(keys: &LowRank, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+    let rank = keys.rank();
+    RowQuery::new(&keys.queries(lanes), 1, rank).add(keys.rows(groups), (rank, 0), DType::F16, out, lanes.padded());
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 //! whose tokens are unlike their mean are always chosen. Keys are read with the values here, not rebuilt from low rank.
 
 use super::selector::{Ask, ScoreForm, Selector, softmax, summary_as};
+use crate::attention::RowQuery;
 use crate::error::Result;
-use crate::summary::{KeySummary, LandmarkKeys, Landmarks, Lanes, SummaryKind};
+use crate::summary::{KeySummary, LandmarkKeys, Landmarks, SummaryKind};
 use std::sync::Arc;
+use stratakv_format::DType;
 
 /// Selection by landmarks and outliers.
 #[derive(Clone, Copy, Debug)]
@@ -31,18 +33,19 @@ impl Selector for ShadowKv {
 
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let landmarks: &Landmarks = summary_as(summaries)?;
-        let lanes = Lanes::heads(ask.query, ask.shape.kv_heads, ask.shape.key_dim);
-        let padded = lanes.padded();
-        let mut units = vec![0.0; ask.groups.len() * padded];
-        landmarks.score(&lanes, ask.groups.clone(), &mut units);
+        let heads = ask.query.len() / ask.shape.key_dim;
+        let (lanes, width) = (heads.next_multiple_of(8), ask.shape.width());
+        let mut units = vec![0.0; ask.groups.len() * lanes];
+        let mut query = RowQuery::new(ask.query, ask.shape.kv_heads, ask.shape.key_dim);
+        query.add(landmarks.means(ask.groups.clone()), (width, 0), DType::F16, &mut units, lanes);
         let weights = match ask.form {
-            ScoreForm::Softmax => softmax(&mut units, lanes.count(), padded, ask.scale),
-            ScoreForm::Raw => vec![1.0; padded],
+            ScoreForm::Softmax => softmax(&mut units, heads, lanes, ask.scale),
+            ScoreForm::Raw => vec![1.0; lanes],
         };
-        let ratio = lanes.count() / ask.shape.kv_heads;
-        for (score, unit) in scores.iter_mut().zip(units.chunks_exact(padded)) {
-            let heads = unit[..lanes.count()].chunks_exact(ratio).zip(weights.chunks_exact(ratio));
-            let best = heads.map(|(x, w)| x.iter().zip(w).map(|(x, w)| x * w).fold(f32::NEG_INFINITY, f32::max));
+        let ratio = heads / ask.shape.kv_heads;
+        for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
+            let by_head = unit[..heads].chunks_exact(ratio).zip(weights.chunks_exact(ratio));
+            let best = by_head.map(|(x, w)| x.iter().zip(w).map(|(x, w)| x * w).fold(f32::NEG_INFINITY, f32::max));
             *score = best.sum();
         }
         let outliers = (ask.groups.len() as f64 * self.outlier_share.clamp(0.0, 1.0)).ceil() as usize;

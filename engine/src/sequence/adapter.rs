@@ -14,22 +14,13 @@ use stratakv_format::checksum::crc64;
 /// The most bytes of one piece.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Bytes of all layers, in order: what the checksum of an adapter is over.
-pub(crate) fn encoded(adapter: &Adapter) -> Vec<Vec<u8>> {
-    let bytes = |layer: &LayerAdapter| match layer {
-        LayerAdapter::None => Vec::new(),
-        layer => layer.to_bytes(),
-    };
-    adapter.layers().iter().map(bytes).collect()
-}
-
 /// What the manifest says of an adapter with these layers.
 pub(crate) fn adapter_meta(adapter: &Adapter, layers: &[Vec<u8>]) -> AdapterMeta {
     AdapterMeta {
         name: adapter.name().to_owned(),
         version: adapter.version(),
         bytes: layers.iter().map(|layer| layer.len() as u64).sum(),
-        checksum: crc64(&layers.concat()),
+        checksum: adapter.checksum(),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
 use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
-use crate::summary::MinMax;
+use crate::summary::{MinMax, StoredAs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -203,8 +203,19 @@ impl Sequence {
                 {
                     drafts.push(Draft::default());
                 }
-                if let Some(last) = drafts.last_mut() {
-                    last.run(Arc::clone(run), group, layer.geometry.planes(), records);
+                let Some(last) = drafts.last_mut() else { continue };
+                last.run(Arc::clone(run), group, layer.geometry.planes(), records);
+                for (extra, adapter) in self.methods.stored(&layer.extras) {
+                    let Some(StoredAs(stored)) = extra.stored_as() else { continue };
+                    let first = (run.first_group as usize).min(extra.groups());
+                    let end = (first + run.groups).min(extra.groups());
+                    // They are caches: those that do not fit beside their groups are left out.
+                    let more = (end - first) * stored.record_bytes as usize + Draft::STORED_OVERHEAD;
+                    if end > first && last.bytes() + more + 4096 <= self.frame_limit {
+                        let mut encoded = Vec::with_capacity(more);
+                        extra.encode(first..end, &mut encoded);
+                        last.stored_summary(stored, adapter, end - first, &encoded);
+                    }
                 }
             }
         }

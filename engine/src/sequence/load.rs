@@ -6,7 +6,7 @@ use super::{Held, Sequence};
 use crate::device::environment::{Event, covered, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{
-    BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source,
+    BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source, SummaryPlace,
 };
 use crate::log::{AdapterPart, Claim, CopyAt, Devices, Ends, SequenceIdentity, StoreInner, copies_of};
 use crate::metrics::{Category, lock};
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, tail_plane_bytes,
+    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
 
@@ -276,6 +276,7 @@ impl Sequence {
             header_crc: reference.meta.header_crc,
             replicas: reference.copies[1..].iter().map(|copy| copy.at.clone()).collect(),
             checksums,
+            summaries: summary_places(&view, front),
         };
         let body = self.store.place_frame(reference.id, body)?;
         self.frames_memory += size_of::<Held>() + body.memory_bytes();
@@ -320,6 +321,7 @@ impl Sequence {
                     checksum += descriptor.checksum_count.get() as usize;
                     self.lay_groups(reference, descriptor, source, &mut rest.loose)?;
                 }
+                KIND_SUMMARY if descriptor.summary.get() != SUMMARY_MIN_MAX => {}
                 KIND_SUMMARY => self.lay_summary(reference, &view, descriptor, front)?,
                 KIND_TAIL => self.lay_tail(reference, &view, descriptor, front, &mut rest.loose)?,
                 KIND_TOKEN_IDS => {
@@ -571,6 +573,30 @@ impl Sequence {
         self.layer_mut(at)?.written = tokens;
         Ok(Ok(()))
     }
+}
+
+/// Where the summaries of selectors stand in a frame. Those whose header is none are as good as not there.
+fn summary_places(view: &FrameView<'_>, front: &[u8]) -> Arc<[SummaryPlace]> {
+    let layout = view.layout();
+    let is_stored = |d: &&Descriptor| d.kind.get() == KIND_SUMMARY && d.summary.get() != SUMMARY_MIN_MAX;
+    let place = |d: &Descriptor| {
+        let (kind, record_bytes) = (d.summary.get(), d.record_bytes.get());
+        let bytes = front.get(usize::try_from(d.offset.get()).ok()?..)?;
+        let layer = layout.layers.get(usize::from(d.layer.get()))?;
+        let group = usize::from(layout.group_tokens);
+        let header = SummaryHeader::verify(bytes, kind, layer, group, record_bytes).ok()?;
+        let (parameter, adapter_checksum) = (header.parameter.get(), header.adapter_checksum.get());
+        Some(SummaryPlace {
+            layer: d.layer.get(),
+            stored: SummaryRecords { kind, parameter, adapter_checksum, record_bytes },
+            first_group: d.first_group(layout),
+            groups: d.pieces.get(),
+            offset: d.offset.get(),
+            bytes: d.bytes.get(),
+            checksum: view.checksums(d).first()?.get(),
+        })
+    };
+    view.descriptors().iter().filter(is_stored).filter_map(place).collect()
 }
 
 fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {

@@ -5,9 +5,9 @@ use super::blocks::{check_block, read_block, read_each};
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Source;
-use crate::metrics::Category;
+use crate::metrics::{Category, lock};
 use crate::select::{Ask, SelectOptions, Selector, View, choose};
-use crate::summary::{KeyGroup, KeySummary, SummaryKind};
+use crate::summary::{KeyGroup, KeySummary, StoredAs, SummaryKind};
 use std::sync::Arc;
 use stratakv_format::page::PAGE_BYTES;
 
@@ -23,17 +23,46 @@ pub struct SelectorId(usize);
 pub(super) struct Methods {
     selectors: Vec<(Arc<dyn Selector>, Vec<usize>)>,
     kinds: Vec<String>,
+    /// Of kinds that are written with the groups: the id of their adapter, 0 where the store has none.
+    stored: Vec<Option<u64>>,
+}
+
+impl Methods {
+    /// Summaries of a layer that are written with its groups, with their adapter.
+    pub(super) fn stored<'a>(
+        &'a self,
+        extras: &'a [Box<dyn KeySummary>],
+    ) -> impl Iterator<Item = (&'a dyn KeySummary, u64)> {
+        extras.iter().zip(&self.stored).filter_map(|(extra, stored)| stored.map(|adapter| (extra.as_ref(), adapter)))
+    }
 }
 
 impl Sequence {
     /// Gives the sequence one more way of choosing. Summaries that it needs and that no other selector of the sequence has are
-    /// built from the keys there are, read back in pieces of a megabyte, and kept in memory from then on; they are not written
-    /// to disk, and readers and forks start without them. Any number of selectors choose from the same stored tokens.
+    /// taken from where they are stored with the groups ([`Self::attach_stored`]), built from the keys where they are not, read
+    /// back in pieces of a megabyte, and kept in memory from then on; readers and forks start without them. Any number of
+    /// selectors choose from the same stored tokens.
     ///
     /// # Errors
     /// A layer that the selector's summaries do not suit, keys that cannot be read, [`ErrorKind::MemoryLimit`]; the sequence
     /// is as it was.
     pub fn attach(&mut self, selector: Arc<dyn Selector>) -> Result<SelectorId> {
+        self.attach_as(selector, false)
+    }
+
+    /// As [`Self::attach`], and what the selector's summaries know of groups is from then on written in front of them, in the
+    /// same frames: the next one to attach such a selector, after the sequence was opened again or in a fork, does not read the
+    /// keys of these groups. Summaries of another adapter, kind or shape, and damaged ones, are not used. Groups on devices
+    /// already are not written again. Of kinds that are not stored (an embedder's own, exact keys) nothing is written; bounds
+    /// (Quest, LeoAM) come back from the min/max records of a sequence that has them ([`Summary::MinMax`](crate::Summary)).
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_stored(&mut self, selector: Arc<dyn Selector>) -> Result<SelectorId> {
+        self.attach_as(selector, true)
+    }
+
+    fn attach_as(&mut self, selector: Arc<dyn Selector>, store: bool) -> Result<SelectorId> {
         let mut slots = Vec::new();
         for kind in selector.summaries() {
             let id = kind.id();
@@ -43,12 +72,29 @@ impl Sequence {
                 None => {
                     self.build(kind.as_ref()).map_err(|e| e.during(format!("summary {id}")))?;
                     self.methods.kinds.push(id);
+                    self.methods.stored.push(None);
                     self.methods.kinds.len() - 1
                 }
             });
         }
+        if store {
+            slots.iter().for_each(|slot| self.store_with_groups(*slot));
+        }
         self.methods.selectors.push((selector, slots));
         Ok(SelectorId(self.methods.selectors.len() - 1))
+    }
+
+    /// Has what the summaries of a kind know written with the groups, where it can be.
+    fn store_with_groups(&mut self, slot: usize) {
+        let mut extras = self.layers.iter().flatten().filter_map(|layer| layer.extras.get(slot));
+        let stored = extras.find_map(|extra| extra.stored_as()).filter(|stored| !stored.is_min_max());
+        let Some(StoredAs(stored)) = stored else { return };
+        let catalog = lock(&self.store.catalog);
+        let mut adapters = catalog.adapters.values().filter(|id| {
+            let adapter = catalog.sequences.get(id).and_then(|meta| meta.adapter.as_ref());
+            stored.adapter_checksum != 0 && adapter.is_some_and(|adapter| adapter.checksum == stored.adapter_checksum)
+        });
+        self.methods.stored[slot] = Some(adapters.next().map_or(0, |id| id.0));
     }
 
     /// Bytes in memory of the summaries that a selector chooses by, those that it shares included.
@@ -164,7 +210,7 @@ impl Sequence {
         let tokens = self.who.layout.group_tokens() as u64;
         let key_bytes = state.block.key_bytes;
         let lost = |group| Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
-        let mut group = 0;
+        let mut group = self.restore(layer, summary, 0)?;
         while group < state.groups() {
             if let Some(block) = state.building_block(group) {
                 summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
@@ -178,7 +224,7 @@ impl Sequence {
                 group += 1;
                 continue;
             }
-            // As many groups as lie in this extent, a megabyte at most.
+            // As many groups as lie in this extent and are not stored, a megabyte at most.
             let end = (extent.first_group + extent.groups as u64).min(state.groups());
             let end = end.min(group + (BUILD_BYTES / state.block.block_bytes).max(1) as u64);
             let mut places = Vec::new();
@@ -217,6 +263,7 @@ impl Sequence {
                 summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
                 group += 1;
             }
+            group = self.restore(layer, summary, group)?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod layer;
 mod load;
 mod methods;
 mod reader;
+mod restore;
 mod select;
 mod truncate;
 
@@ -23,7 +24,7 @@ use layer::Layer;
 use std::sync::Arc;
 use stratakv_format::{FrameId, SequenceId};
 
-pub(crate) use adapter::{adapter_meta, encoded as encoded_adapter, load_adapter, write_adapter};
+pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
 pub(crate) use load::load;
 pub use methods::SelectorId;
 pub use reader::SequenceReader;

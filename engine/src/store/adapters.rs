@@ -7,7 +7,7 @@ use crate::layout::KvLayout;
 use crate::log::{Claim, SequenceIdentity, unix_ms};
 use crate::metrics::lock;
 use crate::options::Durability;
-use crate::sequence::{adapter_meta, encoded_adapter, load_adapter, write_adapter};
+use crate::sequence::{adapter_meta, load_adapter, write_adapter};
 use crate::summary::{Adapter, KeyShape, LayerAdapter};
 use serde::Serialize;
 use stratakv_format::manifest::{ADAPTER_BYTES_MAX, Kind};
@@ -59,7 +59,7 @@ impl Store {
             let text = format!("{copies} copies; the store has {} devices", inner.devices.list.slots());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let layers = encoded_adapter(adapter);
+        let layers = adapter.layer_bytes();
         let about = adapter_meta(adapter, &layers);
         if !(1..=ADAPTER_BYTES_MAX).contains(&about.bytes) {
             let text = format!("an adapter of {} bytes; from 1 to {ADAPTER_BYTES_MAX}", about.bytes);

@@ -3,6 +3,7 @@
 use super::codebook::Codebook;
 use super::keys::KeyShape;
 use crate::error::{Error, ErrorKind, Result};
+use stratakv_format::checksum::crc64;
 
 const MAGIC: &[u8; 8] = b"SKVADAPT";
 /// Elements of one matrix from bytes, at most: 4096 joint dimensions squared.
@@ -82,7 +83,7 @@ impl LayerAdapter {
     }
 
     /// Its bytes, as they stand in a store: kind, then its numbers.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.write(&mut out);
         out
@@ -108,6 +109,7 @@ pub struct Adapter {
     name: String,
     version: u32,
     layers: Vec<LayerAdapter>,
+    checksum: u64,
 }
 
 impl Adapter {
@@ -121,7 +123,27 @@ impl Adapter {
             let text = format!("adapter {name:?} of {} layers", layers.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(Self { name, version, layers })
+        let checksum = crc64(&Self::encode_layers(&layers).concat());
+        Ok(Self { name, version, layers, checksum })
+    }
+
+    /// The bytes of each layer as they stand in a store, none where there is nothing for it.
+    pub(crate) fn layer_bytes(&self) -> Vec<Vec<u8>> {
+        Self::encode_layers(&self.layers)
+    }
+
+    fn encode_layers(layers: &[LayerAdapter]) -> Vec<Vec<u8>> {
+        let bytes = |layer: &LayerAdapter| match layer {
+            LayerAdapter::None => Vec::new(),
+            layer => layer.to_bytes(),
+        };
+        layers.iter().map(bytes).collect()
+    }
+
+    /// CRC-64/NVME of its numbers: what summaries on a device name it by, wherever it comes from.
+    #[must_use]
+    pub fn checksum(&self) -> u64 {
+        self.checksum
     }
 
     /// Its name.

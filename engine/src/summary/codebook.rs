@@ -99,8 +99,34 @@ impl Codebook {
         self.distortion
     }
 
-    pub(crate) fn query(&self) -> &[f32] {
+    /// What is taken off a key, `[width]`.
+    #[must_use]
+    pub fn mean(&self) -> &[f32] {
+        &self.mean
+    }
+
+    /// The transform of keys, `[width, dims]`.
+    #[must_use]
+    pub fn forward(&self) -> &[f32] {
+        &self.forward
+    }
+
+    /// The transform of queries, `[width, dims]`.
+    #[must_use]
+    pub fn query(&self) -> &[f32] {
         &self.query
+    }
+
+    /// Dimensions of each code byte, from its lowest bit on.
+    #[must_use]
+    pub fn packing(&self) -> &[Vec<u32>] {
+        &self.packing
+    }
+
+    /// Rising levels of each dimension.
+    #[must_use]
+    pub fn levels(&self) -> &[Vec<f32>] {
+        &self.levels
     }
 
     /// The code of one key; gives its squared error in the transformed space.

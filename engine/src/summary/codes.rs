@@ -4,9 +4,11 @@ use super::adapter::{Adapter, LayerAdapter};
 use super::codebook::Codebook;
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
 use super::lanes::{Lanes, look_up, tiles};
+use super::stored::StoredAs;
 use crate::error::Result;
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::frame::{SUMMARY_CODES, SummaryRecords};
 
 /// The kind of summary that keeps a code per token, by an adapter with codebooks.
 #[derive(Clone, Debug)]
@@ -33,7 +35,7 @@ impl SummaryKind for CodedKeys {
             _ => return Err(self.adapter.wrong(layer, "codebook")),
         };
         let codes = Records::new(book.code_bytes() * shape.group_tokens);
-        Ok(Box::new(Codes { shape, codes, book, error: 0.0, seen: 0 }))
+        Ok(Box::new(Codes { shape, codes, book, checksum: self.adapter.checksum(), error: 0.0, seen: 0 }))
     }
 }
 
@@ -42,13 +44,15 @@ pub struct Codes {
     shape: KeyShape,
     book: Codebook,
     codes: Records<u8>,
+    /// Of the adapter.
+    checksum: u64,
     error: f64,
     seen: u64,
 }
 
 impl Codes {
     /// How far keys are from those of calibration: their mean squared error over the calibrated one. About 1 where they are
-    /// alike; none before the first key.
+    /// alike; none before the first key. Keys whose codes came back from a device are not counted.
     #[must_use]
     pub fn drift(&self) -> Option<f64> {
         let calibrated = f64::from(self.book.distortion());
@@ -92,5 +96,28 @@ impl KeySummary for Codes {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.codes.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.codes.record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_CODES,
+            parameter: self.book.code_bytes() as u32,
+            adapter_checksum: self.checksum,
+            record_bytes,
+        }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        self.codes.encode(groups, out);
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let whole = records.chunks_exact(self.codes.record_bytes());
+        if !whole.remainder().is_empty() {
+            return false;
+        }
+        whole.for_each(|record| self.codes.restore(record));
+        true
     }
 }

@@ -1,8 +1,10 @@
 //! What a summary is made of: the keys of one group, and the interface that every kind of summary has.
 
+use super::stored::StoredAs;
 use crate::error::{Error, ErrorKind, Result};
 use half::{bf16, f16};
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
 
@@ -121,6 +123,23 @@ pub trait KeySummary: Any + Send + Sync {
 
     /// The most bytes in memory once `groups` more were added.
     fn bytes_for(&self, groups: usize) -> usize;
+
+    /// What its records are on a device; none where it is kept in memory only, as that of an embedder's own kind.
+    fn stored_as(&self) -> Option<StoredAs> {
+        None
+    }
+
+    /// Appends the records of these groups, each of the same number of bytes, as they stand on a device.
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        let _ = (groups, out);
+    }
+
+    /// Adds the next groups from whole records, checked against their checksum but from a device: any bytes are taken, or
+    /// `false` is given and nothing changes.
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let _ = records;
+        false
+    }
 }
 
 /// A kind of summary. Selectors that ask for the same [`id`](Self::id) share what is kept.
@@ -172,6 +191,29 @@ impl<T: Copy + Default> Records<T> {
         &mut self.data[start..]
     }
 
+    /// Appends records as little-endian bytes.
+    pub(crate) fn encode(&self, range: Range<usize>, out: &mut Vec<u8>)
+    where
+        T: ToBytes,
+    {
+        self.slice(range).iter().for_each(|x| x.put(out));
+    }
+
+    /// Adds a record from exactly its bytes.
+    pub(crate) fn restore(&mut self, bytes: &[u8])
+    where
+        T: ToBytes,
+    {
+        for (out, bytes) in self.add().iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
+            *out = T::get(bytes);
+        }
+    }
+
+    /// Bytes of a record.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
     pub(crate) fn truncate(&mut self, count: usize) {
         self.data.truncate(count * self.len);
     }
@@ -193,3 +235,27 @@ impl<T: Copy + Default> Records<T> {
         (needed + needed / 4 + self.len) * size_of::<T>()
     }
 }
+
+/// Elements of records, little-endian.
+pub(crate) trait ToBytes: Copy {
+    fn put(self, out: &mut Vec<u8>);
+
+    /// From exactly its bytes.
+    fn get(bytes: &[u8]) -> Self;
+}
+
+macro_rules! to_bytes {
+    ($($ty:ty),*) => {
+        $(impl ToBytes for $ty {
+            fn put(self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn get(bytes: &[u8]) -> Self {
+                bytes.first_chunk().map_or(Self::default(), |bytes| Self::from_le_bytes(*bytes))
+            }
+        })*
+    };
+}
+
+to_bytes!(u8, u16, f32);

@@ -1,11 +1,11 @@
 //! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
 
-use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, multiply, tiles};
+use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, ToBytes};
+use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
+use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
 /// The kind of summary that keeps a mean key per group.
 #[derive(Clone, Copy, Debug)]
@@ -29,22 +29,9 @@ pub(crate) struct Landmarks {
 }
 
 impl Landmarks {
-    /// Scores of the means of `groups`: `[groups, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-        let (padded, width) = (lanes.padded(), self.shape.width());
-        let mut weights = vec![0.0; width * padded];
-        for (lane, head, row) in lanes.rows() {
-            for (i, q) in row.iter().enumerate() {
-                weights[(head * self.shape.key_dim + i) * padded + lane] += q;
-            }
-        }
-        let mut wide = Vec::new();
-        tiles(groups, padded, out, |groups, out| {
-            let means = self.means.slice(groups);
-            wide.resize(means.len(), 0.0);
-            means.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
-            multiply(&wide, &weights, width, padded, out);
-        });
+    /// The means of `groups`, `[groups, kv_heads, key_dim]` in f16.
+    pub(crate) fn means(&self, groups: Range<usize>) -> &[u16] {
+        self.means.slice(groups)
     }
 
     /// The `count` groups of `range` with the lowest cosines, in rising order of cosine.
@@ -93,5 +80,36 @@ impl KeySummary for Landmarks {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.means.bytes_for(groups) + self.cosines.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.means.record_bytes() + self.cosines.record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords { kind: SUMMARY_LANDMARKS, parameter: 0, adapter_checksum: 0, record_bytes }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        for group in groups {
+            self.means.encode(group..group + 1, out);
+            self.cosines.encode(group..group + 1, out);
+        }
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let means = self.means.record_bytes();
+        let whole = records.chunks_exact(means + self.cosines.record_bytes());
+        let wrong = |record: &[u8]| {
+            let (mean, cosine) = record.split_at(means);
+            let elements = mean.as_chunks::<2>().0.iter();
+            elements.map(|b| f16::from_le_bytes(*b)).any(|x| !x.is_finite()) || f32::get(cosine).is_nan()
+        };
+        if !whole.remainder().is_empty() || whole.clone().any(wrong) {
+            return false;
+        }
+        for record in whole {
+            let (mean, cosine) = record.split_at(means);
+            self.means.restore(mean);
+            self.cosines.restore(cosine);
+        }
+        true
     }
 }

@@ -106,6 +106,7 @@ fn multiply_inner(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out:
 /// `[code_bytes, 256, lanes]`.
 pub(crate) fn look_up(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) {
     pulp::Arch::new().dispatch(|| match lanes {
+        4 => look_up_inner::<4>(codes, tables, code_bytes, out),
         8 => look_up_inner::<8>(codes, tables, code_bytes, out),
         16 => look_up_inner::<16>(codes, tables, code_bytes, out),
         32 => look_up_inner::<32>(codes, tables, code_bytes, out),

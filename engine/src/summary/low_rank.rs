@@ -2,12 +2,13 @@
 
 use super::adapter::{Adapter, LayerAdapter, LowRankAdapter};
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, multiply, tiles};
+use super::lanes::Lanes;
+use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
 
 /// The kind of summary that keeps `rank` numbers per token, by an adapter.
 #[derive(Clone, Debug)]
@@ -33,7 +34,12 @@ impl SummaryKind for LowRankKeys {
             LayerAdapter::LowRank(matrix) => matrix.clone(),
             _ => return Err(self.adapter.wrong(layer, "low-rank matrix")),
         };
-        Ok(Box::new(LowRank { shape, rows: Records::new(matrix.rank() * shape.group_tokens), matrix }))
+        Ok(Box::new(LowRank {
+            shape,
+            rows: Records::new(matrix.rank() * shape.group_tokens),
+            matrix,
+            checksum: self.adapter.checksum(),
+        }))
     }
 }
 
@@ -41,21 +47,27 @@ impl SummaryKind for LowRankKeys {
 pub(crate) struct LowRank {
     shape: KeyShape,
     matrix: LowRankAdapter,
+    /// Of the adapter.
+    checksum: u64,
     rows: Records<u16>,
 }
 
 impl LowRank {
-    /// Scores of all tokens of `groups`: `[tokens, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-        let (rank, padded) = (self.matrix.rank(), lanes.padded());
-        let weights = lanes.project(self.matrix.matrix(), rank);
-        let mut wide = Vec::new();
-        tiles(groups, padded * self.shape.group_tokens, out, |groups, out| {
-            let rows = self.rows.slice(groups);
-            wide.resize(rows.len(), 0.0);
-            rows.reinterpret_cast::<f16>().convert_to_f32_slice(&mut wide);
-            multiply(&wide, &weights, rank, padded, out);
-        });
+    /// Numbers per token.
+    pub(crate) fn rank(&self) -> usize {
+        self.matrix.rank()
+    }
+
+    /// The rows of all tokens of `groups`, `[tokens, rank]` in f16.
+    pub(crate) fn rows(&self, groups: Range<usize>) -> &[u16] {
+        self.rows.slice(groups)
+    }
+
+    /// The queries of the lanes in the space of the rows: `[lanes, rank]`.
+    pub(crate) fn queries(&self, lanes: &Lanes) -> Vec<f32> {
+        let (rank, padded) = (self.rank(), lanes.padded());
+        let projected = lanes.project(self.matrix.matrix(), rank);
+        (0..lanes.count()).flat_map(|lane| projected.chunks_exact(padded).map(move |row| row[lane])).collect()
     }
 }
 
@@ -88,5 +100,30 @@ impl KeySummary for LowRank {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.rows.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.rows.record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_LOW_RANK,
+            parameter: self.matrix.rank() as u32,
+            adapter_checksum: self.checksum,
+            record_bytes,
+        }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        self.rows.encode(groups, out);
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let whole = records.chunks_exact(self.rows.record_bytes());
+        // Numbers that no key gives would spoil all scores.
+        let wrong = |b: &[u8; 2]| !f16::from_le_bytes(*b).is_finite();
+        if !whole.remainder().is_empty() || records.as_chunks::<2>().0.iter().any(wrong) {
+            return false;
+        }
+        whole.for_each(|record| self.rows.restore(record));
+        true
     }
 }

@@ -13,10 +13,11 @@ mod lanes;
 mod low_rank;
 mod min_max;
 mod signs;
+mod stored;
 
 pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
+pub(crate) use bounds::Bounds;
 pub use bounds::KeyBounds;
-pub(crate) use bounds::{Bounds, Interval};
 #[cfg(feature = "calibrate")]
 pub use calibrate::{Calibrator, CodeOptions};
 pub use codebook::Codebook;
@@ -32,3 +33,4 @@ pub use low_rank::LowRankKeys;
 pub(crate) use min_max::MinMax;
 pub use signs::SignKeys;
 pub(crate) use signs::Signs;
+pub use stored::StoredAs;

@@ -2,9 +2,11 @@
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
 use super::lanes::{Lanes, look_up, tiles};
+use super::stored::StoredAs;
 use crate::error::Result;
 use half::f16;
 use std::ops::Range;
+use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
 /// The kind of summary that keeps the signs of rotated keys.
 #[derive(Clone, Copy, Debug)]
@@ -64,35 +66,39 @@ impl Signs {
         let (padded, bytes) = (lanes.padded(), self.dims / 8);
         // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
         let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
-        let mut tables = vec![0.0_f32; kv_heads * bytes * 256 * padded];
+        // A head's bits matter to its own lanes alone.
+        let mut own: Vec<Vec<usize>> = vec![Vec::new(); kv_heads];
+        lanes.rows().for_each(|(lane, head, _)| own[head].push(lane));
+        let wide = own.iter().map(Vec::len).max().unwrap_or(0).next_power_of_two().max(4);
+        let mut tables = vec![0.0_f32; kv_heads * bytes * 256 * wide];
         let mut rotated = vec![0.0; self.dims];
         for (lane, head, row) in lanes.rows() {
+            let slot = own[head].iter().position(|own| *own == lane).unwrap_or(0);
             rotated.fill(0.0);
             rotated[..row.len()].copy_from_slice(row);
             rotate(&mut rotated);
             for (b, weights) in rotated.chunks_exact(8).enumerate() {
-                let table = &mut tables[(head * bytes + b) * 256 * padded..][..256 * padded];
-                for (value, out) in table.chunks_exact_mut(padded).enumerate() {
+                let table = &mut tables[(head * bytes + b) * 256 * wide..][..256 * wide];
+                for (value, out) in table.chunks_exact_mut(wide).enumerate() {
                     let signed = weights.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w });
-                    out[lane] += signed.sum::<f32>() * factor;
+                    out[slot] += signed.sum::<f32>() * factor;
                 }
             }
         }
         let head_codes = group_tokens * bytes;
-        let mut part = vec![0.0; group_tokens * padded];
+        let mut part = vec![0.0; group_tokens * wide];
         tiles(groups, padded * group_tokens, out, |groups, out| {
             out.fill(0.0);
             for (index, out) in groups.zip(out.chunks_exact_mut(padded * group_tokens)) {
                 let (signs, lengths) = (self.signs.slice(index..index + 1), self.lengths.slice(index..index + 1));
-                for head in 0..kv_heads {
-                    let table = &tables[head * bytes * 256 * padded..][..bytes * 256 * padded];
-                    look_up(&signs[head * head_codes..][..head_codes], table, bytes, padded, &mut part);
+                for (head, own) in own.iter().enumerate() {
+                    let table = &tables[head * bytes * 256 * wide..][..bytes * 256 * wide];
+                    look_up(&signs[head * head_codes..][..head_codes], table, bytes, wide, &mut part);
                     let lengths = &lengths[head * group_tokens..][..group_tokens];
-                    for ((out, part), &length) in
-                        out.chunks_exact_mut(padded).zip(part.chunks_exact(padded)).zip(lengths)
+                    for ((out, part), &length) in out.chunks_exact_mut(padded).zip(part.chunks_exact(wide)).zip(lengths)
                     {
                         let length = f16::from_bits(length).to_f32();
-                        out.iter_mut().zip(part).for_each(|(out, part)| *out += length * part);
+                        own.iter().zip(part).for_each(|(lane, part)| out[*lane] += length * part);
                     }
                 }
             }
@@ -137,5 +143,38 @@ impl KeySummary for Signs {
 
     fn bytes_for(&self, groups: usize) -> usize {
         self.signs.bytes_for(groups) + self.lengths.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = (self.signs.record_bytes() + self.lengths.record_bytes()) as u32;
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_SIGNS,
+            parameter: self.dims as u32,
+            adapter_checksum: 0,
+            record_bytes,
+        }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        for group in groups {
+            self.signs.encode(group..group + 1, out);
+            self.lengths.encode(group..group + 1, out);
+        }
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let signs = self.signs.record_bytes();
+        let whole = records.chunks_exact(signs + self.lengths.record_bytes());
+        let wrong =
+            |record: &[u8]| record[signs..].as_chunks::<2>().0.iter().any(|b| !f16::from_le_bytes(*b).is_finite());
+        if !whole.remainder().is_empty() || whole.clone().any(wrong) {
+            return false;
+        }
+        for record in whole {
+            let (own, lengths) = record.split_at(signs);
+            self.signs.restore(own);
+            self.lengths.restore(lengths);
+        }
+        true
     }
 }

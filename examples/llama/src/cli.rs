@@ -70,7 +70,7 @@ pub struct CacheArgs {
     /// First layers that attend to everything
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub dense_layers: u32,
-    /// Directory of the adapters that kvrun calibrate made
+    /// Directory of the adapters that kvrun calibrate made; those of the store where none is given
     #[arg(long, value_name = "DIR")]
     pub adapters: Option<PathBuf>,
     /// Tokens per group, the unit of selection and reading
@@ -191,9 +191,33 @@ pub struct CalibrateArgs {
     /// Element type of stored keys
     #[arg(long, value_enum, default_value_t = KvDType::F16)]
     pub dtype: KvDType,
-    /// Directory the adapters are written to
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
+    /// Directory the adapters are written to, as safetensors
+    #[arg(long, value_name = "DIR", required_unless_present = "devices")]
+    pub out: Option<PathBuf>,
+    /// Directory of a store that the adapters are put into; repeat for several SSDs
+    #[arg(long = "device", value_name = "DIR")]
+    pub devices: Vec<PathBuf>,
+    /// Tokens per group of the sequences in that store
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub group_tokens: u32,
+}
+
+impl CalibrateArgs {
+    /// Options of the store that takes the adapters.
+    #[must_use]
+    pub fn backend_options(&self) -> KvOptions {
+        KvOptions {
+            policy: Policy::Full,
+            method: None,
+            adapters: None,
+            dense_layers: 0,
+            budget: Budget::Tokens(1),
+            group_tokens: self.group_tokens as usize,
+            devices: self.devices.clone(),
+            memory_limit: None,
+            durability: Durability::Sync,
+        }
+    }
 }
 
 /// Options of `kvrun compare`.
@@ -229,7 +253,7 @@ pub struct CompareArgs {
     /// Element type of stored keys and values
     #[arg(long, value_enum, default_value_t = KvDType::F16)]
     pub dtype: KvDType,
-    /// Directory of the adapters that kvrun calibrate made
+    /// Directory of the adapters that kvrun calibrate made; those of the store where none is given
     #[arg(long, value_name = "DIR")]
     pub adapters: Option<PathBuf>,
     /// Measure attention mass and output error too, by full attention on the same queries

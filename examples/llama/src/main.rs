@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use stratakv_llama::cli::{CalibrateArgs, Cli, Command, CompareArgs, GenerateArgs, RecallArgs, model_or_default};
 use stratakv_llama::generate::{Request, generate};
-use stratakv_llama::kv::method::adapter_file;
+use stratakv_llama::kv::adapters::{adapter_file, to_safetensors};
 use stratakv_llama::kv::{KvCache, backend};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
@@ -86,11 +86,23 @@ fn calibrate_command(args: &CalibrateArgs) -> Result<()> {
     let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", false);
     let calibrator = recall::collect(&model, &prompts, args.dtype, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
-    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
-    for adapter in recall::fit(&calibrator, &model.kv_geometry(args.dtype), &args.sigmas, &args.bits)? {
-        let (file, bytes) = (adapter_file(&args.out, adapter.name()), adapter.to_bytes());
-        std::fs::write(&file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
-        println!("{}: {} bytes", file.display(), bytes.len());
+    let geometry = model.kv_geometry(args.dtype);
+    let adapters = recall::fit(&calibrator, &geometry, &args.sigmas, &args.bits)?;
+    if let Some(out) = &args.out {
+        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        for adapter in &adapters {
+            let (file, bytes) = (adapter_file(out, adapter.name()), to_safetensors(adapter)?);
+            std::fs::write(&file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
+            println!("{}: {} bytes", file.display(), bytes.len());
+        }
+    }
+    if !args.devices.is_empty() {
+        let backend = backend::open(&args.backend_options(), geometry, fingerprint(&dir)?)?;
+        for adapter in &adapters {
+            backend.put_adapter(adapter)?;
+            println!("{} stored for groups of {}", adapter.id(), args.group_tokens);
+        }
+        backend.close()?;
     }
     println!("{} prompts", prompts.len());
     Ok(())

@@ -153,3 +153,27 @@ fn stores_that_cannot_serve_say_why() {
     assert!(text.contains("Unsupported"), "{text}");
     assert_eq!(std::fs::read(&superblock).unwrap(), bytes);
 }
+
+#[test]
+fn adapters_come_from_files_and_from_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (files, device) = (dir.path().join("adapters"), dir.path().join("kv"));
+    std::fs::create_dir(&device).unwrap();
+    std::fs::set_permissions(&device, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let (files, device) = (files.to_str().unwrap(), device.to_str().unwrap());
+    let few = ["--limit", "1", "--contexts", "1024", "--tasks", "S"];
+    let fit = ["calibrate", "--sigmas", "8", "--bits", "64", "--out", files, "--device", device];
+    let text = stdout(&kvrun(&[&fit[..], &few].concat()));
+    assert!(text.contains("kvswap-8.safetensors") && text.contains("tck-64/1 stored for groups of 4"), "{text}");
+    // Again: what is there is replaced.
+    stdout(&kvrun(&[&fit[..], &few].concat()));
+    let recall = ["recall", "--json", "--policy", "kvswap"];
+    let from = |more: &[&str]| -> Value {
+        let json: Value = serde_json::from_str(&stdout(&kvrun(&[&recall[..], &few, more].concat()))).unwrap();
+        json["cells"][0]["accuracy"].clone()
+    };
+    assert_eq!(from(&["--device", device]), from(&["--adapters", files]));
+    let wrong =
+        failure(&[&["recall", "--json", "--policy"][..], &["tck", "--bits", "32", "--device", device], &few].concat());
+    assert!(wrong.contains("kvrun calibrate"), "{wrong}");
+}

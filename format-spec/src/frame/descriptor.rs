@@ -1,6 +1,7 @@
 //! Descriptors: what an extent of a frame's payload holds.
 
 use super::header::CALLER_STATE_BYTES_MAX;
+use super::summary::{SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_RECORD_BYTES_MAX, SUMMARY_SIGNS, SummaryHeader};
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::layout::{LayerGeometry, Layout};
@@ -37,8 +38,6 @@ pub const TOKENS_MAX: u64 = 1 << 48;
 
 /// Codec: the bytes as they are.
 pub const CODEC_RAW: u16 = 0;
-/// Summary kind: element-wise minimum and maximum of the keys of a group.
-pub const SUMMARY_MIN_MAX: u16 = 1;
 
 /// A descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -72,8 +71,8 @@ pub struct Descriptor {
     pub cipher: u8,
     /// Room kept for encryption: key id, zero.
     pub key: U16,
-    /// Zero.
-    pub reserved: U32,
+    /// Bytes of the record of a group, of a summary kind above [`SUMMARY_MIN_MAX`]; else 0.
+    pub record_bytes: U32,
 }
 
 const _: () = assert!(size_of::<Descriptor>() == 56);
@@ -132,7 +131,9 @@ impl Descriptor {
         if self.cipher != 0 || self.key.get() != 0 {
             return unsupported("cipher", 49, u64::from(self.cipher));
         }
-        crate::verify::check_zeros(self.reserved.as_bytes(), "descriptor", base + 52)?;
+        if self.kind.get() != KIND_SUMMARY || self.summary.get() == SUMMARY_MIN_MAX {
+            crate::verify::check_zeros(self.record_bytes.as_bytes(), "descriptor", base + 52)?;
+        }
         let geometry = self.geometry(layout, base)?;
         if self.bytes.get() != geometry.bytes {
             return Err(FormatError::range("extent bytes", base + 32, geometry.bytes, self.bytes.get()));
@@ -193,6 +194,14 @@ impl Descriptor {
             KIND_GROUPS | KIND_SUMMARY => {
                 if pieces.checked_mul(group) != Some(tokens) || !first.is_multiple_of(group) {
                     return range("groups", 20, tokens / group, pieces);
+                }
+                if kind == KIND_SUMMARY && (SUMMARY_LOW_RANK..=SUMMARY_SIGNS).contains(&self.summary.get()) {
+                    let record = self.record_bytes.get();
+                    if self.element != 0 || record == 0 || record > SUMMARY_RECORD_BYTES_MAX {
+                        return range("summary record", 52, u64::from(SUMMARY_RECORD_BYTES_MAX), u64::from(record));
+                    }
+                    let bytes = size_of::<SummaryHeader>() as u64 + pieces * u64::from(record);
+                    return Ok(PieceGeometry { bytes, checksums: 1 });
                 }
                 if kind == KIND_SUMMARY {
                     let element = DType::from_code(self.element);

@@ -201,7 +201,7 @@ fn golden_frame(checksum: PayloadChecksum, id: u64) -> GoldenFrame {
             element: if is_summary { 2 } else { 0 },
             cipher: 0,
             key: U16::new(0),
-            reserved: U32::new(0),
+            record_bytes: U32::new(0),
         });
         let (at, l, first) = (offset as usize, usize::from(layer), first_token as usize);
         let mut add = |number: u16, first: u64, tokens: u32, at: usize, data: Vec<u8>| {

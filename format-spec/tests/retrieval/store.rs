@@ -16,6 +16,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 /// Sequence 1 holds the adapter, sequence 2 tokens.
 const ADAPTER: u64 = 1;
+const TOKENS: u64 = 2;
 
 /// Groups of four; two layers of two KV heads of 8, one without KV between them.
 pub(crate) fn layout() -> Layout {
@@ -87,7 +88,7 @@ fn descriptor(kind: u16, layer: u16, first: u64, tokens: u32, pieces: u32) -> De
         element: 0,
         cipher: 0,
         key: U16::new(0),
-        reserved: U32::new(0),
+        record_bytes: U32::new(0),
     }
 }
 
@@ -168,12 +169,113 @@ fn laid_out(id: u64, sequence: u64, page: u32, extents: Vec<Extent>) -> GoldenFr
     }
 }
 
-/// The adapter in two frames, the codes cut between them.
+/// Elements of all keys of a group: their mean is themselves.
+fn key(group: usize) -> f32 {
+    [1.0, -0.5][group]
+}
+
+fn f16(x: f32) -> [u8; 2] {
+    half::f16::from_f32(x).to_le_bytes()
+}
+
+/// `[16]` of ones times a matrix `[16, columns]`, times `factor`, less `offset` times the same of its rows.
+fn times(matrix: &[u8], columns: usize, element: impl Fn(usize) -> f32) -> Vec<f32> {
+    let at = |i: usize| f32::from_le_bytes(matrix[i * 4..i * 4 + 4].try_into().expect("four bytes"));
+    (0..columns).map(|j| (0..16).map(|i| element(i) * at(i * columns + j)).sum()).collect()
+}
+
+/// Layer 0: two numbers per token.
+fn low_rank_record(group: usize) -> Vec<u8> {
+    let token: Vec<u8> = times(&low_rank()[12..], 2, |_| key(group)).into_iter().flat_map(f16).collect();
+    token.repeat(4)
+}
+
+/// Layer 2: two bytes per token, of 1 and 2, and of 1 bits.
+fn codes_record(group: usize) -> Vec<u8> {
+    let bytes = codes();
+    let y = times(&bytes[20 + 64..], 3, |i| key(group) - i as f32 * 0.125);
+    let nearest = |levels: &[f32], y: f32| levels.windows(2).take_while(|w| y > (w[0] + w[1]) / 2.0).count() as u8;
+    let [first, second, third] =
+        [nearest(&[-1.0, 1.0], y[0]), nearest(&[-1.5, -0.5, 0.5, 1.5], y[1]), nearest(&[0.0, 3.0], y[2])];
+    [first | second << 1, third].repeat(4)
+}
+
+/// Mean and lowest cosine: every key is the mean.
+fn landmark_record(group: usize) -> Vec<u8> {
+    let mut record: Vec<u8> = (0..16).flat_map(|_| f16(key(group))).collect();
+    record.extend(1.0_f32.to_le_bytes());
+    record
+}
+
+/// A byte of signs per head and token, then the lengths.
+fn signs_record(group: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut x = [key(group); 8];
+    for x in &mut x {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *x = if state >> 40 & 1 == 1 { -*x } else { *x };
+    }
+    // Element i of the transform: the sum over j of x[j], negated where i and j share an odd number of bits.
+    let sum = |i: usize| -> f32 {
+        x.iter().enumerate().map(|(j, x)| if (i & j).count_ones() % 2 == 1 { -x } else { *x }).sum()
+    };
+    let bits = (0..8).fold(0, |bits, i| bits | u8::from(sum(i) > 0.0) << i);
+    let mut record = vec![bits; 8];
+    (0..8).for_each(|_| record.extend(f16((8.0 * key(group) * key(group)).sqrt())));
+    record
+}
+
+/// Summaries of two groups of a layer.
+fn summary(kind: u16, layer: u16, parameter: u32, record: fn(usize) -> Vec<u8>) -> Extent {
+    let has_adapter = frame::has_adapter(kind);
+    let header = frame::SummaryHeader {
+        version: U32::new(frame::SUMMARY_VERSION),
+        parameter: U32::new(parameter),
+        adapter: U64::new(if has_adapter { ADAPTER } else { 0 }),
+        adapter_checksum: if has_adapter { adapter_record().checksum } else { U64::new(0) },
+        reserved: U64::new(0),
+    };
+    let mut descriptor = descriptor(frame::KIND_SUMMARY, layer, 0, 8, 2);
+    descriptor.summary = U16::new(kind);
+    descriptor.record_bytes = U32::new(record(0).len() as u32);
+    let bytes = [header.as_bytes(), &record(0), &record(1)].concat();
+    Extent { descriptor, bytes: bytes.len() as u64, planes: vec![(0, 8, 0, 0, bytes)] }
+}
+
+/// Two groups of a layer.
+fn groups(layer: u16) -> Extent {
+    let layout = layout();
+    let block = layout.block(&layout.layers[usize::from(layer)]);
+    let mut planes = Vec::new();
+    for group in 0..2 {
+        let values = (0..64).flat_map(|i| f16(i as f32 / 16.0 + group as f32));
+        let keys: Vec<u8> = (0..64).flat_map(|_| f16(key(group))).collect();
+        for (plane, data) in [keys, values.collect()].into_iter().enumerate() {
+            planes.push((group as u64 * 4, 4, plane as u16, block.block_offset(group) + block.plane(plane).0, data));
+        }
+    }
+    Extent { descriptor: descriptor(frame::KIND_GROUPS, layer, 0, 8, 2), planes, bytes: block.extent_bytes(2) as u64 }
+}
+
+/// The adapter in two frames, the codes cut between them; two groups of two layers with their summaries.
 pub(crate) fn frames() -> Vec<GoldenFrame> {
     let codes = codes();
+    let tokens = vec![
+        summary(frame::SUMMARY_LOW_RANK, 0, 2, low_rank_record),
+        summary(frame::SUMMARY_LANDMARKS, 0, 0, landmark_record),
+        summary(frame::SUMMARY_SIGNS, 0, 8, signs_record),
+        summary(frame::SUMMARY_CODES, 2, 2, codes_record),
+        summary(frame::SUMMARY_LANDMARKS, 2, 0, landmark_record),
+        summary(frame::SUMMARY_SIGNS, 2, 8, signs_record),
+        groups(0),
+        groups(2),
+    ];
     vec![
         laid_out(1, ADAPTER, 1, vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])]),
         laid_out(2, ADAPTER, 3, vec![adapter_piece(2, 100, &codes[100..])]),
+        laid_out(3, TOKENS, 5, tokens),
     ]
 }
 
@@ -238,7 +340,7 @@ fn checkpoint() -> Records {
     for frame in &frames {
         let record = m::Frame {
             frame: U64::new(frame.frame),
-            origin: U64::new(ADAPTER),
+            origin: U64::new(if frame.frame < 3 { ADAPTER } else { TOKENS }),
             lsn: U64::new(frame.lsn),
             nonce: U64::new(frame.nonce),
             location: frame.place.location.to_raw(),
@@ -257,6 +359,9 @@ fn checkpoint() -> Records {
     records.put(Kind::Adapter, &adapter_record(), b"golden");
     frames[..2].iter().for_each(|frame| refer(&mut records, ADAPTER, frame, u64::MAX));
     records.put(Kind::SequenceCommit, &commit(ADAPTER, 0), &[]);
+    records.put(Kind::SequenceCreate, &create(TOKENS, b"golden"), b"golden");
+    refer(&mut records, TOKENS, &frames[2], u64::MAX);
+    records.put(Kind::SequenceCommit, &commit(TOKENS, 8), &[]);
     let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
     records.put(Kind::CheckpointEnd, &end, &[]);
     records

@@ -335,7 +335,7 @@ impl Image {
                 element: if summary { DType::F16.code() } else { 0 },
                 cipher: 0,
                 key: U16::new(0),
-                reserved: U32::new(0),
+                record_bytes: U32::new(0),
             });
         }
         payload.resize(payload.len().next_multiple_of(PAGE_BYTES), 0);

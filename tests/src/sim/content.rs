@@ -1,6 +1,8 @@
 //! Keys and values that say where they belong, and reading them back.
 
 use super::case::Case;
+use crate::content::encode;
+use stratakv::retrieval::KeyShape;
 use stratakv::{DType, KvLayout, Sequence, Store, TensorView, View, attend};
 
 /// Shapes of a case.
@@ -28,6 +30,24 @@ impl Shape {
         let layout = builder.dtype(case.dtype).build().map_err(|e| format!("layout: {e:?}"))?;
         let (heads, dim) = (usize::from(heads), usize::from(dim));
         Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype: case.dtype })
+    }
+
+    /// What summaries know of the keys.
+    pub(super) fn keys(&self) -> KeyShape {
+        KeyShape { kv_heads: self.heads, key_dim: self.dim, group_tokens: self.group, dtype: self.dtype }
+    }
+
+    /// The K plane of the group of these tokens, as it is stored.
+    pub(super) fn key_plane(&self, layer: usize, salts: &[u64]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for head in 0..self.heads {
+            for salt in salts {
+                for i in 0..self.dim {
+                    bytes.extend(encode(element(*salt, layer, 0, head * self.dim + i), self.dtype));
+                }
+            }
+        }
+        bytes
     }
 
     /// Elements of the keys of a token.

@@ -27,6 +27,7 @@ pub(super) const READ_DELETED: &str = "reader read after the deletion";
 pub(super) const CARRIED: &str = "sequence exported and imported";
 pub(super) const CAPACITY: &str = "capacity changed";
 pub(super) const ADAPTER: &str = "adapter stored";
+pub(super) const ATTACHED: &str = "selector attached";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
 pub(super) const HEALED: &str = "rotten copy read around and healed";
 pub(super) const DISK_LOST: &str = "disk lost";
@@ -98,6 +99,7 @@ impl Coverage {
             Event::ReplicaHealed,
             Event::Merged,
             Event::Regrouped,
+            Event::SummaryRestored,
         ];
         let own = [
             DOUBLE_CRASH,
@@ -118,6 +120,7 @@ impl Coverage {
             CARRIED,
             CAPACITY,
             ADAPTER,
+            ATTACHED,
             LOOKED,
             HEALED,
             DISK_LOST,
@@ -146,6 +149,7 @@ fn name(event: Event) -> &'static str {
         Event::FrameMoved => "frame moved by cleaning",
         Event::Merged => "small frames merged",
         Event::Regrouped => "groups put together from small frames",
+        Event::SummaryRestored => "summaries came back",
         Event::CapacityExceeded => "manifest larger than the capacity leaves",
         Event::Evicted => "sequence evicted",
         Event::Expired => "sequence expired",

@@ -40,6 +40,8 @@ pub enum Operation {
     Carry { slot: usize, to: usize, part: Option<u16> },
     /// Stores the adapter of a version, or deletes it.
     Adapter { version: u32, put: bool },
+    /// Attaches a selector whose summaries are stored with the groups.
+    Attach { slot: usize, landmarks: bool },
     /// Makes lazy commits durable.
     Flush,
     /// Closes the store and opens it again.
@@ -76,6 +78,7 @@ impl Operation {
             3 => Self::Decode { slot, tokens: 1 + usize::from(size) % 16, durability },
             4..=6 => Self::Commit { slot, durability, state: (more & 1 == 1).then(|| usize::from(size) << (more % 6)) },
             7 => Self::Delete { slot, durability },
+            8 if more % 4 == 3 => Self::Attach { slot, landmarks: size % 2 == 0 },
             8 => Self::Check { slot },
             9 => Self::Truncate { slot, back: usize::from(size) },
             10 => Self::Fork { slot, to },
@@ -133,8 +136,9 @@ impl Operation {
                 Self::Commit { slot, durability, state }
             }
             75..=81 => Self::Delete { slot, durability },
-            82..=88 if cache => Self::Close { slot },
-            82..=88 => Self::Check { slot },
+            82 | 83 => Self::Attach { slot, landmarks: rng.one_in(2) },
+            84..=88 if cache => Self::Close { slot },
+            84..=88 => Self::Check { slot },
             89..=94 => Self::Close { slot },
             95..=102 => {
                 let back = if rng.one_in(4) { rng.below(60) } else { 1 + rng.below(6) };

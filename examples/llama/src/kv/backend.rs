@@ -1,11 +1,11 @@
 //! Where the command line's caches come from: one store per run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use stratakv::retrieval::{ScoreForm, Selector};
+use stratakv::retrieval::{Adapter, ScoreForm, Selector};
 use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, StoreStatus, Summary};
 use tempfile::TempDir;
 
@@ -139,7 +139,9 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
     let store = settings.open().map_err(|e| engine_error(e.during("cannot open the store")))?;
     let io_begin = process::read_bytes();
     let selector = match &options.method {
-        Some(method) => method.selector(options.adapters.as_deref())?.map(|s| (s, method.form)),
+        Some(method) => {
+            method.selector(options.adapters.as_deref(), Some((&store, &layout)))?.map(|s| (s, method.form))
+        }
         None => None,
     };
     let (durability, dense_layers, budget) = (options.durability, options.dense_layers, options.budget);
@@ -147,6 +149,31 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
 }
 
 impl Backend {
+    /// The selector of a method, with an adapter from the files in `adapters`, or from the store.
+    ///
+    /// # Errors
+    /// As [`Method::selector`].
+    pub fn selector(&self, method: &Method, adapters: Option<&Path>) -> Result<Option<Arc<dyn Selector>>> {
+        method.selector(adapters, Some((&self.store, &self.layout)))
+    }
+
+    /// Stores an adapter for this model and group size; what is there already under its name and version goes.
+    ///
+    /// # Errors
+    /// What the engine reports.
+    pub fn put_adapter(&self, adapter: &Adapter) -> Result<()> {
+        match self.store.put_adapter(&self.layout, adapter, 1) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                let deleted = self.store.delete_adapter(&self.layout, adapter.name(), adapter.version());
+                deleted.and_then(|()| self.store.put_adapter(&self.layout, adapter, 1)).map_err(engine_error)?;
+            }
+            other => {
+                other.map_err(engine_error)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The cache of a session, with what its last commit left; an empty one for a new name.
     ///
     /// # Errors
@@ -182,7 +209,7 @@ impl Backend {
         let mut cache = StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability);
         cache.set_dense_layers(self.dense_layers);
         if let Some((selector, form)) = &self.selector {
-            let selector = cache.attach(Arc::clone(selector)).map_err(engine_error)?;
+            let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
             cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });
         }
         Ok(cache)

@@ -1,15 +1,15 @@
 //! Retrieval methods by name: what `--policy` and the lists of `kvrun compare` say, as selectors of the engine.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use stratakv::retrieval::{
-    Adapter, InfiniGen, KvSwap, LeoAm, Oracle, Quest, ScoreForm, Selector, ShadowKv, SignBits, Tck,
-};
+use stratakv::retrieval::{InfiniGen, KvSwap, LeoAm, Oracle, Quest, ScoreForm, Selector, ShadowKv, SignBits, Tck};
+use stratakv::{KvLayout, Store};
 
+use super::adapters::{adapter_file, from_safetensors};
 use super::store::engine_error;
 
 /// A method, its parameter and its score: `kvswap:8`, `tck:64:raw`, `minmax`.
@@ -99,12 +99,6 @@ impl fmt::Display for Method {
     }
 }
 
-/// The file of an adapter.
-#[must_use]
-pub fn adapter_file(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!("{name}.adapter"))
-}
-
 impl Method {
     /// The name of the adapter it needs, if it needs one.
     #[must_use]
@@ -117,22 +111,32 @@ impl Method {
         }
     }
 
-    /// The selector; none for the window, which scores nothing. Adapters come from the files in `adapters`.
+    /// The selector; none for the window, which scores nothing. Adapters come from the files in `adapters`, or from the store.
     ///
     /// # Errors
     /// An adapter that is not there or not readable.
-    pub fn selector(&self, adapters: Option<&Path>) -> Result<Option<Arc<dyn Selector>>> {
+    pub fn selector(
+        &self,
+        adapters: Option<&Path>,
+        store: Option<(&Store, &KvLayout)>,
+    ) -> Result<Option<Arc<dyn Selector>>> {
         let adapter = match self.adapter() {
             None => None,
-            Some(name) => {
-                let dir =
-                    adapters.with_context(|| format!("{self} needs --adapters: make them with kvrun calibrate"))?;
-                let file = adapter_file(dir, &name);
-                let bytes = std::fs::read(&file).with_context(|| {
-                    format!("cannot read {}: kvrun calibrate --sigmas, --bits makes adapters", file.display())
-                })?;
-                Some(Arc::new(Adapter::from_bytes(&bytes).map_err(engine_error)?))
-            }
+            Some(name) => Some(Arc::new(match (adapters, store) {
+                (Some(dir), _) => {
+                    let file = adapter_file(dir, &name);
+                    let bytes = std::fs::read(&file).with_context(|| {
+                        format!("cannot read {}: kvrun calibrate --sigmas, --bits makes adapters", file.display())
+                    })?;
+                    from_safetensors(&bytes).with_context(|| format!("{}", file.display()))?
+                }
+                (None, Some((store, layout))) => {
+                    store.adapter(layout, &name, None).map_err(engine_error).with_context(|| {
+                        format!("{self} needs --adapters, or a store with them: make them with kvrun calibrate")
+                    })?
+                }
+                (None, None) => bail!("{self} needs --adapters: make them with kvrun calibrate"),
+            })),
         };
         Ok(Some(match (self.name, adapter) {
             (MethodName::Window, _) => return Ok(None),
@@ -161,7 +165,7 @@ mod tests {
         for bad in ["", "best", "tck:0", "minmax:3", "tck:x"] {
             assert!(bad.parse::<Method>().is_err(), "{bad}");
         }
-        let error = "tck".parse::<Method>().unwrap().selector(None).map(|_| ()).unwrap_err().to_string();
+        let error = "tck".parse::<Method>().unwrap().selector(None, None).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("kvrun calibrate"), "{error}");
     }
 }

@@ -4,6 +4,7 @@
 //! [`grouped`] is how it attends in the groups and parts of a store.
 //! [`store`] keeps them in a stratakv store, of which a step reads what it attends. [`backend`] turns command-line options into caches.
 
+pub mod adapters;
 pub mod backend;
 pub mod grouped;
 pub mod memory;

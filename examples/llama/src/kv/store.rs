@@ -171,6 +171,14 @@ impl StoreKv {
     /// Gives the sequence a selector.
     ///
     /// # Errors
+    /// See [`Sequence::attach_stored`].
+    ///
+    /// # Errors
+    /// As [`Sequence::attach_stored`].
+    pub fn attach_stored(&mut self, selector: Arc<dyn Selector>) -> stratakv::Result<SelectorId> {
+        self.sequence.attach_stored(selector)
+    }
+
     /// See [`Sequence::attach`].
     pub fn attach(&mut self, selector: Arc<dyn Selector>) -> stratakv::Result<SelectorId> {
         self.sequence.attach(selector)

@@ -87,7 +87,7 @@ pub fn compare(
 ) -> Result<Comparison> {
     let mut selectors = Vec::new();
     for method in plan.methods {
-        selectors.push(method.selector(plan.adapters)?);
+        selectors.push(backend.selector(method, plan.adapters)?);
     }
     let mut table = Comparison::default();
     for prompt in prompts {

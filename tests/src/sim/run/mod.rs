@@ -5,6 +5,7 @@ mod disks;
 mod lives;
 mod recovery;
 mod space;
+mod summaries;
 mod write;
 
 use super::case::{Case, Regime, Round, SLOTS};
@@ -334,6 +335,7 @@ impl Runner<'_> {
                 Ok(())
             }
             Operation::Carry { slot, to, part } => self.carry(slot, to, part),
+            Operation::Attach { slot, landmarks } => self.attach(slot, landmarks),
             Operation::Adapter { version, put: true } => self.put_adapter(version),
             Operation::Adapter { version, put: false } => self.delete_adapter(version),
             Operation::Flush => {

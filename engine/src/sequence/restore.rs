@@ -1,0 +1,132 @@
+//! Summaries of selectors that stand with the groups: read back instead of the keys.
+
+use super::Sequence;
+use super::blocks::read_each;
+use crate::device::environment::{Event, covered, note};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{FrameBody, Source, SummaryPlace};
+use crate::log::Devices;
+use crate::summary::KeySummary;
+use std::sync::Arc;
+use stratakv_format::frame::{KIND_SUMMARY, SummaryHeader};
+use stratakv_format::{PAGE_BYTES, PlaneIdentity};
+
+/// Bytes of records read at once.
+const RESTORE_BYTES: u64 = 1 << 20;
+
+/// Records of consecutive groups: what of a place in a frame counts.
+struct Piece {
+    first_group: u64,
+    groups: usize,
+    group_tokens: u64,
+    frame: Arc<FrameBody>,
+    place: SummaryPlace,
+}
+
+impl Sequence {
+    /// Adds the groups from `group` on, as far as their records are stored, and gives the first that is left.
+    pub(super) fn restore(&self, layer: usize, summary: &mut dyn KeySummary, group: u64) -> Result<u64> {
+        let state = self.layer(layer)?;
+        let Some(stored) = summary.stored_as() else { return Ok(group) };
+        let mut group = group;
+        if stored.is_min_max() {
+            // They are in memory with the sequence.
+            let Some(own) = &state.summary else { return Ok(group) };
+            let end = own.groups().min(state.groups() as usize);
+            let whole = own.encoded(group as usize..end.max(group as usize));
+            let restored = whole.take_while(|records| summary.restore(records)).map(<[u8]>::len).sum::<usize>();
+            return Ok(group + (restored / (stored.0.record_bytes as usize).max(1)) as u64);
+        }
+        loop {
+            let pieces = self.stored_pieces(layer, summary, group)?;
+            if pieces.is_empty() {
+                return Ok(group);
+            }
+            for (piece, records) in pieces.iter().zip(read_records(&self.store.devices, &pieces)?) {
+                // What did not come, or came wrong, is made from the keys.
+                let Some(records) = records else { return Ok(group) };
+                let record = stored.0.record_bytes as usize;
+                let first = (piece.first_group - piece.place.first_group) as usize * record;
+                let own = records.get(first..first + piece.groups * record);
+                if !own.is_some_and(|own| summary.restore(own)) {
+                    return Ok(group);
+                }
+                note(Event::SummaryRestored);
+                group += piece.groups as u64;
+            }
+        }
+    }
+
+    /// The records from `group` on that stand one behind the other, about a megabyte of them.
+    fn stored_pieces(&self, layer: usize, summary: &dyn KeySummary, group: u64) -> Result<Vec<Piece>> {
+        let state = self.layer(layer)?;
+        let (mut pieces, mut bytes, mut group) = (Vec::new(), 0, group);
+        let Some(stored) = summary.stored_as() else { return Ok(pieces) };
+        while group < state.groups() && bytes < RESTORE_BYTES {
+            let Some(extent) = state.table.find(group) else { break };
+            let Source::Disk { frame, .. } = &extent.source else { break };
+            let frame = frame.now();
+            let Some(place) = frame.summary(layer, &stored.0, group).copied() else { break };
+            let end = (extent.first_group + extent.groups as u64).min(place.first_group + u64::from(place.groups));
+            let end = end.min(state.groups());
+            bytes += place.bytes;
+            let (groups, group_tokens) = ((end - group) as usize, state.shape().group_tokens as u64);
+            pieces.push(Piece { first_group: group, groups, group_tokens, frame, place });
+            group = end;
+        }
+        Ok(pieces)
+    }
+}
+
+/// The records of each piece's place, checked; none where no copy gives them.
+fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Option<Vec<u8>>>> {
+    let mut out: Vec<Option<Vec<u8>>> = pieces.iter().map(|_| None).collect();
+    let copies = pieces.iter().map(|piece| piece.frame.copies()).max().unwrap_or(1);
+    for copy in 0..copies {
+        let missing: Vec<usize> =
+            (0..pieces.len()).filter(|at| out[*at].is_none() && copy < pieces[*at].frame.copies()).collect();
+        let spans: Vec<_> = missing
+            .iter()
+            .map(|at| {
+                let Piece { frame, place, .. } = &pieces[*at];
+                let (segment, page, _) = frame.copy(copy);
+                let start = u64::from(page) * PAGE_BYTES as u64 + place.offset;
+                let first = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+                let skip = (start - first) as usize;
+                (segment.as_ref(), first, (skip + place.bytes as usize).next_multiple_of(PAGE_BYTES), skip)
+            })
+            .collect();
+        if spans.is_empty() {
+            break;
+        }
+        let reads: Vec<_> = spans.iter().map(|(segment, first, bytes, _)| (*segment, *first, *bytes)).collect();
+        let outcomes = match read_each(devices, &reads) {
+            Ok(outcomes) => outcomes,
+            // Without memory for them there is none for keys either.
+            Err(e) if matches!(e.kind(), ErrorKind::MemoryLimit | ErrorKind::Busy) => return Err(e),
+            Err(_) => continue,
+        };
+        for ((at, (.., skip)), outcome) in missing.iter().zip(&spans).zip(outcomes) {
+            out[*at] = checked(devices, &pieces[*at], *skip, outcome);
+        }
+    }
+    Ok(out)
+}
+
+/// The records behind their header, where they are what was written.
+fn checked(
+    devices: &Devices,
+    piece: &Piece,
+    skip: usize,
+    pages: std::result::Result<Vec<u8>, Error>,
+) -> Option<Vec<u8>> {
+    let Piece { frame, place, .. } = piece;
+    let pages = pages.ok()?;
+    let bytes = pages.get(skip..skip + place.bytes as usize)?;
+    let first_token = place.first_group * piece.group_tokens;
+    let tokens = u64::from(place.groups) * piece.group_tokens;
+    let identity =
+        PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first_token, tokens as u32, 0);
+    let good = devices.identity.checksum.compute(&identity, covered(bytes)) == place.checksum;
+    good.then(|| bytes.get(size_of::<SummaryHeader>()..).map(<[u8]>::to_vec)).flatten()
+}

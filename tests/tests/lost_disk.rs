@@ -1,0 +1,207 @@
+//! A disk that goes while it is read: its backing file is cut off under its loop device, or its directory is unmounted.
+//! Needs root and says `skipped` without.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use stratakv::{ByteSize, Durability, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, TensorView};
+
+const DIM: usize = 128;
+const HEADS: usize = 2;
+const GROUP: usize = 8;
+const GROUPS: u64 = 2048;
+/// The longest that a read may take when its disk goes.
+const STALL_MAX: Duration = Duration::from_secs(10);
+
+fn call(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let out = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
+    match out.status.success() {
+        true => Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned()),
+        false => Err(format!("{program}: {}", String::from_utf8_lossy(&out.stderr).trim())),
+    }
+}
+
+/// A disk: a file, a loop device, a file system, mounted. All of it goes with this.
+struct Disk {
+    image: PathBuf,
+    block: Option<String>,
+    mount: PathBuf,
+}
+
+impl Disk {
+    fn new(root: &Path, index: usize) -> Result<Self, String> {
+        let image = root.join(format!("{index}.image"));
+        let file = std::fs::File::create(&image).map_err(|e| e.to_string())?;
+        file.set_len(192 << 20).map_err(|e| e.to_string())?;
+        let mount = root.join(index.to_string());
+        std::fs::create_dir(&mount).map_err(|e| e.to_string())?;
+        let mut disk = Self { image, block: None, mount };
+        let image = disk.image.to_string_lossy().into_owned();
+        let block = call("losetup", &["--find", "--show", "--direct-io=on", &image])?;
+        disk.block = Some(block.clone());
+        call("mkfs.ext4", &["-q", "-F", "-m", "0", &block])?;
+        call("mount", &["-o", "noatime", &block, &disk.mount.to_string_lossy()])?;
+        std::fs::DirBuilder::new().mode(0o700).create(disk.directory()).map_err(|e| e.to_string())?;
+        Ok(disk)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.mount.join("store")
+    }
+
+    /// Every read from here on is an error.
+    fn cut(&self) {
+        std::fs::OpenOptions::new().write(true).open(&self.image).unwrap().set_len(0).unwrap();
+        // What the page cache of the mount has of it is no disk.
+        std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+    }
+
+    fn unmount(&self) {
+        call("umount", &["--lazy", &self.mount.to_string_lossy()]).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let mount = self.mount.to_string_lossy().into_owned();
+        let _ = call("umount", &[&mount]).or_else(|_| call("umount", &["--lazy", &mount]));
+        if let Some(block) = &self.block {
+            let _ = call("losetup", &["--detach", block]);
+        }
+    }
+}
+
+/// Disks, or why there are none.
+fn disks(root: &Path, count: usize) -> Result<Vec<Disk>, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("needs root for loop devices".into());
+    }
+    (0..count).map(|index| Disk::new(root, index)).collect()
+}
+
+fn options(disks: &[Disk]) -> StoreOptions {
+    let options = disks.iter().fold(Store::options(), |options, disk| options.device(disk.directory()));
+    options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(2)).frame_bytes(ByteSize::kib(256))
+}
+
+/// Every element of a group is its number.
+fn filled(store: &Store) -> Sequence {
+    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let options = SequenceOptions::new().key("s").replicas(2);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
+    for group in 0..GROUPS {
+        let row = vec![group as f32; GROUP * HEADS * DIM];
+        let view = TensorView::token_major(&row, GROUP, HEADS, DIM);
+        sequence.append(0, view, view).unwrap();
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    sequence
+}
+
+/// Reads some groups and compares every byte. How long it took.
+fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
+    let view = sequence.select_groups(0, groups).unwrap();
+    let start = Instant::now();
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let took = start.elapsed();
+    for (nth, group) in groups.iter().enumerate() {
+        let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
+        let (keys, values) = batch.get(0).unwrap().group(nth).unwrap();
+        let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
+        assert!(same(keys) && same(values), "group {group} holds something else");
+    }
+    took
+}
+
+fn read_all(store: &Store, sequence: &Sequence) {
+    read(store, sequence, &(0..GROUPS).collect::<Vec<_>>());
+}
+
+/// Reads in a loop until some turns after `gone` was set. The longest turn.
+fn read_loop(store: &Store, sequence: &Sequence, turns: &AtomicUsize, gone: &AtomicBool) -> Duration {
+    let (mut after, mut longest) = (0, Duration::ZERO);
+    while after < 200 {
+        after += usize::from(gone.load(Ordering::SeqCst));
+        let turn = turns.fetch_add(1, Ordering::SeqCst) as u64;
+        let groups: Vec<u64> = (0..8).map(|nth| (turn * 97 + nth * 251) % GROUPS).collect();
+        let mut sorted = groups.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        longest = longest.max(read(store, sequence, &sorted));
+    }
+    longest
+}
+
+/// Takes the first of three disks away from under a loop of reads, in which not one answer is wrong or missing.
+fn goes(disks: &[Disk], take: impl FnOnce(&Disk)) -> (Store, Sequence) {
+    let store = options(disks).open().unwrap();
+    let sequence = filled(&store);
+    assert!(store.health().is_well());
+    let (turns, gone) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let longest = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read_loop(&store, &sequence, &turns, &gone));
+        while turns.load(Ordering::SeqCst) < 50 && !reader.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        take(&disks[0]);
+        gone.store(true, Ordering::SeqCst);
+        reader.join().unwrap()
+    });
+    assert!(longest < STALL_MAX, "a read took {longest:?}");
+    read_all(&store, &sequence);
+    (store, sequence)
+}
+
+/// Declares the first disk lost; then the others have two copies of everything, so that either may go too.
+fn recovers(disks: &[Disk], store: Store, sequence: Sequence) {
+    store.declare_lost(0).unwrap();
+    let repaired = store.repair().unwrap();
+    assert_eq!(repaired.left, 0, "{repaired:?}");
+    read_all(&store, &sequence);
+    drop(sequence);
+    store.close().unwrap();
+    for left in 1..3 {
+        let alone = options(&disks[left..=left]).read_only(true).allow_degraded(true).open().unwrap();
+        read_all(&alone, &alone.open_sequence("s").unwrap());
+    }
+}
+
+#[test]
+fn a_disk_is_cut_off_in_a_loop_of_reads() {
+    let root = tempfile::tempdir().unwrap();
+    let disks = match disks(root.path(), 3) {
+        Ok(disks) => disks,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let (store, sequence) = goes(&disks, Disk::cut);
+    let health = store.health();
+    assert!(!health.is_well() && health.devices.iter().any(|device| device.errors > 0), "{health:?}");
+    recovers(&disks, store, sequence);
+}
+
+#[test]
+fn a_disk_is_unmounted_in_a_loop_of_reads() {
+    let root = tempfile::tempdir().unwrap();
+    let disks = match disks(root.path(), 3) {
+        Ok(disks) => disks,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    // Whoever has files of it open goes on reading them: the disk is gone for those who come later.
+    let (store, sequence) = goes(&disks, Disk::unmount);
+    drop(sequence);
+    store.close().unwrap();
+    assert!(options(&disks[1..]).open().is_err(), "a device is missing");
+    let store = options(&disks[1..]).allow_degraded(true).open().unwrap();
+    assert_eq!(store.health().lost, [0]);
+    let sequence = store.open_sequence("s").unwrap();
+    read_all(&store, &sequence);
+    assert_eq!(store.repair().unwrap().left, 0);
+    drop(sequence);
+    store.close().unwrap();
+    for left in 1..3 {
+        let alone = options(&disks[left..=left]).read_only(true).allow_degraded(true).open().unwrap();
+        read_all(&alone, &alone.open_sequence("s").unwrap());
+    }
+}

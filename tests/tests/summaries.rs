@@ -1,0 +1,284 @@
+//! Summaries of selectors that stand with the groups: they come back as what the keys give, whatever became of the sequence
+//! in between; and what is damaged, or of another adapter, is made from the keys.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use std::path::PathBuf;
+use std::sync::Arc;
+use stratakv::retrieval::{
+    Adapter, Codebook, KeyGroup, KeyShape, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Selector, SelectorId, ShadowKv,
+    SignBits, Tck,
+};
+use stratakv::{DType, Durability, Sequence, SequenceOptions, Store, Summary};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::count_from_env;
+use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
+use stratakv_tests::rng::Rng;
+
+const LAYERS: usize = 2;
+
+fn shape() -> Shape {
+    Shape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48)], dtype: DType::F16, group: 4 }
+}
+
+fn noise(salt: usize, count: usize) -> Vec<f32> {
+    let mut rng = Rng(salt as u64);
+    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+fn low_rank(salt: usize) -> Arc<Adapter> {
+    let layer = |at: usize| LowRankAdapter::new(48, 6, noise(salt + at, 48 * 6)).map(LayerAdapter::LowRank);
+    let layers = (0..LAYERS).map(layer).collect::<Result<_, _>>().expect("matrices");
+    Arc::new(Adapter::new("low", 1, layers).expect("an adapter"))
+}
+
+fn codes() -> Arc<Adapter> {
+    let layer = |salt: usize| {
+        let packing = vec![vec![0, 1], vec![2]];
+        let levels = vec![vec![-1.0, 1.0], vec![-1.0, -0.5, 0.5, 1.0], vec![0.0, 3.0]];
+        let (forward, query) = (noise(salt, 144), noise(salt + 9, 144));
+        Codebook::new(vec![0.1; 48], forward, query, packing, levels, 0.25).map(LayerAdapter::Codes)
+    };
+    let layers = (0..LAYERS).map(layer).collect::<Result<_, _>>().expect("codebooks");
+    Arc::new(Adapter::new("codes", 1, layers).expect("an adapter"))
+}
+
+fn selectors() -> Vec<Arc<dyn Selector>> {
+    vec![
+        Arc::new(ShadowKv::default()),
+        Arc::new(SignBits),
+        Arc::new(KvSwap::new(low_rank(1))),
+        Arc::new(Tck::new(codes())),
+        Arc::new(LeoAm::default()),
+    ]
+}
+
+/// The records that the keys of these tokens give, by layer.
+fn expected(selector: &dyn Selector, tokens: &[Vec<u64>]) -> Vec<Vec<u8>> {
+    let shape = shape();
+    let kind = selector.summaries().remove(0);
+    let layer = |(index, seeds): (usize, &Vec<u64>)| {
+        let spec = &shape.layers[index];
+        let (kv_heads, key_dim) = (usize::from(spec.heads), usize::from(spec.key_dim));
+        let keys = KeyShape { kv_heads, key_dim, group_tokens: shape.group, dtype: shape.dtype };
+        let mut summary = kind.layer(index, keys).expect("a summary");
+        for (group, seeds) in seeds.chunks_exact(shape.group).enumerate() {
+            let [plane, _] = shape.block(index, seeds);
+            summary.push(&KeyGroup::new(keys, &plane, group as u64).expect("a group"));
+        }
+        let mut out = Vec::new();
+        summary.encode(0..summary.groups(), &mut out);
+        out
+    };
+    tokens.iter().enumerate().map(layer).collect()
+}
+
+fn found(sequence: &Sequence, id: SelectorId) -> Vec<Vec<u8>> {
+    let layer = |index| {
+        let summaries = sequence.selector_summaries(id, index).expect("summaries");
+        let mut out = Vec::new();
+        summaries[0].encode(0..summaries[0].groups(), &mut out);
+        out
+    };
+    (0..LAYERS).map(layer).collect()
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Append { tokens: usize },
+    Commit,
+    Truncate { part: usize },
+    Fork,
+    Attach { method: usize, stored: bool },
+    Clean,
+    Reopen,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => prop_oneof![1_usize..12, 30_usize..300].prop_map(|tokens| Op::Append { tokens }),
+        4 => Just(Op::Commit),
+        2 => (0_usize..101).prop_map(|part| Op::Truncate { part }),
+        1 => Just(Op::Fork),
+        4 => (0_usize..5, any::<bool>()).prop_map(|(method, stored)| Op::Attach { method, stored }),
+        1 => Just(Op::Clean),
+        2 => Just(Op::Reopen),
+    ]
+}
+
+struct World {
+    store: Option<Store>,
+    dirs: Vec<PathBuf>,
+    sequence: Option<Sequence>,
+    tokens: Vec<Vec<u64>>,
+    attached: Vec<(usize, SelectorId)>,
+    next: u64,
+}
+
+impl World {
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Append { tokens } => {
+                let seeds: Vec<u64> = (self.next..self.next + *tokens as u64).collect();
+                self.next += *tokens as u64;
+                for layer in 0..LAYERS {
+                    shape().append(self.sequence(), layer, &seeds, Order::TokenMajor).expect("appended");
+                    self.tokens[layer].extend(&seeds);
+                }
+            }
+            Op::Commit => self.commit(),
+            Op::Truncate { part } => {
+                let kept = self.tokens[0].len() * part / 100;
+                self.sequence().truncate(kept as u64).expect("cut");
+                self.tokens.iter_mut().for_each(|layer| layer.truncate(kept));
+            }
+            Op::Fork => {
+                let key = format!("fork-{}", self.next);
+                self.next += 1;
+                self.sequence = Some(self.sequence().fork_as(&key).expect("a fork"));
+                self.attached.clear();
+                self.commit();
+            }
+            Op::Attach { method, stored } => {
+                let selector = selectors().remove(*method);
+                let id = match stored {
+                    true => self.sequence().attach_stored(selector),
+                    false => self.sequence().attach(selector),
+                };
+                self.attached.push((*method, id.expect("attached")));
+            }
+            Op::Clean => {
+                self.store.as_ref().expect("open").clean().expect("cleaned");
+            }
+            Op::Reopen => {
+                self.commit();
+                self.attached.clear();
+                let key = self.sequence().key().to_owned();
+                self.sequence = None;
+                self.store.take().expect("open").close().expect("closed");
+                let store = small_options(&self.dirs).open().expect("a store");
+                self.sequence = Some(store.open_sequence(&key).expect("a sequence"));
+                self.store = Some(store);
+            }
+        }
+        let sequence = self.sequence.as_ref().expect("open");
+        self.attached.iter().for_each(|(method, id)| {
+            let selector = selectors().remove(*method);
+            assert_eq!(found(sequence, *id), expected(selector.as_ref(), &self.tokens), "{}", selector.name());
+        });
+    }
+
+    fn commit(&mut self) {
+        self.sequence().commit(Durability::Sync).expect("committed");
+    }
+
+    fn sequence(&mut self) -> &mut Sequence {
+        self.sequence.as_mut().expect("open")
+    }
+}
+
+#[test]
+fn what_comes_back_is_what_the_keys_give() {
+    let mut runner = TestRunner::new(Config::with_cases(count_from_env("STRATAKV_TEST_SUMMARIES", 60) as u32));
+    let strategy = (prop::collection::vec(op(), 1..24), any::<bool>());
+    let outcome = runner.run(&strategy, |(ops, bounds)| {
+        let root = fast_scratch();
+        let dirs = device_dirs(root.path(), 1);
+        let store = small_options(&dirs).create(true).open().expect("a store");
+        let layout = shape().layout().expect("a layout");
+        store.put_adapter(&layout, &low_rank(1), 1).expect("stored");
+        let options = SequenceOptions::new().key("a");
+        let options = if bounds { options.summary(Summary::MinMax) } else { options };
+        let sequence = store.create_sequence(&layout, options).expect("a sequence");
+        let tokens = vec![Vec::new(); LAYERS];
+        let (store, sequence) = (Some(store), Some(sequence));
+        let mut world = World { store, dirs: dirs.clone(), sequence, tokens, attached: Vec::new(), next: 1 };
+        ops.iter().for_each(|op| world.apply(op));
+        world.apply(&Op::Reopen);
+        (0..5).for_each(|method| world.apply(&Op::Attach { method, stored: false }));
+        drop(world);
+        assert_clean(&dirs, "in the end");
+        Ok(())
+    });
+    outcome.unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A store with a sequence whose groups all have summaries, closed.
+fn written(dirs: &[PathBuf], tokens: usize) -> Vec<Vec<u64>> {
+    let store = small_options(dirs).create(true).open().expect("a store");
+    let layout = shape().layout().expect("a layout");
+    store.put_adapter(&layout, &codes(), 1).expect("stored");
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("a")).expect("a sequence");
+    for selector in selectors() {
+        sequence.attach_stored(selector).expect("attached");
+    }
+    let seeds: Vec<u64> = (0..tokens as u64).collect();
+    for layer in 0..LAYERS {
+        shape().append(&mut sequence, layer, &seeds, Order::TokenMajor).expect("appended");
+    }
+    sequence.commit(Durability::Sync).expect("committed");
+    drop(sequence);
+    store.close().expect("closed");
+    vec![seeds; LAYERS]
+}
+
+#[test]
+fn keys_are_not_read_where_summaries_are_stored() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let tokens = written(&dirs, 4000);
+    let kv = 4000 * 2 * LAYERS as u64 * 48 * 2;
+    let read = |selector: Arc<dyn Selector>| {
+        let store = small_options(&dirs).open().expect("a store");
+        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let bytes = || store.status().devices[0].counters.read_bytes;
+        let before = bytes();
+        let id = sequence.attach(Arc::clone(&selector)).expect("attached");
+        let own = bytes() - before;
+        assert_eq!(found(&sequence, id), expected(selector.as_ref(), &tokens));
+        own
+    };
+    for selector in selectors().into_iter().take(4) {
+        let name = selector.name().to_owned();
+        let bytes = read(selector);
+        assert!(bytes > 0 && bytes < kv / 4, "{name}: {bytes} of {kv}");
+    }
+    // Another adapter, under the same name and version: its summaries are made from the keys, and right.
+    assert!(read(Arc::new(KvSwap::new(low_rank(77)))) >= kv);
+    // No min/max records, so bounds come from the keys.
+    assert!(read(Arc::new(LeoAm::default())) >= kv);
+}
+
+#[test]
+fn damaged_summaries_are_made_anew_and_found() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let tokens = written(&dirs, 300);
+    let segment = files(&dirs[0]).into_iter().filter(|file| file.starts_with("segments"));
+    let mut rng = Rng(3);
+    let (mut tried, mut opened) = (0, 0);
+    for segment in segment {
+        let whole = std::fs::read(dirs[0].join(&segment)).expect("a file");
+        for at in (8192..whole.len() - 4096).step_by(1231).filter(|at| whole[*at] != 0) {
+            let copy = root.path().join(format!("copy-{at}"));
+            let copied = copy_devices(&dirs, &copy, &mut rng);
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x10;
+            std::fs::write(copied[0].join(&segment), bytes).expect("written");
+            tried += 1;
+            assert!(!check(&copied).clean, "byte {at}");
+            let store = small_options(&copied).open().expect("a store");
+            // Where a header is hit the sequence does not open, and keys that are hit cannot be read: both say so.
+            if let Ok(mut sequence) = store.open_sequence("a") {
+                for selector in selectors() {
+                    let Ok(id) = sequence.attach(Arc::clone(&selector)) else { continue };
+                    opened += 1;
+                    assert_eq!(found(&sequence, id), expected(selector.as_ref(), &tokens), "byte {at}");
+                }
+            }
+            drop(store);
+            std::fs::remove_dir_all(copy).expect("removed");
+        }
+    }
+    assert!(tried > 20 && opened > 3 * tried, "{opened} of {tried}");
+}
