@@ -459,8 +459,16 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
             + devices.list.len() as u64 * (SLOTS * PAGE_BYTES) as u64
             + released;
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes().saturating_sub(files));
-        let start =
-            GenerationStart { generation, previous: place.generation, first_batch, epoch, room: 0, limit, released };
+        let start = GenerationStart {
+            generation,
+            previous: place.generation,
+            first_batch,
+            epoch,
+            room: 0,
+            limit,
+            beyond: true,
+            released,
+        };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
         next.set_epoch(if lost.is_empty() { epoch } else { epoch.saturating_add(1) });
         next.name_in_superblocks(&devices, STATE_OPEN)?;

@@ -37,19 +37,14 @@ pub(crate) struct CommitRequest {
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
     /// Frames whose copies are to be others. Those that have changed in the meantime are passed over.
     pub(crate) copies: Vec<CopyChange>,
+    /// Free segments whose files go, with the generation that ended. Those that the catalog does not have like this are passed over.
+    pub(crate) removed: Vec<(SegmentKey, u64)>,
     /// Members as they are from now on, but for their epoch.
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
-}
-
-impl CommitRequest {
-    /// The file of a free segment is to be removed.
-    pub(crate) fn removed(&mut self, key: SegmentKey, generation: u64) {
-        self.records.push(Kind::SegmentFree, &free_record(key, generation, true), &[]);
-    }
 }
 
 type Queued = Member<CommitRequest, Result<()>>;
@@ -101,6 +96,24 @@ enum Failed {
     Stalled(Error),
     /// Midway.
     Broken(Error),
+}
+
+/// How a new generation is made.
+#[derive(Clone, Copy)]
+struct Fresh<'a> {
+    /// Pages behind its state.
+    room: u64,
+    /// Records that its state has in it.
+    with: Option<&'a RecordBuffer>,
+    /// It may take more than the capacity leaves.
+    beyond: bool,
+}
+
+impl Fresh<'_> {
+    /// The state as it is, with room for the next commits.
+    fn for_more() -> Self {
+        Self { room: room_for(&RecordBuffer::default()), with: None, beyond: false }
+    }
 }
 
 impl From<Error> for Failed {
@@ -298,6 +311,12 @@ impl Committer {
                     change.push(frame, &mut records);
                 }
             }
+            for (key, generation) in group.iter().flat_map(|queued| &queued.request.removed) {
+                let meta = catalog.segments.get(key);
+                if meta.is_some_and(|meta| meta.state == SegmentState::Free && meta.generation == *generation) {
+                    records.push(Kind::SegmentFree, &free_record(*key, *generation, true), &[]);
+                }
+            }
         }
         let members = self.members_of(group, &lost);
         for member in &members {
@@ -350,12 +369,13 @@ impl Committer {
         let mut manifest = lock(&self.manifest);
         // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
         let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
+        let mut recorded = false;
         if first_copies || !manifest.has_room(&records) {
-            let made = self.checkpoint(&mut manifest, room_for(&records));
+            let made = self.begin_anew(&mut manifest, &records);
             if made.is_err() && first_copies {
                 self.devices.replicas.store(false, Ordering::Relaxed);
             }
-            made?;
+            recorded = made?;
         }
         {
             let mut catalog = lock(&self.catalog);
@@ -368,7 +388,26 @@ impl Committer {
                 records.push(Kind::Counters, &Catalog::counters_record(&counters), &[]);
             }
         }
+        if recorded {
+            return Ok(Failures::default());
+        }
         Ok(manifest.append(&self.devices, &records)?)
+    }
+
+    /// Starts a new generation for records that the one in force has no room for. Whether they stand in it already: where the capacity
+    /// leaves too little for the state and them, the state as they leave it is written instead, which is smaller when they delete.
+    /// Only what must be recorded goes beyond the capacity: where that has been lowered, or what waits was admitted too early.
+    fn begin_anew(&self, manifest: &mut ManifestLog, records: &RecordBuffer) -> Result<bool, Failed> {
+        match self.checkpoint(manifest, &Fresh { room: room_for(records), ..Fresh::for_more() }) {
+            Err(Failed::Stalled(_)) => {}
+            other => return other.map(|()| false),
+        }
+        let with = Fresh { with: Some(records), ..Fresh::for_more() };
+        match self.checkpoint(manifest, &with) {
+            Err(Failed::Stalled(_)) => self.checkpoint(manifest, &Fresh { beyond: true, ..with })?,
+            other => other?,
+        }
+        Ok(true)
     }
 
     /// The manifest in force.
@@ -381,18 +420,25 @@ impl Committer {
         lock(&self.manifest).epoch()
     }
 
-    /// Starts a new generation with `room` pages behind its state. Until it is whole nothing has changed, so that a full device breaks nothing.
-    fn checkpoint(&self, manifest: &mut ManifestLog, room: u64) -> Result<(), Failed> {
+    /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.
+    fn checkpoint(&self, manifest: &mut ManifestLog, fresh: &Fresh<'_>) -> Result<(), Failed> {
         let state = {
             let mut catalog = lock(&self.catalog);
             catalog.counters.lifetime_bytes = self.lifetime_bytes();
-            catalog.checkpoint()
+            match fresh.with {
+                None => catalog.checkpoint(),
+                Some(records) => {
+                    let mut after = catalog.clone();
+                    records.clone().apply(&mut after)?;
+                    after.checkpoint()
+                }
+            }
         };
         let limit = {
             let space = lock(&self.space);
             space.allowance(&self.devices).saturating_add(manifest.spare_bytes())
         };
-        let successor = match manifest.successor(&self.devices, &state, room, limit) {
+        let successor = match manifest.successor(&self.devices, &state, fresh.room, (limit, fresh.beyond)) {
             Ok(successor) => successor,
             Err(e) if e.kind() == ErrorKind::NoSpace => {
                 manifest.count_spare(&self.devices)?;

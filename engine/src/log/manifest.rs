@@ -65,8 +65,10 @@ pub(crate) struct GenerationStart {
     pub(crate) epoch: u64,
     /// Pages that must be left behind the state.
     pub(crate) room: u64,
-    /// Bytes that all copies together should not exceed: they do where the state alone takes more.
+    /// Bytes that all copies together should not exceed.
     pub(crate) limit: u64,
+    /// They do where they have to.
+    pub(crate) beyond: bool,
     /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
     pub(crate) released: u64,
 }
@@ -107,14 +109,14 @@ fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
 }
 
 /// How long each file of a generation becomes: `wanted`, if there is a `limit` as long as it leaves and no more than its part of
-/// `half`, but `least`. With the bytes that all of them take then. A file that was kept for the generation and is so long that
-/// another could not be long enough is removed.
+/// `half`, but `least`. With the bytes that all of them take then, and whether that is more than the limit and than there was
+/// before. A file that was kept for the generation and is so long that another could not be long enough is removed.
 fn sizes_of_copies(
     devices: &Devices,
     generation: u64,
     (wanted, least): (u64, u64),
     (limit, half): (u64, u64),
-) -> Result<(u64, u64)> {
+) -> Result<(u64, bool)> {
     let mut kept = Vec::new();
     for (device, copy) in copies(devices) {
         let (directory, name) = (&*devices.get(device)?.directory, m::file_name(generation, copy));
@@ -122,6 +124,7 @@ fn sizes_of_copies(
     }
     let part = |all: u64| share(all, vec![0; kept.len()]);
     let takes = |kept: &[(_, u64, _)], wanted: u64| kept.iter().map(|(_, bytes, _)| wanted.max(*bytes)).sum::<u64>();
+    let there = takes(&kept, 0);
     let (each, wanted) = (part(limit), wanted.min(part(half)));
     if takes(&kept, least) > limit && least <= each {
         for (directory, bytes, name) in kept.iter_mut().filter(|(_, bytes, _)| *bytes > each) {
@@ -130,7 +133,7 @@ fn sizes_of_copies(
         }
     }
     let wanted = wanted.min(share(limit, kept.iter().map(|(_, bytes, _)| *bytes).collect())).max(least);
-    Ok((wanted, takes(&kept, wanted)))
+    Ok((wanted, takes(&kept, wanted) > limit.max(there)))
 }
 
 /// A manifest file of `wanted` bytes, `least` when there is no space for more: one that was kept under this name, or a new
@@ -203,7 +206,7 @@ impl ManifestLog {
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
     /// superblocks do not name it yet.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
-        let &GenerationStart { generation, previous, first_batch, epoch, room, limit, released } = start;
+        let &GenerationStart { generation, previous, first_batch, epoch, room, limit, beyond, released } = start;
         // One moment for all copies: their headers differ in nothing but the place.
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
         let state_bytes = pages_of(state) * PAGE_BYTES as u64;
@@ -216,8 +219,12 @@ impl ManifestLog {
         let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
         // No more than leaves as much to the generation after it.
         let half = limit.saturating_add(released) / 2;
-        let (wanted, takes) = sizes_of_copies(devices, generation, (wanted, least), (limit, half))?;
-        if takes > limit {
+        let (wanted, too_much) = sizes_of_copies(devices, generation, (wanted, least), (limit, half))?;
+        if too_much && !beyond {
+            let text = format!("the capacity leaves {limit} bytes for a manifest of {least} in each copy");
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        if too_much {
             // Deletions would not be recorded any more, and what is there not be opened.
             environment::note(Event::CapacityExceeded);
         }
@@ -410,7 +417,13 @@ impl ManifestLog {
 
     /// Writes a new generation that starts with `state` and has `room` pages for what comes next. It takes the place of this one with
     /// [`Self::give_way`]; until then, and if this fails, nothing has changed.
-    pub(crate) fn successor(&self, devices: &Devices, state: &RecordBuffer, room: u64, limit: u64) -> Result<Self> {
+    pub(crate) fn successor(
+        &self,
+        devices: &Devices,
+        state: &RecordBuffer,
+        room: u64,
+        (limit, beyond): (u64, bool),
+    ) -> Result<Self> {
         environment::note(Event::Checkpoint);
         let start = GenerationStart {
             generation: self.place.generation + 1,
@@ -420,6 +433,7 @@ impl ManifestLog {
             epoch: self.epoch,
             room,
             limit,
+            beyond,
             released: self.bytes,
         };
         Self::create(devices, &start, state)

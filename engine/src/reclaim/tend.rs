@@ -5,7 +5,7 @@ use super::clean::{Cleaned, clean, clean_at};
 use super::evict::{evict, expire, next_expiry_ms};
 use crate::device::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{RecordBuffer, SegmentKey};
+use crate::index::SegmentKey;
 use crate::log::{CommitRequest, StoreInner, unix_ms};
 use crate::metrics::lock;
 use std::sync::{Arc, Weak};
@@ -210,16 +210,19 @@ fn remove_free(inner: &StoreInner) -> Result<()> {
 
 /// Removes the files of segments that were taken out: first the word, durably, then the file.
 fn remove(inner: &StoreInner, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
-    let mut request = CommitRequest { records: RecordBuffer::default(), ..CommitRequest::default() };
-    for (key, generation) in &doomed {
-        request.removed(*key, *generation);
-    }
-    inner.commit(request)?;
+    inner.commit(CommitRequest { removed: doomed.clone(), ..CommitRequest::default() })?;
+    // What no commit had named yet stays.
+    let (doomed, stays): (Vec<_>, Vec<_>) = {
+        let catalog = lock(&inner.catalog);
+        doomed.into_iter().partition(|(key, _)| !catalog.segments.contains_key(key))
+    };
+    stays.into_iter().for_each(|(key, ended)| lock(&inner.space).stays(key, ended));
     // Idle rings hold files that they have read, and so their blocks.
     inner.devices.lanes.close_idle();
     for ((device, id), _) in doomed {
-        let directory = &inner.devices.get(device)?.directory;
-        match directory.remove_file(&segment::file_name(id)) {
+        // One that is gone has taken them along.
+        let Ok(own) = inner.devices.get(device) else { continue };
+        match own.directory.remove_file(&segment::file_name(id)) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
             _ => lock(&inner.space).left(device),
         }

@@ -74,8 +74,16 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -
     measure(&devices)?;
     let manifest = {
         let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
-        let start =
-            GenerationStart { generation: 1, previous: 0, first_batch: 1, epoch: 1, room: 0, limit, released: 0 };
+        let start = GenerationStart {
+            generation: 1,
+            previous: 0,
+            first_batch: 1,
+            epoch: 1,
+            room: 0,
+            limit,
+            beyond: true,
+            released: 0,
+        };
         ManifestLog::create(&devices, &start, &catalog.checkpoint())?
     };
     for device in devices.list.iter() {

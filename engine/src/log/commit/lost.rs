@@ -1,10 +1,9 @@
 //! Membership in a commit: devices that join, leave, or failed and are given up, where the store can do without them.
 
-use super::{Committer, Failed, Queued};
+use super::{Committer, Failed, Fresh, Queued};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use crate::log::devices::{Device, Failures};
-use crate::log::manifest::room_for;
 use crate::metrics::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use stratakv_format::DeviceIndex;
@@ -93,7 +92,7 @@ impl Committer {
         let mut manifest = lock(&self.manifest);
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
-        match self.checkpoint(&mut manifest, room_for(&RecordBuffer::default())) {
+        match self.checkpoint(&mut manifest, &Fresh { beyond: true, ..Fresh::for_more() }) {
             // The manifest has it, and the superblocks do with the next generation that finds room.
             Err(Failed::Stalled(_)) => Ok(()),
             other => other,

@@ -1,7 +1,7 @@
 //! Room in the manifest for what there is: a commit that adds to it is refused before the files of the next generation are too
 //! small for a checkpoint, so that deletions always find room for their records.
 
-use super::{Committer, Failed, keep_spare};
+use super::{Committer, Failed, Fresh, keep_spare};
 use crate::device::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::manifest::{ManifestLog, manifest_copies};
@@ -56,7 +56,9 @@ impl Committer {
         if wanted.saturating_sub(there) > lock(&self.space).allowance(&self.devices) {
             return Ok(false);
         }
-        match self.checkpoint(&mut manifest, self.needed(more) / PAGE_BYTES as u64) {
+        match self
+            .checkpoint(&mut manifest, &Fresh { room: self.needed(more) / PAGE_BYTES as u64, ..Fresh::for_more() })
+        {
             Ok(()) => Ok(fits()),
             Err(Failed::Stalled(_)) => Ok(false),
             Err(Failed::Broken(e)) => {

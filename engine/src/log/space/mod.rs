@@ -418,6 +418,14 @@ impl Space {
         taken
     }
 
+    /// A segment that was taken out is free again, with its file.
+    pub(crate) fn stays(&mut self, (device, id): SegmentKey, ended: u64) {
+        self.left(device);
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.free.push((id, ended));
+        }
+    }
+
     /// The file of a segment that was taken out is gone.
     pub(crate) fn left(&mut self, device: DeviceIndex) {
         if let Some(own) = self.devices.get_mut(&device) {
