@@ -3,9 +3,10 @@
 use super::{Store, StoreStatus};
 use crate::device::posix::trouble::{self, Trouble};
 use crate::device::slab::SLAB_BYTES;
+use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, DriverChoice, Durability, SequenceOptions};
 use crate::sequence::Sequence;
-use crate::{KvLayout, TensorView};
+
 use std::os::unix::fs::DirBuilderExt;
 use std::time::{Duration, Instant};
 
