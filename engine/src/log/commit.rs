@@ -229,7 +229,7 @@ impl Committer {
 
     /// Commits what is queued, if anything, and waits for a commit under way: what was queued before has taken effect.
     pub(crate) fn flush(&self) -> Result<()> {
-        if self.group.is_idle() { Ok(()) } else { self.commit(CommitRequest::default()) }
+        if self.is_idle() { Ok(()) } else { self.commit(CommitRequest::default()) }
     }
 
     fn lead(&self, mut group: Vec<Queued>) {
@@ -515,6 +515,11 @@ impl Committer {
     /// Commits that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.group.waiting()
+    }
+
+    /// Whether nothing is queued and no commit is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.group.is_idle()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

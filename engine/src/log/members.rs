@@ -113,9 +113,16 @@ impl super::Devices {
             if gone {
                 members[at].manifest_copies = 0;
                 let others = self.list.iter().filter(|device| device.takes_frames()).map(Device::member);
-                let mut others = others.filter(|other| members.iter().all(|member| member.device != other.device));
-                let heir = others.find(|other| other.manifest_copies == 0);
-                members.extend(heir.map(|heir| Member { manifest_copies: 1, ..heir }));
+                let others = others.filter(|other| members.iter().all(|member| member.device != other.device));
+                let others: Vec<Member> = others.collect();
+                // One that is left alone has it twice, as one that was alone from the start.
+                let heir = match others.as_slice() {
+                    [alone] if alone.manifest_copies < 2 => Some(Member { manifest_copies: 2, ..*alone }),
+                    others => {
+                        others.iter().find(|o| o.manifest_copies == 0).map(|o| Member { manifest_copies: 1, ..*o })
+                    }
+                };
+                members.extend(heir);
             }
         }
         members

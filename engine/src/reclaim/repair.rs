@@ -279,6 +279,8 @@ fn duplicate(
 /// Devices that were drained or lost, and hold nothing any more, are no members from now on: how many. And whether some still
 /// hold what no commit names, which may become part of the store or go.
 fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
+    // What is queued may name frames on them that the catalog does not know yet.
+    inner.flush_others()?;
     let (free, held): (Vec<Member>, Vec<Member>) = {
         let catalog = lock(&inner.catalog);
         let space = lock(&inner.space);
@@ -293,7 +295,8 @@ fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
             catalog.frames.values().all(|frame| frame.locations().all(|at| at.device != device))
         };
         let emptied = catalog.members.values().filter(leaving).filter(empty).copied();
-        emptied.partition(|member| space.is_unused(DeviceIndex(member.device.get())))
+        let quiet = inner.committer.is_idle();
+        emptied.partition(|member| quiet && space.is_unused(DeviceIndex(member.device.get())))
     };
     for member in &free {
         inner.change_member(Member { state: MEMBER_REMOVED, ..*member })?;

@@ -10,7 +10,7 @@ impl Store {
     /// it to wait until it is done, or in a simulation.
     ///
     /// # Errors
-    /// [`ErrorKind::Indeterminate`], [`ErrorKind::Poisoned`]: a commit failed.
+    /// [`Indeterminate`](crate::ErrorKind::Indeterminate), [`Poisoned`](crate::ErrorKind::Poisoned): a commit failed.
     pub fn repair(&self) -> Result<Repaired> {
         Repair::new(&self.inner).all()
     }

@@ -300,7 +300,7 @@ impl Runner<'_> {
             self.note(|| format!("{operation:?}"));
             self.mark_commits();
             self.step(*operation)?;
-            self.within_capacity(false)?;
+            self.within_capacity()?;
         }
         Ok(())
     }

@@ -94,7 +94,7 @@ impl Runner<'_> {
                 self.store = Some(store);
                 self.opened = start..=self.simulation.now();
                 self.note(|| "opened".into());
-                self.within_capacity(true)
+                self.within_capacity()
             }
             Err(e) if self.manifest_may_be_gone(&e) => Err(Stop::Reported),
             Err(e) => {
