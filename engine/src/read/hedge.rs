@@ -13,8 +13,11 @@ use stratakv_format::DeviceIndex;
 
 /// No part counts as late before.
 const LATE_MIN: Duration = Duration::from_millis(2);
-/// How many times the time that its device is expected to take a part may take before it counts as late.
+/// How many times the time that the fastest device with a copy is expected to take a part may take before it counts as late.
 const EXPECTED_TIMES: u32 = 3;
+/// How long to wait for one of the devices of a part while all of them are late: most likely only one of them is slow, and the
+/// other one is to give the second answer.
+const ALL_LATE: Duration = Duration::from_millis(100);
 /// How often to look which of two answers has come.
 const LOOK: Duration = Duration::from_micros(200);
 
@@ -41,18 +44,35 @@ impl ReadTicket {
             return None;
         }
         let usual = self.devices.latencies.late()?;
-        let profiles = reads.iter().filter_map(|read| self.devices.get(read.segment.key.0).ok());
-        let expected = profiles.map(|device| device.profile.expected()).max().unwrap_or_default();
+        // By the copy that takes least: a device that was slow before is not waited for because it was.
+        let expected = |read: &PlannedRead| {
+            let devices = (0..read.frame.copies()).map(|copy| read.of_copy(copy).0.key.0);
+            let profiles = devices.filter_map(|device| self.devices.get(device).ok());
+            profiles.map(|device| device.profile.expected()).min().unwrap_or_default()
+        };
+        let expected = reads.iter().map(expected).max().unwrap_or_default();
         let late = usual.max(LATE_MIN).max(expected * EXPECTED_TIMES);
         self.progress.since().map(|start| start.max(Instant::now() - late) + late)
     }
 
     /// Reads a part from other copies as well, until either answer is there or the deadline.
     pub(super) fn hedge(&mut self, index: usize, deadline: Option<Instant>) {
+        let patience = Instant::now() + ALL_LATE;
+        let patience = deadline.map_or(patience, |deadline| deadline.min(patience));
+        let late = loop {
+            let reads = &self.parts[index].reads;
+            let owing = || reads.iter().enumerate().filter(|(nth, _)| self.progress.is_waited_for(index, *nth));
+            let late: BTreeSet<DeviceIndex> = owing().map(|(_, read)| read.segment.key.0).collect();
+            let now = Instant::now();
+            if now >= patience || owing().all(|(_, read)| timely_copy(read, &late).is_some()) {
+                break late;
+            }
+            if self.arrives(index, Some(patience.min(now + LOOK))) {
+                return;
+            }
+        };
         let part = &self.parts[index];
         let devices = Arc::clone(&self.devices);
-        let owing = part.reads.iter().enumerate().filter(|(nth, _)| self.progress.is_waited_for(index, *nth));
-        let late: BTreeSet<DeviceIndex> = owing.map(|(_, read)| read.segment.key.0).collect();
         let reads: Vec<PlannedRead> = part.reads.iter().map(|read| twin_of(read, &late)).collect();
         let twin = Part {
             view: part.view,
@@ -116,13 +136,20 @@ impl ReadTicket {
     }
 }
 
+/// The next copy of what is read that lies on a device that is not late.
+fn timely_copy(read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> Option<usize> {
+    let (own, copies) = (usize::from(read.copy), read.frame.copies());
+    (1..copies).map(|next| (own + next) % copies).find(|copy| !late.contains(&read.of_copy(*copy).0.key.0))
+}
+
 /// The same bytes, of another copy where its device is late: of one on a device that is not, if there is one. A read from a device
 /// that is not late stays there, or the late one would be waited for again.
 fn twin_of(read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> PlannedRead {
     let (own, copies) = (usize::from(read.copy), read.frame.copies());
-    let is_late = |copy: usize| late.contains(&read.of_copy(copy).0.key.0);
-    let mut others = (1..copies).map(|next| (own + next) % copies);
-    let copy = if is_late(own) { others.find(|copy| !is_late(*copy)).unwrap_or((own + 1) % copies) } else { own };
+    let copy = match late.contains(&read.segment.key.0) {
+        true => timely_copy(read, late).unwrap_or((own + 1) % copies),
+        false => own,
+    };
     let (segment, offset) = read.of_copy(copy);
     let (segment, frame) = (Arc::clone(segment), Arc::clone(&read.frame));
     PlannedRead { segment, offset, frame, copy: copy as u8, ..*read }
