@@ -173,15 +173,20 @@ fn device_threads_stay_on_their_cpus() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).shard_cpus([0]).open().unwrap();
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-    let status = |task: &Path| std::fs::read_to_string(task.join("status")).unwrap_or_default();
-    let pinned = tasks.filter(|task| {
-        let status = status(task);
-        status.starts_with("Name:\tstratakv-0\n") && status.contains("\nCpus_allowed_list:\t0\n")
-    });
-    assert!(pinned.count() >= 1, "no device's thread on CPU 0 alone");
+    let is_pinned = |device: u16| {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+        tasks.map(|task| std::fs::read_to_string(task.join("status")).unwrap_or_default()).any(|status| {
+            status.starts_with(&format!("Name:\tstratakv-{device}\n")) && status.contains("\nCpus_allowed_list:\t0\n")
+        })
+    };
+    assert!(is_pinned(0), "the device's thread is not on CPU 0 alone");
+    // One that joins later is kept there, too.
+    let other = tempfile::tempdir().unwrap();
+    let joined = store.add_device(other.path()).unwrap();
+    assert!(is_pinned(joined), "the thread of the device that joined is not on CPU 0 alone");
     store.close().unwrap();
-    let refused = options(dir.path()).shard_cpus([1023]).open().unwrap_err();
+    let third = tempfile::tempdir().unwrap();
+    let refused = options(third.path()).shard_cpus([1023]).open().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Configuration);
     assert!(refused.to_string().contains("CPU 1023"), "{refused}");
 }

@@ -73,6 +73,13 @@ impl Device {
 /// What failed, by device.
 pub(crate) type Failures = BTreeMap<DeviceIndex, Error>;
 
+/// How devices are driven, those that join later too.
+pub(crate) struct Driving {
+    pub(crate) kind: DriverKind,
+    /// CPUs that their threads are kept on, by index, round and round; none: anywhere.
+    pub(crate) cpus: Vec<usize>,
+}
+
 /// All devices of an open store, by index, and the buffers they share.
 pub(crate) struct Devices {
     pub(crate) list: DeviceList,
@@ -92,8 +99,7 @@ pub(crate) struct Devices {
     pub(crate) balance: BalancePolicy,
     /// Bytes that a read takes along between two blocks at most.
     pub(crate) gap_limit: usize,
-    /// How devices are driven.
-    pub(crate) driver: DriverKind,
+    pub(crate) driving: Driving,
     /// The store has the feature of copies.
     pub(crate) replicas: AtomicBool,
     /// Rings of threads that read for themselves.

@@ -8,7 +8,7 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::OpenFiles;
 use crate::device::profile::{Measured, Profile};
 use crate::error::Result;
-use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
+use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Driving, Identity, Latencies, Suspects, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recover::SUPERBLOCK_NEW;
@@ -52,15 +52,12 @@ pub(super) fn start_devices(
     slots: usize,
 ) -> Result<Devices> {
     let (budget, arena) = buffers(memory);
-    let kind = driver_kind(options);
-    let list = known.into_iter().map(|known| start_device(kind, &arena, known)).collect::<Result<Vec<_>>>()?;
+    let driving = Driving { kind: driver_kind(options), cpus: options.shard_cpus.clone() };
+    let list = known.into_iter().map(|known| start_device(&driving, &arena, known)).collect::<Result<Vec<_>>>()?;
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = Lanes::new(arena.clone());
     let tend = Arc::<EventCount>::default();
-    for (device, cpu) in list.iter().zip(options.shard_cpus.iter().cycle()) {
-        device.shard.pin(*cpu)?;
-    }
     let list = DeviceList::new(list, slots);
     let replicas = list.iter().any(|device| lock(&device.slot).features.has_replicas());
     Ok(Devices {
@@ -75,19 +72,22 @@ pub(super) fn start_devices(
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
         gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),
-        driver: kind,
+        driving,
         replicas: AtomicBool::new(replicas),
         lanes,
         tend,
     })
 }
 
-pub(super) fn start_device(kind: DriverKind, arena: &Arena, known: Known) -> Result<Device> {
+pub(super) fn start_device(driving: &Driving, arena: &Arena, known: Known) -> Result<Device> {
     let Known { directory, slot, member } = known;
     let index = DeviceIndex(member.device.get());
     let counters = Arc::<DeviceCounters>::default();
     let name = format!("stratakv-{index}");
-    let shard = ShardHandle::spawn(&name, kind, Arc::clone(&directory), arena.clone(), Arc::clone(&counters))?;
+    let shard = ShardHandle::spawn(&name, driving.kind, Arc::clone(&directory), arena.clone(), Arc::clone(&counters))?;
+    if let Some(cpu) = driving.cpus.iter().cycle().nth(usize::from(index.0)) {
+        shard.pin(*cpu)?;
+    }
     let total_bytes = directory.space().map_or(0, |space| space.total);
     let profile = Arc::new(Profile::new(!directory.is_simulated()));
     let (slot, member) = (Mutex::new(slot), Mutex::new(member));
