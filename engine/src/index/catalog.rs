@@ -210,7 +210,7 @@ impl Catalog {
             checksum: adapter.checksum.get(),
         };
         let sequence = self.sequence_mut(id)?;
-        if sequence.adapter.is_some() || sequence.tokens > 0 || !sequence.key.is_empty() {
+        if sequence.adapter.is_some() || sequence.tokens > 0 || sequence.token_ids > 0 || !sequence.key.is_empty() {
             return Err(format!("sequence {id} holds something else than the adapter {name:?}"));
         }
         let place = (sequence.layout, meta.name.clone(), meta.version);

@@ -305,9 +305,13 @@ impl Committer {
         {
             // Before the records of the group, which may delete them.
             let catalog = lock(&self.catalog);
+            let mut changed = BTreeSet::new();
             let durable = |change: &&CopyChange| change.wanted.iter().all(|(at, _)| !lost.contains(&at.device));
             for change in group.iter().flat_map(|queued| &queued.request.copies).filter(durable) {
-                if let Some(frame) = catalog.frames.get(&change.frame) {
+                // Of several changes of one frame the first counts: the others were decided before it.
+                if let Some(frame) = catalog.frames.get(&change.frame)
+                    && changed.insert(change.frame)
+                {
                     change.push(frame, &mut records);
                 }
             }

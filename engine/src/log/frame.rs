@@ -121,12 +121,6 @@ impl WrittenFrame {
     pub(crate) fn device_bytes(&self) -> u64 {
         self.copies.iter().map(|copy| copy.location.bytes()).sum()
     }
-
-    /// Its part of a commit: the segments to sync, and the pages that are in flight until then.
-    pub(crate) fn join(&mut self, request: &mut super::CommitRequest) {
-        request.segments.extend(self.copies.iter().map(|copy| Arc::clone(&copy.segment)));
-        request.flights.extend(self.body.take_flights());
-    }
 }
 
 impl CopyFlight {

@@ -105,7 +105,7 @@ impl<T, R> Group<T, R> {
         let mut queue = hold(&self.queue);
         again.append(&mut queue.waiting);
         queue.waiting = again;
-        queue.due = Some(due);
+        queue.due = Some(queue.due.map_or(due, |old| old.min(due)));
     }
 
     /// Whether nothing waits and nobody leads.

@@ -7,7 +7,7 @@ use super::copy::{Copied, copy};
 use crate::device::environment::{Event, note};
 use crate::error::{ErrorKind, Result};
 use crate::index::{Catalog, FrameMeta, SegmentKey, SegmentState};
-use crate::log::{CommitRequest, CopyChange, Space, StoreInner, places};
+use crate::log::{CommitRequest, CopyChange, Device, Devices, Space, StoreInner, places};
 use crate::metrics::lock;
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,10 +29,12 @@ struct Victim {
 }
 
 /// Sealed segments of which at most `share` lives, the best first: little to move, and that little old.
-fn victims(catalog: &Catalog, space: &Space, share: f64) -> Vec<Victim> {
+fn victims(devices: &Devices, catalog: &Catalog, space: &Space, share: f64) -> Vec<Victim> {
     let sealed = catalog.segments.iter().filter(|(key, meta)| {
         let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0;
-        movable && space.is_sealed(**key) && space.in_flight(**key) == 0 && !space.is_stuck(**key)
+        // What lies on a device that takes nothing more is for repair to move.
+        let takes = devices.list.get(usize::from(key.0.0)).is_some_and(Device::takes_frames);
+        movable && takes && space.is_sealed(**key) && space.in_flight(**key) == 0 && !space.is_stuck(**key)
     });
     let oldest = |key: &SegmentKey| catalog.segments.get(key).map_or(0, |meta| meta.last_lsn);
     let newest = catalog.counters.lsn.max(1);
@@ -68,7 +70,7 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
     let usable = u64::from(inner.devices.identity.segment_pages - 2);
     let list = {
         let catalog = lock(&inner.catalog);
-        let victims = victims(&catalog, &lock(&inner.space), share);
+        let victims = victims(&inner.devices, &catalog, &lock(&inner.space), share);
         let mut gain = 0;
         let enough = victims.into_iter().take_while(|victim| {
             let wanted = gain < segments * usable;

@@ -169,7 +169,7 @@ pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
         if over == 0 {
             return Ok(());
         }
-        rounds_left = if over < least { SHRINK_ROUNDS } else { rounds_left - 1 };
+        rounds_left = if over < least { SHRINK_ROUNDS } else { rounds_left.saturating_sub(1) };
         least = least.min(over);
         let cleaned = if rounds_left > 0 { clean(inner, SHARE_HARD, 1)? } else { Cleaned::default() };
         if cleaned.segments == 0 && evict(inner, over.min(segment))? == 0 {

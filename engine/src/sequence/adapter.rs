@@ -64,6 +64,10 @@ pub(crate) fn load_adapter(claim: Claim, id: SequenceId, meta: &SequenceMeta, ab
         let text = format!("adapter {:?} of version {}: {what}", about.name, about.version);
         Error::new(ErrorKind::Corruption, text)
     };
+    // The pieces, the layers, and the numbers that come out of them.
+    let memory = usize::try_from(about.bytes).unwrap_or(usize::MAX).saturating_mul(4);
+    let memory = claim.store.devices.reserve(memory, Category::Summaries);
+    let _memory = memory.ok_or_else(|| super::no_memory(&format!("adapter {:?}", about.name)))?;
     let mut parts = load_adapter_parts(claim, id, meta)?;
     parts.sort_by_key(|part| (part.layer, part.first));
     let count = parts.last().map_or(0, |last| last.layer + 1);

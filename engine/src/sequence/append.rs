@@ -10,6 +10,7 @@ use crate::metrics::{Category, lock};
 use crate::summary::{MinMax, StoredAs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX;
 
 /// Frames that may be on their way before an append waits for the oldest.
 const FRAMES_IN_FLIGHT: usize = 2;
@@ -209,9 +210,10 @@ impl Sequence {
                     let Some(StoredAs(stored)) = extra.stored_as() else { continue };
                     let first = (run.first_group as usize).min(extra.groups());
                     let end = (first + run.groups).min(extra.groups());
-                    // They are caches: those that do not fit beside their groups are left out.
+                    // They are caches: those that do not fit beside their groups, or the format, are left out.
                     let more = (end - first) * stored.record_bytes as usize + Draft::STORED_OVERHEAD;
-                    if end > first && last.bytes() + more + 4096 <= self.frame_limit {
+                    let fits = (1..=SUMMARY_RECORD_BYTES_MAX).contains(&stored.record_bytes);
+                    if fits && end > first && last.bytes() + more + 4096 <= self.frame_limit {
                         let mut encoded = Vec::with_capacity(more);
                         extra.encode(first..end, &mut encoded);
                         last.stored_summary(stored, adapter, end - first, &encoded);

@@ -108,14 +108,16 @@ impl Sequence {
                 }
             }
         }
-        for mut frame in self.frames.drain(..) {
-            frame.meta.announce(frame.id, &mut request.records);
+        for frame in self.frames.drain(..) {
+            // Where it lies now: a fork that was committed may have brought it into the catalog, and it may have been moved since.
+            let held = Held::written(&frame, None);
+            request.segments.extend(held.announce(&mut request.records));
+            request.flights.extend(held.slot.take_flights());
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
-            self.held.push(Held::written(&frame, None));
+            self.held.push(held);
             if frame.holds_state {
                 released = std::mem::replace(&mut self.state_frame, frame.id.0);
             }
-            frame.join(&mut request);
         }
         // A frame that held nothing but the state before this one.
         let old = FrameId(released);

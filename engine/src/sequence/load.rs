@@ -52,8 +52,9 @@ struct Rest {
     loose: Vec<Vec<Loose>>,
     /// Token ids that some frame holds.
     ids: Vec<Range<usize>>,
-    /// Pieces of an adapter.
+    /// Pieces of an adapter, and bytes of it that no frame has given yet.
     adapter: Vec<AdapterPart>,
+    adapter_left: u64,
 }
 
 struct Reference {
@@ -124,7 +125,8 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
     // As far as no small frame turns up that holds some.
     sequence.ids_grouped = usize::MAX;
     let loose = sequence.layers.iter().map(|_| Vec::new()).collect();
-    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new() };
+    let adapter_left = meta.adapter.as_ref().map_or(0, |adapter| adapter.bytes);
+    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left };
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
@@ -349,6 +351,8 @@ impl Sequence {
                     self.state_frame = reference.id.0;
                 }
                 KIND_ADAPTER => {
+                    let left = rest.adapter_left.checked_sub(descriptor.bytes.get());
+                    rest.adapter_left = left.ok_or_else(|| damaged("more of an adapter than there is".into()))?;
                     let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
                     let (layer, first) = (usize::from(descriptor.layer.get()), descriptor.first_token.get());
                     rest.adapter.push(AdapterPart { layer, first, bytes });

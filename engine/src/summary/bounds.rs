@@ -104,7 +104,7 @@ impl KeySummary for Bounds {
     }
 
     fn stored_as(&self) -> Option<StoredAs> {
-        let record_bytes = (self.levels[0].record_bytes()) as u32;
+        let record_bytes = u32::try_from(self.levels[0].record_bytes()).unwrap_or(u32::MAX);
         Some(StoredAs(SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }))
     }
 

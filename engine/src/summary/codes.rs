@@ -26,7 +26,7 @@ impl CodedKeys {
 
 impl SummaryKind for CodedKeys {
     fn id(&self) -> String {
-        format!("codes/{}", self.adapter.id())
+        format!("codes/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
     }
 
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
@@ -99,7 +99,7 @@ impl KeySummary for Codes {
     }
 
     fn stored_as(&self) -> Option<StoredAs> {
-        let record_bytes = (self.codes.record_bytes()) as u32;
+        let record_bytes = u32::try_from(self.codes.record_bytes()).unwrap_or(u32::MAX);
         Some(StoredAs(SummaryRecords {
             kind: SUMMARY_CODES,
             parameter: self.book.code_bytes() as u32,

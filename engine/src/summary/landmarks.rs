@@ -83,7 +83,7 @@ impl KeySummary for Landmarks {
     }
 
     fn stored_as(&self) -> Option<StoredAs> {
-        let record_bytes = (self.means.record_bytes() + self.cosines.record_bytes()) as u32;
+        let record_bytes = u32::try_from(self.means.record_bytes() + self.cosines.record_bytes()).unwrap_or(u32::MAX);
         Some(StoredAs(SummaryRecords { kind: SUMMARY_LANDMARKS, parameter: 0, adapter_checksum: 0, record_bytes }))
     }
 

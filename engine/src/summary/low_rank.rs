@@ -26,7 +26,7 @@ impl LowRankKeys {
 
 impl SummaryKind for LowRankKeys {
     fn id(&self) -> String {
-        format!("low-rank/{}", self.adapter.id())
+        format!("low-rank/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
     }
 
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
@@ -103,7 +103,7 @@ impl KeySummary for LowRank {
     }
 
     fn stored_as(&self) -> Option<StoredAs> {
-        let record_bytes = (self.rows.record_bytes()) as u32;
+        let record_bytes = u32::try_from(self.rows.record_bytes()).unwrap_or(u32::MAX);
         Some(StoredAs(SummaryRecords {
             kind: SUMMARY_LOW_RANK,
             parameter: self.matrix.rank() as u32,

@@ -146,7 +146,7 @@ impl KeySummary for Signs {
     }
 
     fn stored_as(&self) -> Option<StoredAs> {
-        let record_bytes = (self.signs.record_bytes() + self.lengths.record_bytes()) as u32;
+        let record_bytes = u32::try_from(self.signs.record_bytes() + self.lengths.record_bytes()).unwrap_or(u32::MAX);
         Some(StoredAs(SummaryRecords {
             kind: SUMMARY_SIGNS,
             parameter: self.dims as u32,
