@@ -107,7 +107,7 @@ pub use options::{
 };
 pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
-pub use select::{SelectOptions, View};
+pub use select::{Planes, SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
 pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,

@@ -165,7 +165,7 @@ impl Sequence {
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
         }
         let chosen = choose(span.groups.clone(), count, &forced, &scores);
-        self.view(state, &span, &chosen)
+        self.view(state, &span, &chosen, options.planes)
     }
 
     fn selector(&self, selector: SelectorId) -> Result<&(Arc<dyn Selector>, Vec<usize>)> {
