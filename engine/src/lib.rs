@@ -113,6 +113,7 @@ pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
     Usage,
 };
+pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 pub use transfer::{Exported, ImportOptions};
 

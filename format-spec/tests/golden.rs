@@ -2,6 +2,7 @@
 //! the format gets a new directory beside the old ones.
 
 mod golden_store;
+mod planes;
 mod retrieval;
 
 use golden_store as g;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::layout::{BlockGeometry, GROUP_TOKENS_MAX, LayerGeometry, Layout};
 use stratakv_format::page::round_up_to_page;
+use stratakv_format::rope::Rope;
 
 /// Bytes of blocks in a part of a view.
 const PART_BYTES: usize = 256 << 10;
@@ -21,27 +22,34 @@ impl LayerSpec {
     /// A layer that attends to every earlier token: `kv_heads` KV heads of `head_dim` for keys and values.
     #[must_use]
     pub const fn full(kv_heads: u16, head_dim: u16) -> Self {
-        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None };
+        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None, rope: None };
         Self { geometry }
     }
 
     /// A layer that attends to the newest `window` tokens.
     #[must_use]
     pub const fn sliding(kv_heads: u16, head_dim: u16, window: u32) -> Self {
-        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window) };
+        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window), rope: None };
         Self { geometry }
     }
 
     /// A layer without keys and values.
     #[must_use]
     pub const fn none() -> Self {
-        Self { geometry: LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None } }
+        Self { geometry: LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None } }
     }
 
     /// The same layer with another head dim for values; 0 where values are a prefix of the keys (MLA).
     #[must_use]
     pub const fn value_dim(mut self, value_dim: u16) -> Self {
         self.geometry.value_dim = value_dim;
+        self
+    }
+
+    /// The same layer, whose keys were rotated so before they are appended.
+    #[must_use]
+    pub const fn rope(mut self, rope: Rope) -> Self {
+        self.geometry.rope = Some(rope);
         self
     }
 }
@@ -54,6 +62,7 @@ pub struct KvLayoutBuilder {
     head_dim: u16,
     value_dim: Option<u16>,
     specs: Option<Vec<LayerSpec>>,
+    rope: Option<Rope>,
     dtype: DType,
     group_tokens: u16,
     separate_planes: bool,
@@ -86,6 +95,15 @@ impl KvLayoutBuilder {
     #[must_use]
     pub fn value_dim(mut self, value_dim: u16) -> Self {
         self.value_dim = Some(value_dim);
+        self
+    }
+
+    /// How keys were rotated before they are appended, in every layer with keys that does not [say it itself](LayerSpec::rope).
+    /// Keys can then be kept [at a low rank](crate::Sequence::rebuild_keys). It is part of the layout: sequences of layouts with
+    /// and without it are not compatible.
+    #[must_use]
+    pub fn rope(mut self, rope: Rope) -> Self {
+        self.rope = Some(rope);
         self
     }
 
@@ -131,7 +149,7 @@ impl KvLayoutBuilder {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] naming the value out of range.
     pub fn build(self) -> Result<KvLayout> {
-        let layers = match self.specs {
+        let mut layers: Vec<_> = match self.specs {
             Some(specs) => specs.iter().map(|s| s.geometry).collect(),
             None => {
                 let geometry = LayerGeometry {
@@ -139,10 +157,14 @@ impl KvLayoutBuilder {
                     key_dim: self.head_dim,
                     value_dim: self.value_dim.unwrap_or(self.head_dim),
                     window: None,
+                    rope: None,
                 };
                 vec![geometry; usize::from(self.layers)]
             }
         };
+        for layer in layers.iter_mut().filter(|layer| layer.has_kv()) {
+            layer.rope = layer.rope.or(self.rope);
+        }
         let layout = Layout {
             dtype: self.dtype,
             group_tokens: self.group_tokens,
@@ -176,6 +198,7 @@ impl KvLayout {
             head_dim: 0,
             value_dim: None,
             specs: None,
+            rope: None,
             dtype: DType::F16,
             group_tokens: 8,
             separate_planes: false,

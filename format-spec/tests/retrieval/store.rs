@@ -16,11 +16,11 @@ use zerocopy::{Immutable, IntoBytes};
 
 /// Sequence 1 holds the adapter, sequence 2 tokens.
 const ADAPTER: u64 = 1;
-const TOKENS: u64 = 2;
+pub(crate) const TOKENS: u64 = 2;
 
 /// Groups of four; two layers of two KV heads of 8, one without KV between them.
 pub(crate) fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim| LayerGeometry { kv_heads, key_dim, value_dim, window: None };
+    let layer = |kv_heads, key_dim, value_dim| LayerGeometry { kv_heads, key_dim, value_dim, window: None, rope: None };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,
@@ -66,13 +66,13 @@ pub(crate) fn adapter_record() -> m::AdapterDefined {
 }
 
 /// An extent of one plane each: descriptor but for its place and checksums, and its bytes.
-struct Extent {
-    descriptor: Descriptor,
-    planes: Vec<(u64, u32, u16, usize, Vec<u8>)>,
-    bytes: u64,
+pub(crate) struct Extent {
+    pub(crate) descriptor: Descriptor,
+    pub(crate) planes: Vec<(u64, u32, u16, usize, Vec<u8>)>,
+    pub(crate) bytes: u64,
 }
 
-fn descriptor(kind: u16, layer: u16, first: u64, tokens: u32, pieces: u32) -> Descriptor {
+pub(crate) fn descriptor(kind: u16, layer: u16, first: u64, tokens: u32, pieces: u32) -> Descriptor {
     Descriptor {
         kind: U16::new(kind),
         layer: U16::new(layer),
@@ -98,8 +98,8 @@ fn adapter_piece(layer: u16, first: u64, bytes: &[u8]) -> Extent {
     Extent { descriptor, planes: vec![(first, tokens, 0, 0, bytes.to_vec())], bytes: bytes.len() as u64 }
 }
 
-fn laid_out(id: u64, sequence: u64, page: u32, extents: Vec<Extent>) -> GoldenFrame {
-    let (layout, nonce, lsn) = (layout(), 0x7265_7472_6965_7600 + id, 200 + id);
+pub(crate) fn laid_out(layout: &Layout, id: u64, sequence: u64, page: u32, extents: Vec<Extent>) -> GoldenFrame {
+    let (nonce, lsn) = (0x7265_7472_6965_7600 + id, 200 + id);
     let checksum = PayloadChecksum::Crc64Nvme;
     let (mut descriptors, mut checksums, mut planes) = (Vec::new(), Vec::new(), Vec::new());
     let mut at = PAGE_BYTES;
@@ -145,7 +145,7 @@ fn laid_out(id: u64, sequence: u64, page: u32, extents: Vec<Extent>) -> GoldenFr
         parent: None,
         created_unix_ms: 1_700_000_060_000 + id,
         layout_id: LayoutId(1),
-        layout: &layout,
+        layout,
         key: if sequence == ADAPTER { b"" } else { b"golden" },
         summaries: 0,
         descriptors: &descriptors,
@@ -273,27 +273,27 @@ pub(crate) fn frames() -> Vec<GoldenFrame> {
         groups(2),
     ];
     vec![
-        laid_out(1, ADAPTER, 1, vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])]),
-        laid_out(2, ADAPTER, 3, vec![adapter_piece(2, 100, &codes[100..])]),
-        laid_out(3, TOKENS, 5, tokens),
+        laid_out(&layout(), 1, ADAPTER, 1, vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])]),
+        laid_out(&layout(), 2, ADAPTER, 3, vec![adapter_piece(2, 100, &codes[100..])]),
+        laid_out(&layout(), 3, TOKENS, 5, tokens),
     ]
 }
 
 /// Records with their number.
 #[derive(Default)]
-struct Records {
+pub(crate) struct Records {
     bytes: Vec<u8>,
     count: u32,
 }
 
 impl Records {
-    fn put(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
+    pub(crate) fn put(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
         encode_record(&mut self.bytes, kind, body, tail);
         self.count += 1;
     }
 }
 
-fn create(sequence: u64, key: &[u8]) -> m::SequenceCreate {
+pub(crate) fn create(sequence: u64, key: &[u8]) -> m::SequenceCreate {
     m::SequenceCreate {
         sequence: U64::new(sequence),
         parent: U64::new(0),
@@ -309,7 +309,7 @@ fn create(sequence: u64, key: &[u8]) -> m::SequenceCreate {
     }
 }
 
-fn commit(sequence: u64, tokens: u64) -> m::SequenceCommit {
+pub(crate) fn commit(sequence: u64, tokens: u64) -> m::SequenceCommit {
     m::SequenceCommit {
         sequence: U64::new(sequence),
         tokens: U64::new(tokens),
@@ -319,11 +319,11 @@ fn commit(sequence: u64, tokens: u64) -> m::SequenceCommit {
     }
 }
 
-/// One checkpoint, all there is.
-fn checkpoint() -> Records {
+/// A checkpoint's records up to those of sequences.
+pub(crate) fn store_records(layout: &Layout, frames: &[GoldenFrame]) -> Records {
     let mut records = Records::default();
     let mut encoded_layout = Vec::new();
-    layout().encode(&mut encoded_layout);
+    layout.encode(&mut encoded_layout);
     let counters = m::Counters {
         next_frame: U64::new(10),
         next_sequence: U64::new(3),
@@ -336,11 +336,11 @@ fn checkpoint() -> Records {
     records.put(Kind::Counters, &counters, &[]);
     records.put(Kind::Layout, &m::LayoutDefined { layout: U32::new(1), reserved: U32::new(0) }, &encoded_layout);
     records.put(Kind::SegmentOpen, &segment_open(), &[]);
-    let frames = frames();
-    for frame in &frames {
+    for frame in frames {
+        let origin = frame.planes.first().map_or(TOKENS, |(_, identity, ..)| identity.sequence.get());
         let record = m::Frame {
             frame: U64::new(frame.frame),
-            origin: U64::new(if frame.frame < 3 { ADAPTER } else { TOKENS }),
+            origin: U64::new(origin),
             lsn: U64::new(frame.lsn),
             nonce: U64::new(frame.nonce),
             location: frame.place.location.to_raw(),
@@ -351,25 +351,38 @@ fn checkpoint() -> Records {
         };
         records.put(Kind::Frame, &record, &[]);
     }
-    let refer = |records: &mut Records, sequence: u64, frame: &GoldenFrame, token_end| {
-        let (sequence, frame) = (U64::new(sequence), U64::new(frame.frame));
-        records.put(Kind::FrameRef, &m::FrameRef { sequence, frame, token_end: U64::new(token_end) }, &[]);
-    };
+    records
+}
+
+/// A reference to a frame.
+pub(crate) fn refer(records: &mut Records, sequence: u64, frame: &GoldenFrame) {
+    let (sequence, frame) = (U64::new(sequence), U64::new(frame.frame));
+    records.put(Kind::FrameRef, &m::FrameRef { sequence, frame, token_end: U64::new(u64::MAX) }, &[]);
+}
+
+/// One checkpoint, all there is.
+fn checkpoint() -> Records {
+    let frames = frames();
+    let mut records = store_records(&layout(), &frames);
     records.put(Kind::SequenceCreate, &create(ADAPTER, b""), &[]);
     records.put(Kind::Adapter, &adapter_record(), b"golden");
-    frames[..2].iter().for_each(|frame| refer(&mut records, ADAPTER, frame, u64::MAX));
+    frames[..2].iter().for_each(|frame| refer(&mut records, ADAPTER, frame));
     records.put(Kind::SequenceCommit, &commit(ADAPTER, 0), &[]);
     records.put(Kind::SequenceCreate, &create(TOKENS, b"golden"), b"golden");
-    refer(&mut records, TOKENS, &frames[2], u64::MAX);
+    refer(&mut records, TOKENS, &frames[2]);
     records.put(Kind::SequenceCommit, &commit(TOKENS, 8), &[]);
-    let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
-    records.put(Kind::CheckpointEnd, &end, &[]);
     records
 }
 
 /// Every file of the store: path in it, bytes.
 pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
-    let records = checkpoint();
+    files_of(frames(), checkpoint())
+}
+
+/// Every file of a store whose manifest is one checkpoint of these records.
+pub(crate) fn files_of(frames: Vec<GoldenFrame>, mut records: Records) -> Vec<(String, Vec<u8>)> {
+    let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
+    records.put(Kind::CheckpointEnd, &end, &[]);
     let manifest = |copy| {
         let mut bytes = manifest_page(copy).encode().to_vec();
         let place = batch_place(crate::golden_store::FIRST_BATCH);
@@ -387,7 +400,7 @@ pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
         (STATE_CLOSED, DEVICE_ID, MANIFEST_NONCE)
     );
     let mut segment = segment_page(segment::POSITION_HEADER).encode().to_vec();
-    for frame in frames() {
+    for frame in frames {
         assert_eq!(frame.place.location.offset(), segment.len() as u64);
         segment.extend(frame.bytes);
     }
