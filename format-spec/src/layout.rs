@@ -272,7 +272,8 @@ impl Layout {
             layers: U16::new(self.layers.len() as u16),
             group_tokens: U16::new(self.group_tokens),
             dtype: self.dtype.code(),
-            flags: if self.padded_planes { FLAG_PADDED_PLANES } else { 0 } | if ropes.is_empty() { 0 } else { FLAG_ROPE },
+            flags: if self.padded_planes { FLAG_PADDED_PLANES } else { 0 }
+                | if ropes.is_empty() { 0 } else { FLAG_ROPE },
             ropes: ropes.len() as u8,
             reserved: [0; 5],
             fingerprint: self.fingerprint,

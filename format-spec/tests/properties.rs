@@ -11,8 +11,8 @@ use stratakv_format::features::Features;
 use stratakv_format::frame::{Descriptor, FramePlace, FrameView, HeaderBuilder, header_bytes};
 use stratakv_format::ids::{FrameId, LayoutId, RawLocation, SequenceId};
 use stratakv_format::layout::{LayerGeometry, Layout};
-use stratakv_format::rope::{Rope, RopeScaling};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, Record, Records, encode_record};
+use stratakv_format::rope::{Rope, RopeScaling};
 use stratakv_format::segment::{self, SegmentPage};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DType, DeviceIndex, FormatError, Location, PAGE_BYTES, SegmentId, Unverified};
@@ -30,10 +30,11 @@ fn rope() -> impl Strategy<Value = Option<Rope>> {
         Just(RopeScaling::Linear { factor: 4.0 }),
         Just(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 }),
     ];
-    let rope = (1..3_u16, 0..3_u16, any::<bool>(), scaling, 0..2_u8).prop_map(|(pairs, first, halves, scaling, theta)| {
-        let rope = Rope::new(2 * pairs, [10_000.0, 5e5][usize::from(theta)]).starting_at(first).scaled(scaling);
-        if halves { rope } else { rope.interleaved() }
-    });
+    let rope =
+        (1..3_u16, 0..3_u16, any::<bool>(), scaling, 0..2_u8).prop_map(|(pairs, first, halves, scaling, theta)| {
+            let rope = Rope::new(2 * pairs, [10_000.0, 5e5][usize::from(theta)]).starting_at(first).scaled(scaling);
+            if halves { rope } else { rope.interleaved() }
+        });
     proptest::option::of(rope)
 }
 

@@ -312,7 +312,10 @@ fn codes_are_those_of_the_code() {
         let held = known.contains(&*heading) || others.contains(&&*heading);
         assert!(held || !heading.starts_with("codes "), "no test holds {heading}");
     }
-    assert_eq!((m::FLAG_IGNORABLE, layout::FLAG_PADDED_PLANES, layout::FLAG_ROPE, frame::CODEC_RAW, frame::SUMMARY_MIN_MAX), (1, 1, 2, 0, 1));
+    assert_eq!(
+        (m::FLAG_IGNORABLE, layout::FLAG_PADDED_PLANES, layout::FLAG_ROPE, frame::CODEC_RAW, frame::SUMMARY_MIN_MAX),
+        (1, 1, 2, 0, 1)
+    );
     assert_eq!((f::VERSION_MAJOR, f::VERSION_MINOR, page::PAGE_CRC_OFFSET), (0, 1, 508));
 }
 
@@ -371,7 +374,13 @@ fn block_examples_are_right() {
     for row in rows {
         let n = |index: usize| number(&row[index]) as usize;
         let dtype = [DType::F32, DType::F16, DType::Bf16].into_iter().find(|d| d.name() == row[3]).expect("a dtype");
-        let layer = LayerGeometry { kv_heads: n(0) as u16, key_dim: n(1) as u16, value_dim: n(2) as u16, window: None, rope: None };
+        let layer = LayerGeometry {
+            kv_heads: n(0) as u16,
+            key_dim: n(1) as u16,
+            value_dim: n(2) as u16,
+            window: None,
+            rope: None,
+        };
         let layout = Layout {
             dtype,
             group_tokens: n(4) as u16,

@@ -29,7 +29,8 @@ impl LayerSpec {
     /// A layer that attends to the newest `window` tokens.
     #[must_use]
     pub const fn sliding(kv_heads: u16, head_dim: u16, window: u32) -> Self {
-        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window), rope: None };
+        let geometry =
+            LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window), rope: None };
         Self { geometry }
     }
 

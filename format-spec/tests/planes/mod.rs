@@ -85,10 +85,10 @@ fn the_frame_says_what_the_literals_say() {
     let view = FrameView::verify(bytes, &frame.place).expect("valid");
     assert_eq!(view.layout(), &layout());
     let ropes = view.layout().ropes();
-    assert_eq!(ropes.iter().map(|rope| rope.pairing()).collect::<Vec<_>>(), [
-        RopePairing::Halves,
-        RopePairing::Interleaved
-    ]);
+    assert_eq!(
+        ropes.iter().map(|rope| rope.pairing()).collect::<Vec<_>>(),
+        [RopePairing::Halves, RopePairing::Interleaved]
+    );
     assert_eq!((ropes[1].first(), ropes[1].dims(), ropes[1].theta()), (2, 4, 500_000.0));
     let sums: Vec<u64> = view.descriptors().iter().flat_map(|d| view.checksums(d)).map(|sum| sum.get()).collect();
     for ((_, identity, at, data), sum) in frame.planes.iter().zip(sums) {
@@ -123,5 +123,7 @@ fn layouts_that_say_it_otherwise_are_refused() {
     assert!(refused(&|b| b[ropes + 6] = 1).contains("reserved byte"));
     assert!(refused(&|b| b[ropes + 16] = 1).contains("reserved byte"), "no factor without scaling");
     assert!(refused(&|b| b[ropes + 8..ropes + 16].copy_from_slice(&f64::NAN.to_le_bytes())).contains("theta"));
-    assert!(refused(&|b| b[ropes + 48 + 32..][..8].copy_from_slice(&1.0_f64.to_le_bytes())).contains("high frequencies"));
+    assert!(
+        refused(&|b| b[ropes + 48 + 32..][..8].copy_from_slice(&1.0_f64.to_le_bytes())).contains("high frequencies")
+    );
 }
