@@ -88,7 +88,7 @@ pub mod retrieval {
     pub use crate::sequence::SelectorId;
     pub use crate::summary::{
         Adapter, Codebook, CodedKeys, Codes, ExactKeys, KeyBounds, KeyGroup, KeyShape, KeySummary, LandmarkKeys,
-        LayerAdapter, LowRankAdapter, LowRankKeys, SignKeys, StoredAs, SummaryKind,
+        LayerAdapter, LowRankAdapter, LowRankKeys, RebuildOptions, SignKeys, StoredAs, SummaryKind,
     };
     #[cfg(feature = "calibrate")]
     pub use crate::summary::{Calibrator, CodeOptions};

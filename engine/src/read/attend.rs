@@ -62,6 +62,10 @@ pub(super) struct Attending<'a> {
     total: Partial,
     part: Partial,
     workspace: Workspace,
+    /// K planes of units of a part, rebuilt, one behind the other.
+    keys: Vec<u8>,
+    /// The part that they are of, by its first unit.
+    keys_of: Option<usize>,
 }
 
 impl<'a> Attending<'a> {
@@ -82,19 +86,35 @@ impl<'a> Attending<'a> {
         }
         let query = Query::new(&shape, query)?;
         let (total, part) = (Partial::new(&shape), Partial::new(&shape));
-        Ok(Self { view, query, total, part, workspace: Workspace::new() })
+        Ok(Self { view, query, total, part, workspace: Workspace::new(), keys: Vec::new(), keys_of: None })
+    }
+
+    /// Rebuilds the keys of a part, for which nothing needs to have arrived.
+    pub(super) fn rebuild(&mut self, part: &Part) {
+        let Some(rebuilt) = self.view.rebuilt.as_ref().filter(|_| self.keys_of != Some(part.units.start)) else {
+            return;
+        };
+        let units = self.view.units[part.units.clone()].iter();
+        let groups: Vec<u64> = units.filter(|u| matches!(u.keys, UnitKeys::Rebuilt)).map(|u| u.group).collect();
+        rebuilt.rebuild(&groups, &mut self.keys);
+        self.keys_of = Some(part.units.start);
     }
 
     /// One part, whose buffer has arrived and was checked.
     pub(super) fn part(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
+        self.rebuild(part);
         let tokens = self.view.group_tokens();
+        let mut rebuilt = self.keys.chunks_exact(self.view.layout.block(self.view.layer).key_bytes);
         let mut pieces = Vec::with_capacity(part.units.len());
         for nth in part.units.clone() {
             let unit = &self.view.units[nth];
             let (k, v) = planes(self.view, part, buffer, nth)?;
-            if matches!(unit.keys, UnitKeys::Absent) {
-                return Err(not_there("the keys of a view of values alone"));
-            }
+            let k = match &unit.keys {
+                UnitKeys::Stored => k,
+                UnitKeys::Kept(plane) => plane,
+                UnitKeys::Rebuilt => rebuilt.next().unwrap_or_default(),
+                UnitKeys::Absent => return Err(not_there("the keys of a view of values alone")),
+            };
             pieces.push(Piece { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
         }
         self.part.reset();

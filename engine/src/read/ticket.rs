@@ -388,6 +388,7 @@ impl ReadTicket {
             if self.parts[at].view != index {
                 continue;
             }
+            attending.rebuild(&self.parts[at]);
             self.wait_part(at, None)?;
             self.verify_part(at);
             if let Some(e) = &self.failures[index] {

@@ -4,6 +4,7 @@ use crate::attention::{HeadMask, TokenMask};
 use crate::cache::{BlockCache, BlockKey};
 use crate::index::{FrameBody, Run};
 use crate::layout::KvLayout;
+use crate::summary::RebuiltKeys;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
@@ -12,8 +13,8 @@ use stratakv_format::layout::BlockGeometry;
 pub(crate) enum UnitSource {
     /// In a buffer that is being, or was just, written.
     Run { run: Arc<Run>, index: usize },
-    /// Copied from a buffer that is still being filled.
-    Copied(Box<[u8]>),
+    /// A copy: of a buffer that is still being filled, or one that is kept in memory.
+    Copied(Arc<[u8]>),
     /// On a device: byte offset in the segment file, first checksum in the frame's table.
     Disk { frame: Arc<FrameBody>, offset: u64, checksum: usize },
 }
@@ -26,6 +27,9 @@ pub enum Planes {
     All,
     /// Values alone: the caller has keys of its own. [`attend`](crate::attend) refuses such a view.
     Values,
+    /// Values alone where [`Sequence::rebuild_keys`](crate::Sequence::rebuild_keys) keeps the keys, which attention rebuilds
+    /// while the values are on their way; nothing of outliers; elsewhere both.
+    Rebuilt,
 }
 
 /// Where the keys of a unit come from.
@@ -34,6 +38,10 @@ pub(crate) enum UnitKeys {
     Stored,
     /// Not from here.
     Absent,
+    /// The K plane, in memory.
+    Kept(Arc<[u8]>),
+    /// Rebuilt from those of the view.
+    Rebuilt,
 }
 
 /// One selected group, with the KV heads and positions that take part.
@@ -107,6 +115,8 @@ pub(crate) struct ViewInner {
     pub(crate) length: u64,
     pub(crate) units: Vec<Unit>,
     pub(crate) tail: Option<TailView>,
+    /// Keys at a low rank, where units need them.
+    pub(crate) rebuilt: Option<Arc<RebuiltKeys>>,
     /// The opening of a store that it belongs to.
     pub(crate) instance: u64,
     pub(crate) sequence: u64,

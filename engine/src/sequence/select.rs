@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{BlockPlace, Source};
 use crate::log::Tail;
 use crate::select::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner, choose};
+use crate::summary::Kept;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -153,9 +154,12 @@ impl Sequence {
             match planes {
                 Planes::All => {}
                 Planes::Values => unit.leave_keys(&state.block, UnitKeys::Absent),
+                Planes::Rebuilt => take_kept(state, &mut unit)?,
             }
             units.push(unit);
         }
+        let needed = units.iter().any(|unit| matches!(unit.keys, UnitKeys::Rebuilt));
+        let rebuilt = state.kept.as_ref().filter(|_| needed).map(|kept| Arc::clone(kept.rebuilt()));
         let tail_tokens = state.tail_tokens();
         let tail = (tail_tokens > 0).then(|| TailView {
             block: Arc::clone(state.tail()),
@@ -168,12 +172,32 @@ impl Sequence {
             length: state.tokens,
             units,
             tail,
+            rebuilt,
             instance: self.store.devices.identity.instance,
             sequence: self.who.sequence.0,
             cache: self.cache.clone(),
         };
         Ok(View { inner: Arc::new(inner) })
     }
+}
+
+/// Leaves what of a unit is kept in memory where it is.
+fn take_kept(state: &Layer, unit: &mut Unit) -> Result<()> {
+    let Some(kept) = &state.kept else {
+        let text = format!("no keys of layer {} are kept: Sequence::rebuild_keys comes first", state.index);
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    };
+    // What is in memory as a whole has its keys.
+    if !matches!(unit.source, UnitSource::Disk { .. }) {
+        return Ok(());
+    }
+    match kept.find(unit.group) {
+        None => {}
+        Some(Kept::Block(block)) => unit.source = UnitSource::Copied(block),
+        Some(Kept::Plane(plane)) => unit.leave_keys(&state.block, UnitKeys::Kept(plane)),
+        Some(Kept::Rebuilt) => unit.leave_keys(&state.block, UnitKeys::Rebuilt),
+    }
+    Ok(())
 }
 
 fn source(state: &Layer, group: u64) -> Result<UnitSource> {
