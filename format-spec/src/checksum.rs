@@ -46,17 +46,23 @@ impl PayloadChecksum {
     /// Checksum of `identity` and then `data`.
     #[must_use]
     pub fn compute(self, identity: &PlaneIdentity, data: &[u8]) -> u64 {
+        self.compute_parts(identity, [data])
+    }
+
+    /// [`Self::compute`] of data that lies in several parts, in order.
+    #[must_use]
+    pub fn compute_parts<'a>(self, identity: &PlaneIdentity, parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
         match self {
             Self::Crc32 => {
                 let mut crc = crc32fast::Hasher::new();
                 crc.update(identity.as_bytes());
-                crc.update(data);
+                parts.into_iter().for_each(|part| crc.update(part));
                 u64::from(crc.finalize())
             }
             Self::Crc64Nvme => {
                 let mut crc = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
                 crc.update(identity.as_bytes());
-                crc.update(data);
+                parts.into_iter().for_each(|part| crc.update(part));
                 crc.finalize()
             }
         }

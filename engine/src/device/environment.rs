@@ -195,5 +195,10 @@ pub(crate) fn mutated(mutant: Mutant) -> bool {
 /// The part of a plane that its checksum covers: all of it.
 #[inline]
 pub(crate) fn covered(plane: &[u8]) -> &[u8] {
-    if mutated(Mutant::ChecksumOfHalf) { &plane[..plane.len() / 2] } else { plane }
+    &plane[..covered_bytes(plane.len())]
+}
+
+/// How many of a plane's bytes that are.
+pub(crate) fn covered_bytes(bytes: usize) -> usize {
+    if mutated(Mutant::ChecksumOfHalf) { bytes / 2 } else { bytes }
 }

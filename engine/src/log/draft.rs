@@ -1,5 +1,6 @@
 //! What a frame will hold, before it is written.
 
+use crate::error::Result;
 use crate::index::Run;
 use crate::layout::KvLayout;
 use std::sync::Arc;
@@ -23,13 +24,24 @@ pub(crate) struct SequenceIdentity {
     pub(crate) copies: usize,
 }
 
-/// Tokens of a layer by themselves, not as groups: planes `[kv_heads, tokens, dim]`.
+/// Tokens of a layer by themselves, not as groups: planes `[kv_heads, tokens, dim]`. Their bytes stay where they are until the
+/// frame is written.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail {
     pub(crate) layer: usize,
     pub(crate) first_token: u64,
     pub(crate) tokens: u32,
-    pub(crate) keys: Vec<u8>,
-    pub(crate) values: Vec<u8>,
+    /// Bytes of its planes together.
+    pub(crate) bytes: usize,
+}
+
+/// Where the bytes of tails are.
+pub(crate) trait TailRows {
+    /// The parts of a plane of a tail (0: keys, 1: values), in order; none when the layer has no such plane.
+    ///
+    /// # Errors
+    /// Tokens that are not in memory.
+    fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()>;
 }
 
 /// Summary records of consecutive groups of a layer.
@@ -167,7 +179,7 @@ impl Draft {
     }
 
     pub(crate) fn tail(&mut self, tail: Tail) {
-        self.front_bytes += tail.keys.len() + tail.values.len() + 16 + size_of::<Descriptor>() + 16;
+        self.front_bytes += tail.bytes + 16 + size_of::<Descriptor>() + 16;
         self.holds(tail.first_token);
         self.tails.push(tail);
     }

@@ -1,12 +1,12 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
-use super::draft::{Draft, Ends, Recorded, SequenceIdentity};
+use super::draft::{Draft, Ends, Recorded, SequenceIdentity, TailRows};
 use super::space::{Space, Writer, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
-use crate::device::environment::covered;
+use crate::device::environment::covered_bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle, SummaryPlace};
 use crate::metrics::lock;
@@ -183,11 +183,17 @@ struct Piece {
 }
 
 impl<'a> Tables<'a> {
-    fn checksum(&self, piece: &Piece, first_token: u64, tokens: u32, plane: u16, data: &[u8]) -> u64 {
+    fn checksum(&self, piece: &Piece, first_token: u64, tokens: u32, plane: u16, parts: &[&[u8]]) -> u64 {
         let layer = piece.layer as u16;
         let sequence = self.who.sequence;
         let identity = PlaneIdentity::new(self.nonce, sequence, piece.kind, layer, first_token, tokens, plane);
-        self.devices.identity.checksum.compute(&identity, covered(data))
+        let mut left = covered_bytes(parts.iter().map(|part| part.len()).sum());
+        let covered = parts.iter().map(|part| {
+            let bytes = part.len().min(left);
+            left -= bytes;
+            &part[..bytes]
+        });
+        self.devices.identity.checksum.compute_parts(&identity, covered)
     }
 
     fn describe(&mut self, piece: &Piece, offset: u64, bytes: u64, checksum_first: usize) {
@@ -215,13 +221,13 @@ impl<'a> Tables<'a> {
         });
     }
 
-    /// Puts planes into the front, one checksum each.
-    fn front_piece(&mut self, piece: &Piece, planes: &[&'a [u8]]) {
+    /// Puts planes, each in parts, into the front, one checksum each.
+    fn front_piece(&mut self, piece: &Piece, planes: &[&[&'a [u8]]]) {
         let (offset, first) = (self.front.len, self.checksums.len());
-        for (index, plane) in planes.iter().enumerate() {
-            let checksum = self.checksum(piece, piece.first_token, piece.tokens, index as u16, plane);
+        for (index, parts) in planes.iter().enumerate() {
+            let checksum = self.checksum(piece, piece.first_token, piece.tokens, index as u16, parts);
             self.checksums.push(checksum);
-            self.front.push(plane);
+            parts.iter().for_each(|part| self.front.push(part));
         }
         let bytes = self.front.len - offset;
         self.describe(piece, offset as u64, bytes as u64, first);
@@ -241,6 +247,7 @@ pub(crate) fn write(
     who: &SequenceIdentity,
     order: &[DeviceIndex],
     draft: &Draft,
+    tails: &dyn TailRows,
     here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
@@ -257,23 +264,28 @@ pub(crate) fn write(
             pieces: part.groups as u32,
             summary: Some(part.what),
         };
-        tables.front_piece(&piece, &[&part.bytes]);
+        tables.front_piece(&piece, &[&[&part.bytes]]);
     }
     let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, summary: None };
     if let Some((first, bytes, count)) = &draft.token_ids {
-        tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[bytes]);
+        tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[&[bytes]]);
     }
     if let Some((tokens, state)) = &draft.state {
-        tables.front_piece(&small(frame::KIND_CALLER_STATE, *tokens, state.len() as u32), &[state]);
+        tables.front_piece(&small(frame::KIND_CALLER_STATE, *tokens, state.len() as u32), &[&[state]]);
     }
     for part in &draft.adapters {
         let piece = Piece { layer: part.layer, ..small(frame::KIND_ADAPTER, part.first, part.bytes.len() as u32) };
-        tables.front_piece(&piece, &[&part.bytes]);
+        tables.front_piece(&piece, &[&[&part.bytes]]);
     }
+    let mut parts = [Vec::new(), Vec::new()];
     for tail in &draft.tails {
         let piece = Piece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };
-        let planes: [&[u8]; 2] = [&tail.keys, &tail.values];
-        tables.front_piece(&piece, if tail.values.is_empty() { &planes[..1] } else { &planes });
+        parts.iter_mut().for_each(Vec::clear);
+        for (plane, out) in parts.iter_mut().enumerate() {
+            tails.rows(tail, plane, out)?;
+        }
+        let planes: [&[&[u8]]; 2] = [&parts[0], &parts[1]];
+        tables.front_piece(&piece, if parts[1].is_empty() { &planes[..1] } else { &planes });
     }
     let front_pieces = tables.descriptors.len();
     let group_checksums = tables.checksums.len();
@@ -304,7 +316,7 @@ pub(crate) fn write(
                     let (start, len) = block.plane(plane);
                     let token = first_token + at as u64 * group;
                     let data = &bytes[start..start + len];
-                    let checksum = tables.checksum(piece, token, group as u32, plane as u16, data);
+                    let checksum = tables.checksum(piece, token, group as u32, plane as u16, &[data]);
                     tables.checksums.push(checksum);
                 }
             }

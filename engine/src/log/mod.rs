@@ -17,7 +17,7 @@ pub(crate) use commit::{CommitRequest, Committer, keep_spare};
 pub(crate) use copies::{CopyChange, Place, places};
 pub(crate) use core::{Claim, CopyAt, StoreInner, copies_of};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Driving, Identity, exhausted};
-pub(crate) use draft::{AdapterPart, Draft, Ends, SequenceIdentity, Tail};
+pub(crate) use draft::{AdapterPart, Draft, Ends, SequenceIdentity, Tail, TailRows};
 pub(crate) use frame::{WrittenFrame, front_limit, write as write_frame};
 pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};

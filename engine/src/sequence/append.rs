@@ -1,11 +1,12 @@
 //! Appending: tokens become groups, full buffers become frames.
 
+use super::layer::Layer;
 use super::{Held, Sequence};
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::environment::sizes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
-use crate::log::{Draft, WrittenFrame, exhausted, write_frame};
+use crate::log::{Draft, Tail, TailRows, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
 use crate::summary::{MinMax, StoredAs};
 use std::sync::Arc;
@@ -22,6 +23,18 @@ const WRITE_HERE_MAX: usize = 4 << 20;
 const ROOM_TRIES: usize = 8;
 /// How long an append waits for memory that views and reads hold.
 const MEMORY_WAIT: Duration = Duration::from_secs(10);
+
+/// The layers of a sequence, where its tails are.
+struct Tails<'a>(&'a [Option<Layer>]);
+
+impl TailRows for Tails<'_> {
+    fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()> {
+        let layer = self.0.get(tail.layer).and_then(Option::as_ref).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, format!("layer {} has no keys and values", tail.layer))
+        })?;
+        layer.rows(tail, plane, out)
+    }
+}
 
 impl Sequence {
     /// Appends tokens to one layer: `keys` `[tokens, kv_heads, key_dim]` and `values` `[tokens, kv_heads, value_dim]` (for
@@ -44,7 +57,7 @@ impl Sequence {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let tokens = keys.tokens();
-        let before = self.layer(layer)?.mark();
+        let before = self.layer(layer)?.mark(tokens);
         self.reserve_for(layer, tokens).map_err(|e| e.during(&place))?;
         let outcome = self.append_checked(layer, &keys, &values, tokens);
         if outcome.is_err() {
@@ -270,7 +283,8 @@ impl Sequence {
         self.placed.widen(store.devices.list.slots());
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
         let ids = store.next_frame();
-        let frame = write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, here)?;
+        let frame =
+            write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, &Tails(&self.layers), here)?;
         if frame.missing > 0 {
             store.devices.suspects.owe();
         }

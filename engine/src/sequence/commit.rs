@@ -222,10 +222,8 @@ impl Sequence {
             let most = (limit / 2 / layer.token_bytes()).min(PIECE_TOKENS);
             // What the drafts hold so far is as good as written.
             let from = if grouped { layer.groups() * self.who.layout.group_tokens() as u64 } else { 0 };
-            for tail in layer.unwritten(from, length, most)? {
-                let bytes = tail.keys.len() + tail.values.len() + 128;
-                let mut tail = Some(tail);
-                place(&mut drafts, bytes, &mut |draft| tail.take().into_iter().for_each(|tail| draft.tail(tail)));
+            for tail in layer.unwritten(from, length, most) {
+                place(&mut drafts, tail.bytes + 128, &mut |draft| draft.tail(tail));
             }
         }
         // A frame holds one piece of token ids: long ones go over several frames.

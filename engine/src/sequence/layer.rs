@@ -53,7 +53,8 @@ pub(crate) struct Layer {
 /// What a layer was before an append, to go back to.
 pub(crate) struct LayerMark {
     tokens: u64,
-    tail: Arc<[u8]>,
+    /// Its tail, where the append writes over it: tokens that only join a group leave those before them as they are.
+    tail: Option<Arc<[u8]>>,
 }
 
 impl Layer {
@@ -134,8 +135,10 @@ impl Layer {
         (self.geometry.key_elements() + self.geometry.value_elements()) * self.dtype.bytes()
     }
 
-    pub(crate) fn mark(&self) -> LayerMark {
-        LayerMark { tokens: self.tokens, tail: Arc::clone(&self.tail) }
+    /// The layer as it is before `more` tokens are appended.
+    pub(crate) fn mark(&self, more: usize) -> LayerMark {
+        let overwritten = self.tail_tokens() > 0 && self.tail_tokens() + more > self.group_tokens;
+        LayerMark { tokens: self.tokens, tail: overwritten.then(|| Arc::clone(&self.tail)) }
     }
 
     /// Back to `mark`, which is not further than now. Groups beyond it in frames on their way stand behind the length of the
@@ -167,17 +170,16 @@ impl Layer {
             summary.truncate(groups as usize);
         }
         self.tokens = mark.tokens;
-        self.tail = mark.tail;
+        if let Some(tail) = mark.tail {
+            self.tail = tail;
+        }
     }
 
     /// Cuts the layer to its first `tokens`, which are not more than there are. `block` is that of the group the cut falls
     /// into; needed when that group is sealed and some of its tokens are kept. The next commit writes the tail anew.
     pub(crate) fn cut(&mut self, tokens: u64, block: Option<&[u8]>) {
         let rows = (tokens % self.group_tokens as u64) as usize;
-        let tail = match block {
-            Some(_) => vec![0; self.block.block_bytes].into(),
-            None => Arc::clone(&self.tail),
-        };
+        let tail = block.map(|_| vec![0; self.block.block_bytes].into());
         self.reset(LayerMark { tokens, tail });
         if let Some(block) = block {
             let (start, len) = self.block.plane(1);
@@ -338,53 +340,63 @@ impl Layer {
     }
 
     /// Tokens `from..length` that no written frame holds, in pieces of `most` tokens at most.
-    pub(crate) fn unwritten(&self, from: u64, length: u64, most: usize) -> Result<Vec<Tail>> {
+    pub(crate) fn unwritten(&self, from: u64, length: u64, most: usize) -> Vec<Tail> {
         let (mut first, end) = (from.max(self.written).max(self.grouped_tokens()), self.tokens.min(length));
         let mut pieces = Vec::new();
         while first < end {
             let next = end.min(first + most.max(1) as u64);
-            pieces.push(self.piece(first, next)?);
+            pieces.push(self.piece(first, next));
             first = next;
         }
-        Ok(pieces)
+        pieces
     }
 
     /// The tokens of the tail, none when it is empty.
-    pub(crate) fn tail_piece(&self) -> Result<Option<Tail>> {
+    pub(crate) fn tail_piece(&self) -> Option<Tail> {
         let first = self.groups() * self.group_tokens as u64;
-        if first == self.tokens { Ok(None) } else { self.piece(first, self.tokens).map(Some) }
+        (first < self.tokens).then(|| self.piece(first, self.tokens))
     }
 
-    /// Tokens `first..end`, all of which are in memory.
-    fn piece(&self, first: u64, end: u64) -> Result<Tail> {
-        let size = self.group_tokens as u64;
-        let blocks: Vec<_> = (first / size..end.div_ceil(size)).map(|group| self.block_in_memory(group)).collect();
-        let plane = |index: usize, dim: u16| -> Result<Vec<u8>> {
-            let (start, len) = self.block.plane(index);
-            let row = usize::from(dim) * self.dtype.bytes();
-            let mut out = Vec::with_capacity((end - first) as usize * usize::from(self.geometry.kv_heads) * row);
-            for head in 0..usize::from(self.geometry.kv_heads) {
-                let mut token = first;
-                for block in &blocks {
-                    let rows = (token % size) as usize..(end - token / size * size).min(size) as usize;
-                    let block = block.ok_or_else(|| {
-                        let text = format!("group {} of layer {} is not in memory", token / size, self.index);
-                        Error::new(ErrorKind::Corruption, text)
-                    })?;
-                    let plane = &block[start..start + len][head * self.group_tokens * row..];
-                    out.extend_from_slice(&plane[rows.start * row..rows.end * row]);
-                    token += rows.len() as u64;
-                }
-            }
-            Ok(out)
-        };
-        Ok(Tail {
+    /// Tokens `first..end`.
+    fn piece(&self, first: u64, end: u64) -> Tail {
+        let tokens = end - first;
+        Tail {
             layer: self.index,
             first_token: first,
-            tokens: (end - first) as u32,
-            keys: plane(0, self.geometry.key_dim)?,
-            values: if self.geometry.value_dim == 0 { Vec::new() } else { plane(1, self.geometry.value_dim)? },
-        })
+            tokens: tokens as u32,
+            bytes: tokens as usize * self.token_bytes(),
+        }
+    }
+
+    /// The parts of a plane `[kv_heads, tokens, dim]` of tokens by themselves, all of which are in memory.
+    pub(crate) fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()> {
+        let (first, end) = (tail.first_token, tail.first_token + u64::from(tail.tokens));
+        let size = self.group_tokens as u64;
+        let (start, len) = self.block.plane(plane);
+        let block = |group: u64| {
+            self.block_in_memory(group).and_then(|block| block.get(start..start + len)).ok_or_else(|| {
+                Error::new(ErrorKind::Corruption, format!("group {group} of layer {} is not in memory", self.index))
+            })
+        };
+        if len == 0 {
+            return Ok(());
+        }
+        if first.is_multiple_of(size) && end == first + size {
+            out.push(block(first / size)?);
+            return Ok(());
+        }
+        let blocks = (first / size..end.div_ceil(size)).map(block).collect::<Result<Vec<_>>>()?;
+        let head_bytes = len / usize::from(self.geometry.kv_heads);
+        let row = head_bytes / self.group_tokens;
+        for head in 0..usize::from(self.geometry.kv_heads) {
+            let mut token = first;
+            for block in &blocks {
+                let rows = (token % size) as usize..(end - token / size * size).min(size) as usize;
+                out.push(&block[head * head_bytes..][rows.start * row..rows.end * row]);
+                token += rows.len() as u64;
+            }
+        }
+        Ok(())
     }
 
     /// The block of a group that is in memory, or of the tail behind the last one.

@@ -5,6 +5,7 @@ use super::layer::Layer;
 use crate::attention::{HeadMask, TokenMask, dot_fn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{BlockPlace, Source};
+use crate::log::Tail;
 use crate::select::{SelectOptions, TailView, Unit, UnitSource, View, ViewInner, choose};
 use std::ops::Range;
 use std::sync::Arc;
@@ -101,9 +102,14 @@ impl Sequence {
         Ok(view)
     }
 
-    /// Planes `[kv_heads, tokens, dim]` of the tokens of a layer that fill no group, and how many they are.
-    pub(crate) fn stored_tail(&self, layer: usize) -> Result<Option<crate::log::Tail>> {
-        self.layer(layer)?.tail_piece()
+    /// The tokens of a layer that fill no group; their planes `[kv_heads, tokens, dim]`, keys then values, go to `out`.
+    pub(crate) fn stored_tail(&self, layer: usize, out: &mut Vec<u8>) -> Result<Option<Tail>> {
+        let layer = self.layer(layer)?;
+        let Some(tail) = layer.tail_piece() else { return Ok(None) };
+        let mut parts = Vec::new();
+        (0..2).try_for_each(|plane| layer.rows(&tail, plane, &mut parts))?;
+        parts.iter().for_each(|part| out.extend_from_slice(part));
+        Ok(Some(tail))
     }
 
     /// The summaries of groups of a layer, as they stand on disk, if it carries any.

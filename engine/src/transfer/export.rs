@@ -199,10 +199,8 @@ fn groups(sequence: &Sequence, layer: usize, out: &mut Out<impl Write>, bytes: &
             out.piece(&summary, &summaries)?;
         }
     }
-    if let Some(tail) = sequence.stored_tail(layer)? {
-        bytes.clear();
-        bytes.extend_from_slice(&tail.keys);
-        bytes.extend_from_slice(&tail.values);
+    bytes.clear();
+    if let Some(tail) = sequence.stored_tail(layer, bytes)? {
         let (layer, first, tokens) = (tail.layer as u16, tail.first_token, tail.tokens);
         out.piece(&Piece { layer, first, tokens, ..Piece::plain(PIECE_TAIL) }, bytes)?;
     }
