@@ -115,13 +115,12 @@ mod tests {
             let length = |key: &[f32]| key.iter().map(|x| x * x).sum::<f32>();
             prop_assert!((length(&turned) - length(&key)).abs() < 1e-3);
             // Against the definition: a pair as a complex number, times e^(i angle).
-            for pair in 0..rope.dims() / 2 {
+            for (pair, (cos, sin)) in angles.iter().enumerate() {
                 let (a, b) = match rope.pairing() {
                     RopePairing::Halves => (pair, pair + rope.dims() / 2),
                     RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
                 };
                 let (a, b) = (rope.first() + a, rope.first() + b);
-                let (cos, sin) = angles[pair];
                 prop_assert!((turned[a] - (key[a] * cos - key[b] * sin)).abs() < 1e-5);
                 prop_assert!((turned[b] - (key[b] * cos + key[a] * sin)).abs() < 1e-5);
             }
