@@ -341,6 +341,8 @@ const EVENTS_MAX: usize = 1024;
 pub(crate) struct Observers {
     observer: Mutex<Option<Observer>>,
     waiting: Mutex<std::collections::VecDeque<Evicted>>,
+    /// Those whose deletion is queued and not durable yet: nobody is told.
+    kept: Mutex<Vec<Evicted>>,
     pub(crate) lost: Counter,
 }
 
@@ -358,6 +360,15 @@ impl Observers {
                 waiting.push_back(event);
             }
         }
+    }
+
+    /// Keeps what nobody is to be told before it is durable.
+    pub(crate) fn keep(&self, events: Vec<Evicted>) {
+        lock(&self.kept).extend(events);
+    }
+
+    pub(crate) fn take_kept(&self) -> Vec<Evicted> {
+        std::mem::take(&mut *lock(&self.kept))
     }
 
     /// From now on this one is told, first of what happened before.

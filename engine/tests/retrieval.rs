@@ -298,3 +298,60 @@ fn memory_is_accounted_and_its_end_is_an_error() {
     assert!(matches!(error.kind(), ErrorKind::MemoryLimit | ErrorKind::Busy), "{error}");
     assert_eq!(sequence.layer_len(0).unwrap(), tokens as u64, "the layer is as it was");
 }
+
+/// Needs a kind that can be built, and one that cannot.
+struct Half(Arc<dyn SummaryKind>);
+struct NoKind;
+
+impl SummaryKind for NoKind {
+    fn id(&self) -> String {
+        "none".into()
+    }
+
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        match layer {
+            0 => LengthKind.layer(layer, shape),
+            // A row of the wrong length, as an adapter of another model has them.
+            _ => LowRankAdapter::new(3, 1, vec![0.0]).map(|_| unreachable!()),
+        }
+    }
+}
+
+impl Selector for Half {
+    fn name(&self) -> &str {
+        "half"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::clone(&self.0), Arc::new(NoKind)]
+    }
+
+    fn score(&self, _: &[&dyn KeySummary], _: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        scores.fill(0.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_selector_that_does_not_suit_leaves_the_sequence_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    append(&mut sequence, 0..200);
+    let first = sequence.attach(Arc::new(Loudest)).unwrap();
+    let used = |store: &Store| store.status().memory.used_bytes;
+    let (before, bytes) = (used(&store), sequence.selector_bytes(first).unwrap());
+    for kind in [Oracle.summaries(), SignBits.summaries()].concat() {
+        sequence.attach_stored(Arc::new(Half(kind))).unwrap_err();
+        assert_eq!((used(&store), sequence.selector_bytes(first).unwrap()), (before, bytes));
+    }
+    // What is attached later has summaries of its own.
+    let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
+    append(&mut sequence, 200..240);
+    for layer in 0..2 {
+        let counts =
+            |id| sequence.selector_summaries(id, layer).unwrap().iter().map(|s| s.groups()).collect::<Vec<_>>();
+        assert_eq!((counts(first), counts(oracle)), (vec![60], vec![60]));
+    }
+    assert!(sequence.selector_bytes(oracle).unwrap() > 0);
+}

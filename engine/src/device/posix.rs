@@ -191,7 +191,7 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     use std::os::fd::AsRawFd;
     counters.submissions.add(1);
     #[cfg(test)]
-    if flight.op().is_read() && trouble::strikes() {
+    if trouble::strikes(flight.op().is_read()) {
         return -libc::EIO;
     }
     let fd = flight.op().file().fd().as_raw_fd();
@@ -218,7 +218,7 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     }
 }
 
-/// Trouble with the reads of one device, for tests.
+/// Trouble with the reads or writes of one device, for tests.
 #[cfg(test)]
 pub(crate) mod trouble {
     use crate::metrics::lock;
@@ -231,6 +231,8 @@ pub(crate) mod trouble {
         Late(Duration),
         /// They fail.
         Fails,
+        /// Everything but reads fails.
+        NotWritten,
     }
 
     static TROUBLE: Mutex<Option<(&str, Trouble)>> = Mutex::new(None);
@@ -240,13 +242,15 @@ pub(crate) mod trouble {
         *lock(&TROUBLE) = trouble;
     }
 
-    /// Whether a read of this thread fails; it may take its time.
-    pub(super) fn strikes() -> bool {
+    /// Whether an operation of this thread fails; it may take its time.
+    pub(super) fn strikes(is_read: bool) -> bool {
         let Some((threads, trouble)) = *lock(&TROUBLE) else { return false };
         if !std::thread::current().name().is_some_and(|name| name.starts_with(threads)) {
             return false;
         }
         match trouble {
+            Trouble::NotWritten => !is_read,
+            _ if !is_read => false,
             Trouble::Fails => true,
             Trouble::Late(delay) => {
                 std::thread::sleep(delay);

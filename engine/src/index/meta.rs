@@ -2,6 +2,7 @@
 
 use super::catalog::SegmentKey;
 use super::records::RecordBuffer;
+use crate::device::environment::{Mutant, mutated};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, LayoutId, Location, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -166,6 +167,12 @@ impl AdapterMeta {
 }
 
 impl SequenceMeta {
+    /// When its time is over, in milliseconds since 1970; none when it stays.
+    pub(crate) fn ends_ms(&self) -> Option<u64> {
+        let ttl = if mutated(Mutant::ExpiredEarly) { self.ttl_ms / 2 } else { self.ttl_ms };
+        (self.ttl_ms > 0).then(|| self.created_unix_ms.saturating_add(ttl))
+    }
+
     pub(crate) fn create_record(&self, id: SequenceId) -> m::SequenceCreate {
         m::SequenceCreate {
             sequence: U64::new(id.0),

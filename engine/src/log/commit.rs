@@ -4,6 +4,7 @@ mod lost;
 mod room;
 
 use super::copies::CopyChange;
+use super::core::tell_copies;
 use super::devices::{Devices, Failures};
 use super::group::{Group, Member};
 use super::manifest::{ManifestLog, ManifestPlace, room_for};
@@ -45,6 +46,8 @@ pub(crate) struct CommitRequest {
     pub(crate) flights: Vec<Flight>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
+    /// Its frames have fewer copies than they should have.
+    pub(crate) owes_copies: bool,
 }
 
 type Queued = Member<CommitRequest, Result<()>>;
@@ -302,10 +305,10 @@ impl Committer {
             return Ok(());
         }
         drop(opened);
+        let mut changed = BTreeSet::new();
         {
             // Before the records of the group, which may delete them.
             let catalog = lock(&self.catalog);
-            let mut changed = BTreeSet::new();
             let durable = |change: &&CopyChange| change.wanted.iter().all(|(at, _)| !lost.contains(&at.device));
             for change in group.iter().flat_map(|queued| &queued.request.copies).filter(durable) {
                 // Of several changes of one frame the first counts: the others were decided before it.
@@ -352,6 +355,15 @@ impl Committer {
                 }
                 other => other?,
             }
+        }
+        // Whoever queued this may not be there any more to do it.
+        for frame in changed {
+            // Where a frame cannot be told, it is read from where it was, which it holds.
+            let _ = tell_copies(&self.devices, &self.catalog, &self.space, frame);
+        }
+        if group.iter().any(|queued| queued.request.owes_copies) {
+            // Not before: a repair would have found nothing to do.
+            self.devices.suspects.owe();
         }
         for queued in &*group {
             let space = lock(&self.space);

@@ -4,10 +4,11 @@ use super::commit::{CommitRequest, Committer};
 use super::devices::Devices;
 use super::pace::Pace;
 use super::space::Space;
+use super::unix_ms;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot};
+use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot, SequenceMeta};
 use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
@@ -96,6 +97,38 @@ pub(crate) fn copies_of(
     }
 }
 
+/// Tells whoever reads a frame where its copies are now.
+///
+/// # Errors
+/// As [`copies_of`].
+pub(super) fn tell_copies(
+    devices: &Devices,
+    catalog: &Mutex<Catalog>,
+    space: &Mutex<Space>,
+    id: FrameId,
+) -> Result<()> {
+    let catalog = lock(catalog);
+    let mut space = lock(space);
+    match (space.frame_slot(id), catalog.frames.get(&id)) {
+        (Some(slot), Some(frame)) => lay_copies(devices, &catalog, &mut space, frame, &slot),
+        _ => Ok(()),
+    }
+}
+
+fn lay_copies(
+    devices: &Devices,
+    catalog: &Catalog,
+    space: &mut Space,
+    frame: &FrameMeta,
+    slot: &FrameSlot,
+) -> Result<()> {
+    let mut copies = copies_of(devices, catalog, space, frame)?.into_iter().map(|copy| copy.at);
+    if let Some(first) = copies.next() {
+        slot.lies(first, copies.collect());
+    }
+    Ok(())
+}
+
 impl StoreInner {
     /// Id and log sequence number of the next frame.
     pub(crate) fn next_frame(&self) -> (FrameId, u64) {
@@ -132,27 +165,9 @@ impl StoreInner {
         let mut space = lock(&self.space);
         let slot = space.place_frame(id, body);
         if let Some(frame) = catalog.frames.get(&id) {
-            self.lay_copies(&catalog, &mut space, frame, &slot)?;
+            lay_copies(&self.devices, &catalog, &mut space, frame, &slot)?;
         }
         Ok(slot)
-    }
-
-    /// Tells whoever reads a frame where its copies are now.
-    pub(crate) fn tell_copies(&self, id: FrameId) -> Result<()> {
-        let catalog = lock(&self.catalog);
-        let mut space = lock(&self.space);
-        match (space.frame_slot(id), catalog.frames.get(&id)) {
-            (Some(slot), Some(frame)) => self.lay_copies(&catalog, &mut space, frame, &slot),
-            _ => Ok(()),
-        }
-    }
-
-    fn lay_copies(&self, catalog: &Catalog, space: &mut Space, frame: &FrameMeta, slot: &FrameSlot) -> Result<()> {
-        let mut copies = copies_of(&self.devices, catalog, space, frame)?.into_iter().map(|copy| copy.at);
-        if let Some(first) = copies.next() {
-            slot.lies(first, copies.collect());
-        }
-        Ok(())
     }
 
     /// Makes room for an append that found none, by all means there are. Whether there is more now.
@@ -273,6 +288,8 @@ pub(crate) struct Claim {
     id: SequenceId,
     /// Empty when no key is reserved.
     key: String,
+    /// It may be over when it is let go: whoever tends the store looks then.
+    pub(crate) expires: bool,
 }
 
 impl Claim {
@@ -285,7 +302,7 @@ impl Claim {
             lock(&store.reserved_keys).remove(key);
             return None;
         }
-        Some(Self { store: Arc::clone(store), id, key: key.to_owned() })
+        Some(Self { store: Arc::clone(store), id, key: key.to_owned(), expires: false })
     }
 }
 
@@ -296,5 +313,9 @@ impl Drop for Claim {
         }
         lock(&self.store.space).settle(self.id);
         lock(&self.store.open_sequences).remove(&self.id);
+        let over = |meta: &SequenceMeta| meta.ends_ms().is_some_and(|end| end <= unix_ms());
+        if self.expires && lock(&self.store.catalog).sequences.get(&self.id).is_some_and(over) {
+            self.store.devices.tend.notify();
+        }
     }
 }

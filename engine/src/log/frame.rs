@@ -43,6 +43,8 @@ pub(crate) struct WrittenFrame {
     pub(crate) body: Arc<FrameSlot>,
     /// Its copies as they are written; after [`Self::wait`] those that were.
     copies: Vec<CopyFlight>,
+    /// [`Self::wait`] has seen that it is written.
+    written: bool,
     space: Arc<Mutex<Space>>,
     pub(crate) runs: Vec<LandedRun>,
     pub(crate) holds_state: bool,
@@ -52,8 +54,6 @@ pub(crate) struct WrittenFrame {
     pub(crate) token_end: u64,
     /// Ends of what it holds, when that is no groups.
     pub(crate) small: Option<Ends>,
-    /// Copies that were to be written and are not.
-    pub(crate) missing: usize,
 }
 
 /// One copy of a frame on its way.
@@ -68,34 +68,32 @@ struct CopyFlight {
 }
 
 impl WrittenFrame {
-    /// Waits until every byte is written (not synced). A copy that could not be written is left out as long as another was.
+    /// Waits until every byte is written (not synced). A copy that could not be written is left out as long as another was; its
+    /// segment takes no more.
     ///
     /// # Errors
     /// The first failed write, when no copy was written.
     pub(crate) fn wait(&mut self) -> Result<()> {
-        let mut failed = None;
+        if self.written {
+            return Ok(());
+        }
         let before = self.copies.len();
         let outcomes: Vec<_> = self.copies.iter().map(|copy| copy.waiter.wait()).collect();
-        self.copies.iter_mut().for_each(|copy| copy.front.clear());
-        if outcomes.iter().any(Result::is_ok) {
-            let mut outcomes = outcomes.iter();
-            self.copies.retain(|copy| {
-                let written = outcomes.next().is_some_and(Result::is_ok);
-                if !written {
-                    lock(&self.space).abandon(&copy.segment);
-                }
-                written
-            });
-        } else {
-            failed = outcomes.into_iter().find_map(Result::err);
+        for (copy, outcome) in self.copies.iter_mut().zip(&outcomes) {
+            copy.front.clear();
+            if outcome.is_err() {
+                lock(&self.space).abandon(&copy.segment);
+            }
         }
-        if let Some(e) = failed {
-            return Err(e);
+        if !outcomes.iter().any(Result::is_ok) {
+            return outcomes.into_iter().next().unwrap_or(Ok(()));
         }
+        let mut outcomes = outcomes.iter();
+        self.copies.retain(|_| outcomes.next().is_some_and(Result::is_ok));
         if self.copies.len() < before {
-            self.missing += before - self.copies.len();
             self.name_copies();
         }
+        self.written = true;
         Ok(())
     }
 
@@ -110,11 +108,7 @@ impl WrittenFrame {
 
     /// Whether every byte is written, without waiting.
     pub(crate) fn is_written(&self) -> bool {
-        self.copies.iter().all(|copy| copy.waiter.is_done())
-    }
-
-    pub(crate) fn segments(&self) -> impl Iterator<Item = &Arc<SegmentHandle>> {
-        self.copies.iter().map(|copy| &copy.segment)
+        self.written || self.copies.iter().all(|copy| copy.waiter.is_done())
     }
 
     /// Bytes that its copies take.
@@ -245,10 +239,9 @@ pub(crate) fn write(
     space: &Arc<Mutex<Space>>,
     ids: (FrameId, u64),
     who: &SequenceIdentity,
-    order: &[DeviceIndex],
+    (order, here): (&[DeviceIndex], bool),
     draft: &Draft,
     tails: &dyn TailRows,
-    here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
@@ -387,7 +380,9 @@ pub(crate) fn write(
             }
             Err(e) => {
                 // What is on its way uses buffers of this frame.
-                copies.iter().for_each(|copy: &CopyFlight| drop(copy.waiter.wait()));
+                for copy in copies.iter().filter(|copy: &&CopyFlight| copy.waiter.wait().is_err()) {
+                    lock(space).abandon(&copy.segment);
+                }
                 return Err(e);
             }
         }
@@ -418,7 +413,6 @@ pub(crate) fn write(
         checksums: tables.checksums[group_checksums..].into(),
         summaries,
     };
-    let missing = who.copies.saturating_sub(copies.len());
     let body = lock(space).place_frame(id, body);
     body.set_flights(copies.iter_mut().filter_map(|copy| copy.flight.take()).collect());
     Ok(WrittenFrame {
@@ -426,13 +420,13 @@ pub(crate) fn write(
         meta,
         body,
         copies,
+        written: false,
         space: Arc::clone(space),
         runs: landed,
         holds_state: draft_holds_state,
         first_token: draft_first_token,
         token_end: u64::MAX,
         small: draft_small,
-        missing,
     })
 }
 

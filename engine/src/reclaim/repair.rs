@@ -120,9 +120,7 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
         if mutated(Mutant::ReplicaNotHealed) && !bad.is_empty() {
             continue;
         }
-        let frames: Vec<FrameId> = request.copies.iter().map(|change| change.frame).collect();
         inner.commit(request)?;
-        frames.into_iter().try_for_each(|frame| inner.tell_copies(frame))?;
     }
     for _ in 0..done.healed {
         note(Event::ReplicaHealed);

@@ -284,34 +284,31 @@ impl Sequence {
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
         let ids = store.next_frame();
         let frame =
-            write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, &Tails(&self.layers), here)?;
-        if frame.missing > 0 {
-            store.devices.suspects.owe();
-        }
+            write_frame(&store.devices, &store.space, ids, &self.who, (&order, here), draft, &Tails(&self.layers))?;
         frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));
         Ok(frame)
     }
 
-    /// Takes note of frames whose writes ended; with `wait`, at least of the oldest. Their groups are read from the device
-    /// from now on. The groups of a failed one are pending again.
+    /// Takes note of frames whose writes ended; with `wait`, at least of the oldest with groups that are read from memory yet.
+    /// Their groups are read from the device from now on. The groups of a failed one are pending again.
     pub(super) fn land(&mut self, wait: bool) -> Result<()> {
         let mut waited = !wait;
         let mut failed = None;
         let mut landed_any = false;
         for at in 0..self.frames.len() {
             let frame = &mut self.frames[at];
-            if frame.runs.is_empty() {
-                continue;
-            }
-            // In order, so that those behind one that failed can still be taken back.
+            // In order, those without groups too, so that what is behind one that failed can still be taken back.
             if waited && !frame.is_written() {
                 break;
             }
-            waited = true;
             if let Err(e) = frame.wait() {
                 failed = Some((at, e));
                 break;
             }
+            if frame.runs.is_empty() {
+                continue;
+            }
+            waited = true;
             let body = Arc::clone(&frame.body);
             for landed in std::mem::take(&mut frame.runs) {
                 if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
@@ -338,10 +335,8 @@ impl Sequence {
     pub(super) fn requeue(&mut self, at: usize) {
         let mut frames = self.frames.split_off(at);
         for frame in &mut frames {
-            if frame.wait().is_err() {
-                let mut space = lock(&self.store.space);
-                frame.segments().for_each(|segment| space.abandon(segment));
-            }
+            // Whether it was written does not matter any more.
+            let _ = frame.wait();
             self.state_dirty |= frame.holds_state;
         }
         // They may have held tail tokens, or groups that a cut turned into tail tokens.

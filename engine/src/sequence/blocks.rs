@@ -1,19 +1,20 @@
 //! Reads that a sequence makes for itself: pieces of segments in batches, and single blocks, checked.
 
+use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::device::environment::covered;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{BlockPlace, SegmentHandle};
-use crate::log::Devices;
+use crate::log::{Devices, exhausted};
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::Arc;
 use stratakv_format::frame::KIND_GROUPS;
-use stratakv_format::{PAGE_BYTES, PlaneIdentity, segment};
+use stratakv_format::{DeviceIndex, PAGE_BYTES, PlaneIdentity, segment};
 
 /// Bytes of one read.
 const READ_BYTES: usize = 1 << 20;
 
-/// Reads pieces of segments, all in one batch per device; the first error.
+/// Reads pieces of segments; the first error.
 pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
     read_each(devices, pieces)?.into_iter().collect()
 }
@@ -29,20 +30,43 @@ impl Sink for Each {
     }
 }
 
-/// Reads pieces of segments, all in one batch per device, each with its outcome.
+/// Buffers with the numbers of the pieces that they are read for, and their reads.
+#[derive(Default)]
+struct Collected {
+    buffers: Vec<(usize, Lease)>,
+    reads: Vec<Result<(DeviceIndex, Op)>>,
+}
+
+/// Reads pieces of segments, each with its outcome: in one batch per device, or in several where memory is short.
 pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Result<Vec<u8>>>> {
-    let mut buffers = Vec::new();
-    let mut owners = Vec::new();
+    let mut out: Vec<Result<Vec<u8>>> = pieces.iter().map(|_| Ok(Vec::new())).collect();
+    let mut collected = Collected::default();
     for (piece, (segment, offset, bytes)) in pieces.iter().enumerate() {
         for start in (0..*bytes).step_by(READ_BYTES) {
             let len = READ_BYTES.min(bytes - start);
-            let mut buffer = devices.buffer(len)?;
+            let mut buffer = match devices.arena.lease_zeroed(len) {
+                // Others may wait for what is held here, as this would for theirs.
+                Err(Exhausted::Now) if !collected.buffers.is_empty() => {
+                    read_collected(devices, std::mem::take(&mut collected), &mut out)?;
+                    devices.buffer(len)?
+                }
+                Err(Exhausted::Now) => devices.buffer(len)?,
+                leased => leased.map_err(|e| exhausted(e, len))?,
+            };
             let into = buffer.read_target(0..len)?;
             let file = devices.get(segment.key.0).and_then(|_| segment.file());
-            owners.push(file.map(|file| (segment.key.0, Op::Read { file, offset: offset + start as u64, into })));
-            buffers.push((piece, buffer));
+            let read = file.map(|file| (segment.key.0, Op::Read { file, offset: offset + start as u64, into }));
+            collected.reads.push(read);
+            collected.buffers.push((piece, buffer));
         }
     }
+    read_collected(devices, collected, &mut out)?;
+    Ok(out)
+}
+
+/// Reads what was collected behind what the pieces have.
+fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec<u8>>]) -> Result<()> {
+    let Collected { buffers, reads: owners } = collected;
     let waiters: Vec<_> = owners.iter().map(|_| Waiter::new(1)).collect();
     let mut by_device: std::collections::BTreeMap<_, Vec<Request>> = std::collections::BTreeMap::new();
     for (tag, owner) in owners.into_iter().enumerate() {
@@ -56,7 +80,6 @@ pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize
         let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
         devices.get(device)?.shard.submit_wait(batch);
     }
-    let mut out: Vec<Result<Vec<u8>>> = pieces.iter().map(|_| Ok(Vec::new())).collect();
     for (waiter, (piece, buffer)) in waiters.iter().zip(&buffers) {
         match (waiter.wait(), &mut out[*piece]) {
             (Ok(()), Ok(bytes)) => bytes.extend_from_slice(buffer.bytes().unwrap_or_default()),
@@ -64,7 +87,7 @@ pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize
             (_, Err(_)) => {}
         }
     }
-    Ok(out)
+    Ok(())
 }
 
 /// One block, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.

@@ -55,10 +55,23 @@ impl Sequence {
         let committed = self.commit(durability);
         if committed.as_ref().is_err_and(|e| !e.is_queued()) {
             (self.state, self.state_dirty) = before;
-            // A frame that holds the state that was refused commits it no more.
-            self.frames.iter_mut().for_each(|frame| frame.holds_state = false);
+            self.refuse_state();
         }
         committed
+    }
+
+    /// Frames that hold the state that was refused commit it no more; one that holds nothing else goes.
+    pub(super) fn refuse_state(&mut self) {
+        self.frames.retain_mut(|frame| {
+            let useless = frame.holds_state && frame.first_token.is_none();
+            if useless {
+                // Its space is not used again while a write into it is under way.
+                let _ = frame.wait();
+            }
+            frame.holds_state = false;
+            !useless
+        });
+        self.measure_frames();
     }
 
     /// Commits the first `length` tokens and the first `ids` token ids.
@@ -66,11 +79,12 @@ impl Sequence {
         self.store.committer.check()?;
         let grouped = self.writes_groups(length);
         let drafts = self.commit_drafts(length, ids, grouped)?;
-        // One that cuts gives back more than it takes.
-        if !self.cut {
-            let shared = self.held.iter().filter(|held| held.shared.is_some()).count();
-            let frames = self.frames.len() + shared + drafts.len();
-            let own = if self.stored { 0 } else { SEQUENCE_RECORD_BYTES + self.who.key.len() };
+        let shared = self.held.iter().filter(|held| held.shared.is_some()).count();
+        // A cut takes the place of what it lets go, and the tokens that it leaves of a group always find room.
+        let small = if self.cut { drafts.iter().filter(|draft| draft.is_small()).count() } else { 0 };
+        let frames = (self.frames.len() + shared + drafts.len()).saturating_sub(self.released + small);
+        let own = if self.stored { 0 } else { SEQUENCE_RECORD_BYTES + self.who.key.len() };
+        if frames + own > 0 {
             self.store.committer.admit((frames * FRAME_RECORD_BYTES * self.who.copies + own) as u64)?;
         }
         // Nothing is left to do but wait for the last frame: it is written here.
@@ -92,7 +106,7 @@ impl Sequence {
         let layout = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone()));
         let mut request =
             CommitRequest { layout, records: std::mem::take(&mut self.records), ..CommitRequest::default() };
-        let mut released = 0;
+        let mut states = Vec::new();
         if grouped {
             self.release_merged(&mut request)?;
         }
@@ -103,6 +117,7 @@ impl Sequence {
             match shared {
                 Shared::Named => request.pins.extend(segments),
                 Shared::Unnamed => {
+                    request.owes_copies |= segments.len() < self.who.copies;
                     request.segments.extend(segments);
                     request.flights.extend(held.slot.take_flights());
                 }
@@ -111,19 +126,22 @@ impl Sequence {
         for frame in self.frames.drain(..) {
             // Where it lies now: a fork that was committed may have brought it into the catalog, and it may have been moved since.
             let held = Held::written(&frame, None);
-            request.segments.extend(held.announce(&mut request.records));
+            let segments = held.announce(&mut request.records);
+            request.owes_copies |= segments.len() < self.who.copies;
+            request.segments.extend(segments);
             request.flights.extend(held.slot.take_flights());
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, frame.id, frame.token_end), &[]);
             self.held.push(held);
             if frame.holds_state {
-                released = std::mem::replace(&mut self.state_frame, frame.id.0);
+                states.push(FrameId(std::mem::replace(&mut self.state_frame, frame.id.0)));
             }
         }
-        // A frame that held nothing but the state before this one.
-        let old = FrameId(released);
-        if let Some(at) = self.held.iter().position(|held| held.frame == old && held.first_token.is_none()) {
-            self.held.swap_remove(at);
-            request.records.push(Kind::FrameRelease, &release_record(self.who.sequence, old), &[]);
+        // Frames that hold nothing but a state before this one: of the last commit, and of attempts since that failed.
+        for old in states {
+            if let Some(at) = self.held.iter().position(|held| held.frame == old && held.first_token.is_none()) {
+                self.held.swap_remove(at);
+                request.records.push(Kind::FrameRelease, &release_record(self.who.sequence, old), &[]);
+            }
         }
         let commit = SequenceCommit {
             sequence: U64::new(self.who.sequence.0),
@@ -134,7 +152,7 @@ impl Sequence {
         };
         request.records.push(Kind::SequenceCommit, &commit, &[]);
         self.owed = None;
-        self.cut = false;
+        (self.cut, self.released) = (false, 0);
         self.state_dirty = false;
         self.ids_durable = self.ids_written;
         self.stored = true;
@@ -207,7 +225,7 @@ impl Sequence {
     }
 
     /// Drafts of everything a commit of `length` tokens and `ids` token ids writes: groups or what is new, token ids, state.
-    fn commit_drafts(&mut self, length: u64, ids: usize, grouped: bool) -> Result<Vec<Draft>> {
+    pub(super) fn commit_drafts(&mut self, length: u64, ids: usize, grouped: bool) -> Result<Vec<Draft>> {
         let mut drafts = if grouped { self.group_drafts()? } else { Vec::new() };
         let limit = self.frame_limit;
         let place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {

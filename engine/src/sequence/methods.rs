@@ -57,6 +57,17 @@ impl Sequence {
     }
 
     fn attach_as(&mut self, selector: Arc<dyn Selector>, store: bool) -> Result<SelectorId> {
+        let known = self.methods.kinds.len();
+        let slots = self.slots_of(selector.as_ref()).inspect_err(|_| self.forget_kinds(known))?;
+        if store {
+            slots.iter().for_each(|slot| self.store_with_groups(*slot));
+        }
+        self.methods.selectors.push((selector, slots));
+        Ok(SelectorId(self.methods.selectors.len() - 1))
+    }
+
+    /// The kinds that a selector needs; those that are not there yet are built.
+    fn slots_of(&mut self, selector: &dyn Selector) -> Result<Vec<usize>> {
         let mut slots = Vec::new();
         for kind in selector.summaries() {
             let id = kind.id();
@@ -71,11 +82,17 @@ impl Sequence {
                 }
             });
         }
-        if store {
-            slots.iter().for_each(|slot| self.store_with_groups(*slot));
-        }
-        self.methods.selectors.push((selector, slots));
-        Ok(SelectorId(self.methods.selectors.len() - 1))
+        Ok(slots)
+    }
+
+    /// Forgets all kinds behind the first ones, and gives back what was taken for them.
+    fn forget_kinds(&mut self, first: usize) {
+        self.methods.kinds.truncate(first);
+        self.methods.stored.truncate(first);
+        self.layers.iter_mut().flatten().for_each(|layer| layer.extras.truncate(first));
+        let held = self.methods_bytes(0, 0);
+        // It only shrinks.
+        self.store.devices.resize(&mut self.method_bytes, held);
     }
 
     /// Has what the summaries of a kind know written with the groups, where it can be.
@@ -169,17 +186,22 @@ impl Sequence {
 
     /// Accounts for what the summaries of selectors hold once `layer` has `groups` more.
     pub(super) fn reserve_methods(&mut self, layer: usize, groups: usize, more: usize) -> Result<()> {
-        let bytes = |l: &super::Layer| -> usize {
-            let groups = if l.index == layer { groups } else { 0 };
-            let kept = l.kept.as_ref().map_or(0, |kept| kept.bytes_for(groups));
-            l.extras.iter().map(|summary| summary.bytes_for(groups)).sum::<usize>() + kept
-        };
-        let held = self.layers.iter().flatten().map(bytes).sum::<usize>() + more;
+        let held = self.methods_bytes(layer, groups) + more;
         if held > self.method_bytes.bytes() && !self.store.devices.resize(&mut self.method_bytes, held) {
             let text = format!("summaries of {held} bytes do not fit in what memory_limit has left");
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         Ok(())
+    }
+
+    /// Bytes of the summaries of selectors once `layer` has `groups` more.
+    fn methods_bytes(&self, layer: usize, groups: usize) -> usize {
+        let bytes = |l: &super::Layer| -> usize {
+            let groups = if l.index == layer { groups } else { 0 };
+            let kept = l.kept.as_ref().map_or(0, |kept| kept.bytes_for(groups));
+            l.extras.iter().map(|summary| summary.bytes_for(groups)).sum::<usize>() + kept
+        };
+        self.layers.iter().flatten().map(bytes).sum()
     }
 
     fn build(&mut self, kind: &dyn SummaryKind) -> Result<()> {

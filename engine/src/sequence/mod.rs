@@ -12,6 +12,8 @@ mod reader;
 mod rebuild;
 mod restore;
 mod select;
+#[cfg(test)]
+mod tests;
 mod truncate;
 mod visit;
 
@@ -64,6 +66,8 @@ pub struct Sequence {
     committed: u64,
     /// Tokens were cut off since the last commit.
     cut: bool,
+    /// Frames that the next commit lets go because of that.
+    released: usize,
     /// Tokens of the last commit, also of whom it was forked from: what came since is new.
     settled: u64,
     /// Groups in memory between commits, of all that such groups may take.
@@ -117,7 +121,8 @@ enum Shared {
 
 impl Sequence {
     /// A sequence without tokens. `records` create it, with its first commit.
-    pub(crate) fn new(claim: Claim, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+    pub(crate) fn new(mut claim: Claim, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+        claim.expires = who.ttl_ms > 0;
         let store = Arc::clone(&claim.store);
         let layout = &who.layout;
         let has_summary = who.summaries != 0;
@@ -168,6 +173,7 @@ impl Sequence {
             stored: false,
             committed: 0,
             cut: false,
+            released: 0,
             settled: 0,
             gathered,
             owed: None,

@@ -98,6 +98,7 @@ impl Sequence {
             stored: false,
             committed: self.committed,
             cut: false,
+            released: 0,
             settled: self.settled,
             gathered: self.store.gathering()?,
             owed: None,

@@ -88,7 +88,7 @@ impl Sequence {
             let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(sealed) };
             self.records.push(Kind::SequenceTruncate, &cut, &[]);
         }
-        let records = &mut self.records;
+        let (records, released) = (&mut self.records, &mut self.released);
         self.held.retain_mut(|held| {
             held.token_end = held.token_end.min(sealed);
             if keeps(held.first_token) {
@@ -97,6 +97,7 @@ impl Sequence {
             held.first_token = None;
             let keep = held.frame.0 == state_frame;
             if !keep && held.shared.is_none() {
+                *released += 1;
                 records.push(Kind::FrameRelease, &release_record(sequence, held.frame), &[]);
             }
             keep
