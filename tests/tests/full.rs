@@ -177,3 +177,51 @@ fn forks_that_fill_the_manifest_are_deleted_again() {
         store.close().expect("the store closes");
     }
 }
+
+#[test]
+fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
+    let simulation = simulation(4);
+    let store = simulation.open(options(24)).expect("a store");
+    // Segments that stay free while the manifest takes all the rest.
+    for at in 0..14 {
+        let (mut filler, mut seeds) = (create(&store, &format!("filler {at}")), Vec::new());
+        append(&mut filler, &mut seeds, 160).expect("room");
+        filler.commit(Durability::Sync).expect("room");
+    }
+    let (mut parent, mut seeds) = (create(&store, "parent"), Vec::new());
+    for _ in 0..12 {
+        append(&mut parent, &mut seeds, 24).expect("room");
+        parent.commit(Durability::Sync).expect("room");
+    }
+    for at in 0..14 {
+        let filler = store.open_sequence(&format!("filler {at}")).expect("a filler");
+        filler.delete(Durability::Sync).expect("a deletion");
+    }
+    let refused = (0..20_000).any(|_| no_space(&parent.fork().and_then(|mut child| child.commit(Durability::Sync))));
+    assert!(refused, "{:#?}", store.usage());
+    let small = |at| {
+        let (mut sequence, mut seeds) = (create(&store, &format!("small {at}")), Vec::new());
+        append(&mut sequence, &mut seeds, 3).and_then(|()| sequence.commit(Durability::Sync))
+    };
+    let refused = (0..1000).map(small).find(no_space).expect("no end of sequences").expect_err("refused");
+    assert!(refused.to_string().contains("the manifest has no room"), "{refused}");
+    let committed = seeds.len();
+    let mut grown = (0..100).map(|_| {
+        let seeds = &mut seeds;
+        append(&mut parent, seeds, 96).and_then(|()| parent.commit(Durability::Sync)).map(|()| seeds.len())
+    });
+    let mut last = committed;
+    let refused = grown.find_map(|outcome| outcome.map(|len| last = len).err()).expect("no end of frames");
+    drop(grown);
+    assert!(refused.to_string().contains("the manifest has no room"), "{refused}");
+    // Cutting nothing off is no way around it.
+    parent.truncate(seeds.len() as u64).expect("a cut");
+    let again = parent.commit(Durability::Sync).expect_err("refused");
+    assert!(again.to_string().contains("the manifest has no room"), "{again}");
+    // A cut finds room.
+    parent.truncate(last as u64 - 5).expect("a cut");
+    seeds.truncate(last - 5);
+    parent.commit(Durability::Sync).expect("a cut finds room");
+    drop(parent);
+    check(&store, "parent", &seeds);
+}
