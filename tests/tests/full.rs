@@ -183,7 +183,7 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
     let simulation = simulation(4);
     let store = simulation.open(options(24)).expect("a store");
     // Segments that stay free while the manifest takes all the rest.
-    for at in 0..14 {
+    for at in 0..8 {
         let (mut filler, mut seeds) = (create(&store, &format!("filler {at}")), Vec::new());
         append(&mut filler, &mut seeds, 160).expect("room");
         filler.commit(Durability::Sync).expect("room");
@@ -193,7 +193,7 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
         append(&mut parent, &mut seeds, 24).expect("room");
         parent.commit(Durability::Sync).expect("room");
     }
-    for at in 0..14 {
+    for at in 0..8 {
         let filler = store.open_sequence(&format!("filler {at}")).expect("a filler");
         filler.delete(Durability::Sync).expect("a deletion");
     }

@@ -82,8 +82,9 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
         let over = catalog.sequences.iter().filter(|(_, meta)| meta.ends_ms().is_some_and(|end| end <= now));
         over.map(|(id, _)| *id).filter(|id| !open.contains(id)).collect()
     };
-    let mut gone = 0;
-    for batch in over.chunks(BATCH) {
+    // Without any as well: those that were kept are told.
+    let mut gone = delete(inner, &over[..over.len().min(BATCH)], EvictionReason::Expired)?.1;
+    for batch in over.chunks(BATCH).skip(1) {
         gone += delete(inner, batch, EvictionReason::Expired)?.1;
     }
     Ok(gone)

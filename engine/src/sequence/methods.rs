@@ -57,8 +57,8 @@ impl Sequence {
     }
 
     fn attach_as(&mut self, selector: Arc<dyn Selector>, store: bool) -> Result<SelectorId> {
-        let known = self.methods.kinds.len();
-        let slots = self.slots_of(selector.as_ref()).inspect_err(|_| self.forget_kinds(known))?;
+        let before = (self.methods.kinds.len(), self.method_bytes.bytes());
+        let slots = self.slots_of(selector.as_ref()).inspect_err(|_| self.forget_kinds(before))?;
         if store {
             slots.iter().for_each(|slot| self.store_with_groups(*slot));
         }
@@ -85,12 +85,11 @@ impl Sequence {
         Ok(slots)
     }
 
-    /// Forgets all kinds behind the first ones, and gives back what was taken for them.
-    fn forget_kinds(&mut self, first: usize) {
+    /// Forgets all kinds behind the first ones, and gives back what was taken for them beyond `held` bytes.
+    fn forget_kinds(&mut self, (first, held): (usize, usize)) {
         self.methods.kinds.truncate(first);
         self.methods.stored.truncate(first);
         self.layers.iter_mut().flatten().for_each(|layer| layer.extras.truncate(first));
-        let held = self.methods_bytes(0, 0);
         // It only shrinks.
         self.store.devices.resize(&mut self.method_bytes, held);
     }
