@@ -98,6 +98,7 @@ pub struct Backend {
     layout: KvLayout,
     policy: StorePolicy,
     selector: Option<(Arc<dyn Selector>, ScoreForm)>,
+    rank: Option<usize>,
     dense_layers: usize,
     budget: Budget,
     read_ahead: bool,
@@ -155,6 +156,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         layout,
         policy,
         selector,
+        rank: options.method.as_ref().and_then(Method::rank),
         dense_layers,
         budget,
         read_ahead,
@@ -240,6 +242,7 @@ impl Backend {
         if let Some((selector, form)) = &self.selector {
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
             cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });
+            cache.rebuild_keys(self.rank)?;
         }
         Ok(cache)
     }
