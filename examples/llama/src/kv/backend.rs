@@ -119,6 +119,8 @@ struct Temporary {
 /// A geometry the engine does not take, no place for a temporary directory, and what the engine reports.
 pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) -> Result<Backend> {
     let layout = kv_layout(&geometry, options.group_tokens, fingerprint)?;
+    // Said by the layout; caches are those of the model whether it is said or not.
+    let geometry = KvGeometry { rope: None, ..geometry };
     let policy = match options.policy {
         Policy::Full => StorePolicy::Full,
         Policy::Window => StorePolicy::Window { sinks: SINKS, budget: options.budget },
