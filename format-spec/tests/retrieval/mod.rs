@@ -1,7 +1,7 @@
 //! The golden store of what retrieval keeps: adapters, and summaries beside the groups they are of. It is read completely
 //! and written again byte for byte.
 
-mod store;
+pub(crate) mod store;
 
 use crate::golden_store;
 use std::fs;
