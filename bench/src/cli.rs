@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Scale(ScaleArgs),
     /// Decode steps with resident blocks and reads ahead, beside the same without.
     Decode(DecodeArgs),
+    /// What a sequence holds in memory during decode, by method, beside what the process takes.
+    Resident(ResidentArgs),
     /// Codecs on keys and values of a real model, and the share of a transfer to compress.
     Codec(CodecArgs),
     /// Makes disks of a known speed out of files, and takes them away again. Takes root.
@@ -417,6 +419,10 @@ pub(crate) struct DecodeArgs {
     /// predicted, which is 1.
     #[arg(long, default_value_t = 1.0, value_parser = share)]
     pub(crate) recall: f64,
+    /// Each step also scores every token of every sequence and layer by these methods, several with commas, as `kvbench select`
+    /// names them, with `:raw` for raw scores; `none` leaves it out. What is read follows the trace all the same.
+    #[arg(long, value_name = "METHOD", value_delimiter = ',', default_value = "none")]
+    pub(crate) select: Vec<String>,
     /// Microseconds that a layer computes elsewhere, for the whole batch, several with commas.
     #[arg(long, value_delimiter = ',', default_value = "5000")]
     pub(crate) layer_compute_us: Vec<u64>,
@@ -435,6 +441,44 @@ pub(crate) struct DecodeArgs {
     /// Seed of the selections.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example: kvbench resident --device /nvme0 --context 32768 --method kvswap:32:raw,tck:64 --limit 120MiB --json"
+)]
+pub(crate) struct ResidentArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of the sequence.
+    #[arg(long, default_value_t = 32768, value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
+    pub(crate) context: u32,
+    /// Layers.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub(crate) group: u16,
+    /// Tokens attended per layer.
+    #[arg(long, default_value_t = 400)]
+    pub(crate) budget: u32,
+    /// Methods, as `kvbench select` names them, with `:raw` for raw scores; `none` attends to the newest tokens.
+    #[arg(
+        long,
+        value_name = "METHOD",
+        value_delimiter = ',',
+        default_value = "none,kvswap:32:raw,tck:32:raw,tck:64:raw"
+    )]
+    pub(crate) method: Vec<String>,
+    /// The store's memory limit while it decodes; tried first. A method that does not fit is measured without it.
+    #[arg(long, default_value = "120MiB", value_parser = size)]
+    pub(crate) limit: ByteSize,
+    /// MiB of the cache of resident blocks, within the limit.
+    #[arg(long, default_value_t = 16)]
+    pub(crate) cache_mib: u64,
+    /// Decode steps.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) steps: u32,
 }
 
 #[derive(Args, Debug)]
@@ -463,7 +507,7 @@ pub(crate) struct CodecArgs {
     /// Microseconds that a layer computes elsewhere.
     #[arg(long, default_value_t = 2000)]
     pub(crate) compute_us: u64,
-    /// Layers of each point of the sweep; the time is the median of all but the first.
+    /// Layers of each point of the sweep in each of `--rounds`; the time is the median of all but the first of each.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub(crate) layers: u32,
 }

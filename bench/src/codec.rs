@@ -248,28 +248,33 @@ fn theta(args: &CodecArgs, tensors: &[Tensor], bandwidth: f64) -> Result<ThetaRe
         compute_s: compute.as_secs_f64(),
         decode: decode_rate,
     };
-    let mut layer_ms = |theta: f64| -> Result<f64> {
+    let mut layer_ms = |theta: f64, times: &mut Vec<f64>| -> Result<()> {
         let transfer = Duration::from_secs_f64(model.transfer_s(theta));
-        let mut times = Vec::new();
         let mut arrives = Instant::now() + transfer;
-        for _ in 0..args.layers {
+        for layer in 0..args.layers {
             check_interrupt()?;
             let start = Instant::now();
             crate::decode::sleep_until(arrives);
             arrives = Instant::now() + transfer;
             decode_some(theta, &mut back)?;
             crate::decode::sleep_until(Instant::now() + compute);
-            times.push(start.elapsed().as_secs_f64() * 1e3);
+            if layer > 0 {
+                times.push(start.elapsed().as_secs_f64() * 1e3);
+            }
         }
-        Ok(median(&times[1..]))
+        Ok(())
     };
+    // What was solved for, then the sweep, taking turns: a machine that is disturbed disturbs all of them.
     let solved = solve_theta(&model);
-    let theta_ms = layer_ms(solved)?;
-    let mut sweep = Vec::new();
-    for step in 0..=10 {
-        let theta = f64::from(step) / 10.0;
-        sweep.push((theta, layer_ms(theta)?));
+    let mut points = vec![(solved, Vec::new())];
+    points.extend((0..=10).map(|step| (f64::from(step) / 10.0, Vec::new())));
+    for _ in 0..args.common.rounds {
+        for (theta, times) in &mut points {
+            layer_ms(*theta, times)?;
+        }
     }
+    let theta_ms = median(&points[0].1);
+    let sweep: Vec<(f64, f64)> = points[1..].iter().map(|(theta, times)| (*theta, median(times))).collect();
     let best = sweep.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0.0, 0.0));
     Ok(ThetaResult {
         codec,

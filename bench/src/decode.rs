@@ -4,9 +4,11 @@
 //! The model is left out: a layer computes by taking the time it is told to. Selections follow a trace in which a step keeps
 //! a given share of the step before, as KVSwap measured it (75 to 81 %); keys and values are random, written once, and read,
 //! checked and attended to as ever. Every sequence of the batch has its own bytes on the device, up to `--stored`; a context
-//! beyond that selects from the part that is stored.
+//! beyond that selects from the part that is stored. With `--select` scoring the whole context is part of the step: with the
+//! pipeline on a thread of its own, from the moment on when the layer before has its input, as KVSwap's prediction allows.
 
 use crate::cli::{DecodeArgs, DecodePolicy, Switch};
+use crate::decode_select::Scorer;
 use crate::decode_trace::Trace;
 use crate::devices::{self, Devices, Spec};
 use crate::report::{median, print, ratio, rounded};
@@ -44,9 +46,17 @@ struct DecodeResult {
     /// What the step would be without any I/O: emulated compute alone, and with selection, append and attention on all-hit
     /// steps it is more.
     compute_ms: f64,
-    /// Appends and selections, per step: work of this machine's cores that is not emulated.
+    /// Appends, per step: work of this machine's cores that is not emulated.
     append_ms: f64,
     attend_ms: f64,
+    /// The method that scores the context in every step.
+    select: String,
+    /// Its work, on one core.
+    select_ms: f64,
+    /// Of it, what nothing else was done in: the rest is hidden behind the computation.
+    select_waited_ms: f64,
+    /// What its summaries take for all sequences and layers, beside `resident_bytes_peak`.
+    summary_bytes: u64,
     context: u32,
     stored_tokens: u32,
     batch: u32,
@@ -109,22 +119,28 @@ fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, throttle: O
     if let Some((devices, bps)) = throttle {
         devices.limit(0, Some(bps), None)?;
     }
-    for &compute_us in &args.layer_compute_us {
-        let mut first = None;
-        for policy in &args.policy {
-            for pipeline in &args.pipeline {
-                check_interrupt()?;
-                let case =
-                    Case { args, context, stored, compute_us, policy: *policy, pipeline: *pipeline == Switch::On };
-                let mut result = case.run(&home).with_context(|| format!("{policy:?}, {compute_us} us"))?;
-                result.read_bps = throttle.map(|(_, bps)| bps);
-                result.speedup = first.and_then(|first| ratio(first, result.step_ms));
-                first.get_or_insert(result.step_ms);
-                let switched = if case.pipeline { "with" } else { "without" };
-                let name = format!("decode {context} tokens, {policy:?}, {switched} pipeline, {compute_us} us a layer");
-                print(args.common.json, &name, &result)?;
+    for method in &args.select {
+        let scorer = Scorer::new(args, method, context)?;
+        for &compute_us in &args.layer_compute_us {
+            let mut first = None;
+            for policy in &args.policy {
+                for pipeline in &args.pipeline {
+                    check_interrupt()?;
+                    let (policy, pipeline) = (*policy, *pipeline == Switch::On);
+                    let scorer = scorer.as_ref();
+                    let case = Case { args, context, stored, compute_us, policy, pipeline, scorer };
+                    let mut result = case.run(&home).with_context(|| format!("{policy:?}, {compute_us} us"))?;
+                    result.select.clone_from(method);
+                    result.read_bps = throttle.map(|(_, bps)| bps);
+                    result.speedup = first.and_then(|first| ratio(first, result.step_ms));
+                    first.get_or_insert(result.step_ms);
+                    let with = if case.pipeline { "with" } else { "without" };
+                    let name = format!("decode {context} tokens, {policy:?}, {with} pipeline, {compute_us} us a layer");
+                    print(args.common.json, &format!("{name}, selection {method}"), &result)?;
+                }
             }
         }
+        scorer.map_or(Ok(()), Scorer::close)?;
     }
     Ok(())
 }
@@ -161,6 +177,7 @@ struct Case<'a> {
     compute_us: u64,
     policy: DecodePolicy,
     pipeline: bool,
+    scorer: Option<&'a Scorer>,
 }
 
 /// Where the time of the steps went.
@@ -168,6 +185,9 @@ struct Case<'a> {
 struct Spent {
     append: Duration,
     attend: Duration,
+    select: Duration,
+    /// Of it, with the step's own thread waiting.
+    select_waited: Duration,
 }
 
 impl Case<'_> {
@@ -244,35 +264,64 @@ impl Case<'_> {
         let queries = vec![vec![0.01_f32; QUERY_HEADS * HEAD_DIM]; sequences.len()];
         let inputs: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
         let mut outs = queries.clone();
-        for layer in 0..traces.len() {
+        let layers = traces.len();
+        for layer in 0..layers {
             let due = Instant::now();
             // Norm, projections, RoPE: a quarter of the layer.
             let projected = due + Duration::from_nanos(self.compute_us * 250);
-            let start = Instant::now();
             for sequence in sequences.iter_mut() {
                 let (keys, values) = source.pair(1);
                 sequence.append(layer, keys, values)?;
             }
+            spent.append += due.elapsed();
+            let sequences = &*sequences;
             let views = |groups: &dyn Fn(usize) -> Vec<u64>, layer: usize| -> Result<Vec<View>> {
                 let each = sequences.iter().enumerate();
                 Ok(each.map(|(at, s)| s.select_groups(layer, &groups(at))).collect::<Result<_, _>>()?)
             };
-            let now = views(&|at| traces[layer][at].selected(), layer)?;
-            spent.append += start.elapsed();
-            sleep_until(projected);
-            pipeline.read(layer, &now)?;
-            if self.pipeline && layer + 1 < traces.len() {
-                let recall = self.args.recall;
-                let predicted: Vec<Vec<u64>> = traces[layer + 1].iter_mut().map(|t| t.predicted(recall)).collect();
-                let ahead = views(&|at| predicted[at].clone(), layer + 1)?;
-                pipeline.predict(layer + 1, &ahead)?;
-            }
-            let start = Instant::now();
-            let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(Vec::as_mut_slice).collect();
-            pipeline.attend(layer, &inputs, &AttendOptions::default(), &mut slices)?;
-            spent.attend += start.elapsed();
-            // Output projection and feed-forward network.
-            sleep_until(Instant::now() + Duration::from_nanos(self.compute_us * 750));
+            let next = (self.pipeline && layer + 1 < layers).then_some(layer + 1);
+            std::thread::scope(|scope| -> Result<()> {
+                // The next layer's query follows from this layer's input, which is there.
+                let scorer = self.scorer;
+                let mut ahead = scorer.zip(next).map(|(scorer, next)| scope.spawn(move || scorer.score(next)));
+                if let Some(scorer) = scorer.filter(|_| !self.pipeline || layer == 0) {
+                    // Without a prediction the query is known when it is projected.
+                    sleep_until(projected);
+                    let took = scorer.score(layer)?;
+                    (spent.select, spent.select_waited) = (spent.select + took, spent.select_waited + took);
+                }
+                let now = views(&|at| traces[layer][at].selected(), layer)?;
+                sleep_until(projected);
+                pipeline.read(layer, &now)?;
+                let mut predict = |pipeline: &mut Pipeline, spent: &mut Spent, ahead: Option<_>| -> Result<()> {
+                    let Some(next) = next else { return Ok(()) };
+                    let start = Instant::now();
+                    if let Some(took) = ahead.and_then(|ahead: std::thread::ScopedJoinHandle<'_, _>| ahead.join().ok())
+                    {
+                        spent.select += took?;
+                        spent.select_waited += start.elapsed();
+                    }
+                    let predicted: Vec<Vec<u64>> =
+                        traces[next].iter_mut().map(|t| t.predicted(self.args.recall)).collect();
+                    Ok(pipeline.predict(next, &views(&|at| predicted[at].clone(), next)?)?)
+                };
+                // What is known already is read as early as can be; what is not must not hold up this layer.
+                let late = ahead.as_ref().is_some_and(|ahead| !ahead.is_finished());
+                if !late {
+                    predict(pipeline, spent, ahead.take())?;
+                }
+                let start = Instant::now();
+                let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(Vec::as_mut_slice).collect();
+                pipeline.attend(layer, &inputs, &AttendOptions::default(), &mut slices)?;
+                spent.attend += start.elapsed();
+                // Output projection and feed-forward network.
+                let finished = Instant::now() + Duration::from_nanos(self.compute_us * 750);
+                if late {
+                    predict(pipeline, spent, ahead)?;
+                }
+                sleep_until(finished);
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -302,6 +351,10 @@ impl Case<'_> {
             compute_ms: rounded(self.compute_us as f64 * f64::from(args.layers) / 1e3),
             append_ms: per_step(spent.append),
             attend_ms: per_step(spent.attend.saturating_sub(report.waited)),
+            select: String::new(),
+            select_ms: per_step(spent.select),
+            select_waited_ms: per_step(spent.select_waited),
+            summary_bytes: self.scorer.map_or(Ok(0), |scorer| scorer.summary_bytes(args.layers)).unwrap_or(0),
             context: self.context,
             stored_tokens: self.stored,
             batch: args.batch,

@@ -11,6 +11,7 @@ mod cli;
 mod codec;
 mod commit;
 mod decode;
+mod decode_select;
 mod decode_trace;
 mod devices;
 mod drivers;
@@ -19,6 +20,7 @@ mod ingest;
 mod open;
 mod read;
 mod report;
+mod resident;
 mod scale;
 mod select;
 mod selectors;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Select(args) => select::run(args),
         Command::Scale(args) => scale::run(args),
         Command::Decode(args) => decode::run(args),
+        Command::Resident(args) => resident::run(args),
         Command::Codec(args) => codec::run(args),
         Command::Devices(command) => devices::run(command),
     });

@@ -132,6 +132,7 @@ impl Made {
             key_dim: HEAD_DIM as u16,
             value_dim: HEAD_DIM as u16,
             window: None,
+            rope: None,
         };
         let layout = Layout {
             dtype: DType::F16,

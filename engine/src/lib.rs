@@ -88,7 +88,7 @@ pub mod retrieval {
     pub use crate::sequence::SelectorId;
     pub use crate::summary::{
         Adapter, Codebook, CodedKeys, Codes, ExactKeys, KeyBounds, KeyGroup, KeyShape, KeySummary, LandmarkKeys,
-        LayerAdapter, LowRankAdapter, LowRankKeys, SignKeys, StoredAs, SummaryKind,
+        LayerAdapter, LowRankAdapter, LowRankKeys, RebuildOptions, SignKeys, StoredAs, SummaryKind,
     };
     #[cfg(feature = "calibrate")]
     pub use crate::summary::{Calibrator, CodeOptions};
@@ -107,12 +107,13 @@ pub use options::{
 };
 pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
-pub use select::{SelectOptions, View};
+pub use select::{Planes, SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
 pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
     Usage,
 };
+pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
 pub use stratakv_format::{DType, DeviceIndex, SequenceId};
 pub use transfer::{Exported, ImportOptions};
 

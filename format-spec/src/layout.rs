@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::page::{PAGE_BYTES, round_up_to_page};
+use crate::rope::{ROPES_MAX, RawRope, Rope};
 use crate::verify::check_zeros;
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32};
@@ -28,6 +29,8 @@ pub const LAYER_SLIDING: u8 = 2;
 
 /// Layout flag: each plane starts on a page of its own, so that V can be read alone.
 pub const FLAG_PADDED_PLANES: u8 = 1;
+/// Layout flag: records of rotations stand behind the layers.
+pub const FLAG_ROPE: u8 = 2;
 
 /// Front of an encoded layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -41,10 +44,12 @@ pub struct RawLayoutHeader {
     pub group_tokens: U16,
     /// [`DType`].
     pub dtype: u8,
-    /// [`FLAG_PADDED_PLANES`].
+    /// [`FLAG_PADDED_PLANES`], [`FLAG_ROPE`].
     pub flags: u8,
+    /// Records of rotations; 0 without [`FLAG_ROPE`].
+    pub ropes: u8,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 5],
     /// Fingerprint of model, weights and positional encoding, by the embedder.
     pub fingerprint: [u8; 32],
 }
@@ -61,8 +66,8 @@ pub struct RawLayer {
     pub value_dim: U16,
     /// [`LAYER_NONE`], [`LAYER_FULL`] or [`LAYER_SLIDING`].
     pub kind: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// Number of the rotation of its keys, from 1; 0 where the layout does not say.
+    pub rope: u8,
     /// Window of a sliding layer in tokens, else 0.
     pub window: U32,
 }
@@ -81,6 +86,8 @@ pub struct LayerGeometry {
     pub value_dim: u16,
     /// Window of a sliding layer, tokens.
     pub window: Option<u32>,
+    /// How its keys were rotated, where the layout says so.
+    pub rope: Option<Rope>,
 }
 
 impl LayerGeometry {
@@ -205,7 +212,7 @@ impl Layout {
                 return Err(FormatError::range("KV heads", at, u64::from(KV_HEADS_MAX), u64::from(layer.kv_heads)));
             }
             if !layer.has_kv() {
-                if layer.key_dim != 0 || layer.value_dim != 0 || layer.window.is_some() {
+                if layer.key_dim != 0 || layer.value_dim != 0 || layer.window.is_some() || layer.rope.is_some() {
                     return Err(FormatError::range("head dim of a layer without KV", at, 0, u64::from(layer.key_dim)));
                 }
                 continue;
@@ -220,29 +227,55 @@ impl Layout {
             if layer.window == Some(0) {
                 return Err(FormatError::range("window", at + 8, 1, 0));
             }
+            if let Some(rope) = &layer.rope {
+                rope.check(at)?;
+                if rope.first() + rope.dims() > usize::from(layer.key_dim) {
+                    let end = (rope.first() + rope.dims()) as u64;
+                    return Err(FormatError::range("rotated dims", at + 7, u64::from(layer.key_dim), end));
+                }
+            }
             let bytes = self.block(layer).block_bytes;
             if bytes > BLOCK_BYTES_MAX {
                 return Err(FormatError::range("block bytes", at, BLOCK_BYTES_MAX as u64, bytes as u64));
             }
         }
+        let ropes = self.ropes().len();
+        if ropes > ROPES_MAX {
+            return Err(FormatError::range("rotations", 10, ROPES_MAX as u64, ropes as u64));
+        }
         Ok(())
+    }
+
+    /// The rotations of its layers, each once, in the order of the first layer with it.
+    #[must_use]
+    pub fn ropes(&self) -> Vec<Rope> {
+        let mut ropes = Vec::new();
+        for rope in self.layers.iter().filter_map(|layer| layer.rope) {
+            if !ropes.contains(&rope) {
+                ropes.push(rope);
+            }
+        }
+        ropes
     }
 
     /// Bytes of the encoded layout.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
-        size_of::<RawLayoutHeader>() + self.layers.len() * size_of::<RawLayer>()
+        encoded_bytes(self.layers.len(), self.ropes().len())
     }
 
     /// Appends the encoded layout. The layout must pass [`Layout::check`]; fields beyond their type are cut.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        let ropes = self.ropes();
         let header = RawLayoutHeader {
-            bytes: U32::new(self.encoded_bytes() as u32),
+            bytes: U32::new(encoded_bytes(self.layers.len(), ropes.len()) as u32),
             layers: U16::new(self.layers.len() as u16),
             group_tokens: U16::new(self.group_tokens),
             dtype: self.dtype.code(),
-            flags: if self.padded_planes { FLAG_PADDED_PLANES } else { 0 },
-            reserved: [0; 6],
+            flags: if self.padded_planes { FLAG_PADDED_PLANES } else { 0 }
+                | if ropes.is_empty() { 0 } else { FLAG_ROPE },
+            ropes: ropes.len() as u8,
+            reserved: [0; 5],
             fingerprint: self.fingerprint,
         };
         out.extend_from_slice(header.as_bytes());
@@ -257,37 +290,47 @@ impl Layout {
                 key_dim: U16::new(layer.key_dim),
                 value_dim: U16::new(layer.value_dim),
                 kind,
-                reserved: 0,
+                rope: ropes.iter().position(|rope| layer.rope == Some(*rope)).map_or(0, |at| at as u8 + 1),
                 window: U32::new(layer.window.unwrap_or(0)),
             };
             out.extend_from_slice(raw.as_bytes());
+        }
+        for rope in ropes {
+            out.extend_from_slice(rope.to_raw().as_bytes());
         }
     }
 
     /// Reads the layout at the front of `bytes`.
     ///
     /// # Errors
-    /// Too few bytes, an unknown dtype, flag or layer kind, or a value out of range.
+    /// Too few bytes, an unknown dtype, flag, layer kind, pairing or scaling, or a value out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let Ok((header, rest)) = RawLayoutHeader::ref_from_prefix(bytes) else {
             return Err(FormatError::truncated("layout", size_of::<RawLayoutHeader>(), bytes.len()));
         };
-        let count = usize::from(header.layers.get());
-        let expected = size_of::<RawLayoutHeader>() + count * size_of::<RawLayer>();
-        if header.bytes.get() as usize != expected {
-            return Err(FormatError::range("layout bytes", 0, expected as u64, u64::from(header.bytes.get())));
-        }
+        // What a later version may add comes first: with an unknown flag the rest means something else.
         let Some(dtype) = DType::from_code(header.dtype) else {
             return Err(FormatError::new(FormatErrorCode::Unsupported, "dtype", 8, 3, u64::from(header.dtype)));
         };
-        if header.flags & !FLAG_PADDED_PLANES != 0 {
+        if header.flags & !(FLAG_PADDED_PLANES | FLAG_ROPE) != 0 {
             let flags = u64::from(header.flags);
-            return Err(FormatError::new(FormatErrorCode::Unsupported, "layout flags", 9, 1, flags));
+            return Err(FormatError::new(FormatErrorCode::Unsupported, "layout flags", 9, 3, flags));
         }
-        check_zeros(&header.reserved, "layout", 10)?;
-        let Ok((raw, _)) = <[RawLayer]>::ref_from_prefix_with_elems(rest, count) else {
+        let (count, rope_count) = (usize::from(header.layers.get()), usize::from(header.ropes));
+        if (header.flags & FLAG_ROPE != 0) != (rope_count > 0) {
+            return Err(FormatError::range("rotations", 10, 0, rope_count as u64));
+        }
+        let expected = encoded_bytes(count, rope_count);
+        if header.bytes.get() as usize != expected {
+            return Err(FormatError::range("layout bytes", 0, expected as u64, u64::from(header.bytes.get())));
+        }
+        check_zeros(&header.reserved, "layout", 11)?;
+        let Ok((raw, rest)) = <[RawLayer]>::ref_from_prefix_with_elems(rest, count) else {
             return Err(FormatError::truncated("layout", expected, bytes.len()));
         };
+        let ropes = decode_ropes(rest, rope_count, encoded_bytes(count, 0))?;
+        // Rotations stand once, in the order of the first layer with them: equal layouts are equal bytes.
+        let mut seen = 0;
         let mut layers = Vec::with_capacity(count);
         for (index, layer) in raw.iter().enumerate() {
             let at = size_of::<RawLayoutHeader>() + index * size_of::<RawLayer>();
@@ -303,13 +346,21 @@ impl Layout {
                 return Err(FormatError::range("window of the layer kind", at + 8, 0, u64::from(window)));
             }
             let window = (layer.kind == LAYER_SLIDING).then_some(window);
-            check_zeros(&[layer.reserved], "layout", at + 7)?;
+            let rope = usize::from(layer.rope);
+            if rope > seen + 1 || rope > rope_count {
+                return Err(FormatError::range("rotation of a layer", at + 7, seen as u64 + 1, rope as u64));
+            }
+            seen = seen.max(rope);
             layers.push(LayerGeometry {
                 kv_heads: layer.kv_heads.get(),
                 key_dim: layer.key_dim.get(),
                 value_dim: layer.value_dim.get(),
                 window,
+                rope: rope.checked_sub(1).map(|at| ropes[at]),
             });
+        }
+        if seen != rope_count {
+            return Err(FormatError::range("rotations", 10, seen as u64, rope_count as u64));
         }
         let layout = Self {
             dtype,
@@ -321,4 +372,26 @@ impl Layout {
         layout.check()?;
         Ok(layout)
     }
+}
+
+/// Bytes of an encoded layout.
+const fn encoded_bytes(layers: usize, ropes: usize) -> usize {
+    size_of::<RawLayoutHeader>() + layers * size_of::<RawLayer>() + ropes * size_of::<RawRope>()
+}
+
+/// The records of rotations at the front of `bytes`, which stand from `base` on; no two are equal.
+fn decode_ropes(bytes: &[u8], count: usize, base: usize) -> Result<Vec<Rope>, FormatError> {
+    let Ok((raw, _)) = <[RawRope]>::ref_from_prefix_with_elems(bytes, count) else {
+        return Err(FormatError::truncated("layout", count * size_of::<RawRope>(), bytes.len()));
+    };
+    let mut ropes = Vec::with_capacity(count);
+    for (index, raw) in raw.iter().enumerate() {
+        let at = base + index * size_of::<RawRope>();
+        let rope = Rope::from_raw(raw, at)?;
+        if ropes.contains(&rope) {
+            return Err(FormatError::range("rotations that differ", at, index as u64, index as u64 + 1));
+        }
+        ropes.push(rope);
+    }
+    Ok(ropes)
 }

@@ -21,6 +21,7 @@ pub mod ids;
 pub mod layout;
 pub mod manifest;
 pub mod page;
+pub mod rope;
 pub mod segment;
 pub mod superblock;
 pub mod verify;

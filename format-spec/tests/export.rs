@@ -28,7 +28,8 @@ fn golden() -> PathBuf {
 
 /// Two groups of four and a tail of one; a layer of two planes, one without KV, one without values.
 fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim, window| LayerGeometry { kv_heads, key_dim, value_dim, window };
+    let layer =
+        |kv_heads, key_dim, value_dim, window| LayerGeometry { kv_heads, key_dim, value_dim, window, rope: None };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,

@@ -3,6 +3,7 @@
 
 mod copies;
 mod golden_store;
+mod planes;
 mod retrieval;
 
 use golden_store as g;

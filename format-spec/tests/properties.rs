@@ -12,6 +12,7 @@ use stratakv_format::frame::{Descriptor, FramePlace, FrameView, HeaderBuilder, h
 use stratakv_format::ids::{FrameId, LayoutId, RawLocation, SequenceId};
 use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, Record, Records, encode_record};
+use stratakv_format::rope::{Rope, RopeScaling};
 use stratakv_format::segment::{self, SegmentPage};
 use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DType, DeviceIndex, FormatError, Location, PAGE_BYTES, SegmentId, Unverified};
@@ -22,10 +23,29 @@ fn dtype() -> impl Strategy<Value = DType> {
     prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::Bf16)]
 }
 
+/// Few different ones, so that layers share them.
+fn rope() -> impl Strategy<Value = Option<Rope>> {
+    let scaling = prop_oneof![
+        Just(RopeScaling::None),
+        Just(RopeScaling::Linear { factor: 4.0 }),
+        Just(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 }),
+    ];
+    let rope =
+        (1..3_u16, 0..3_u16, any::<bool>(), scaling, 0..2_u8).prop_map(|(pairs, first, halves, scaling, theta)| {
+            let rope = Rope::new(2 * pairs, [10_000.0, 5e5][usize::from(theta)]).starting_at(first).scaled(scaling);
+            if halves { rope } else { rope.interleaved() }
+        });
+    proptest::option::of(rope)
+}
+
 fn layer() -> impl Strategy<Value = LayerGeometry> {
-    let with_kv = (1..=16_u16, 1..=256_u16, 0..=256_u16, proptest::option::of(1..=u32::MAX))
-        .prop_map(|(kv_heads, key_dim, value_dim, window)| LayerGeometry { kv_heads, key_dim, value_dim, window });
-    let without = Just(LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None });
+    let with_kv = (1..=16_u16, 1..=256_u16, 0..=256_u16, proptest::option::of(1..=u32::MAX), rope()).prop_map(
+        |(kv_heads, key_dim, value_dim, window, rope)| {
+            let rope = rope.filter(|rope| rope.first() + rope.dims() <= usize::from(key_dim));
+            LayerGeometry { kv_heads, key_dim, value_dim, window, rope }
+        },
+    );
+    let without = Just(LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None });
     prop_oneof![4 => with_kv, 1 => without]
 }
 
@@ -34,7 +54,7 @@ fn layout() -> impl Strategy<Value = Layout> {
     let layers = proptest::collection::vec(layer(), 0..8);
     (dtype(), 1..=128_u16, any::<bool>(), any::<[u8; 32]>(), layers).prop_map(
         |(dtype, group_tokens, padded_planes, fingerprint, mut layers)| {
-            layers.insert(0, LayerGeometry { kv_heads: 2, key_dim: 64, value_dim: 64, window: None });
+            layers.insert(0, LayerGeometry { kv_heads: 2, key_dim: 64, value_dim: 64, window: None, rope: None });
             let mut layout = Layout { dtype, group_tokens, padded_planes, fingerprint, layers };
             while layout.check().is_err() {
                 layout.group_tokens /= 2;

@@ -7,6 +7,7 @@ use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::ids::RawLocation;
 use stratakv_format::layout::{self, LayerGeometry, Layout, RawLayer, RawLayoutHeader};
 use stratakv_format::manifest::{self as m, Kind};
+use stratakv_format::rope::{self, RawRope};
 use stratakv_format::{DType, SequenceId, export, features as f, frame, page, segment, superblock};
 
 const SPEC: &str = include_str!("../SPEC.md");
@@ -107,8 +108,9 @@ fn in_code() -> BTreeMap<String, (usize, Vec<Row>)> {
         AdapterDefined: m::AdapterDefined { sequence, checksum, bytes, version, name_bytes, reserved }
         CheckpointEnd: m::CheckpointEnd { records }
         Superseded: m::Superseded { generation, nonce }
-        RawLayoutHeader: RawLayoutHeader { bytes, layers, group_tokens, dtype, flags, reserved, fingerprint }
-        RawLayer: RawLayer { kv_heads, key_dim, value_dim, kind, reserved, window }
+        RawLayoutHeader: RawLayoutHeader { bytes, layers, group_tokens, dtype, flags, ropes, reserved, fingerprint }
+        RawLayer: RawLayer { kv_heads, key_dim, value_dim, kind, rope, window }
+        RawRope: RawRope { first, dims, pairing, scaling, reserved, theta, factor, low, high, original }
         SegmentPage: segment::SegmentPage {
             magic, features, store_id, generation, nonce, created_unix_s, segment, pages, device, kind, position, reserved,
         }
@@ -248,6 +250,8 @@ fn codes_are_those_of_the_code() {
         ("codes batch flags", names![m::FLAG_CHECKPOINT, m::FLAG_MORE]),
         ("codes Member", names![m::MEMBER_ACTIVE, m::MEMBER_DRAINING, m::MEMBER_LOST, m::MEMBER_REMOVED]),
         ("codes layer kind", names![layout::LAYER_NONE, layout::LAYER_FULL, layout::LAYER_SLIDING]),
+        ("codes pairing", names![rope::PAIRING_HALVES, rope::PAIRING_INTERLEAVED]),
+        ("codes scaling", names![rope::SCALING_NONE, rope::SCALING_LINEAR, rope::SCALING_LLAMA3]),
         ("codes segment kind", names![segment::KIND_LOG, segment::KIND_POOL]),
         ("codes segment position", names![segment::POSITION_HEADER, segment::POSITION_TRAILER]),
         (
@@ -308,7 +312,10 @@ fn codes_are_those_of_the_code() {
         let held = known.contains(&*heading) || others.contains(&&*heading);
         assert!(held || !heading.starts_with("codes "), "no test holds {heading}");
     }
-    assert_eq!((m::FLAG_IGNORABLE, layout::FLAG_PADDED_PLANES, frame::CODEC_RAW, frame::SUMMARY_MIN_MAX), (1, 1, 0, 1));
+    assert_eq!(
+        (m::FLAG_IGNORABLE, layout::FLAG_PADDED_PLANES, layout::FLAG_ROPE, frame::CODEC_RAW, frame::SUMMARY_MIN_MAX),
+        (1, 1, 2, 0, 1)
+    );
     assert_eq!((f::VERSION_MAJOR, f::VERSION_MINOR, page::PAGE_CRC_OFFSET), (0, 1, 508));
 }
 
@@ -337,6 +344,7 @@ fn limits_are_those_of_the_code() {
         ("KV_HEADS_MAX", u64::from(layout::KV_HEADS_MAX)),
         ("HEAD_DIM_MAX", u64::from(layout::HEAD_DIM_MAX)),
         ("GROUP_TOKENS_MAX", u64::from(layout::GROUP_TOKENS_MAX)),
+        ("ROPES_MAX", rope::ROPES_MAX as u64),
         ("BLOCK_BYTES_MAX", layout::BLOCK_BYTES_MAX as u64),
         ("SUMMARY_RECORD_BYTES_MAX", u64::from(frame::SUMMARY_RECORD_BYTES_MAX)),
         ("PIECE_BYTES_MAX", export::PIECE_BYTES_MAX as u64),
@@ -366,7 +374,13 @@ fn block_examples_are_right() {
     for row in rows {
         let n = |index: usize| number(&row[index]) as usize;
         let dtype = [DType::F32, DType::F16, DType::Bf16].into_iter().find(|d| d.name() == row[3]).expect("a dtype");
-        let layer = LayerGeometry { kv_heads: n(0) as u16, key_dim: n(1) as u16, value_dim: n(2) as u16, window: None };
+        let layer = LayerGeometry {
+            kv_heads: n(0) as u16,
+            key_dim: n(1) as u16,
+            value_dim: n(2) as u16,
+            window: None,
+            rope: None,
+        };
         let layout = Layout {
             dtype,
             group_tokens: n(4) as u16,

@@ -153,6 +153,37 @@ fn the_store_with_copies() {
     }
 }
 
+#[test]
+fn the_store_with_planes_apart_and_rotations() {
+    use stratakv::{KvLayout, LayerSpec, Planes, Rope, RopeScaling};
+    let root = fast_scratch();
+    let dirs = golden("v0.2/store-planes", root.path());
+    assert_clean(&dirs, "as it is");
+    let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+    let interleaved = Rope::new(4, 500_000.0).interleaved().starting_at(2).scaled(llama3);
+    let halves = LayerSpec::full(2, 8).rope(Rope::new(8, 10_000.0));
+    let layers = [halves, LayerSpec::none(), LayerSpec::full(2, 8), LayerSpec::full(2, 8).rope(interleaved)];
+    let builder = KvLayout::builder().layer_specs(layers).group_tokens(4).separate_planes(true);
+    let layout = builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout");
+    for read_only in [true, false] {
+        let store = open(&dirs, read_only);
+        let sequence = store.open_sequence_as("golden", &layout).expect("a sequence of this layout");
+        assert_eq!(sequence.len(), 8);
+        for layer in [0, 2, 3] {
+            let view = sequence.select_planes(layer, &[0, 1], Planes::Values).expect("a view");
+            let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            for group in 0..2_u8 {
+                let (keys, values) = batch.get(0).and_then(|b| b.group(group.into())).expect("a group");
+                let values = values.as_chunks::<2>().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32());
+                assert!(keys.is_empty() && values.eq((0..64).map(|i| i as f32 / 16.0 + f32::from(group))));
+            }
+        }
+        drop(sequence);
+        store.close().expect("closed");
+    }
+    assert_clean(&dirs, "after it was opened");
+}
+
 fn layout() -> stratakv::KvLayout {
     use stratakv::{DType, KvLayout, LayerSpec};
     let layers = [LayerSpec::full(2, 8), LayerSpec::none(), LayerSpec::full(2, 8)];

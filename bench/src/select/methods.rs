@@ -11,7 +11,7 @@ use stratakv::retrieval::{
 const SAMPLE_TOKENS: usize = 1536;
 
 /// The selector of this name for `layers` layers alike.
-pub(super) fn selector(text: &str, layers: u16) -> Result<Arc<dyn Selector>> {
+pub(crate) fn selector(text: &str, layers: u16) -> Result<Arc<dyn Selector>> {
     let (name, number) = match text.split_once(':') {
         Some((name, number)) => {
             (name, Some(number.parse::<usize>().with_context(|| format!("--method {text}: {number:?} is no number"))?))

@@ -1,6 +1,6 @@
 //! `kvbench select`: selection in one layer on one core by any method, against the memory bandwidth of that core.
 
-mod methods;
+pub(crate) mod methods;
 
 use crate::cli::{Form, SelectArgs};
 use crate::report::{median, percentile, print, ratio, rounded};

@@ -110,14 +110,13 @@ impl BlockCache {
         Ok(Arc::new(Self { arena, table: Mutex::new(table), _account: account }))
     }
 
-    /// What is resident of the blocks that layer `layer` of `sequence` asks for when it has `tokens`, each of `block_bytes`.
+    /// What is resident of the blocks that layer `layer` of `sequence` asks for when it has `tokens`, each with its bytes.
     /// The same layer asking with more or fewer tokens means that another decode step has begun. Asking `ahead` of need is
     /// not counted and begins nothing.
     pub(crate) fn find(
         &self,
         (sequence, layer, tokens): (u64, u32, u64),
-        keys: impl Iterator<Item = Option<BlockKey>>,
-        block_bytes: usize,
+        asked: impl Iterator<Item = Option<(BlockKey, usize)>>,
         ahead: bool,
     ) -> Vec<Option<Resident>> {
         let mut table = lock(&self.table);
@@ -126,8 +125,8 @@ impl BlockCache {
             table.asked.insert((sequence, layer), tokens);
             table.policy.end_step();
         }
-        let found = keys.map(|key| {
-            let key = key?;
+        let found = asked.map(|asked| {
+            let (key, block_bytes) = asked?;
             let found = table.blocks.get(&key).filter(|block| block.len == block_bytes).cloned();
             if ahead {
                 return found;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::layout::{BlockGeometry, GROUP_TOKENS_MAX, LayerGeometry, Layout};
 use stratakv_format::page::round_up_to_page;
+use stratakv_format::rope::Rope;
 
 /// Bytes of blocks in a part of a view.
 const PART_BYTES: usize = 256 << 10;
@@ -21,27 +22,35 @@ impl LayerSpec {
     /// A layer that attends to every earlier token: `kv_heads` KV heads of `head_dim` for keys and values.
     #[must_use]
     pub const fn full(kv_heads: u16, head_dim: u16) -> Self {
-        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None };
+        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None, rope: None };
         Self { geometry }
     }
 
     /// A layer that attends to the newest `window` tokens.
     #[must_use]
     pub const fn sliding(kv_heads: u16, head_dim: u16, window: u32) -> Self {
-        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window) };
+        let geometry =
+            LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window), rope: None };
         Self { geometry }
     }
 
     /// A layer without keys and values.
     #[must_use]
     pub const fn none() -> Self {
-        Self { geometry: LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None } }
+        Self { geometry: LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None } }
     }
 
     /// The same layer with another head dim for values; 0 where values are a prefix of the keys (MLA).
     #[must_use]
     pub const fn value_dim(mut self, value_dim: u16) -> Self {
         self.geometry.value_dim = value_dim;
+        self
+    }
+
+    /// The same layer, whose keys were rotated so before they are appended.
+    #[must_use]
+    pub const fn rope(mut self, rope: Rope) -> Self {
+        self.geometry.rope = Some(rope);
         self
     }
 }
@@ -54,8 +63,10 @@ pub struct KvLayoutBuilder {
     head_dim: u16,
     value_dim: Option<u16>,
     specs: Option<Vec<LayerSpec>>,
+    rope: Option<Rope>,
     dtype: DType,
     group_tokens: u16,
+    separate_planes: bool,
     fingerprint: [u8; 32],
 }
 
@@ -88,6 +99,15 @@ impl KvLayoutBuilder {
         self
     }
 
+    /// How keys were rotated before they are appended, in every layer with keys that does not [say it itself](LayerSpec::rope).
+    /// Keys can then be kept [at a low rank](crate::Sequence::rebuild_keys). It is part of the layout: sequences of layouts with
+    /// and without it are not compatible.
+    #[must_use]
+    pub fn rope(mut self, rope: Rope) -> Self {
+        self.rope = Some(rope);
+        self
+    }
+
     /// Every layer by itself, instead of `layers`, `kv_heads` and `head_dim`.
     #[must_use]
     pub fn layer_specs(mut self, specs: impl IntoIterator<Item = LayerSpec>) -> Self {
@@ -109,6 +129,15 @@ impl KvLayoutBuilder {
         self
     }
 
+    /// Starts the values of each group on a page of their own, so that reading them [alone](crate::Planes) never reads keys,
+    /// on any device. Default off: without it blocks are smaller, and a device that reads 512 bytes at a time reads values
+    /// alone in most geometries too.
+    #[must_use]
+    pub fn separate_planes(mut self, separate: bool) -> Self {
+        self.separate_planes = separate;
+        self
+    }
+
     /// Fingerprint of model, weights and positional encoding: a sequence is never read by a model of another one.
     #[must_use]
     pub fn fingerprint(mut self, fingerprint: [u8; 32]) -> Self {
@@ -121,7 +150,7 @@ impl KvLayoutBuilder {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] naming the value out of range.
     pub fn build(self) -> Result<KvLayout> {
-        let layers = match self.specs {
+        let mut layers: Vec<_> = match self.specs {
             Some(specs) => specs.iter().map(|s| s.geometry).collect(),
             None => {
                 let geometry = LayerGeometry {
@@ -129,14 +158,18 @@ impl KvLayoutBuilder {
                     key_dim: self.head_dim,
                     value_dim: self.value_dim.unwrap_or(self.head_dim),
                     window: None,
+                    rope: None,
                 };
                 vec![geometry; usize::from(self.layers)]
             }
         };
+        for layer in layers.iter_mut().filter(|layer| layer.has_kv()) {
+            layer.rope = layer.rope.or(self.rope);
+        }
         let layout = Layout {
             dtype: self.dtype,
             group_tokens: self.group_tokens,
-            padded_planes: false,
+            padded_planes: self.separate_planes,
             fingerprint: self.fingerprint,
             layers,
         };
@@ -166,8 +199,10 @@ impl KvLayout {
             head_dim: 0,
             value_dim: None,
             specs: None,
+            rope: None,
             dtype: DType::F16,
             group_tokens: 8,
+            separate_planes: false,
             fingerprint: [0; 32],
         }
     }

@@ -7,4 +7,5 @@ mod tensor;
 pub(crate) use geometry::part_groups;
 pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
 pub(crate) use placement::{Candidate, Placed};
+pub(crate) use tensor::narrow;
 pub use tensor::{Element, TensorView};

@@ -205,7 +205,8 @@ fn stays_finite(x: f32, dtype: DType) -> bool {
     x.abs() < limit
 }
 
-fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
+/// Little-endian elements of `dtype`.
+pub(crate) fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F32 => out.copy_from_slice(bytemuck::cast_slice(row)),
         DType::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(out) {

@@ -3,7 +3,7 @@
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::read::AttendOptions;
-use crate::select::{SelectOptions, View};
+use crate::select::{Planes, SelectOptions, View};
 use crate::sequence::Sequence;
 
 /// A model during decode, as [`Pipeline::decode`] drives it: per layer `project`, then `predict` of the next, then `finish`.
@@ -58,11 +58,13 @@ impl Pipeline {
         let mut trusted: Option<Vec<Vec<u64>>> = None;
         for (nth, &layer) in layers.iter().enumerate() {
             let queries = model.project(layer, sequences)?;
-            let views = match trusted.take().map(|groups| with_newest(sequences, layer, &groups)) {
-                Some(Ok(views)) => views,
-                // Nothing was predicted, or a window has left a group behind.
-                _ => self.select(sequences, layer, &queries, model)?,
-            };
+            let views =
+                match trusted.take().map(|groups| with_newest(sequences, layer, &groups, self.select_options().planes))
+                {
+                    Some(Ok(views)) => views,
+                    // Nothing was predicted, or a window has left a group behind.
+                    _ => self.select(sequences, layer, &queries, model)?,
+                };
             self.read(layer, &views)?;
             if let Some(&next) = layers.get(nth + 1)
                 && let Some(predicted) = model.predict(next)
@@ -106,7 +108,7 @@ impl Pipeline {
 
 /// The views of groups chosen before the newest token was there: if it has filled a group, that one too, so that a token
 /// always attends to itself.
-fn with_newest(sequences: &[&mut Sequence], layer: usize, groups: &[Vec<u64>]) -> Result<Vec<View>> {
+fn with_newest(sequences: &[&mut Sequence], layer: usize, groups: &[Vec<u64>], planes: Planes) -> Result<Vec<View>> {
     let one = |(sequence, groups): (&&mut Sequence, &Vec<u64>)| {
         let (tokens, group) = (sequence.layer_len(layer)?, sequence.layout().group_tokens() as u64);
         let mut groups = groups.clone();
@@ -114,7 +116,7 @@ fn with_newest(sequences: &[&mut Sequence], layer: usize, groups: &[Vec<u64>]) -
         if tokens.is_multiple_of(group) && sealed > 0 && groups.last() != Some(&(sealed - 1)) {
             groups.push(sealed - 1);
         }
-        sequence.select_groups(layer, &groups)
+        sequence.select_planes(layer, &groups, planes)
     };
     sequences.iter().zip(groups).map(one).collect()
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use std::time::Duration;
 
 /// Sums over the life of a [`Pipeline`](super::Pipeline), or since [`take_report`](super::Pipeline::take_report).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PipelineReport {
     /// Layers attended to, each with all its sequences.
@@ -45,6 +45,26 @@ fn nanoseconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S
 
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+impl std::ops::AddAssign for PipelineReport {
+    /// The sums of both: what several pipelines did together.
+    fn add_assign(&mut self, other: Self) {
+        self.layers += other.layers;
+        self.predicted_layers += other.predicted_layers;
+        self.selected += other.selected;
+        self.resident += other.resident;
+        self.predictable += other.predictable;
+        self.predicted += other.predicted;
+        self.prefetched += other.prefetched;
+        self.corrected += other.corrected;
+        self.wasted += other.wasted;
+        self.wasted_bytes += other.wasted_bytes;
+        self.read_bytes += other.read_bytes;
+        self.dropped_reads += other.dropped_reads;
+        self.device_time += other.device_time;
+        self.waited += other.waited;
+    }
 }
 
 impl PipelineReport {

@@ -103,7 +103,7 @@ impl Spread {
 pub(crate) struct Part {
     pub(crate) view: usize,
     pub(crate) units: Range<usize>,
-    /// Offset in the buffer of each unit's block; none for units in memory.
+    /// Offset in the buffer of what is read of each unit's block; none for units in memory.
     pub(crate) blocks: Vec<Option<usize>>,
     /// Blocks of units that are on devices but need not be read.
     pub(crate) resident: Vec<Option<Resident>>,
@@ -135,9 +135,9 @@ fn resident(view: &ViewInner, urgency: Urgency<'_>) -> Vec<Option<Resident>> {
         None => Vec::new(),
         Some(cache) => {
             let asker = (view.sequence, view.layer as u32, view.length);
-            let block_bytes = view.layout.block(view.layer).block_bytes;
-            let keys = view.units.iter().map(|unit| unit.source.key(view.layer));
-            cache.find(asker, keys, block_bytes, urgency.is_ahead())
+            let block = view.layout.block(view.layer);
+            let asked = view.units.iter().map(|unit| Some((unit.source.key(view.layer)?, unit.bytes(block))));
+            cache.find(asker, asked, urgency.is_ahead())
         }
     };
     resident.resize_with(view.units.len(), || None);
@@ -171,7 +171,7 @@ fn choose_copies(
     let mut pieces = Pieces::default();
     let mut piece_of = Vec::new();
     for (view, resident) in views.iter().zip(residents) {
-        let block_bytes = view.layout.block(view.layer).block_bytes;
+        let block = view.layout.block(view.layer);
         // Frame, end and bytes of the piece that may go on.
         let mut open: Option<(&Arc<FrameBody>, u64, usize)> = None;
         for (unit, resident) in view.units.iter().zip(resident) {
@@ -179,6 +179,7 @@ fn choose_copies(
                 piece_of.push(None);
                 continue;
             };
+            let block_bytes = unit.bytes(block);
             match &mut open {
                 Some((last, end, bytes))
                     if Arc::ptr_eq(last, frame) && *end == offset && *bytes + block_bytes <= spread.piece_bytes =>
@@ -209,7 +210,7 @@ fn plan_part(
     urgency: Urgency<'_>,
     spread: &Spread,
 ) -> Part {
-    let block_bytes = view.layout.block(view.layer).block_bytes;
+    let block = view.layout.block(view.layer);
     let mut part = Part {
         view: index,
         units: units.clone(),
@@ -224,7 +225,7 @@ fn plan_part(
             continue;
         };
         let copy = copies.get(nth).copied().unwrap_or(0);
-        let readable = frame.readable(offset, block_bytes);
+        let readable = frame.readable(offset, unit.bytes(block));
         let (segment, own) = (frame.copy(usize::from(copy)).0, frame.offset_in(usize::from(copy), offset));
         let (start, end, first) = (own - (offset - readable.start), own + (readable.end - offset), readable.start);
         match part.reads.last_mut() {

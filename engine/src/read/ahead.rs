@@ -10,14 +10,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Blocks on devices that a part stands for: name, whether it is read, whether it is in memory.
-fn blocks<'a>(view: &'a ViewInner, part: &'a Part) -> impl Iterator<Item = (BlockKey, bool, bool)> + 'a {
-    let units = view.units[part.units.clone()].iter().zip(part.blocks.iter().zip(&part.resident));
-    units.filter_map(|(unit, (at, resident))| Some((unit.source.key(view.layer)?, at.is_some(), resident.is_some())))
+/// Blocks on devices that a part stands for: name, bytes, whether it is read.
+fn blocks<'a>(view: &'a ViewInner, part: &'a Part) -> impl Iterator<Item = (BlockKey, usize, bool)> + 'a {
+    let block = view.layout.block(view.layer);
+    let units = view.units[part.units.clone()].iter().zip(&part.blocks);
+    units.filter_map(|(unit, at)| Some((unit.source.key(view.layer)?, unit.bytes(block), at.is_some())))
 }
 
 impl ReadTicket {
-    fn blocks(&self) -> impl Iterator<Item = (BlockKey, bool, bool)> + '_ {
+    fn blocks(&self) -> impl Iterator<Item = (BlockKey, usize, bool)> + '_ {
         self.parts.iter().flat_map(|part| blocks(&self.views[part.view], part))
     }
 
@@ -28,11 +29,7 @@ impl ReadTicket {
 
     /// Blocks that it reads, each with its bytes in the view.
     pub(crate) fn reads(&self) -> HashMap<BlockKey, usize> {
-        let of = |part: &Part| self.views[part.view].layout.block(self.views[part.view].layer).block_bytes;
-        let parts = self.parts.iter().map(|part| (of(part), blocks(&self.views[part.view], part)));
-        parts
-            .flat_map(|(bytes, blocks)| blocks.filter(|(_, read, _)| *read).map(move |(key, ..)| (key, bytes)))
-            .collect()
+        self.blocks().filter(|(.., read)| *read).map(|(key, bytes, _)| (key, bytes)).collect()
     }
 
     /// Whether it was handed to the devices.
@@ -90,13 +87,13 @@ impl ReadBatch {
             if self.failures[part.view].is_some() {
                 continue;
             }
-            let block_bytes = view.layout.block(view.layer).block_bytes;
+            let block = view.layout.block(view.layer);
             for (unit, (at, resident)) in
                 view.units[part.units.clone()].iter().zip(part.blocks.iter().zip(&part.resident))
             {
                 let Some(key) = unit.source.key(view.layer) else { continue };
                 let read = at.zip(held.buffer.as_ref());
-                let read = read.map(|(at, buffer)| Resident::new(Arc::clone(buffer), at, block_bytes));
+                let read = read.map(|(at, buffer)| Resident::new(Arc::clone(buffer), at, unit.bytes(block)));
                 if let Some(resident) = resident.clone().or(read) {
                     found.insert(key, resident);
                 }

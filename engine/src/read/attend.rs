@@ -7,7 +7,7 @@ use crate::cache::Resident;
 use crate::device::arena::Lease;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Part;
-use crate::select::{UnitSource, View, ViewInner};
+use crate::select::{UnitKeys, UnitSource, View, ViewInner};
 use std::sync::Arc;
 
 /// How to attend.
@@ -62,6 +62,10 @@ pub(super) struct Attending<'a> {
     total: Partial,
     part: Partial,
     workspace: Workspace,
+    /// K planes of units of a part, rebuilt, one behind the other.
+    keys: Vec<u8>,
+    /// The part that they are of, by its first unit.
+    keys_of: Option<usize>,
 }
 
 impl<'a> Attending<'a> {
@@ -82,16 +86,35 @@ impl<'a> Attending<'a> {
         }
         let query = Query::new(&shape, query)?;
         let (total, part) = (Partial::new(&shape), Partial::new(&shape));
-        Ok(Self { view, query, total, part, workspace: Workspace::new() })
+        Ok(Self { view, query, total, part, workspace: Workspace::new(), keys: Vec::new(), keys_of: None })
+    }
+
+    /// Rebuilds the keys of a part, for which nothing needs to have arrived.
+    pub(super) fn rebuild(&mut self, part: &Part) {
+        let Some(rebuilt) = self.view.rebuilt.as_ref().filter(|_| self.keys_of != Some(part.units.start)) else {
+            return;
+        };
+        let units = self.view.units[part.units.clone()].iter();
+        let groups: Vec<u64> = units.filter(|u| matches!(u.keys, UnitKeys::Rebuilt)).map(|u| u.group).collect();
+        rebuilt.rebuild(&groups, &mut self.keys);
+        self.keys_of = Some(part.units.start);
     }
 
     /// One part, whose buffer has arrived and was checked.
     pub(super) fn part(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
+        self.rebuild(part);
         let tokens = self.view.group_tokens();
+        let mut rebuilt = self.keys.chunks_exact(self.view.layout.block(self.view.layer).key_bytes);
         let mut pieces = Vec::with_capacity(part.units.len());
         for nth in part.units.clone() {
             let unit = &self.view.units[nth];
             let (k, v) = planes(self.view, part, buffer, nth)?;
+            let k = match &unit.keys {
+                UnitKeys::Stored => k,
+                UnitKeys::Kept(plane) => plane,
+                UnitKeys::Rebuilt => rebuilt.next().unwrap_or_default(),
+                UnitKeys::Absent => return Err(not_there("the keys of a view of values alone")),
+            };
             pieces.push(Piece { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
         }
         self.part.reset();
@@ -121,7 +144,7 @@ impl<'a> Attending<'a> {
     }
 }
 
-/// The planes of unit `nth` of a view, which `part` holds.
+/// The planes of unit `nth` of a view, which `part` holds; no keys where they are not read.
 pub(super) fn planes<'a>(
     view: &'a ViewInner,
     part: &'a Part,
@@ -129,20 +152,27 @@ pub(super) fn planes<'a>(
     nth: usize,
 ) -> Result<(&'a [u8], &'a [u8])> {
     let geometry = view.layout.block(view.layer);
-    let block = match &view.units[nth].source {
+    let unit = &view.units[nth];
+    let (start, len) = geometry.plane(1);
+    let keys = if unit.reads_keys() { geometry.key_bytes } else { 0 };
+    let block = match &unit.source {
         UnitSource::Run { run, index } => run.block(*index)?,
         UnitSource::Copied(block) => block,
         UnitSource::Disk { .. } => {
             let resident = part.resident.get(nth - part.units.start).and_then(Option::as_ref);
             let at = part.blocks.get(nth - part.units.start).copied().flatten();
             let bytes = buffer.and_then(Lease::bytes);
-            match (resident.and_then(Resident::bytes), at, bytes) {
-                (Some(block), ..) if block.len() == geometry.block_bytes => block,
-                (None, Some(at), Some(bytes)) => &bytes[at..at + geometry.block_bytes],
+            let own = unit.bytes(geometry);
+            let read = match (resident.and_then(Resident::bytes), at, bytes) {
+                (Some(block), ..) if block.len() == own => block,
+                (None, Some(at), Some(bytes)) => &bytes[at..at + own],
                 _ => return Err(Error::new(ErrorKind::Busy, "the block has not arrived")),
+            };
+            if !unit.reads_keys() {
+                return Ok((&[], read));
             }
+            read
         }
     };
-    let (start, len) = geometry.plane(1);
-    Ok((&block[..geometry.key_bytes], &block[start..start + len]))
+    Ok((&block[..keys], &block[start..start + len]))
 }

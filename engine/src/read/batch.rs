@@ -68,7 +68,8 @@ impl<'a> ViewBlocks<'a> {
     }
 
     /// Keys and values of the `nth` selected group as they are stored: the K plane `[kv_heads, G, key_dim]` and the V plane
-    /// `[kv_heads, G, value_dim]`, little-endian elements of the layout's dtype.
+    /// `[kv_heads, G, value_dim]`, little-endian elements of the layout's dtype. The K plane is empty where
+    /// [values alone](crate::Planes) were read: attention rebuilds keys for itself.
     ///
     /// # Errors
     /// The view selected fewer groups.

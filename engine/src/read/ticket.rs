@@ -150,12 +150,13 @@ impl ReadTicket {
     /// for whole read units and for gaps that cost less than another request.
     #[must_use]
     pub fn selected_bytes(&self) -> u64 {
-        let blocks = |part: &Part| part.blocks.iter().flatten().count() as u64;
-        let block_bytes = |part: &Part| {
+        let of = |part: &Part| -> u64 {
             let view = &self.views[part.view];
-            view.layout.block(view.layer).block_bytes as u64
+            let units = view.units[part.units.clone()].iter().zip(&part.blocks);
+            let read = units.filter(|(_, at)| at.is_some());
+            read.map(|(unit, _)| unit.bytes(view.layout.block(view.layer)) as u64).sum()
         };
-        self.parts.iter().map(|part| blocks(part) * block_bytes(part)).sum()
+        self.parts.iter().map(of).sum()
     }
 
     /// Requests this read consists of.
@@ -387,6 +388,7 @@ impl ReadTicket {
             if self.parts[at].view != index {
                 continue;
             }
+            attending.rebuild(&self.parts[at]);
             self.wait_part(at, None)?;
             self.verify_part(at);
             if let Some(e) = &self.failures[index] {

@@ -8,7 +8,8 @@ use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;
 use crate::plan::Part;
-use crate::select::{UnitSource, ViewInner};
+use crate::select::{Unit, UnitSource, ViewInner};
+use std::ops::Range;
 use stratakv_format::frame::KIND_GROUPS;
 use stratakv_format::{PlaneIdentity, segment};
 
@@ -18,18 +19,18 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         let (Some(at), UnitSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
         let bad = |buffer: &Lease| {
             let bytes = buffer.bytes().unwrap_or_default();
-            mismatch(devices, view, unit.group, frame, *checksum, &bytes[*at..])
+            mismatch(devices, view, unit, frame, *checksum, &bytes[*at..])
         };
         if bad(buffer).is_none() {
             continue;
         }
-        let block_bytes = view.layout.block(view.layer).block_bytes;
-        let readable = frame.readable(*offset, block_bytes);
+        let bytes = unit.bytes(view.layout.block(view.layer));
+        let readable = frame.readable(*offset, bytes);
         let start = at - (*offset - readable.start) as usize;
         let range = start..start + (readable.end - readable.start) as usize;
         let read = part.reads.iter().find(|read| (read.to..read.to + read.bytes).contains(at));
         let read = read.ok_or_else(|| not_there(&format!("the read of group {}", unit.group)))?;
-        let place = (*offset, block_bytes);
+        let place = (*offset, bytes);
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
         if let Ok(device) = devices.get(read.segment.key.0) {
             device.counters.checksum_failures.add(1);
@@ -38,15 +39,13 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
             continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
-            let geometry = view.layout.block(view.layer);
             devices.get(frame.segment.key.0)?.counters.checksum_failures.add(1);
-            let (plane_offset, plane_bytes) = geometry.plane(plane);
             return Err(Error::corrupt(Corruption {
                 code: "payload-checksum",
                 device: frame.segment.key.0.0,
                 file: segment::file_name(frame.segment.key.1),
-                offset: offset + plane_offset as u64,
-                len: plane_bytes as u64,
+                offset: offset + plane.start as u64,
+                len: plane.len() as u64,
                 expected: format!("checksum {expected:#018x}"),
                 found: format!("{found:#018x}"),
             })
@@ -60,43 +59,40 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
 /// What was read and is right may stay.
 fn admit(view: &ViewInner, part: &Part, buffer: &Lease) {
     let (Some(cache), Some(bytes)) = (&view.cache, buffer.bytes()) else { return };
-    let block_bytes = view.layout.block(view.layer).block_bytes;
+    let block = view.layout.block(view.layer);
     for (unit, at) in view.units[part.units.clone()].iter().zip(&part.blocks) {
         if let (Some(at), Some(key)) = (at, unit.source.key(view.layer))
-            && let Some(block) = bytes.get(*at..at + block_bytes)
+            && let Some(block) = bytes.get(*at..at + unit.bytes(block))
         {
             cache.admit(key, block);
         }
     }
 }
 
-/// The first plane of a block whose checksum is not the stored one.
+/// The first plane of what was read of a block whose checksum is not the stored one, and its place there.
 fn mismatch(
     devices: &Devices,
     view: &ViewInner,
-    group: u64,
+    unit: &Unit,
     frame: &FrameBody,
     first_checksum: usize,
     block: &[u8],
-) -> Option<(usize, u64, u64)> {
-    let geometry = view.layout.block(view.layer);
-    let planes = view.layout.kv_layer(view.layer).map_or(0, |layer| layer.planes());
+) -> Option<(Range<usize>, u64, u64)> {
     let tokens = view.group_tokens();
-    (0..planes).find_map(|plane| {
+    unit.planes(view.layout.block(view.layer)).enumerate().find_map(|(nth, (plane, place))| {
         let identity = PlaneIdentity::new(
             frame.nonce,
             frame.origin,
             KIND_GROUPS,
             view.layer as u16,
-            group * tokens as u64,
+            unit.group * tokens as u64,
             tokens as u32,
             plane as u16,
         );
-        let (start, len) = geometry.plane(plane);
-        let found =
-            block.get(start..start + len).map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
-        let expected = frame.checksums.get(first_checksum + plane).copied().unwrap_or(!found);
-        (expected != found && !mutated(Mutant::PayloadChecksumIgnored)).then_some((plane, expected, found))
+        let data = block.get(place.clone());
+        let found = data.map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
+        let expected = frame.checksums.get(first_checksum + nth).copied().unwrap_or(!found);
+        (expected != found && !mutated(Mutant::PayloadChecksumIgnored)).then_some((place, expected, found))
     })
 }
 

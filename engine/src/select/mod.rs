@@ -23,8 +23,8 @@ pub use selector::{Ask, ScoreForm, Selector, combine, summary_as};
 pub use shadowkv::ShadowKv;
 pub use signs::SignBits;
 pub use tck::Tck;
-pub use view::View;
-pub(crate) use view::{TailView, Unit, UnitSource, ViewInner};
+pub use view::{Planes, View};
+pub(crate) use view::{TailView, Unit, UnitKeys, UnitSource, ViewInner};
 
 use crate::options::Budget;
 
@@ -43,13 +43,15 @@ pub struct SelectOptions {
     pub form: ScoreForm,
     /// Factor of `q . k` in a softmax form; `None`: `1 / sqrt(key_dim)`.
     pub scale: Option<f32>,
+    /// What of the selected groups is read.
+    pub planes: Planes,
 }
 
 impl SelectOptions {
     /// This budget, nothing forced but the tail (or the newest group while there is none).
     #[must_use]
     pub const fn new(budget: Budget) -> Self {
-        Self { budget, recent_tokens: 1, sink_tokens: 0, form: ScoreForm::Raw, scale: None }
+        Self { budget, recent_tokens: 1, sink_tokens: 0, form: ScoreForm::Raw, scale: None, planes: Planes::All }
     }
 
     /// At least the newest `tokens` tokens.
@@ -77,6 +79,13 @@ impl SelectOptions {
     #[must_use]
     pub const fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
+        self
+    }
+
+    /// With these planes of the selected groups.
+    #[must_use]
+    pub const fn planes(mut self, planes: Planes) -> Self {
+        self.planes = planes;
         self
     }
 }

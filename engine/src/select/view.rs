@@ -4,16 +4,44 @@ use crate::attention::{HeadMask, TokenMask};
 use crate::cache::{BlockCache, BlockKey};
 use crate::index::{FrameBody, Run};
 use crate::layout::KvLayout;
+use crate::summary::RebuiltKeys;
+use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::layout::BlockGeometry;
 
 /// Where a selected group is.
 pub(crate) enum UnitSource {
     /// In a buffer that is being, or was just, written.
     Run { run: Arc<Run>, index: usize },
-    /// Copied from a buffer that is still being filled.
-    Copied(Box<[u8]>),
+    /// A copy: of a buffer that is still being filled, or one that is kept in memory.
+    Copied(Arc<[u8]>),
     /// On a device: byte offset in the segment file, first checksum in the frame's table.
     Disk { frame: Arc<FrameBody>, offset: u64, checksum: usize },
+}
+
+/// What of the selected groups is read from devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Planes {
+    /// Keys and values.
+    #[default]
+    All,
+    /// Values alone: the caller has keys of its own. [`attend`](crate::attend) refuses such a view.
+    Values,
+    /// Values alone where [`Sequence::rebuild_keys`](crate::Sequence::rebuild_keys) keeps the keys, which attention rebuilds
+    /// while the values are on their way; nothing of outliers; elsewhere both.
+    Rebuilt,
+}
+
+/// Where the keys of a unit come from.
+pub(crate) enum UnitKeys {
+    /// They are read with the values, or are in memory with them.
+    Stored,
+    /// Not from here.
+    Absent,
+    /// The K plane, in memory.
+    Kept(Arc<[u8]>),
+    /// Rebuilt from those of the view.
+    Rebuilt,
 }
 
 /// One selected group, with the KV heads and positions that take part.
@@ -21,11 +49,47 @@ pub(crate) struct Unit {
     pub(crate) group: u64,
     pub(crate) heads: HeadMask,
     pub(crate) positions: Option<TokenMask>,
+    /// On a device: of the V plane where the keys are not read.
     pub(crate) source: UnitSource,
+    pub(crate) keys: UnitKeys,
+}
+
+impl Unit {
+    /// Leaves the keys where they are: only values are read. `geometry` has a V plane.
+    pub(crate) fn leave_keys(&mut self, geometry: &BlockGeometry, keys: UnitKeys) {
+        let was_read = self.reads_keys();
+        if let UnitSource::Disk { offset, checksum, .. } = &mut self.source
+            && was_read
+        {
+            *offset += geometry.value_offset as u64;
+            *checksum += 1;
+        }
+        self.keys = keys;
+    }
+
+    /// Whether keys are read with the values.
+    pub(crate) fn reads_keys(&self) -> bool {
+        matches!(self.keys, UnitKeys::Stored)
+    }
+
+    /// Bytes that are read from a device, from the offset of its source on.
+    pub(crate) fn bytes(&self, geometry: &BlockGeometry) -> usize {
+        if self.reads_keys() { geometry.block_bytes } else { geometry.value_bytes }
+    }
+
+    /// The planes in these bytes: 0 = K, 1 = V, each with its place in them.
+    pub(crate) fn planes(&self, geometry: &BlockGeometry) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let planes = if self.reads_keys() { 0..2 } else { 1..2 };
+        let (geometry, base) = (*geometry, if self.reads_keys() { 0 } else { geometry.value_offset });
+        planes.filter_map(move |plane| {
+            let (start, len) = geometry.plane(plane);
+            (len > 0).then(|| (plane, start - base..start - base + len))
+        })
+    }
 }
 
 impl UnitSource {
-    /// The name of a block on a device among resident ones.
+    /// The name of what is read of a block on a device, among resident ones.
     pub(crate) fn key(&self, layer: usize) -> Option<BlockKey> {
         let Self::Disk { frame, checksum, .. } = self else { return None };
         Some(BlockKey {
@@ -51,6 +115,8 @@ pub(crate) struct ViewInner {
     pub(crate) length: u64,
     pub(crate) units: Vec<Unit>,
     pub(crate) tail: Option<TailView>,
+    /// Keys at a low rank, where units need them.
+    pub(crate) rebuilt: Option<Arc<RebuiltKeys>>,
     /// The opening of a store that it belongs to.
     pub(crate) instance: u64,
     pub(crate) sequence: u64,

@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Extent, ExtentTable, Run, Source};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
-use crate::summary::{KeyGroup, KeyShape, KeySummary, MinMax};
+use crate::summary::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -48,6 +48,8 @@ pub(crate) struct Layer {
     pub(crate) summary: Option<MinMax>,
     /// Summaries of the selectors of the sequence, in its order.
     pub(crate) extras: Vec<Box<dyn KeySummary>>,
+    /// Keys in memory for selections that read values alone.
+    pub(crate) kept: Option<KeptKeys>,
 }
 
 /// What a layer was before an append, to go back to.
@@ -81,6 +83,7 @@ impl Layer {
             written: 0,
             summary: summary.then(|| MinMax::new(&geometry, layout.dtype())),
             extras: Vec::new(),
+            kept: None,
         })
     }
 
@@ -120,7 +123,7 @@ impl Layer {
         self.freeze()?;
         let (table, pending) = (self.table.clone(), self.pending.clone());
         let (tail, summary) = (Arc::clone(&self.tail), self.summary.clone());
-        Ok(Self { table, building: None, pending, tail, summary, extras: Vec::new(), ..*self })
+        Ok(Self { table, building: None, pending, tail, summary, extras: Vec::new(), kept: None, ..*self })
     }
 
     /// Tokens of the groups that frames hold, written or on their way.
@@ -168,6 +171,9 @@ impl Layer {
         }
         for summary in &mut self.extras {
             summary.truncate(groups as usize);
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.truncate(groups);
         }
         self.tokens = mark.tokens;
         if let Some(tail) = mark.tail {
@@ -311,11 +317,14 @@ impl Layer {
             let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
             summary.push(keys, usize::from(self.geometry.kv_heads), self.group_tokens, self.dtype);
         }
-        if !self.extras.is_empty() {
+        if !self.extras.is_empty() || self.kept.is_some() {
             let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
             let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
             let group = KeyGroup::new(shape, keys, building.first_group + building.groups as u64)?;
             self.extras.iter_mut().for_each(|summary| summary.push(&group));
+            if let Some(kept) = &mut self.kept {
+                kept.push(group.index(), keys);
+            }
         }
         building.groups += 1;
         Ok(())

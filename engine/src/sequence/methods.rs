@@ -1,18 +1,12 @@
 //! Selectors of a sequence: their summaries are built from what there is, grow with it, and choose.
 
 use super::Sequence;
-use super::blocks::{check_block, read_block, read_each};
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::Source;
 use crate::metrics::{Category, lock};
 use crate::select::{Ask, SelectOptions, Selector, View, choose};
 use crate::summary::{KeyGroup, KeySummary, StoredAs, SummaryKind};
 use std::sync::Arc;
-use stratakv_format::page::PAGE_BYTES;
-
-/// Bytes of blocks read at once to build a summary.
-const BUILD_BYTES: usize = 1 << 20;
 
 /// A selector of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -165,7 +159,7 @@ impl Sequence {
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
         }
         let chosen = choose(span.groups.clone(), count, &forced, &scores);
-        self.view(state, &span, &chosen)
+        self.view(state, &span, &chosen, options.planes)
     }
 
     fn selector(&self, selector: SelectorId) -> Result<&(Arc<dyn Selector>, Vec<usize>)> {
@@ -177,7 +171,8 @@ impl Sequence {
     pub(super) fn reserve_methods(&mut self, layer: usize, groups: usize, more: usize) -> Result<()> {
         let bytes = |l: &super::Layer| -> usize {
             let groups = if l.index == layer { groups } else { 0 };
-            l.extras.iter().map(|summary| summary.bytes_for(groups)).sum()
+            let kept = l.kept.as_ref().map_or(0, |kept| kept.bytes_for(groups));
+            l.extras.iter().map(|summary| summary.bytes_for(groups)).sum::<usize>() + kept
         };
         let held = self.layers.iter().flatten().map(bytes).sum::<usize>() + more;
         if held > self.method_bytes.bytes() && !self.store.devices.resize(&mut self.method_bytes, held) {
@@ -207,62 +202,13 @@ impl Sequence {
     /// Adds all sealed groups of a layer to a summary.
     fn fill(&self, layer: usize, summary: &mut dyn KeySummary) -> Result<()> {
         let state = self.layer(layer)?;
-        let tokens = self.who.layout.group_tokens() as u64;
-        let key_bytes = state.block.key_bytes;
-        let lost = |group| Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
+        let (shape, key_bytes) = (state.shape(), state.block.key_bytes);
         let mut group = self.restore(layer, summary, 0)?;
         while group < state.groups() {
-            if let Some(block) = state.building_block(group) {
-                summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
-                group += 1;
-                continue;
-            }
-            let extent = state.table.find(group).ok_or_else(|| lost(group))?;
-            if let Source::Memory(run) = &extent.source {
-                let block = run.block((group - extent.first_group) as usize + extent.skip)?;
-                summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
-                group += 1;
-                continue;
-            }
-            // As many groups as lie in this extent and are not stored, a megabyte at most.
-            let end = (extent.first_group + extent.groups as u64).min(state.groups());
-            let end = end.min(group + (BUILD_BYTES / state.block.block_bytes).max(1) as u64);
-            let mut places = Vec::new();
-            for group in group..end {
-                places.push(extent.place(group, &state.block, state.geometry.planes()).ok_or_else(|| lost(group))?);
-            }
-            let page = PAGE_BYTES as u64;
-            let pieces: Vec<_> = places
-                .iter()
-                .map(|place| {
-                    let first = place.offset / page * page;
-                    let bytes =
-                        ((place.offset - first) as usize + state.block.block_bytes).next_multiple_of(PAGE_BYTES);
-                    (place.frame.segment.as_ref(), first, bytes)
-                })
-                .collect();
-            for (place, pages) in places.iter().zip(read_each(&self.store.devices, &pieces)?) {
-                let skip = (place.offset % page) as usize;
-                let block = match &pages {
-                    Ok(pages) => pages.get(skip..skip + state.block.block_bytes).unwrap_or_default(),
-                    Err(_) => &[],
-                };
-                // What did not come, or came wrong, is read by itself: again, and from other copies.
-                let checked = match pages.as_ref() {
-                    Ok(_) => check_block(&self.store.devices, state, group, tokens, (place, 0), block),
-                    Err(e) => Err(e.duplicate()),
-                };
-                let again = match checked {
-                    Ok(()) => None,
-                    Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
-                        Some(read_block(&self.store.devices, state, group, tokens, place)?)
-                    }
-                    Err(e) => return Err(e),
-                };
-                let block = again.as_deref().unwrap_or(block);
-                summary.push(&KeyGroup::new(state.shape(), &block[..key_bytes], group)?);
-                group += 1;
-            }
+            group = self.visit(state, group, &mut |group, block| {
+                summary.push(&KeyGroup::new(shape, &block[..key_bytes], group)?);
+                Ok(())
+            })?;
             group = self.restore(layer, summary, group)?;
         }
         Ok(())

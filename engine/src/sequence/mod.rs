@@ -9,9 +9,11 @@ mod layer;
 mod load;
 mod methods;
 mod reader;
+mod rebuild;
 mod restore;
 mod select;
 mod truncate;
+mod visit;
 
 use crate::cache::{BlockCache, CacheStatus};
 use crate::error::{Error, ErrorKind, Result};

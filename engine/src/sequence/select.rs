@@ -6,7 +6,8 @@ use crate::attention::{HeadMask, TokenMask, dot_fn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{BlockPlace, Source};
 use crate::log::Tail;
-use crate::select::{SelectOptions, TailView, Unit, UnitSource, View, ViewInner, choose};
+use crate::select::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner, choose};
+use crate::summary::Kept;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -19,7 +20,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape or not finite, a budget of zero, a layer that has no
-    /// tokens yet, or a sequence without the summary that choosing needs.
+    /// tokens yet, a sequence without the summary that choosing needs, or [`Planes`] that the layer does not have.
     pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
         let options = options.into();
         let state = self.layer(layer)?;
@@ -44,7 +45,7 @@ impl Sequence {
             scores.resize(span.len(), 0.0);
         }
         let chosen = choose(span.groups.clone(), count, &forced, &scores);
-        self.view(state, &span, &chosen)
+        self.view(state, &span, &chosen, options.planes)
     }
 
     /// Selects everything a layer attends to.
@@ -55,7 +56,7 @@ impl Sequence {
         let state = self.layer(layer)?;
         let span = Span::of(state, self.who.layout.group_tokens());
         let chosen: Vec<u64> = span.groups.clone().collect();
-        self.view(state, &span, &chosen)
+        self.view(state, &span, &chosen, Planes::All)
     }
 
     /// The devices that have a copy of a group, by index, the first copy's in front; none for a group that is in memory only.
@@ -79,6 +80,16 @@ impl Sequence {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: groups out of order, or outside of what the layer attends to.
     pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<View> {
+        self.select_planes(layer, groups, Planes::All)
+    }
+
+    /// [`Self::select_groups`], of which these planes are read. With [`Planes::Values`] the bytes read are those of the V planes,
+    /// rounded out to the units that the device reads; a layout with
+    /// [planes on pages of their own](crate::KvLayoutBuilder::separate_planes) never reads a K plane with them.
+    ///
+    /// # Errors
+    /// As there; [`ErrorKind::InvalidArgument`]: the layer has no V plane.
+    pub fn select_planes(&self, layer: usize, groups: &[u64], planes: Planes) -> Result<View> {
         let state = self.layer(layer)?;
         let span = Span::of(state, self.who.layout.group_tokens());
         let rising = groups.windows(2).all(|pair| pair[0] < pair[1]);
@@ -86,7 +97,7 @@ impl Sequence {
             let text = format!("groups must rise and lie in {:?} of layer {layer}", span.groups);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        self.view(state, &span, groups)
+        self.view(state, &span, groups, planes)
     }
 
     /// The view of stored groups wherever the layer's window is, without the tail.
@@ -94,7 +105,7 @@ impl Sequence {
         let state = self.layer(layer)?;
         let (tokens, group) = (state.tokens, self.who.layout.group_tokens() as u64);
         let span = Span { first_token: 0, tokens, group, groups: 0..tokens / group };
-        let mut view = self.view(state, &span, &groups.collect::<Vec<_>>())?;
+        let mut view = self.view(state, &span, &groups.collect::<Vec<_>>(), Planes::All)?;
         // Reading all of it once is no reason to keep any of it.
         if let Some(inner) = Arc::get_mut(&mut view.inner) {
             inner.cache = None;
@@ -125,17 +136,30 @@ impl Sequence {
         Ok(Some(summary.dtype()))
     }
 
-    pub(super) fn view(&self, state: &Layer, span: &Span, chosen: &[u64]) -> Result<View> {
+    pub(super) fn view(&self, state: &Layer, span: &Span, chosen: &[u64], planes: Planes) -> Result<View> {
         if state.tokens == 0 {
             let text = format!("layer {} has no tokens yet", state.index);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if planes != Planes::All && state.geometry.value_dim == 0 {
+            let text = format!("layer {} has no V plane: its values are a part of the keys", state.index);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let heads = HeadMask::all(usize::from(state.geometry.kv_heads));
         let mut units = Vec::with_capacity(chosen.len());
         for &group in chosen {
             let source = source(state, group)?;
-            units.push(Unit { group, heads, positions: span.positions(group), source });
+            let keys = UnitKeys::Stored;
+            let mut unit = Unit { group, heads, positions: span.positions(group), source, keys };
+            match planes {
+                Planes::All => {}
+                Planes::Values => unit.leave_keys(&state.block, UnitKeys::Absent),
+                Planes::Rebuilt => take_kept(state, &mut unit)?,
+            }
+            units.push(unit);
         }
+        let needed = units.iter().any(|unit| matches!(unit.keys, UnitKeys::Rebuilt));
+        let rebuilt = state.kept.as_ref().filter(|_| needed).map(|kept| Arc::clone(kept.rebuilt()));
         let tail_tokens = state.tail_tokens();
         let tail = (tail_tokens > 0).then(|| TailView {
             block: Arc::clone(state.tail()),
@@ -148,12 +172,32 @@ impl Sequence {
             length: state.tokens,
             units,
             tail,
+            rebuilt,
             instance: self.store.devices.identity.instance,
             sequence: self.who.sequence.0,
             cache: self.cache.clone(),
         };
         Ok(View { inner: Arc::new(inner) })
     }
+}
+
+/// Leaves what of a unit is kept in memory where it is.
+fn take_kept(state: &Layer, unit: &mut Unit) -> Result<()> {
+    let Some(kept) = &state.kept else {
+        let text = format!("no keys of layer {} are kept: Sequence::rebuild_keys comes first", state.index);
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    };
+    // What is in memory as a whole has its keys.
+    if !matches!(unit.source, UnitSource::Disk { .. }) {
+        return Ok(());
+    }
+    match kept.find(unit.group) {
+        None => {}
+        Some(Kept::Block(block)) => unit.source = UnitSource::Copied(block),
+        Some(Kept::Plane(plane)) => unit.leave_keys(&state.block, UnitKeys::Kept(plane)),
+        Some(Kept::Rebuilt) => unit.leave_keys(&state.block, UnitKeys::Rebuilt),
+    }
+    Ok(())
 }
 
 fn source(state: &Layer, group: u64) -> Result<UnitSource> {

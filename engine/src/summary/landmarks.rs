@@ -44,26 +44,31 @@ impl Landmarks {
     }
 }
 
+/// The mean of the keys of a group `[G, kv_heads, key_dim]`, and the lowest cosine of a head of a key to that of the mean.
+pub(super) fn mean_and_cosine(keys: &[f32], shape: &KeyShape) -> (Vec<f32>, f32) {
+    let (width, dim) = (shape.width(), shape.key_dim);
+    let mut mean = vec![0.0_f32; width];
+    for key in keys.chunks_exact(width) {
+        mean.iter_mut().zip(key).for_each(|(mean, k)| *mean += k / shape.group_tokens as f32);
+    }
+    let mut lowest = 1.0_f32;
+    for key in keys.chunks_exact(width) {
+        for (key, mean) in key.chunks_exact(dim).zip(mean.chunks_exact(dim)) {
+            let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+            let cosine = dot(key, mean) / (dot(key, key) * dot(mean, mean)).sqrt().max(f32::MIN_POSITIVE);
+            lowest = lowest.min(cosine);
+        }
+    }
+    (mean, lowest)
+}
+
 impl KeySummary for Landmarks {
     fn groups(&self) -> usize {
         self.cosines.count()
     }
 
     fn push(&mut self, group: &KeyGroup<'_>) {
-        let (width, dim) = (self.shape.width(), self.shape.key_dim);
-        let keys = group.tokens();
-        let mut mean = vec![0.0_f32; width];
-        for key in keys.chunks_exact(width) {
-            mean.iter_mut().zip(key).for_each(|(mean, k)| *mean += k / self.shape.group_tokens as f32);
-        }
-        let mut lowest = 1.0_f32;
-        for key in keys.chunks_exact(width) {
-            for (key, mean) in key.chunks_exact(dim).zip(mean.chunks_exact(dim)) {
-                let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-                let cosine = dot(key, mean) / (dot(key, key) * dot(mean, mean)).sqrt().max(f32::MIN_POSITIVE);
-                lowest = lowest.min(cosine);
-            }
-        }
+        let (mean, lowest) = mean_and_cosine(&group.tokens(), &self.shape);
         let to = self.means.add();
         to.iter_mut().zip(&mean).for_each(|(out, x)| *out = f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits());
         self.cosines.add()[0] = lowest;

@@ -49,6 +49,15 @@ pub enum Score {
     Softmax,
 }
 
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
 /// Options of the KV cache.
 #[derive(Clone, Debug, Args)]
 pub struct CacheArgs {
@@ -82,6 +91,9 @@ pub struct CacheArgs {
     /// Directory on an SSD that holds keys and values; repeat for several SSDs; a temporary one where none is given
     #[arg(long = "device", value_name = "DIR")]
     pub devices: Vec<PathBuf>,
+    /// Read ahead what predicted queries of the next layer select; answers are the same
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub pipeline: Switch,
     /// Bound on the store's memory (buffers, tails, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory_limit: Option<u64>,
@@ -100,6 +112,7 @@ impl CacheArgs {
             group_tokens: self.group_tokens as usize,
             devices: self.devices.clone(),
             memory_limit: self.memory_limit,
+            read_ahead: self.pipeline == Switch::On,
             durability,
         }
     }
@@ -215,6 +228,7 @@ impl CalibrateArgs {
             group_tokens: self.group_tokens as usize,
             devices: self.devices.clone(),
             memory_limit: None,
+            read_ahead: false,
             durability: Durability::Sync,
         }
     }
@@ -292,6 +306,7 @@ impl CompareArgs {
             group_tokens: self.group_tokens as usize,
             devices: self.devices.clone(),
             memory_limit: Some(self.memory_limit),
+            read_ahead: false,
             durability: Durability::Lazy,
         }
     }

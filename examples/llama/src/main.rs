@@ -99,8 +99,8 @@ fn calibrate_command(args: &CalibrateArgs) -> Result<()> {
     if !args.devices.is_empty() {
         let backend = backend::open(&args.backend_options(), geometry, fingerprint(&dir)?)?;
         for adapter in &adapters {
-            backend.put_adapter(adapter)?;
-            println!("{} stored for groups of {}", adapter.id(), args.group_tokens);
+            let id = backend.put_adapter(adapter)?;
+            println!("{id} stored for groups of {}", args.group_tokens);
         }
         backend.close()?;
     }
@@ -204,6 +204,10 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
             "resident_bytes_peak": stats.resident_bytes_peak,
             "seconds_to_first_token": first,
             "tokens_per_s": per_s,
+            "pipeline": stats.pipeline,
+            "io_hidden_share": stats.pipeline.map(|report| report.hidden_share()),
+            "prediction_recall": stats.pipeline.map(|report| report.recall()),
+            "wasted_bytes_per_step": stats.pipeline.and_then(|report| report.wasted_bytes.checked_div(stats.steps)),
         });
         writeln!(out, "{value}")?;
         return Ok(());
@@ -216,6 +220,9 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
         stats.kv_bytes_total,
         stats.bytes_read_per_step()
     );
+    if let Some(report) = &stats.pipeline {
+        eprintln!("{}", recall::pipeline_line(report));
+    }
     for note in notes {
         eprintln!("{note}");
     }

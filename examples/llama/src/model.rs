@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::attention::{self, Shape};
 use crate::config::ModelConfig;
-use crate::kv::{KvCache, KvDType, KvGeometry};
+use crate::kv::{KvCache, KvDType, KvGeometry, Predict};
 use crate::linear::{Linear, RmsNorm};
 use crate::rope::{Rope, Rotation};
 use crate::simd::SiluMul;
@@ -176,6 +176,10 @@ impl Model {
             let x = layer.attention_norm.rows(&hidden);
             let qkv = self.project(layer, &x, &rotation, 0, dtype)?;
             cache.append(i, &qkv.keys, &qkv.values, 1)?;
+            // KVSwap: the next layer's query follows from this layer's input, which its own input will resemble.
+            let next = self.layers.get(i + 1);
+            let predict = next.map(|next| || self.queries(next, &next.attention_norm.rows(&hidden), &rotation, 0));
+            cache.prepare(i, &qkv.queries, predict.as_ref().map(|predict| predict as &Predict<'_>))?;
             cache.attend(i, &qkv.queries, &mut attended)?;
             layer.finish(&mut hidden, &attended)?;
         }
@@ -232,19 +236,9 @@ impl Model {
         let c = &self.config;
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let tokens = x.len() / c.hidden_size;
-        let mut qkv = if first_query == tokens {
-            Vec::new()
-        } else {
-            layer.qkv.forward_part(&x[first_query * c.hidden_size..], 0..q)?
-        };
+        let queries = self.queries(layer, &x[first_query * c.hidden_size..], rotation, first_query)?;
         let both = layer.qkv.forward_part(x, q..q + 2 * kv)?;
         let norms = layer.head_norms.as_ref();
-        qkv.par_chunks_exact_mut(q).with_min_len(16).enumerate().for_each(|(t, heads)| {
-            if let Some((norm, _)) = norms {
-                heads.chunks_exact_mut(c.head_dim).for_each(|head| norm.row(head));
-            }
-            rotation.apply(first_query + t, heads);
-        });
         let (mut keys, mut values) = (Vec::with_capacity(tokens * kv), Vec::with_capacity(tokens * kv));
         for row in both.chunks_exact(2 * kv) {
             keys.extend_from_slice(&row[..kv]);
@@ -258,7 +252,24 @@ impl Model {
             dtype.round(heads);
         });
         dtype.round(&mut values);
-        Ok(Qkv { queries: qkv, keys, values })
+        Ok(Qkv { queries, keys, values })
+    }
+
+    /// Queries of normalised rows, the first of which is token `first` of the rotation.
+    fn queries(&self, layer: &Layer, x: &[f32], rotation: &Rotation, first: usize) -> Result<Vec<f32>> {
+        let c = &self.config;
+        let q = c.heads * c.head_dim;
+        if x.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut queries = layer.qkv.forward_part(x, 0..q)?;
+        queries.par_chunks_exact_mut(q).with_min_len(16).enumerate().for_each(|(t, heads)| {
+            if let Some((norm, _)) = &layer.head_norms {
+                heads.chunks_exact_mut(c.head_dim).for_each(|head| norm.row(head));
+            }
+            rotation.apply(first + t, heads);
+        });
+        Ok(queries)
     }
 }
 

@@ -47,6 +47,31 @@ fn recall_reports_every_cell() {
 }
 
 #[test]
+fn reading_ahead_changes_no_answer_and_says_what_it_was_worth() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids = dir.path().join("ids");
+    std::fs::write(&ids, (5..205).map(|id| format!("{} ", id % 120)).collect::<String>()).unwrap();
+    let run = |switch: &str, more: &[&str]| -> Value {
+        let model = fixtures().join("tiny-arch/llama3");
+        let fixed = ["generate", "--max-tokens", "7", "--pipeline", switch, "--json", "--model"];
+        let paths = [model.to_str().unwrap(), "--prompt-ids", ids.to_str().unwrap()];
+        serde_json::from_str(&stdout(&kvrun(&[&fixed[..], &paths[..], more].concat()))).unwrap()
+    };
+    for more in [&["--policy", "full"][..], &["--policy", "signs", "--budget", "40t"], &["--budget", "1/5"]] {
+        let (on, off) = (run("on", more), run("off", more));
+        assert_eq!(on["ids"], off["ids"], "{more:?}");
+        let recall = on["prediction_recall"].as_f64().unwrap();
+        assert!(recall > 0.0 && recall <= 1.0, "{more:?}: {on}");
+        assert!(on["io_hidden_share"].as_f64().unwrap() <= 1.0 && on["wasted_bytes_per_step"].is_u64(), "{on}");
+        assert!(on["pipeline"]["read_bytes"].as_u64().unwrap() > 0, "{on}");
+        assert!(off["pipeline"].is_null() && off["io_hidden_share"].is_null(), "{off}");
+    }
+    let args = ["recall", "--contexts", "1024", "--tasks", "S", "--limit", "1", "--pipeline"];
+    let (on, off) = (stdout(&kvrun(&[&args[..], &["on"]].concat())), stdout(&kvrun(&[&args[..], &["off"]].concat())));
+    assert!(on.contains("read ahead:") && !off.contains("read ahead:"), "{on}{off}");
+}
+
+#[test]
 fn generate_continues_ids_and_draws_reproducibly() {
     let model = fixtures().join("tiny-arch/llama3");
     let dir = tempfile::tempdir().unwrap();
@@ -165,8 +190,17 @@ fn adapters_come_from_files_and_from_the_store() {
     let fit = ["calibrate", "--sigmas", "8", "--bits", "64", "--out", files, "--device", device];
     let text = stdout(&kvrun(&[&fit[..], &few].concat()));
     assert!(text.contains("kvswap-8.safetensors") && text.contains("tck-64/1 stored for groups of 4"), "{text}");
-    // Again: what is there is replaced.
-    stdout(&kvrun(&[&fit[..], &few].concat()));
+    // Again, with the same numbers: nothing is to be done.
+    let text = stdout(&kvrun(&[&fit[..], &few].concat()));
+    assert!(text.contains("tck-64/1 stored"), "{text}");
+    // With others: the next version, and only then the old one goes.
+    let text = stdout(&kvrun(&[&fit[..], &["--limit", "1", "--contexts", "1024", "--tasks", "MK"]].concat()));
+    assert!(text.contains("tck-64/2 stored"), "{text}");
+    let store = stratakv::Store::options().device(device).open().unwrap();
+    let held: Vec<(String, u32)> = store.adapters().into_iter().map(|a| (a.name, a.version)).collect();
+    let expected = ["infinigen-8", "kvswap-8", "tck-64"].map(|name| (name.to_owned(), 2));
+    assert_eq!(held, expected);
+    store.close().unwrap();
     let recall = ["recall", "--json", "--policy", "kvswap"];
     let from = |more: &[&str]| -> Value {
         let json: Value = serde_json::from_str(&stdout(&kvrun(&[&recall[..], &few, more].concat()))).unwrap();

@@ -24,6 +24,7 @@ fn the_process_grows_by_what_the_store_accounts_for() {
         group_tokens: 4,
         devices: vec![dir.path().to_path_buf()],
         memory_limit: Some(LIMIT),
+        read_ahead: false,
         durability: Durability::Lazy,
     };
     let value = |i: usize| ((i.wrapping_mul(0x9e37_79b9) >> 8) % 257) as f32 / 128.0 - 1.0;

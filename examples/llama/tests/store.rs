@@ -6,8 +6,9 @@ use indicatif::ProgressBar;
 use stratakv::Durability;
 use stratakv_llama::kv::backend::{Backend, KvOptions, Policy, open};
 use stratakv_llama::kv::memory::MemoryPolicy;
-use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, LayerGeometry, MemoryKv};
-use stratakv_llama::model::Model;
+use stratakv_llama::kv::method::Method;
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
+use stratakv_llama::model::{Model, Wanted};
 use stratakv_llama::recall;
 
 fn fixture() -> PathBuf {
@@ -24,6 +25,7 @@ fn options(policy: Policy, devices: &[&Path]) -> KvOptions {
         group_tokens: 4,
         devices: devices.iter().map(|d| d.to_path_buf()).collect(),
         memory_limit: Some(16 << 20),
+        read_ahead: false,
         durability: Durability::Sync,
     }
 }
@@ -66,6 +68,66 @@ fn full_attention_through_the_store_is_full_attention() {
             assert!(share > 0.9 && share < 1.0, "{share} of the KV read per step");
         }
         assert!(notes.iter().any(|n| n.contains("driver")) && notes.iter().any(|n| n.contains("/proc/self/io")));
+    }
+}
+
+/// Selectors attached, a store of 4 KiB blocks: what a block takes is what is read.
+fn answers(policy: Policy, method: Option<&str>, dense_layers: usize, read_ahead: bool) -> (Vec<Vec<f32>>, KvStats) {
+    let dir = tempfile::tempdir().unwrap();
+    let method: Option<Method> = method.map(|text| text.parse().unwrap());
+    let options = KvOptions {
+        method,
+        dense_layers,
+        group_tokens: 8,
+        memory_limit: Some(32 << 20),
+        read_ahead,
+        ..options(policy, &[dir.path()])
+    };
+    let model = Model::load(&fixture()).unwrap();
+    let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 1).unwrap();
+    let backend = open(&options, model.kv_geometry(KvDType::F16), [7; 32]).unwrap();
+    let (mut logits, mut all) = (Vec::new(), KvStats::default());
+    for prompt in prompts.iter().take(1) {
+        let mut cache = backend.create(&prompt.id).unwrap();
+        let ids = &prompt.prompt[..prompt.query_start];
+        model.prefill(ids, &mut [&mut cache], Wanted::Nothing, &|_| {}).unwrap();
+        cache.commit(ids, b"").unwrap();
+        let before = cache.stats().bytes_read;
+        logits.extend(recall::answer(&model, prompt, &mut cache).unwrap().logits);
+        let stats = cache.stats();
+        all.bytes_read += stats.bytes_read - before;
+        if let Some(report) = stats.pipeline {
+            assert_eq!(report.layers, stats.steps * 4);
+            assert_eq!(report.read_bytes, stats.bytes_read - before, "plan and completions");
+            *all.pipeline.get_or_insert_default() += report;
+        }
+        Box::new(cache).finish(false).unwrap();
+    }
+    (logits, all)
+}
+
+#[test]
+fn reading_ahead_gives_the_same_logits_and_every_byte_is_accounted_for() {
+    for (policy, method, dense) in [
+        (Policy::Full, None, 0),
+        (Policy::Window, None, 0),
+        (Policy::Minmax, None, 1),
+        (Policy::Signs, Some("signs"), 0),
+        (Policy::Leoam, Some("leoam:raw"), 0),
+        (Policy::Oracle, Some("oracle"), 2),
+    ] {
+        let (plain, off) = answers(policy, method, dense, false);
+        let (ahead, on) = answers(policy, method, dense, true);
+        let case = format!("{policy:?}: {:?}", on.pipeline);
+        assert!(!plain.is_empty() && plain == ahead, "{case}");
+        let (report, none) = (on.pipeline.unwrap(), off.pipeline);
+        assert!(none.is_none() && report.recall() > 0.0 && report.recall() <= 1.0, "{case}");
+        assert!(report.prefetched > 0 && report.hidden_share() <= 1.0, "{case}");
+        // Each block selected is read once, ahead or on demand; the rest was read for nothing.
+        assert_eq!(on.bytes_read, off.bytes_read + report.wasted_bytes, "{case}");
+        if matches!(policy, Policy::Full) {
+            assert_eq!((report.recall(), report.wasted_bytes), (1.0, 0), "{case}");
+        }
     }
 }
 

@@ -247,7 +247,7 @@ mod tests {
             group_tokens: 4,
             padded_planes: false,
             fingerprint: [0; 32],
-            layers: alloc::vec![LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 16, window: None }],
+            layers: alloc::vec![LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 16, window: None, rope: None }],
         };
         for kind in [0, KIND_LOW_RANK_BASIS, KIND_KEYED_OBJECT, KIND_ADAPTER + 1, u16::MAX] {
             let mut descriptor = Descriptor::new_zeroed();

@@ -45,8 +45,9 @@ fn slot(device: u16, index: usize) -> Slot {
 /// Frame 3, two groups of two layers, and frame 4, two tokens more: each at its first place and its others, in the order of their
 /// records. The first copy of frame 3 beside its first place is dead: it was made anew.
 fn frames() -> [GoldenFrame; 5] {
-    let groups = |device, page| r::laid_out(3, TOKENS, (device, page), vec![r::groups(0), r::groups(2)]);
-    let tail = |device, page| r::laid_out(4, TOKENS, (device, page), vec![r::tail(0, 8, 2), r::tail(2, 8, 2)]);
+    let groups = |device, page| r::laid_out(&r::layout(), 3, TOKENS, (device, page), vec![r::groups(0), r::groups(2)]);
+    let tail =
+        |device, page| r::laid_out(&r::layout(), 4, TOKENS, (device, page), vec![r::tail(0, 8, 2), r::tail(2, 8, 2)]);
     [groups(0, 1), groups(1, 1), tail(1, 4), tail(0, 4), groups(1, 6)]
 }
 

@@ -92,7 +92,8 @@ pub(crate) fn segment_page(position: u8) -> SegmentPage {
 
 /// Blocks of 1024 bytes (4 a page), no KV, blocks of exactly a page in a sliding layer, blocks of 768 bytes without V.
 pub(crate) fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim, window| LayerGeometry { kv_heads, key_dim, value_dim, window };
+    let layer =
+        |kv_heads, key_dim, value_dim, window| LayerGeometry { kv_heads, key_dim, value_dim, window, rope: None };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,

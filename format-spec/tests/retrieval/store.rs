@@ -20,7 +20,7 @@ pub(crate) const TOKENS: u64 = 2;
 
 /// Groups of four; two layers of two KV heads of 8, one without KV between them.
 pub(crate) fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim| LayerGeometry { kv_heads, key_dim, value_dim, window: None };
+    let layer = |kv_heads, key_dim, value_dim| LayerGeometry { kv_heads, key_dim, value_dim, window: None, rope: None };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,
@@ -67,12 +67,12 @@ pub(crate) fn adapter_record() -> m::AdapterDefined {
 
 /// An extent of one plane each: descriptor but for its place and checksums, and its bytes.
 pub(crate) struct Extent {
-    descriptor: Descriptor,
-    planes: Vec<(u64, u32, u16, usize, Vec<u8>)>,
-    bytes: u64,
+    pub(crate) descriptor: Descriptor,
+    pub(crate) planes: Vec<(u64, u32, u16, usize, Vec<u8>)>,
+    pub(crate) bytes: u64,
 }
 
-fn descriptor(kind: u16, layer: u16, first: u64, tokens: u32, pieces: u32) -> Descriptor {
+pub(crate) fn descriptor(kind: u16, layer: u16, first: u64, tokens: u32, pieces: u32) -> Descriptor {
     Descriptor {
         kind: U16::new(kind),
         layer: U16::new(layer),
@@ -99,8 +99,14 @@ fn adapter_piece(layer: u16, first: u64, bytes: &[u8]) -> Extent {
 }
 
 /// A frame of a sequence at a device and page.
-pub(crate) fn laid_out(id: u64, sequence: u64, (device, page): (u16, u32), extents: Vec<Extent>) -> GoldenFrame {
-    let (layout, nonce, lsn) = (layout(), 0x7265_7472_6965_7600 + id, 200 + id);
+pub(crate) fn laid_out(
+    layout: &Layout,
+    id: u64,
+    sequence: u64,
+    (device, page): (u16, u32),
+    extents: Vec<Extent>,
+) -> GoldenFrame {
+    let (nonce, lsn) = (0x7265_7472_6965_7600 + id, 200 + id);
     let checksum = PayloadChecksum::Crc64Nvme;
     let (mut descriptors, mut checksums, mut planes) = (Vec::new(), Vec::new(), Vec::new());
     let mut at = PAGE_BYTES;
@@ -131,7 +137,7 @@ pub(crate) fn laid_out(id: u64, sequence: u64, (device, page): (u16, u32), exten
     let (key, summaries): (&[u8], _) = (if sequence == ADAPTER { b"" } else { b"golden" }, 0);
     let parts =
         Parts { id, lsn, nonce, sequence, key, summaries, location, front_pages, descriptors, checksums, planes };
-    parts.frame(&layout)
+    parts.frame(layout)
 }
 
 /// Elements of all keys of a group: their mean is themselves.
@@ -248,9 +254,15 @@ pub(crate) fn frames() -> Vec<GoldenFrame> {
         groups(2),
     ];
     vec![
-        laid_out(1, ADAPTER, (0, 1), vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])]),
-        laid_out(2, ADAPTER, (0, 3), vec![adapter_piece(2, 100, &codes[100..])]),
-        laid_out(3, TOKENS, (0, 5), tokens),
+        laid_out(
+            &layout(),
+            1,
+            ADAPTER,
+            (0, 1),
+            vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])],
+        ),
+        laid_out(&layout(), 2, ADAPTER, (0, 3), vec![adapter_piece(2, 100, &codes[100..])]),
+        laid_out(&layout(), 3, TOKENS, (0, 5), tokens),
     ]
 }
 
@@ -280,11 +292,11 @@ pub(crate) fn commit(sequence: u64, tokens: u64) -> m::SequenceCommit {
     }
 }
 
-/// One checkpoint, all there is.
-fn checkpoint() -> Records {
+/// A checkpoint's records up to those of sequences.
+pub(crate) fn store_records(layout: &Layout, frames: &[GoldenFrame]) -> Records {
     let mut records = Records::default();
     let mut encoded_layout = Vec::new();
-    layout().encode(&mut encoded_layout);
+    layout.encode(&mut encoded_layout);
     let counters = m::Counters {
         next_frame: U64::new(10),
         next_sequence: U64::new(3),
@@ -297,31 +309,44 @@ fn checkpoint() -> Records {
     records.put(Kind::Counters, &counters, &[]);
     records.put(Kind::Layout, &m::LayoutDefined { layout: U32::new(1), reserved: U32::new(0) }, &encoded_layout);
     records.put(Kind::SegmentOpen, &segment_open(), &[]);
-    let frames = frames();
-    for frame in &frames {
-        let origin = U64::new(if frame.frame < 3 { ADAPTER } else { TOKENS });
+    for frame in frames {
+        let origin = U64::new(frame.planes.first().map_or(TOKENS, |(_, identity, ..)| identity.sequence.get()));
         let record = m::Frame { origin, ..frame_record(frame) };
         records.put(Kind::Frame, &record, &[]);
     }
-    let refer = |records: &mut Records, sequence: u64, frame: &GoldenFrame, token_end| {
-        let (sequence, frame) = (U64::new(sequence), U64::new(frame.frame));
-        records.put(Kind::FrameRef, &m::FrameRef { sequence, frame, token_end: U64::new(token_end) }, &[]);
-    };
+    records
+}
+
+/// A reference to a frame.
+pub(crate) fn refer(records: &mut Records, sequence: u64, frame: &GoldenFrame) {
+    let (sequence, frame) = (U64::new(sequence), U64::new(frame.frame));
+    records.put(Kind::FrameRef, &m::FrameRef { sequence, frame, token_end: U64::new(u64::MAX) }, &[]);
+}
+
+/// One checkpoint, all there is.
+fn checkpoint() -> Records {
+    let frames = frames();
+    let mut records = store_records(&layout(), &frames);
     records.put(Kind::SequenceCreate, &create(ADAPTER, b""), &[]);
     records.put(Kind::Adapter, &adapter_record(), b"golden");
-    frames[..2].iter().for_each(|frame| refer(&mut records, ADAPTER, frame, u64::MAX));
+    frames[..2].iter().for_each(|frame| refer(&mut records, ADAPTER, frame));
     records.put(Kind::SequenceCommit, &commit(ADAPTER, 0), &[]);
     records.put(Kind::SequenceCreate, &create(TOKENS, b"golden"), b"golden");
-    refer(&mut records, TOKENS, &frames[2], u64::MAX);
+    refer(&mut records, TOKENS, &frames[2]);
     records.put(Kind::SequenceCommit, &commit(TOKENS, 8), &[]);
-    let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
-    records.put(Kind::CheckpointEnd, &end, &[]);
     records
 }
 
 /// Every file of the store: path in it, bytes.
 pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
-    let Records { bytes, count } = checkpoint();
+    files_of(frames(), checkpoint())
+}
+
+/// Every file of a store whose manifest is one checkpoint of these records.
+pub(crate) fn files_of(frames: Vec<GoldenFrame>, mut records: Records) -> Vec<(String, Vec<u8>)> {
+    let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
+    records.put(Kind::CheckpointEnd, &end, &[]);
+    let Records { bytes, count } = records;
     let batch = [GoldenBatch { flags: FLAG_CHECKPOINT, synced_through: 40, records: bytes, count }];
     let slot = |index| {
         // The last batch is the checkpoint.
@@ -332,7 +357,7 @@ pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
         (STATE_CLOSED, DEVICE_ID, MANIFEST_NONCE)
     );
     let mut segment = segment_page(segment::POSITION_HEADER).encode().to_vec();
-    for frame in frames() {
+    for frame in frames {
         assert_eq!(frame.place.location.offset(), segment.len() as u64);
         segment.extend(frame.bytes);
     }

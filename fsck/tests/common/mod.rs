@@ -24,10 +24,10 @@ pub const MANIFEST_PAGES: usize = 16;
 pub const CHECKSUM: PayloadChecksum = PayloadChecksum::Crc64Nvme;
 
 pub fn layout() -> Layout {
-    let full = LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 8, window: None };
-    let none = LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None };
+    let full = LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 8, window: None, rope: None };
+    let none = LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None };
     // Block of layer 2: K plane of 4 KiB, V plane of 512 bytes, two pages.
-    let wide = LayerGeometry { kv_heads: 2, key_dim: 128, value_dim: 16, window: Some(8) };
+    let wide = LayerGeometry { kv_heads: 2, key_dim: 128, value_dim: 16, window: Some(8), rope: None };
     Layout {
         dtype: DType::F32,
         group_tokens: 4,

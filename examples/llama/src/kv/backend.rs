@@ -85,6 +85,8 @@ pub struct KvOptions {
     pub devices: Vec<PathBuf>,
     /// Bound on the store's memory in bytes; `None`: the engine's default.
     pub memory_limit: Option<u64>,
+    /// Whether decode steps read ahead what predicted queries select.
+    pub read_ahead: bool,
     /// What a commit promises: [`Durability::Sync`] where sequences outlive the run.
     pub durability: Durability,
 }
@@ -98,6 +100,7 @@ pub struct Backend {
     selector: Option<(Arc<dyn Selector>, ScoreForm)>,
     dense_layers: usize,
     budget: Budget,
+    read_ahead: bool,
     durability: Durability,
     /// `read_bytes` of `/proc/self/io` when the store was open.
     io_begin: Option<u64>,
@@ -145,7 +148,20 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         None => None,
     };
     let (durability, dense_layers, budget) = (options.durability, options.dense_layers, options.budget);
-    Ok(Backend { store, geometry, layout, policy, selector, dense_layers, budget, durability, io_begin, temporary })
+    let read_ahead = options.read_ahead;
+    Ok(Backend {
+        store,
+        geometry,
+        layout,
+        policy,
+        selector,
+        dense_layers,
+        budget,
+        read_ahead,
+        durability,
+        io_begin,
+        temporary,
+    })
 }
 
 impl Backend {
@@ -157,21 +173,33 @@ impl Backend {
         method.selector(adapters, Some((&self.store, &self.layout)))
     }
 
-    /// Stores an adapter for this model and group size; what is there already under its name and version goes.
+    /// Stores an adapter for this model and group size, in the version after those that are there under its name, and then
+    /// removes these: whenever it is interrupted there is one. Numbers that are there already stay. Gives name and version.
     ///
     /// # Errors
     /// What the engine reports.
-    pub fn put_adapter(&self, adapter: &Adapter) -> Result<()> {
-        match self.store.put_adapter(&self.layout, adapter, 1) {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                let deleted = self.store.delete_adapter(&self.layout, adapter.name(), adapter.version());
-                deleted.and_then(|()| self.store.put_adapter(&self.layout, adapter, 1)).map_err(engine_error)?;
+    pub fn put_adapter(&self, adapter: &Adapter) -> Result<String> {
+        let name = adapter.name();
+        // Those of other layouts are among them: their versions only make the next one higher.
+        let known = self.store.adapters().into_iter().filter(|a| a.name == name);
+        let known: Vec<u32> = known.map(|a| a.version).collect();
+        let newest = self.store.adapter(&self.layout, name, None).ok();
+        let kept = match newest.filter(|newest| newest.layers() == adapter.layers()) {
+            Some(same) => same,
+            None => {
+                let version = known.iter().max().map_or(1, |version| version.saturating_add(1));
+                let next = Adapter::new(name, version, adapter.layers().to_vec()).map_err(engine_error)?;
+                self.store.put_adapter(&self.layout, &next, 1).map_err(engine_error)?;
+                next
             }
-            other => {
-                other.map_err(engine_error)?;
+        };
+        for version in known.into_iter().filter(|version| *version != kept.version()) {
+            match self.store.delete_adapter(&self.layout, name, version) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(engine_error(e)),
+                _ => {}
             }
         }
-        Ok(())
+        Ok(kept.id())
     }
 
     /// The cache of a session, with what its last commit left; an empty one for a new name.
@@ -208,6 +236,7 @@ impl Backend {
     fn cache(&self, sequence: stratakv::Sequence) -> Result<StoreKv> {
         let mut cache = StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability);
         cache.set_dense_layers(self.dense_layers);
+        cache.read_ahead(self.read_ahead);
         if let Some((selector, form)) = &self.selector {
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
             cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });

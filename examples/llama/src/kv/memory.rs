@@ -279,6 +279,7 @@ impl KvCache for MemoryKv {
             bytes_read: self.bytes_read,
             steps: self.attends.checked_div(self.layers.len() as u64).unwrap_or(0),
             resident_bytes_peak: bytes as u64,
+            pipeline: None,
         }
     }
 

@@ -14,6 +14,7 @@ pub mod store;
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
+use stratakv::pipeline::PipelineReport;
 
 pub use memory::MemoryKv;
 
@@ -100,6 +101,8 @@ pub struct KvStats {
     /// Most bytes of keys, values and summaries held in memory at once; for a store all of its accounted memory, buffers
     /// and tables included, since it was opened.
     pub resident_bytes_peak: u64,
+    /// What reading ahead did, where the cache does it.
+    pub pipeline: Option<PipelineReport>,
 }
 
 impl KvStats {
@@ -118,6 +121,9 @@ pub struct Committed {
     /// The bytes given with the last commit.
     pub state: Vec<u8>,
 }
+
+/// Queries that a token will presumably have in the next layer, `[query_heads, head_dim]`.
+pub type Predict<'a> = dyn Fn() -> Result<Vec<f32>> + 'a;
 
 /// The keys and values of one token sequence.
 ///
@@ -140,6 +146,15 @@ pub trait KvCache {
     /// # Errors
     /// Lengths that do not fit the geometry, values that are not finite, and what the cache's medium reports.
     fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()>;
+
+    /// Comes before [`attend`](Self::attend) with the same queries: a cache that reads may begin to. `predict` gives the queries
+    /// that the same token will presumably have in the next layer, none behind the last; what they choose may be read ahead.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend), and what `predict` reports.
+    fn prepare(&mut self, _layer: usize, _queries: &[f32], _predict: Option<&Predict<'_>>) -> Result<()> {
+        Ok(())
+    }
 
     /// Attention of the newest token of this layer under the cache's policy; every attended token counts in its budget.
     ///
@@ -183,6 +198,10 @@ impl<C: KvCache + ?Sized> KvCache for Box<C> {
 
     fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
         (**self).append(layer, keys, values, tokens)
+    }
+
+    fn prepare(&mut self, layer: usize, queries: &[f32], predict: Option<&Predict<'_>>) -> Result<()> {
+        (**self).prepare(layer, queries, predict)
     }
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
@@ -248,7 +267,11 @@ pub fn check_attend(geometry: &KvGeometry, layer: usize, queries: &[f32], out: &
     Ok(())
 }
 
-fn check_layer(geometry: &KvGeometry, layer: usize) -> Result<LayerGeometry> {
+/// A layer that the geometry has; for implementations of [`KvCache`].
+///
+/// # Errors
+/// An unknown layer.
+pub fn check_layer(geometry: &KvGeometry, layer: usize) -> Result<LayerGeometry> {
     let layers = geometry.layers.len();
     geometry.layers.get(layer).copied().ok_or_else(|| anyhow::anyhow!("layer {layer}: the model has {layers}"))
 }

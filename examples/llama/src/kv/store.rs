@@ -1,9 +1,11 @@
-//! Keys and values in a stratakv store: a step selects groups, reads them from the devices, and attends as they arrive.
+//! Keys and values in a stratakv store: a step selects groups, reads them from the devices, and attends as they arrive. With
+//! [`StoreKv::read_ahead`] what predicted queries of the next layer select is read while this layer computes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{ScoreForm, Selector, SelectorId};
 use stratakv::{
     AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, SelectOptions,
@@ -11,7 +13,7 @@ use stratakv::{
 };
 
 use super::probe::Probe;
-use super::{Committed, KvCache, KvDType, KvGeometry, KvStats, check_append, check_attend};
+use super::{Committed, KvCache, KvDType, KvGeometry, KvStats, Predict, check_append, check_attend, check_layer};
 use crate::budget::Budget;
 
 /// Which tokens a query sees; every attended token counts in the budget.
@@ -129,6 +131,10 @@ pub struct StoreKv {
     /// Layers below this attend to everything.
     dense_layers: usize,
     probe: Option<Probe>,
+    /// Reads of decode steps, where they begin before they are needed.
+    pipeline: Option<Pipeline>,
+    /// The layer that was read last through it, and what it attends to.
+    prepared: Option<(usize, View)>,
 }
 
 impl StoreKv {
@@ -155,7 +161,16 @@ impl StoreKv {
             attends: 0,
             dense_layers: 0,
             probe: None,
+            pipeline: None,
+            prepared: None,
         }
+    }
+
+    /// Whether decode steps read ahead what predicted queries select. What is attended does not depend on it.
+    pub fn read_ahead(&mut self, on: bool) {
+        // Views come from this cache's own policy: the budget of the pipeline's own loop is not asked for.
+        self.pipeline = on.then(|| Pipeline::new(&self.store, EngineBudget::All));
+        self.prepared = None;
     }
 
     /// The first `layers` layers attend to everything from now on.
@@ -168,10 +183,7 @@ impl StoreKv {
         self.policy = policy;
     }
 
-    /// Gives the sequence a selector.
-    ///
-    /// # Errors
-    /// See [`Sequence::attach_stored`].
+    /// Gives the sequence a selector whose summaries are stored with the groups.
     ///
     /// # Errors
     /// As [`Sequence::attach_stored`].
@@ -228,6 +240,15 @@ impl StoreKv {
     #[must_use]
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
+    }
+
+    /// One call of the pipeline; the bytes that it asks for count.
+    fn through(&mut self, call: impl FnOnce(&mut Pipeline) -> stratakv::Result<()>) -> Result<()> {
+        let Some(pipeline) = &mut self.pipeline else { return Ok(()) };
+        let before = pipeline.report().read_bytes;
+        let done = call(pipeline);
+        self.asked += pipeline.report().read_bytes - before;
+        done.map_err(engine_error)
     }
 
     fn select(&self, layer: usize, queries: &[f32]) -> stratakv::Result<View> {
@@ -288,13 +309,43 @@ impl KvCache for StoreKv {
         }
     }
 
+    fn prepare(&mut self, layer: usize, queries: &[f32], predict: Option<&Predict<'_>>) -> Result<()> {
+        check_layer(&self.geometry, layer)?;
+        if self.pipeline.is_none() {
+            return Ok(());
+        }
+        let view = self.select(layer, queries).map_err(engine_error)?;
+        self.through(|pipeline| pipeline.read(layer, std::slice::from_ref(&view)))?;
+        self.prepared = Some((layer, view));
+        if let Some(predict) = predict {
+            // Whatever keeps a prediction from selecting keeps no step from going on.
+            if let Ok(next) = self.select(layer + 1, &predict()?) {
+                self.through(|pipeline| pipeline.predict(layer + 1, std::slice::from_ref(&next)))?;
+            }
+        }
+        Ok(())
+    }
+
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
         check_attend(&self.geometry, layer, queries, out)?;
-        let view = self.select(layer, queries).map_err(engine_error)?;
-        let mut ticket = self.store.read(&[&view]).map_err(engine_error)?;
-        self.asked += ticket.device_bytes();
+        if self.pipeline.is_some() && self.prepared.as_ref().is_none_or(|(prepared, _)| *prepared != layer) {
+            self.prepare(layer, queries, None)?;
+        }
         self.attends += 1;
-        ticket.attend(0, queries, &view, &self.options, out).map_err(engine_error)?;
+        let view = match self.prepared.take() {
+            Some((_, view)) => {
+                let options = self.options;
+                self.through(|pipeline| pipeline.attend(layer, &[queries], &options, &mut [&mut *out]))?;
+                view
+            }
+            None => {
+                let view = self.select(layer, queries).map_err(engine_error)?;
+                let mut ticket = self.store.read(&[&view]).map_err(engine_error)?;
+                self.asked += ticket.device_bytes();
+                ticket.attend(0, queries, &view, &self.options, out).map_err(engine_error)?;
+                view
+            }
+        };
         match &mut self.probe {
             Some(probe) => probe.attended(layer, queries, view.positions(), out),
             None => Ok(()),
@@ -319,6 +370,7 @@ impl KvCache for StoreKv {
             bytes_read: read_bytes(&self.store) - self.read_before,
             steps: self.attends.checked_div(self.geometry.layers.len() as u64).unwrap_or(0),
             resident_bytes_peak: self.store.status().memory.peak_bytes as u64,
+            pipeline: self.pipeline.as_ref().map(|pipeline| *pipeline.report()),
         }
     }
 

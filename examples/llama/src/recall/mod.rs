@@ -11,5 +11,5 @@ pub use calibrate::{collect, fit};
 pub use compare::{Comparison, Plan, Row, compare};
 pub use plot::svg;
 pub use prompts::{Prompt, load};
-pub use report::{Cell, Report};
+pub use report::{Cell, Report, pipeline_line};
 pub use run::{Answers, STATE, answer, run};

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use stratakv::pipeline::PipelineReport;
+
 use crate::kv::KvStats;
 
 /// Means over the prompts of one task and context.
@@ -36,6 +38,14 @@ pub struct Cell {
     pub same_answers: usize,
     /// Largest difference of a logit from full attention.
     pub logit_difference_max: f32,
+    /// What reading ahead did in all steps; `None` where it was off.
+    pub pipeline: Option<PipelineReport>,
+    /// Share of the time of reads at the devices that nobody waited for; `None` where reading ahead was off.
+    pub io_hidden_share: Option<f64>,
+    /// Share of what was selected in layers with a prediction that the prediction had selected.
+    pub prediction_recall: Option<f64>,
+    /// Bytes that were read ahead for nothing, per decode step.
+    pub wasted_bytes_per_step: Option<u64>,
     #[serde(skip)]
     sums: Sums,
 }
@@ -67,6 +77,10 @@ impl Cell {
             tokens_per_s: 0.0,
             same_answers: 0,
             logit_difference_max: 0.0,
+            pipeline: None,
+            io_hidden_share: None,
+            prediction_recall: None,
+            wasted_bytes_per_step: None,
             sums: Sums::default(),
         }
     }
@@ -97,6 +111,12 @@ impl Cell {
         self.tokens_per_s = if s.seconds > 0.0 { s.steps as f64 / s.seconds } else { 0.0 };
         self.same_answers += usize::from(same);
         self.logit_difference_max = self.logit_difference_max.max(drift);
+        if let Some(report) = stats.pipeline {
+            *self.pipeline.get_or_insert_default() += report;
+        }
+        self.io_hidden_share = self.pipeline.map(|report| report.hidden_share());
+        self.prediction_recall = self.pipeline.map(|report| report.recall());
+        self.wasted_bytes_per_step = self.pipeline.and_then(|report| report.wasted_bytes.checked_div(s.read_steps));
     }
 }
 
@@ -112,6 +132,15 @@ impl Report {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.cells.iter().map(|c| c.sums.read_steps).sum()
+    }
+
+    /// What reading ahead did, over all cells; `None` where it was off.
+    #[must_use]
+    pub fn pipeline(&self) -> Option<PipelineReport> {
+        let mut reports = self.cells.iter().filter_map(|c| c.pipeline);
+        let mut all = reports.next()?;
+        reports.for_each(|report| all += report);
+        Some(all)
     }
 
     /// Contexts, ascending, each with the means over its tasks of policy and full accuracy.
@@ -157,8 +186,26 @@ impl fmt::Display for Report {
         for (context, accuracy, full) in self.means() {
             writeln!(f, "mean   {context:>8}      {:>7.1} {:>7.1}", 100.0 * full, 100.0 * accuracy)?;
         }
-        Ok(())
+        match self.pipeline() {
+            Some(report) => writeln!(f, "{}", pipeline_line(&report)),
+            None => Ok(()),
+        }
     }
+}
+
+/// A line about reading ahead.
+#[must_use]
+pub fn pipeline_line(report: &PipelineReport) -> String {
+    format!(
+        "read ahead: {:.0} % of the time of reads hidden ({:.1} of {:.1} ms waited for), predictions had {:.1} % of what was selected, \
+         {} of {} read for nothing",
+        100.0 * report.hidden_share(),
+        report.waited.as_secs_f64() * 1e3,
+        report.device_time.as_secs_f64() * 1e3,
+        100.0 * report.recall(),
+        bytes(report.wasted_bytes),
+        bytes(report.read_bytes)
+    )
 }
 
 /// Bytes in the largest binary unit that keeps three digits.
@@ -180,7 +227,13 @@ mod tests {
     #[test]
     fn cells_hold_means_and_the_json_has_the_agreed_keys() {
         let mut cell = Cell::new("S", 1024, ("window", "1/13"));
-        let stats = |read, steps| KvStats { kv_bytes_total: 100, bytes_read: read, steps, resident_bytes_peak: read };
+        let stats = |read, steps| KvStats {
+            kv_bytes_total: 100,
+            bytes_read: read,
+            steps,
+            resident_bytes_peak: read,
+            pipeline: None,
+        };
         cell.add(1.0, 1.0, true, 0.0, stats(10, 1), (4, 2.0));
         cell.add(0.0, 1.0, false, 0.5, stats(50, 2), (4, 2.0));
         assert_eq!((cell.n, cell.accuracy, cell.full_accuracy), (2, 0.5, 1.0));

@@ -1,0 +1,69 @@
+//! The blocks of a layer in order, wherever they are: what summaries and low-rank keys are made from.
+
+use super::blocks::{check_block, read_block, read_each};
+use super::{Layer, Sequence};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::Source;
+use stratakv_format::page::PAGE_BYTES;
+
+/// Bytes of blocks read at once.
+const READ_BYTES: usize = 1 << 20;
+
+impl Sequence {
+    /// Shows `each` the sealed groups of a layer from `group` on that lie together, a megabyte of them at most, with their
+    /// checked blocks; gives the first that is left.
+    pub(super) fn visit(
+        &self,
+        state: &Layer,
+        group: u64,
+        each: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<u64> {
+        let tokens = self.who.layout.group_tokens() as u64;
+        let lost = || Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
+        if let Some(block) = state.building_block(group) {
+            each(group, block)?;
+            return Ok(group + 1);
+        }
+        let extent = state.table.find(group).ok_or_else(lost)?;
+        if let Source::Memory(run) = &extent.source {
+            each(group, run.block((group - extent.first_group) as usize + extent.skip)?)?;
+            return Ok(group + 1);
+        }
+        let end = (extent.first_group + extent.groups as u64).min(state.groups());
+        let end = end.min(group + (READ_BYTES / state.block.block_bytes).max(1) as u64);
+        let mut places = Vec::new();
+        for group in group..end {
+            places.push(extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?);
+        }
+        let page = PAGE_BYTES as u64;
+        let pieces: Vec<_> = places
+            .iter()
+            .map(|place| {
+                let first = place.offset / page * page;
+                let bytes = ((place.offset - first) as usize + state.block.block_bytes).next_multiple_of(PAGE_BYTES);
+                (place.frame.segment.as_ref(), first, bytes)
+            })
+            .collect();
+        for ((place, pages), group) in places.iter().zip(read_each(&self.store.devices, &pieces)?).zip(group..end) {
+            let skip = (place.offset % page) as usize;
+            let block = match &pages {
+                Ok(pages) => pages.get(skip..skip + state.block.block_bytes).unwrap_or_default(),
+                Err(_) => &[],
+            };
+            // What did not come, or came wrong, is read by itself: again, and from other copies.
+            let checked = match pages.as_ref() {
+                Ok(_) => check_block(&self.store.devices, state, group, tokens, (place, 0), block),
+                Err(e) => Err(e.duplicate()),
+            };
+            let again = match checked {
+                Ok(()) => None,
+                Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
+                    Some(read_block(&self.store.devices, state, group, tokens, place)?)
+                }
+                Err(e) => return Err(e),
+            };
+            each(group, again.as_deref().unwrap_or(block))?;
+        }
+        Ok(end)
+    }
+}

@@ -1,0 +1,329 @@
+//! Keys at a low rank, values read alone: the answers of full attention where nothing is lost, half the bytes, nothing
+//! forgotten when the sequence grows, is cut, or comes back.
+
+use half::f16;
+use std::path::Path;
+use std::sync::Arc;
+use stratakv::retrieval::{RebuildOptions, ScoreForm, ShadowKv};
+use stratakv::{
+    AttendOptions, Budget, ByteSize, CacheOptions, Durability, ErrorKind, KvLayout, LayerSpec, Planes, Rope,
+    RopeScaling, SelectOptions, Sequence, SequenceOptions, Store, StoreOptions, TensorView, View, attend,
+};
+
+const HEADS: usize = 2;
+const DIM: usize = 64;
+const WIDTH: usize = HEADS * DIM;
+const GROUP: usize = 8;
+/// A plane of f16.
+const PLANE: u64 = (WIDTH * GROUP * 2) as u64;
+/// Numbers per token that the keys have before rotation.
+const TRUE_RANK: usize = 12;
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).gap_limit(ByteSize(0));
+    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256))
+}
+
+/// Both pairings, one of them of a part of each key.
+fn ropes() -> [Rope; 2] {
+    let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 128.0 };
+    [Rope::new(DIM as u16, 10_000.0), Rope::new(40, 500_000.0).interleaved().starting_at(8).scaled(llama3)]
+}
+
+fn layout() -> KvLayout {
+    let layers = ropes().map(|rope| LayerSpec::full(HEADS as u16, DIM as u16).rope(rope));
+    // Planes of whole pages or not: 2 KiB planes are read by halves of a page where the device can.
+    KvLayout::builder().layer_specs(layers).group_tokens(GROUP as u16).separate_planes(true).build().unwrap()
+}
+
+fn noise(seed: usize, count: usize) -> Vec<f32> {
+    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(next).collect()
+}
+
+/// Turns a key as the models do, straight from the definition.
+fn turned(rope: &Rope, position: usize, key: &mut [f32]) {
+    let half = rope.dims() / 2;
+    for pair in 0..half {
+        let f = rope.theta().powf(-2.0 * pair as f64 / rope.dims() as f64);
+        let f = match rope.scaling() {
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                let wavelength = std::f64::consts::TAU / f;
+                let smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0);
+                (1.0 - smooth) * f / factor + smooth * f
+            }
+            _ => f,
+        };
+        let (sin, cos) = (position as f64 * f).sin_cos();
+        let (a, b) = match rope.pairing() {
+            stratakv::RopePairing::Halves => (pair, pair + half),
+            stratakv::RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
+        };
+        let (a, b) = (rope.first() + a, rope.first() + b);
+        let (x, y) = (f64::from(key[a]), f64::from(key[b]));
+        key[a] = (x * cos - y * sin) as f32;
+        key[b] = (y * cos + x * sin) as f32;
+    }
+}
+
+/// Keys of a token: of [`TRUE_RANK`] before rotation; some tokens are unlike all others.
+fn key(layer: usize, token: usize) -> Vec<f32> {
+    let basis = noise(layer, TRUE_RANK * WIDTH);
+    let own = noise(1000 + layer * 100_000 + token, TRUE_RANK);
+    let mut key = vec![0.0; WIDTH];
+    for (x, row) in own.iter().zip(basis.chunks_exact(WIDTH)) {
+        key.iter_mut().zip(row).for_each(|(k, b)| *k += x * b);
+    }
+    key.chunks_exact_mut(DIM).for_each(|head| turned(&ropes()[layer], token, head));
+    key
+}
+
+fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
+    for layer in 0..2 {
+        let keys: Vec<f32> = tokens.clone().flat_map(|t| key(layer, t)).collect();
+        let values: Vec<f32> = tokens.clone().flat_map(|t| noise(700_000 + layer * 100_000 + t, WIDTH)).collect();
+        let view = |data| TensorView::token_major(data, tokens.len(), HEADS, DIM);
+        sequence.append(layer, view(&keys), view(&values)).unwrap();
+    }
+}
+
+fn query(seed: usize) -> Vec<f32> {
+    noise(5000 + seed, 2 * WIDTH).into_iter().map(|x| 2.0 * x).collect()
+}
+
+fn attended(store: &Store, view: &View, query: &[f32]) -> Vec<f32> {
+    let batch = store.read(&[view]).unwrap().wait().unwrap();
+    let mut out = vec![0.0; query.len()];
+    attend(query, view, batch.get(0).unwrap(), &mut out).unwrap();
+    // Part by part as it arrives gives the same bits.
+    let mut streamed = vec![0.0; query.len()];
+    let mut ticket = store.read(&[view]).unwrap();
+    ticket.attend(0, query, view, &AttendOptions::default(), &mut streamed).unwrap();
+    assert_eq!(out, streamed);
+    out
+}
+
+fn differs(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Everything of a layer with rebuilt keys, and how far attention is from that over all stored keys.
+fn error_of_all(store: &Store, sequence: &Sequence, layer: usize) -> (View, f32) {
+    let query = query(layer);
+    let full = attended(store, &sequence.select_all(layer).unwrap(), &query);
+    let select = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    let view = sequence.select(layer, &query, select).unwrap();
+    let out = attended(store, &view, &query);
+    (view, differs(&full, &out))
+}
+
+fn committed(store: &Store, tokens: usize) -> Sequence {
+    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("a")).unwrap();
+    append(&mut sequence, 0..tokens);
+    sequence.commit(Durability::Sync).unwrap();
+    sequence
+}
+
+#[test]
+fn a_rank_that_is_not_low_is_full_attention() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = committed(&store, 515);
+    // The whole width, and what the keys really have: then the rotation is the right one.
+    for (rank, bound) in [(WIDTH, 1e-3), (TRUE_RANK, 1e-3)] {
+        sequence.rebuild_keys(&RebuildOptions::default().rank(rank).outlier_share(0.0)).unwrap();
+        for layer in 0..2 {
+            let (view, error) = error_of_all(&store, &sequence, layer);
+            assert_eq!(view.tokens(), 515);
+            assert!(error < bound, "rank {rank}, layer {layer}: {error}");
+        }
+    }
+    sequence.rebuild_keys(&RebuildOptions::default().rank(3).outlier_share(0.0)).unwrap();
+    let (_, error) = error_of_all(&store, &sequence, 0);
+    assert!(error > 1e-2, "three numbers per token are not enough: {error}");
+}
+
+#[test]
+fn values_are_read_and_nothing_of_outliers() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = committed(&store, 800);
+    let method = sequence.attach(Arc::new(ShadowKv::default())).unwrap();
+    let before = store.status().memory.used_bytes;
+    sequence.rebuild_keys(&RebuildOptions::default().rank(TRUE_RANK).outlier_share(0.03)).unwrap();
+    // Rows and basis of each layer, three blocks of outliers.
+    let kept = 2 * (800 * TRUE_RANK * 2 + TRUE_RANK * WIDTH * 4) as u64;
+    assert!(sequence.rebuilt_bytes() >= kept + 2 * 3 * 2 * PLANE);
+    assert_eq!(store.status().memory.used_bytes - before, sequence.rebuilt_bytes() as usize);
+    for layer in 0..2 {
+        let query = query(layer);
+        let select = SelectOptions::new(Budget::tokens(200)).form(ScoreForm::Softmax);
+        let whole = sequence.select_with(method, layer, &query, select).unwrap();
+        let view = sequence.select_with(method, layer, &query, select.planes(Planes::Rebuilt)).unwrap();
+        assert!(whole.groups().eq(view.groups()));
+        let [whole_bytes, bytes] = [&whole, &view].map(|view| {
+            let ticket = store.read(&[view]).unwrap();
+            let bytes = ticket.selected_bytes();
+            ticket.wait().map(|_| bytes).unwrap()
+        });
+        assert_eq!(whole_bytes, 2 * PLANE * 25 + 25 * (4096 - PLANE), "padding between the planes included");
+        // The outliers of the selection are the outliers that are kept.
+        let outliers = 25 - bytes / PLANE;
+        assert!(bytes.is_multiple_of(PLANE) && (1..=3).contains(&outliers), "{bytes} bytes");
+        let counted = || store.status().devices.iter().map(|d| d.counters.read_bytes).sum::<u64>();
+        let at = counted();
+        let ticket = store.read(&[&view]).unwrap();
+        let asked = ticket.device_bytes();
+        drop(ticket.wait().unwrap());
+        assert_eq!((counted() - at, asked.is_multiple_of(512)), (asked, true));
+        assert!(asked == bytes || asked == bytes / PLANE * 4096, "{asked}");
+        assert!(differs(&attended(&store, &whole, &query), &attended(&store, &view, &query)) < 1e-3);
+    }
+    sequence.forget_keys();
+    assert_eq!((store.status().memory.used_bytes, sequence.rebuilt_bytes()), (before, 0));
+}
+
+#[test]
+fn new_tokens_are_exact_until_the_next_rebuild() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = committed(&store, 400);
+    // Three numbers per token: what comes from them is told apart from what is exact.
+    let low = RebuildOptions::default().rank(3).outlier_share(0.0).exact_tokens(64);
+    sequence.rebuild_keys(&low).unwrap();
+    append(&mut sequence, 400..560);
+    sequence.commit(Durability::Sync).unwrap();
+    let exact = |sequence: &Sequence, groups: &[u64]| {
+        let rebuilt = sequence.select_planes(0, groups, Planes::Rebuilt).unwrap();
+        let whole = sequence.select_groups(0, groups).unwrap();
+        let bytes = store.read(&[&rebuilt]).unwrap().selected_bytes();
+        (differs(&attended(&store, &rebuilt, &query(0)), &attended(&store, &whole, &query(0))), bytes)
+    };
+    let (block, (old, bytes)) = (PLANE + 4096, exact(&sequence, &[10, 11, 30]));
+    assert!(old > 1e-3 && bytes == 3 * PLANE, "{old}");
+    assert_eq!(exact(&sequence, &[50, 55, 57]), (0.0, 3 * PLANE), "kept exact");
+    assert_eq!(exact(&sequence, &[58, 60, 69]), (0.0, 3 * block), "no room for them: read with the values");
+    assert!(exact(&sequence, &[11, 51, 61]).0 > 1e-4);
+    // Cut into what is kept, and further, and grown again.
+    for cut in [420, 203] {
+        sequence.truncate(cut as u64).unwrap();
+        append(&mut sequence, cut..600);
+        sequence.commit(Durability::Sync).unwrap();
+        let first = cut.min(400) as u64 / 8;
+        assert_eq!(exact(&sequence, &[first, first + 7]), (0.0, 2 * PLANE));
+        assert_eq!(exact(&sequence, &[first + 8, 70]), (0.0, 2 * block));
+        let (error, bytes) = exact(&sequence, &[first - 2, first - 1]);
+        assert!(error > 1e-4 && bytes == 2 * PLANE);
+    }
+    sequence.rebuild_keys(&low.rank(TRUE_RANK)).unwrap();
+    let (error, bytes) = exact(&sequence, &[10, 60, 73]);
+    assert!(error < 1e-3 && bytes == 3 * PLANE, "{error}");
+}
+
+#[test]
+fn a_view_outlives_what_it_was_made_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = committed(&store, 300);
+    sequence.rebuild_keys(&RebuildOptions::default().rank(TRUE_RANK)).unwrap();
+    let select = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    let view = sequence.select(0, &query(0), select).unwrap();
+    let out = attended(&store, &view, &query(0));
+    let held = store.status().memory.used_bytes;
+    sequence.truncate(17).unwrap();
+    sequence.rebuild_keys(&RebuildOptions::default().rank(2)).unwrap();
+    append(&mut sequence, 17..40);
+    assert_eq!(attended(&store, &view, &query(0)), out);
+    drop(view);
+    assert!(store.status().memory.used_bytes < held, "the account goes with the view");
+}
+
+#[test]
+fn it_is_made_anew_after_the_store_was_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let select = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    let rebuild = RebuildOptions::default().rank(TRUE_RANK);
+    let mut seen = Vec::new();
+    for opened in 0..2 {
+        let cache = (opened == 1).then(|| CacheOptions::new(ByteSize::mib(4)));
+        let store = match cache {
+            Some(cache) => options(dir.path()).cache(cache).open().unwrap(),
+            None => options(dir.path()).open().unwrap(),
+        };
+        let mut sequence = if opened == 0 { committed(&store, 333) } else { store.open_sequence("a").unwrap() };
+        let refused = sequence.select(1, &query(1), select).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        assert!(refused.to_string().contains("rebuild_keys"), "{refused}");
+        sequence.rebuild_keys(&rebuild).unwrap();
+        // Twice: from the device, then from what is resident.
+        for _ in 0..2 {
+            let view = sequence.select(1, &query(1), select).unwrap();
+            seen.push(attended(&store, &view, &query(1)));
+        }
+        let mut fork = sequence.fork().unwrap();
+        assert!(fork.select(1, &query(1), select).is_err(), "forks start without");
+        fork.rebuild_keys(&rebuild).unwrap();
+        seen.push(attended(&store, &fork.select(1, &query(1), select).unwrap(), &query(1)));
+        drop((fork, sequence));
+        store.close().unwrap();
+    }
+    assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "the same keys, the same bits");
+}
+
+#[test]
+fn layouts_and_ranks_that_do_not_suit_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let plain = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let refused = |layout: KvLayout, options: &RebuildOptions| {
+        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
+        let error = sequence.rebuild_keys(options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        error.to_string()
+    };
+    let default = RebuildOptions::default();
+    let text = refused(plain.clone().build().unwrap(), &default);
+    assert!(text.contains("how its keys were rotated") && text.contains("layer 0"), "{text}");
+    let [rope, _] = ropes();
+    let mla = plain.clone().rope(rope).value_dim(0).build().unwrap();
+    assert!(refused(mla, &default).contains("no V plane"));
+    let good = plain.clone().rope(rope).build().unwrap();
+    for rank in [0, WIDTH + 1] {
+        assert!(refused(good.clone(), &default.rank(rank)).contains("1 to 128"));
+    }
+    for wrong in [Rope::new(66, 1e4), Rope::new(7, 1e4), Rope::new(64, 1e4).starting_at(2), Rope::new(64, 1.0)] {
+        assert_eq!(plain.clone().rope(wrong).build().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    // Another rotation is another layout.
+    let mut sequence = store.create_sequence(&good, SequenceOptions::new().key("b")).unwrap();
+    sequence.rebuild_keys(&default).unwrap();
+    append(&mut sequence, 0..20);
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    let other = plain.rope(Rope::new(DIM as u16, 20_000.0)).build().unwrap();
+    assert_eq!(store.open_sequence_as("b", &other).unwrap_err().kind(), ErrorKind::LayoutMismatch);
+    assert_eq!(store.open_sequence_as("b", &good).unwrap().len(), 20);
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_and_all_is_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(4));
+    let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
+    let wide = KvLayout::builder().layers(1).kv_heads(8).head_dim(128).group_tokens(8).rope(Rope::new(128, 1e4));
+    let mut sequence = store.create_sequence(&wide.build().unwrap(), SequenceOptions::new()).unwrap();
+    let rows: Vec<f32> = noise(3, 256 * 1024).into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
+    let view = TensorView::token_major(&rows, 256, 8, 128);
+    sequence.append(0, view, view).unwrap();
+    let before = store.status().memory.used_bytes;
+    // Three matrices of 1024 x 1024 alone are 12 MiB.
+    let error = sequence.rebuild_keys(&RebuildOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
+    assert_eq!(store.status().memory.used_bytes, before);
+}
