@@ -4,7 +4,7 @@ use crate::devices::{Device, Devices};
 use crate::finding::{Code, Finding, Sink};
 use crate::io::{self, StoreFile, WINDOW_BYTES};
 use std::collections::BTreeSet;
-use stratakv_format::error::{FormatError, FormatErrorCode};
+use stratakv_format::error::FormatError;
 use stratakv_format::manifest::{
     BATCH_PAGES_MAX, Batch, BatchHeader, BatchPlace, DIRECTORY, ManifestPage, file_name, parse_file_name,
 };
@@ -200,8 +200,7 @@ impl Reading {
 
     /// Valid as to its checksum, yet not acceptable: no crash leaves that.
     fn is_wrong(&self) -> bool {
-        let torn = [FormatErrorCode::Checksum, FormatErrorCode::Magic, FormatErrorCode::Truncated];
-        self.error.is_some_and(|e| !torn.contains(&e.code) && e.field != "batch pages")
+        self.error.is_some_and(|e| !Batch::may_be_torn(&e))
     }
 }
 

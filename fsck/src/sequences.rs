@@ -5,6 +5,7 @@ use crate::finding::{Code, Finding, Sink};
 use crate::frames::{FrameInfo, Holds};
 use crate::replay::State;
 use std::collections::HashMap;
+use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST};
 
 /// Checks members, and each sequence: layouts, tokens per layer, token ids, caller state. `frames` has the frames whose
 /// header was good.
@@ -15,6 +16,16 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
             None => sink.push(at(Finding::damage(Code::ManifestRecord, "the manifest does not know this device"))),
             Some(member) if member.device_id != device.newest.device_id => {
                 sink.push(at(Finding::damage(Code::ForeignDevice, "the manifest has another device of this index")));
+            }
+            Some(member) if member.state != MEMBER_ACTIVE && member.state != MEMBER_DRAINING => {
+                let text = format!(
+                    "the store {} this device, and no longer counts on what it holds",
+                    match member.state {
+                        MEMBER_LOST => "has given up",
+                        _ => "has removed",
+                    }
+                );
+                sink.push(at(Finding::damage(Code::StaleDevice, text)));
             }
             Some(_) => {}
         }
@@ -55,6 +66,9 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
             let frame = sequence.state_frame;
             let text = match (state.frames.contains_key(&frame), frames.get(&frame)) {
                 (false, _) => "the frame with the caller's state does not exist",
+                (true, _) if !sequence.refs.contains_key(&frame) => {
+                    "the frame with the caller's state is none that the sequence refers to"
+                }
                 (true, Some(info)) if !info.has_state => "the frame with the caller's state holds none",
                 _ => continue,
             };

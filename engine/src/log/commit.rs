@@ -238,7 +238,11 @@ impl Committer {
     }
 
     fn lead(&self, mut group: Vec<Queued>) {
-        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&mut group)) {
+        if let Err(e) = self.check() {
+            // Nothing of it was written.
+            return group.into_iter().for_each(|queued| queued.tell(Err(e.duplicate())));
+        }
+        let outcome = match self.perform(&mut group) {
             Ok(()) => Ok(()),
             Err(Failed::Stalled(e)) => return self.stall(group, &e),
             Err(Failed::Broken(e)) => {
@@ -249,7 +253,6 @@ impl Committer {
         for mut queued in group {
             let copy = match &outcome {
                 Ok(()) => queued.request.refused.take().map_or(Ok(()), Err),
-                Err(e) if e.kind() == ErrorKind::Poisoned => Err(e.duplicate()),
                 Err(e) => {
                     let text = format!("commit: {e}; whether it is durable is known after the store is opened again");
                     Err(Error::new(ErrorKind::Indeterminate, text))

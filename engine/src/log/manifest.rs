@@ -288,9 +288,14 @@ impl ManifestLog {
         let room_bytes = room * PAGE_BYTES as u64;
         // A small state does not make it a unit longer.
         let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
-        let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
+        let wanted =
+            (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64).min(m::FILE_BYTES_MAX);
         // What a full device must do with: the state, and as many batches as any commit takes.
         let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
+        if least > m::FILE_BYTES_MAX {
+            let text = format!("a manifest of {least} bytes; at most {} are read; delete sequences", m::FILE_BYTES_MAX);
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
         // No more than leaves as much to the generation after it.
         let half = limit.saturating_add(released) / 2;
         let (wanted, too_much) = sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, half))?;

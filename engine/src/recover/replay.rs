@@ -4,24 +4,25 @@
 //! |---|---|---|
 //! | valid | - | it counts |
 //! | in none | yes (`synced_through` of a superblock or of a batch behind) | damage: refuse |
+//! | in none, and one is whole but not acceptable | no | damage, or of another version: refuse |
 //! | in none | no | the end: what stands behind is cut |
 
 use crate::device::directory::{Access, Directory};
 use crate::device::environment::{self, Event, Mutant, mutated, note};
 use crate::device::file::DeviceFile;
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::index::Catalog;
+use crate::index::{Catalog, SegmentMeta};
 use crate::log::ManifestPlace;
 use std::sync::Arc;
+use stratakv_format::error::FormatErrorCode;
 use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
+use stratakv_format::segment::KIND_LOG;
 use stratakv_format::superblock::Slot;
-use stratakv_format::{DeviceIndex, PAGE_BYTES, Unverified};
+use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified};
 use zerocopy::FromBytes;
 
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 4 << 20;
-/// The largest manifest file that is believed.
-const FILE_BYTES_MAX: u64 = 4 << 30;
 /// How often what stands behind the end is read in search of a batch, at most.
 const BEHIND_READ_MAX: usize = 4;
 
@@ -65,6 +66,7 @@ pub(crate) fn replay(
         let mut replayed = replay_generation(devices, slots, store_id, generation, nonce)?;
         match replayed.catalog.superseded {
             None => {
+                check_segments(&replayed.catalog, newest)?;
                 replayed.dirty |= followed;
                 return Ok(replayed);
             }
@@ -79,6 +81,18 @@ pub(crate) fn replay(
             }
         }
     }
+}
+
+/// Segments are of the store's size, and of the kind that frames lie in.
+fn check_segments(catalog: &Catalog, slot: &Slot) -> Result<()> {
+    let bytes = slot.segment_bytes.get();
+    let wrong = |s: &SegmentMeta| u64::from(s.pages) * PAGE_BYTES as u64 != bytes || s.kind != KIND_LOG;
+    let Some((key, segment)) = catalog.segments.iter().find(|(_, segment)| wrong(segment)) else { return Ok(()) };
+    let (device, id, pages, kind) = (key.0, key.1, segment.pages, segment.kind);
+    let text = format!(
+        "segment {id} of device {device}: {pages} pages of kind {kind} in a store of segments of {bytes} bytes"
+    );
+    Err(Error::new(ErrorKind::Corruption, text).during("the manifest is damaged in every copy; see kvfsck check"))
 }
 
 fn replay_generation(
@@ -110,6 +124,10 @@ fn replay_generation(
             if let Some(word) = word.filter(|_| !mutated(Mutant::SyncedThroughIgnored)) {
                 let found = verified.into_iter().find_map(Result::err).map_or(String::new(), |e| e.to_string());
                 return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
+            }
+            // With a good checksum it is no torn end: cutting it could cut a commit.
+            if let Some(e) = verified.iter().filter_map(|batch| batch.as_ref().err()).find(|e| !Batch::may_be_torn(e)) {
+                return Err(refused(&copies, page, &format!("batch {sequence}"), e));
             }
             note_cut(&copies, page);
             // Something is cut.
@@ -183,15 +201,16 @@ fn note_cut(copies: &[Copy], page: usize) {
 
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize) -> Result<()> {
     for record in batch.records() {
-        let applied = record.map_err(|e| e.to_string()).and_then(|record| {
-            if matches!(record, Record::Superseded(_)) && batch.is_checkpoint() {
-                return Err("a checkpoint that is superseded".into());
+        let record = record.map_err(|e| refused(copies, page, "records", &e))?;
+        let replicated = copies.iter().any(|copy| copy.replicas);
+        let applied = match &record {
+            Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that is superseded".into()),
+            Record::Replica(_) if !replicated => Err("a copy in a manifest without the feature of copies".into()),
+            Record::SequenceCreate(create, _) if create.replicas > 1 && !replicated => {
+                Err("copies asked for in a manifest without the feature of copies".into())
             }
-            if matches!(record, Record::Replica(_)) && !copies.iter().any(|copy| copy.replicas) {
-                return Err("a copy in a manifest without the feature of copies".into());
-            }
-            catalog.apply(&record)
-        });
+            _ => catalog.apply(&record),
+        };
         applied.map_err(|e| damaged(copies, page, "records that fit together", e))?;
     }
     Ok(())
@@ -220,7 +239,10 @@ fn read_copies(
                 // A copy that cannot be read is one that is damaged.
                 Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
                     dirty = true;
-                    error = Some(e);
+                    // One that is there and cannot be read tells more than one that is not.
+                    if error.as_ref().is_none_or(|before: &Error| before.kind() != ErrorKind::Io) {
+                        error = Some(e);
+                    }
                 }
                 Err(e) => return Err(e),
             }
@@ -245,7 +267,7 @@ fn read_copy(
 ) -> Result<(Copy, u64)> {
     let file = directory.open_file(name, Access::ReadOnly)?;
     let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-    if len > FILE_BYTES_MAX {
+    if len > m::FILE_BYTES_MAX {
         return Err(Error::new(ErrorKind::Corruption, format!("{name} has {len} bytes")));
     }
     let header = directory.read_small(&file, 0, (len as usize).min(PAGE_BYTES))?;
@@ -260,9 +282,15 @@ fn read_copy(
             found,
         })
     };
-    let page = Unverified::<ManifestPage>::at_front(&header, "manifest page")
-        .and_then(|page| page.verify())
-        .map_err(|e| corrupt("a manifest header".into(), e.to_string()))?;
+    let page =
+        Unverified::<ManifestPage>::at_front(&header, "manifest page").and_then(|page| page.verify()).map_err(|e| {
+            match e.code {
+                FormatErrorCode::Unsupported => {
+                    Error::new(ErrorKind::Unsupported, format!("{name}: written by another version: {e}"))
+                }
+                _ => corrupt("a manifest header".into(), e.to_string()),
+            }
+        })?;
     let found = (page.store_id, page.generation.get(), page.nonce.get(), page.device.get(), page.copy);
     if found != (store_id, generation, nonce, device.0, copy) {
         let text = "that of another store, generation, device or copy";
@@ -356,6 +384,15 @@ fn durable_word(
         }
     }
     None
+}
+
+/// What is whole and yet not acceptable: of another version, or damage.
+fn refused(copies: &[Copy], page: usize, expected: &str, e: &FormatError) -> Error {
+    if e.code == FormatErrorCode::Unsupported {
+        let file = copies.first().map_or("the manifest", |copy| copy.file.as_str());
+        return Error::new(ErrorKind::Unsupported, format!("{file}: written by another version: {e}"));
+    }
+    damaged(copies, page, expected, e.to_string())
 }
 
 fn damaged(copies: &[Copy], page: usize, expected: &str, found: String) -> Error {

@@ -12,6 +12,7 @@ use crate::log::{AdapterPart, Claim, CopyAt, Devices, Ends, SequenceIdentity, St
 use crate::metrics::{Category, lock};
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::error::FormatErrorCode;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
     KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
@@ -55,6 +56,8 @@ struct Rest {
     /// Pieces of an adapter, and bytes of it that no frame has given yet.
     adapter: Vec<AdapterPart>,
     adapter_left: u64,
+    /// The frame with the caller's state.
+    state_frame: Option<FrameId>,
 }
 
 struct Reference {
@@ -126,7 +129,7 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
     sequence.ids_grouped = usize::MAX;
     let loose = sequence.layers.iter().map(|_| Vec::new()).collect();
     let adapter_left = meta.adapter.as_ref().map_or(0, |adapter| adapter.bytes);
-    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left };
+    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left, state_frame: meta.state_frame };
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
@@ -283,7 +286,13 @@ impl Sequence {
         let damaged = |found: String| {
             corrupt(reference, "frame-header", 0, reference.meta.header_pages as usize * PAGE_BYTES, found)
         };
-        let view = FrameView::verify(front, &place).map_err(|e| damaged(e.to_string()))?;
+        let view = FrameView::verify(front, &place).map_err(|e| match e.code {
+            FormatErrorCode::Unsupported => {
+                let text = format!("frame {}: written by another version: {e}", reference.id);
+                Error::new(ErrorKind::Unsupported, text)
+            }
+            _ => damaged(e.to_string()),
+        })?;
         let header = view.header();
         let same = header.crc.get() == reference.meta.header_crc
             && header.frame.get() == reference.id.0
@@ -361,9 +370,7 @@ impl Sequence {
                     if kept == 0 {
                         continue;
                     }
-                    if let Some(more) = (first + kept).checked_sub(self.token_ids.len()) {
-                        self.add_token_ids(&vec![0; more])?;
-                    }
+                    self.extend_token_ids((first + kept).max(self.token_ids.len()))?;
                     for (id, bytes) in self.token_ids[first..first + kept].iter_mut().zip(bytes.chunks_exact(4)) {
                         *id = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                     }
@@ -372,12 +379,13 @@ impl Sequence {
                         self.ids_grouped = self.ids_grouped.min(first);
                     }
                 }
-                KIND_CALLER_STATE => {
+                // Only that of the frame which the last commit names counts.
+                KIND_CALLER_STATE if rest.state_frame == Some(reference.id) => {
                     let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
-                    // Only that of the frame which the last commit names counts; frames come in order.
                     self.state = Some(bytes);
                     self.state_frame = reference.id.0;
                 }
+                KIND_CALLER_STATE => {}
                 KIND_ADAPTER => {
                     let left = rest.adapter_left.checked_sub(descriptor.bytes.get());
                     rest.adapter_left = left.ok_or_else(|| damaged("more of an adapter than there is".into()))?;
