@@ -94,6 +94,7 @@ impl Runner<'_> {
 
     pub(super) fn open_with(&mut self, options: StoreOptions) -> Stopped {
         self.above = self.simulation.take_peak_bytes();
+        self.held = (Vec::new(), 0);
         self.capacity = self.case.capacity.map(|segments| self.capacity_bytes(segments));
         let start = self.simulation.now();
         match self.open_store(&options) {

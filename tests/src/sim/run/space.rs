@@ -70,6 +70,7 @@ impl Runner<'_> {
         self.limited |= capacity.is_some();
         self.capacity = capacity;
         self.above = self.simulation.take_peak_bytes();
+        self.held = (Vec::new(), 0);
         let set = self.store()?.set_capacity(capacity.map(ByteSize));
         self.by_itself(0, set.is_ok())?;
         self.note_given_up();
