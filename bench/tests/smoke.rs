@@ -259,7 +259,6 @@ fn decode_scores_the_whole_context_where_it_is_asked_to() {
         let number = |field: &str| result[field].as_f64().expect("a number");
         assert_eq!(result["select"], ["none", "signs", "quest:raw"][at / 2]);
         assert_eq!(number("select_ms") > 0.0, at >= 2, "{result}");
-        assert!(number("select_waited_ms") <= number("step_ms"), "{result}");
         // Minima and maxima of both sequences and layers, 512 bytes a token; they grow in steps.
         let records = 2.0 * 2.0 * 1024.0 * 512.0;
         assert!(at < 4 || (records..=1.5 * records).contains(&number("summary_bytes")), "{result}");
@@ -269,7 +268,7 @@ fn decode_scores_the_whole_context_where_it_is_asked_to() {
 #[test]
 fn what_is_resident_is_in_the_account() {
     let arguments = ["resident", "--layers", "2", "--context", "4096", "--budget", "64", "--steps", "2", "--json"];
-    let more = ["--method", "none,kvswap:32:raw,quest", "--limit", "16MiB", "--cache-mib", "2"];
+    let more = ["--method", "none,kvswap:32:raw,quest", "--limit", "48MiB", "--cache-mib", "2"];
     let found = results(&[&arguments[..], &more[..]].concat());
     assert_eq!(found.len(), 3);
     for (result, bytes) in found.iter().zip([0.0, 64.0, 512.0]) {
