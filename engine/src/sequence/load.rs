@@ -379,13 +379,13 @@ impl Sequence {
                         self.ids_grouped = self.ids_grouped.min(first);
                     }
                 }
-                // Only that of the frame which the last commit names counts.
-                KIND_CALLER_STATE if rest.state_frame == Some(reference.id) => {
-                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
-                    self.state = Some(bytes);
-                    self.state_frame = reference.id.0;
+                KIND_CALLER_STATE => {
+                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?;
+                    // Only that of the frame which the last commit names counts.
+                    if rest.state_frame == Some(reference.id) {
+                        (self.state, self.state_frame) = (Some(bytes.to_vec()), reference.id.0);
+                    }
                 }
-                KIND_CALLER_STATE => {}
                 KIND_ADAPTER => {
                     let left = rest.adapter_left.checked_sub(descriptor.bytes.get());
                     rest.adapter_left = left.ok_or_else(|| damaged("more of an adapter than there is".into()))?;

@@ -285,6 +285,9 @@ pub struct CompareArgs {
     /// Also print the difference of pairs of methods, `a-b,c-d`, per prompt with a 95 % interval
     #[arg(long, value_delimiter = ',', value_name = "A-B")]
     pub pairs: Vec<String>,
+    /// Run nothing: put together what earlier runs wrote to these directories, each of other contexts, methods or budgets
+    #[arg(long, value_delimiter = ',', value_name = "DIR,DIR")]
+    pub merge: Vec<PathBuf>,
     /// Write compare.csv, prompts.csv and compare.svg to this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

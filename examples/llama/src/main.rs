@@ -1,6 +1,7 @@
 //! `kvrun`: recall measurements and text generation on a stratakv store.
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -117,6 +118,40 @@ fn calibrate_command(args: &CalibrateArgs) -> Result<()> {
 }
 
 fn compare_command(args: &CompareArgs) -> Result<()> {
+    let table = if args.merge.is_empty() { compared(args)? } else { merged(&args.merge)? };
+    if let Some(out) = &args.out {
+        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+        for (name, text) in
+            [("compare.csv", table.csv()), ("prompts.csv", table.prompts_csv()), ("compare.svg", recall::svg(&table))]
+        {
+            std::fs::write(out.join(name), text).with_context(|| format!("cannot write {name}"))?;
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&table)?)?;
+        return Ok(());
+    }
+    write!(out, "{table}")?;
+    let mut budgets: Vec<&str> = Vec::new();
+    for row in table.rows.iter().filter(|row| row.method != "full") {
+        if !budgets.contains(&row.budget.as_str()) {
+            budgets.push(&row.budget);
+        }
+    }
+    for pair in &args.pairs {
+        let (a, b) = pair.split_once('-').with_context(|| format!("{pair:?} is no pair of methods: a-b"))?;
+        for budget in &budgets {
+            let found = table.paired(a, b, budget);
+            let (mean, half, n) = found.with_context(|| format!("{pair:?}: not both were compared"))?;
+            writeln!(out, "{a} minus {b} at {budget}: {:.1} +- {:.1} points, {n} prompts", 100.0 * mean, 100.0 * half)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs all prompts.
+fn compared(args: &CompareArgs) -> Result<recall::Comparison> {
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
     let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
@@ -135,29 +170,21 @@ fn compare_command(args: &CompareArgs) -> Result<()> {
     let table = recall::compare(&model, &prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
     backend.close()?;
-    if let Some(out) = &args.out {
-        std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-        for (name, text) in
-            [("compare.csv", table.csv()), ("prompts.csv", table.prompts_csv()), ("compare.svg", recall::svg(&table))]
-        {
-            std::fs::write(out.join(name), text).with_context(|| format!("cannot write {name}"))?;
-        }
+    Ok(table)
+}
+
+/// What earlier runs wrote.
+fn merged(directories: &[PathBuf]) -> Result<recall::Comparison> {
+    let mut table = recall::Comparison::default();
+    for directory in directories {
+        let read = |name: &str| {
+            let file = directory.join(name);
+            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
+        };
+        let (csv, prompts) = (read("compare.csv")?, read("prompts.csv")?);
+        table.merge(&csv, &prompts).with_context(|| format!("{}", directory.display()))?;
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(&table)?)?;
-        return Ok(());
-    }
-    write!(out, "{table}")?;
-    for pair in &args.pairs {
-        let (a, b) = pair.split_once('-').with_context(|| format!("{pair:?} is no pair of methods: a-b"))?;
-        for budget in &args.budgets {
-            let found = table.paired(a, b, &budget.to_string());
-            let (mean, half, n) = found.with_context(|| format!("{pair:?}: not both were compared"))?;
-            writeln!(out, "{a} minus {b} at {budget}: {:.1} +- {:.1} points, {n} prompts", 100.0 * mean, 100.0 * half)?;
-        }
-    }
-    Ok(())
+    Ok(table)
 }
 
 fn generate_command(args: &GenerateArgs) -> Result<()> {
