@@ -217,7 +217,7 @@ fn remove(inner: &StoreInner, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
         doomed.into_iter().partition(|(key, _)| !catalog.segments.contains_key(key))
     };
     stays.into_iter().for_each(|(key, ended)| lock(&inner.space).stays(key, ended));
-    // Idle rings hold files that they have read, and so their blocks.
+    // Idle rings hold files that they have read, and so their blocks; those of shards let go when they wake, below.
     inner.devices.lanes.close_idle();
     for ((device, id), _) in doomed {
         // One that is gone has taken them along.
@@ -227,6 +227,7 @@ fn remove(inner: &StoreInner, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
             _ => lock(&inner.space).left(device),
         }
     }
+    inner.devices.list.iter().for_each(|device| device.shard.nudge());
     Ok(())
 }
 
