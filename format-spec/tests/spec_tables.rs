@@ -332,6 +332,8 @@ fn limits_are_those_of_the_code() {
         ("SEGMENT_PAGES_MAX", superblock::SEGMENT_PAGES_MAX),
         ("BATCH_PAGES_MAX", u64::from(m::BATCH_PAGES_MAX)),
         ("RECORDS_BYTES_MAX", m::RECORDS_BYTES_MAX as u64),
+        ("MANIFEST_BYTES_MAX", m::FILE_BYTES_MAX),
+        ("REPLICAS_MAX", u64::from(m::REPLICAS_MAX)),
         ("KEY_BYTES_MAX", m::KEY_BYTES_MAX as u64),
         ("ADAPTER_NAME_BYTES_MAX", m::ADAPTER_NAME_BYTES_MAX as u64),
         ("ADAPTER_BYTES_MAX", m::ADAPTER_BYTES_MAX),

@@ -14,7 +14,7 @@ use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, Seque
 use zerocopy::little_endian::{U32, U64};
 
 /// Copies that a frame has at most.
-pub(crate) const COPIES_MAX: usize = 3;
+pub(crate) const COPIES_MAX: usize = m::REPLICAS_MAX as usize;
 
 /// A segment of a device.
 pub(crate) type SegmentKey = (DeviceIndex, SegmentId);

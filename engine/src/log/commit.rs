@@ -45,6 +45,8 @@ pub(crate) struct CommitRequest {
     pub(crate) flights: Vec<Flight>,
     /// Segments that must not be used again before it has taken effect: its records name frames in them that it did not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
+    /// Why its members are not changed, while all else is well.
+    pub(crate) refused: Option<Error>,
 }
 
 type Queued = Member<CommitRequest, Result<()>>;
@@ -67,6 +69,8 @@ pub(crate) struct Committer {
     room: AtomicU64,
     /// Bytes of records that were admitted since, and may not be in the catalog yet.
     admitted: AtomicU64,
+    /// See [`Committer::owed_copies`].
+    owed_copies: AtomicU64,
 }
 
 /// The memory that the catalog takes.
@@ -166,6 +170,7 @@ impl Committer {
             tables: Mutex::new(Tables { account, entries: 0, short: false }),
             room: AtomicU64::new(0),
             admitted: AtomicU64::new(0),
+            owed_copies: AtomicU64::new(0),
         };
         committer.measure(&lock(&committer.manifest));
         Ok(committer)
@@ -233,7 +238,11 @@ impl Committer {
     }
 
     fn lead(&self, mut group: Vec<Queued>) {
-        let outcome = match self.check().map_err(Failed::Broken).and_then(|()| self.perform(&mut group)) {
+        if let Err(e) = self.check() {
+            // Nothing of it was written.
+            return group.into_iter().for_each(|queued| queued.tell(Err(e.duplicate())));
+        }
+        let outcome = match self.perform(&mut group) {
             Ok(()) => Ok(()),
             Err(Failed::Stalled(e)) => return self.stall(group, &e),
             Err(Failed::Broken(e)) => {
@@ -241,10 +250,9 @@ impl Committer {
                 Err(e)
             }
         };
-        for queued in group {
+        for mut queued in group {
             let copy = match &outcome {
-                Ok(()) => Ok(()),
-                Err(e) if e.kind() == ErrorKind::Poisoned => Err(e.duplicate()),
+                Ok(()) => queued.request.refused.take().map_or(Ok(()), Err),
                 Err(e) => {
                     let text = format!("commit: {e}; whether it is durable is known after the store is opened again");
                     Err(Error::new(ErrorKind::Indeterminate, text))
@@ -322,12 +330,9 @@ impl Committer {
                 }
             }
         }
+        self.let_go_of_leaving(group, &lost)?;
         let members = self.members_of(group, &lost);
         for member in &members {
-            if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) {
-                // That it goes must not stand on the device alone: with it, it would be refused, and without it missing.
-                lock(&self.manifest).forget(DeviceIndex(member.device.get()))?;
-            }
             if member.state == m::MEMBER_REMOVED {
                 lock(&self.space).forget(DeviceIndex(member.device.get()));
             }

@@ -148,6 +148,14 @@ fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
             let text = format!("belongs to another store than {}", first_path.display());
             return Err(configuration(path, &text));
         }
+        let same = (slot.payload_checksum, slot.segment_bytes) == (first.payload_checksum, first.segment_bytes);
+        if !same {
+            let text = format!(
+                "has another checksum or segment size than {}: its superblock is damaged",
+                first_path.display()
+            );
+            return Err(configuration(path, &text).with_kind(ErrorKind::Corruption));
+        }
         if !read_only && !slot.features.writable() {
             let text = format!("device directory {}: has features this build can read but not write", path.display());
             return Err(Error::new(ErrorKind::Unsupported, text));

@@ -75,12 +75,24 @@ impl Sequence {
         self.add_token_ids(ids)
     }
 
-    pub(super) fn add_token_ids(&mut self, ids: &[u32]) -> Result<()> {
-        let held = self.index.bytes() + ids.len() * 4;
-        if !self.store.devices.resize(&mut self.index, held) {
+    fn add_token_ids(&mut self, ids: &[u32]) -> Result<()> {
+        self.reserve_token_ids(ids.len())?;
+        self.token_ids.extend_from_slice(ids);
+        Ok(())
+    }
+
+    /// Makes them so many, which is not less than there are; the new ones are zero.
+    pub(super) fn extend_token_ids(&mut self, count: usize) -> Result<()> {
+        self.reserve_token_ids(count.saturating_sub(self.token_ids.len()))?;
+        self.token_ids.resize(count, 0);
+        Ok(())
+    }
+
+    fn reserve_token_ids(&mut self, more: usize) -> Result<()> {
+        let held = more.checked_mul(4).and_then(|more| self.index.bytes().checked_add(more));
+        if held.is_none_or(|held| !self.store.devices.resize(&mut self.index, held)) {
             return Err(Error::new(ErrorKind::MemoryLimit, "no memory for token ids within memory_limit"));
         }
-        self.token_ids.extend_from_slice(ids);
         Ok(())
     }
 

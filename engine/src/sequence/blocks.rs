@@ -57,8 +57,9 @@ pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize
         devices.get(device)?.shard.submit_wait(batch);
     }
     let mut out: Vec<Result<Vec<u8>>> = pieces.iter().map(|_| Ok(Vec::new())).collect();
-    for (waiter, (piece, buffer)) in waiters.iter().zip(&buffers) {
-        match (waiter.wait(), &mut out[*piece]) {
+    // Each buffer goes back as soon as it is copied.
+    for (waiter, (piece, buffer)) in waiters.iter().zip(buffers) {
+        match (waiter.wait(), &mut out[piece]) {
             (Ok(()), Ok(bytes)) => bytes.extend_from_slice(buffer.bytes().unwrap_or_default()),
             (Err(e), whole @ Ok(_)) => *whole = Err(e),
             (_, Err(_)) => {}

@@ -12,6 +12,7 @@ use crate::log::{AdapterPart, Claim, CopyAt, Devices, Ends, SequenceIdentity, St
 use crate::metrics::{Category, lock};
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::error::FormatErrorCode;
 use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
     KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
@@ -55,6 +56,8 @@ struct Rest {
     /// Pieces of an adapter, and bytes of it that no frame has given yet.
     adapter: Vec<AdapterPart>,
     adapter_left: u64,
+    /// The frame with the caller's state.
+    state_frame: Option<FrameId>,
 }
 
 struct Reference {
@@ -126,7 +129,7 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
     sequence.ids_grouped = usize::MAX;
     let loose = sequence.layers.iter().map(|_| Vec::new()).collect();
     let adapter_left = meta.adapter.as_ref().map_or(0, |adapter| adapter.bytes);
-    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left };
+    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left, state_frame: meta.state_frame };
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
@@ -137,8 +140,16 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
             *bytes <= batch_bytes
         };
         let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
-        let batch = &mut references[start..start + count];
         let devices = Arc::clone(&sequence.store.devices);
+        // What comes out of the buffers, as many fronts at once as there is memory for.
+        let (count, _account) = (0..=count.ilog2())
+            .map(|halves| count >> halves)
+            .find_map(|count| {
+                let bytes = references[start..start + count].iter().map(front_bytes).sum();
+                devices.reserve(bytes, Category::Other).map(|account| (count, account))
+            })
+            .ok_or_else(|| super::no_memory("what stands in front of the frames of a stored sequence"))?;
+        let batch = &mut references[start..start + count];
         let fronts: Vec<_> =
             batch.iter().map(|r| (r.segment().as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
         let fronts = read_each(&devices, &fronts)?;
@@ -174,12 +185,14 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
 }
 
 impl Sequence {
-    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first.
+    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first. Where
+    /// none is whole, one will do in which nothing but the summaries of selectors is damaged: they are computed from the keys.
     fn good_front(&self, reference: &mut Reference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
         if reference.copies.len() < 2 {
             return front;
         }
         let mut front = front;
+        let mut second_best = None;
         let devices = &self.store.devices;
         for turn in 0..reference.copies.len() {
             if turn > 0 {
@@ -193,7 +206,13 @@ impl Sequence {
                 };
             }
             let good = match &front {
-                Ok(bytes) => self.check_front(reference, bytes),
+                Ok(bytes) => self.check_front(reference, bytes).and_then(|caches| {
+                    if let Err(e) = caches {
+                        second_best.get_or_insert_with(|| (reference.meta.location, bytes.clone()));
+                        return Err(e);
+                    }
+                    Ok(())
+                }),
                 Err(e) => Err(e.duplicate()),
             };
             match good {
@@ -208,11 +227,18 @@ impl Sequence {
                 }
             }
         }
-        front
+        let Some((place, bytes)) = second_best else { return front };
+        for _ in 0..reference.copies.len() {
+            if reference.meta.location != place {
+                reference.turn();
+            }
+        }
+        Ok(bytes)
     }
 
-    /// Whether the front of a frame is what was written: header and small pieces.
-    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<()> {
+    /// Whether the front of a frame is what was written: header and small pieces. What is wrong with summaries of selectors alone,
+    /// which the sequence can do without, is told apart.
+    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<Result<()>> {
         let place = FramePlace {
             store_id: self.store.devices.identity.store_id,
             location: reference.meta.location,
@@ -225,6 +251,7 @@ impl Sequence {
             return Err(damaged("the header of another frame".into()));
         }
         let small = view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS);
+        let mut caches = Ok(());
         for descriptor in small {
             let planes = match descriptor.kind.get() {
                 KIND_TAIL => {
@@ -237,11 +264,15 @@ impl Sequence {
                 _ => continue,
             };
             let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
+            let is_cache = descriptor.kind.get() == KIND_SUMMARY && descriptor.summary.get() != SUMMARY_MIN_MAX;
             for plane in 0..count {
-                self.piece(reference, &view, descriptor, front, plane, planes)?;
+                match self.piece(reference, &view, descriptor, front, plane, planes) {
+                    Err(e) if is_cache => caches = caches.and(Err(e)),
+                    other => drop(other?),
+                }
             }
         }
-        Ok(())
+        Ok(caches)
     }
 
     /// Lays one frame over what the frames before it left.
@@ -255,7 +286,13 @@ impl Sequence {
         let damaged = |found: String| {
             corrupt(reference, "frame-header", 0, reference.meta.header_pages as usize * PAGE_BYTES, found)
         };
-        let view = FrameView::verify(front, &place).map_err(|e| damaged(e.to_string()))?;
+        let view = FrameView::verify(front, &place).map_err(|e| match e.code {
+            FormatErrorCode::Unsupported => {
+                let text = format!("frame {}: written by another version: {e}", reference.id);
+                Error::new(ErrorKind::Unsupported, text)
+            }
+            _ => damaged(e.to_string()),
+        })?;
         let header = view.header();
         let same = header.crc.get() == reference.meta.header_crc
             && header.frame.get() == reference.id.0
@@ -333,9 +370,7 @@ impl Sequence {
                     if kept == 0 {
                         continue;
                     }
-                    if let Some(more) = (first + kept).checked_sub(self.token_ids.len()) {
-                        self.add_token_ids(&vec![0; more])?;
-                    }
+                    self.extend_token_ids((first + kept).max(self.token_ids.len()))?;
                     for (id, bytes) in self.token_ids[first..first + kept].iter_mut().zip(bytes.chunks_exact(4)) {
                         *id = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                     }
@@ -345,10 +380,11 @@ impl Sequence {
                     }
                 }
                 KIND_CALLER_STATE => {
-                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
-                    // Only that of the frame which the last commit names counts; frames come in order.
-                    self.state = Some(bytes);
-                    self.state_frame = reference.id.0;
+                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?;
+                    // Only that of the frame which the last commit names counts.
+                    if rest.state_frame == Some(reference.id) {
+                        (self.state, self.state_frame) = (Some(bytes.to_vec()), reference.id.0);
+                    }
                 }
                 KIND_ADAPTER => {
                     let left = rest.adapter_left.checked_sub(descriptor.bytes.get());

@@ -20,6 +20,8 @@ pub const RECORDS_BYTES_MAX: usize = BATCH_PAGES_MAX as usize * PAGE_BYTES - siz
 pub const FLAG_CHECKPOINT: u16 = 1;
 /// The batch takes effect together with the one behind it.
 pub const FLAG_MORE: u16 = 2;
+/// The field of a length that a torn header may claim.
+const BATCH_PAGES: &str = "batch pages";
 
 /// Front of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -97,7 +99,7 @@ impl<'a> Batch<'a> {
         }
         let pages = header.pages.get();
         if !(1..=BATCH_PAGES_MAX).contains(&pages) {
-            return Err(FormatError::range("batch pages", 40, u64::from(BATCH_PAGES_MAX), u64::from(pages)));
+            return Err(FormatError::range(BATCH_PAGES, 40, u64::from(BATCH_PAGES_MAX), u64::from(pages)));
         }
         let total = pages as usize * PAGE_BYTES;
         let Some(whole) = bytes.get(..total) else {
@@ -136,6 +138,14 @@ impl<'a> Batch<'a> {
         }
         check_zeros(&whole[end..], "manifest batch", end)?;
         Ok(Self { header, records: &whole[start..end] })
+    }
+
+    /// Whether an error of [`Self::verify`] is what a write that a crash cut short may leave. All else has a good checksum: it was
+    /// written so, and is no end of a manifest.
+    #[must_use]
+    pub fn may_be_torn(error: &FormatError) -> bool {
+        let torn = [FormatErrorCode::Checksum, FormatErrorCode::Magic, FormatErrorCode::Truncated];
+        torn.contains(&error.code) || error.field == BATCH_PAGES
     }
 
     /// The header.

@@ -1,9 +1,11 @@
 //! Ranges and reserved bytes of a record's body.
 
 use super::record::{
-    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, KEY_BYTES_MAX, MEMBER_ACTIVE, MEMBER_REMOVED, Record, RecordHeader,
+    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, KEY_BYTES_MAX, MEMBER_ACTIVE, MEMBER_REMOVED, REPLICAS_MAX, Record,
+    RecordHeader,
 };
-use crate::error::FormatError;
+use crate::error::{FormatError, FormatErrorCode};
+use crate::export::SUMMARIES_KNOWN;
 use crate::frame::{HEADER_PAGES_MAX, TOKENS_MAX, TOTAL_PAGES_MAX};
 use crate::ids::RawLocation;
 use crate::segment::{KIND_LOG, KIND_POOL};
@@ -73,6 +75,12 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
         Record::SequenceCreate(s, key) => {
             let c = at("SequenceCreate");
             c.key(offset_of!(r::SequenceCreate, key_bytes), s.key_bytes.get(), key)?;
+            c.within(offset_of!(r::SequenceCreate, replicas), u64::from(s.replicas), 0, u64::from(REPLICAS_MAX))?;
+            let (known, found) = (u64::from(SUMMARIES_KNOWN), u64::from(s.summaries.get()));
+            if found & !known != 0 {
+                let offset = c.at(offset_of!(r::SequenceCreate, summaries));
+                return Err(FormatError::new(FormatErrorCode::Unsupported, "summaries", offset, known, found));
+            }
             c.zero(offset_of!(r::SequenceCreate, reserved), s.reserved.as_bytes())
         }
         Record::Fork(f, key) => {

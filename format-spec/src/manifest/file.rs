@@ -11,6 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Magic of the header page.
 pub const MAGIC: [u8; 8] = *b"SKVMANIF";
+/// The most bytes of a manifest file.
+pub const FILE_BYTES_MAX: u64 = 4 << 30;
 /// Directory of the manifests, inside the device directory.
 pub const DIRECTORY: &str = "manifest";
 

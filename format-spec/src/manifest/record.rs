@@ -10,6 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const FLAG_IGNORABLE: u16 = 1;
 /// The longest key of a sequence in bytes.
 pub const KEY_BYTES_MAX: usize = 512;
+/// The most copies of the frames of a sequence.
+pub const REPLICAS_MAX: u8 = 3;
 /// The longest name of an adapter in bytes.
 pub const ADAPTER_NAME_BYTES_MAX: usize = 255;
 /// The most bytes of an adapter.
