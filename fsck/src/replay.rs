@@ -11,7 +11,6 @@ use stratakv_format::segment::{KIND_LOG, KIND_POOL};
 
 /// The most references of sequences to frames that are held.
 const REFERENCES_MAX: u64 = 1 << 26;
-/// Summary kinds known: bit `1 << (kind - 1)`.
 
 /// What the manifest says.
 #[derive(Debug, Default)]
