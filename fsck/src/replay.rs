@@ -11,8 +11,6 @@ use stratakv_format::segment::{KIND_LOG, KIND_POOL};
 
 /// The most references of sequences to frames that are held.
 const REFERENCES_MAX: u64 = 1 << 26;
-/// Summary kinds known: bit `1 << (kind - 1)`.
-const SUMMARIES_KNOWN: u32 = 1;
 
 /// What the manifest says.
 #[derive(Debug, Default)]
@@ -329,7 +327,9 @@ impl<'a> Replay<'a> {
         let (layout, summaries) = (create.layout.get(), create.summaries.get());
         check(create.reserved.get() == 0, reserved)?;
         check(self.state.layouts.contains_key(&layout), || format!("layout {layout} does not exist"))?;
-        check(summaries & !SUMMARIES_KNOWN == 0, || format!("summaries {summaries:#x} are not known"))?;
+        check(create.replicas <= 1 || self.bounds.replicas, || {
+            format!("{} copies in a store without the feature of copies", create.replicas)
+        })?;
         let sequence = Sequence {
             layout,
             key: key_of(key, create.key_bytes.get())?,

@@ -246,8 +246,7 @@ pub(crate) fn write(
     ids: (FrameId, u64),
     who: &SequenceIdentity,
     order: &[DeviceIndex],
-    draft: &Draft,
-    tails: &dyn TailRows,
+    (draft, tails): (&Draft, &dyn TailRows),
     here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;

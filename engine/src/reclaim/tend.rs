@@ -227,7 +227,7 @@ fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<
         leaving.drain(..).partition(|(key, _)| !catalog.segments.contains_key(key))
     };
     stays.into_iter().for_each(|(key, ended)| lock(&inner.space).stays(key, ended));
-    // Idle rings hold files that they have read, and so their blocks.
+    // Idle rings hold files that they have read, and so their blocks; those of shards let go when they wake, below.
     inner.devices.lanes.close_idle();
     let mut failed = None;
     for (key, ended) in doomed {
@@ -242,6 +242,7 @@ fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<
             _ => lock(&inner.space).left(device),
         }
     }
+    inner.devices.list.iter().for_each(|device| device.shard.nudge());
     failed.map_or(Ok(()), Err)
 }
 

@@ -296,7 +296,7 @@ impl Sequence {
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
         let ids = store.next_frame();
         let frame =
-            write_frame(&store.devices, &store.space, ids, &self.who, &order, draft, &Tails(&self.layers), here)?;
+            write_frame(&store.devices, &store.space, ids, &self.who, &order, (draft, &Tails(&self.layers)), here)?;
         if frame.missing > 0 {
             store.devices.suspects.owe();
         }

@@ -12,7 +12,7 @@ use serde_json::json;
 use stratakv_llama::cli::{CalibrateArgs, Cli, Command, CompareArgs, GenerateArgs, RecallArgs, model_or_default};
 use stratakv_llama::generate::{Request, generate};
 use stratakv_llama::kv::adapters::{adapter_file, to_safetensors};
-use stratakv_llama::kv::{KvCache, backend};
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, backend};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
 use stratakv_llama::recall;
@@ -36,12 +36,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// The geometry of a model's cache, with its rotation where keys are rebuilt.
+fn geometry(model: &Model, dtype: KvDType, rebuilds: bool) -> Result<KvGeometry> {
+    let rope = if rebuilds { Some(model.config().rope()?) } else { None };
+    Ok(KvGeometry { rope, ..model.kv_geometry(dtype) })
+}
+
 fn recall_command(args: &RecallArgs) -> Result<()> {
     let begin = Instant::now();
     let model = Model::load(&args.model_dir())?;
     let prompts = recall::load(&args.prompt_file(), &args.tasks, &args.contexts, args.limit as usize)?;
     let dtype = args.cache.dtype;
-    let backend = backend::open(&args.backend_options(), model.kv_geometry(dtype), fingerprint(&args.model_dir())?)?;
+    let rebuilds = args.cache.method().is_some_and(|method| method.rank().is_some());
+    let geometry = geometry(&model, dtype, rebuilds)?;
+    let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model_dir())?)?;
     let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
     let bar = progress(tokens as u64, "tokens", args.json);
     let budget = args.cache.budget_name();
@@ -148,7 +156,9 @@ fn compared(args: &CompareArgs) -> Result<recall::Comparison> {
     let model = Model::load(&dir)?;
     let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
     let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
-    let backend = backend::open(&args.backend_options(), model.kv_geometry(args.dtype), fingerprint(&dir)?)?;
+    let rebuilds = args.methods.iter().any(|method| method.rank().is_some());
+    let geometry = geometry(&model, args.dtype, rebuilds)?;
+    let backend = backend::open(&args.backend_options(), geometry, fingerprint(&dir)?)?;
     let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", args.json);
     let plan = recall::Plan {
         methods: &args.methods,
@@ -180,7 +190,8 @@ fn merged(directories: &[PathBuf]) -> Result<recall::Comparison> {
 fn generate_command(args: &GenerateArgs) -> Result<()> {
     let model = Model::load(&args.model)?;
     let vocabulary = Vocabulary::load(&args.model);
-    let geometry = model.kv_geometry(args.cache.dtype);
+    let rebuilds = args.cache.method().is_some_and(|method| method.rank().is_some());
+    let geometry = geometry(&model, args.cache.dtype, rebuilds)?;
     let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model)?)?;
     let mut cache = match &args.session {
         Some(name) => backend.session(name)?,

@@ -10,7 +10,7 @@ use stratakv_format::DeviceIndex;
 #[test]
 fn two_changes_of_a_frame_in_one_commit() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, sequence) = filled(dir.path());
+    let (store, sequence) = filled(dir.path(), 2);
     let inner = &store.inner;
     let (id, meta) = {
         let catalog = lock(&inner.catalog);
