@@ -423,7 +423,11 @@ pub(crate) struct DecodeArgs {
     /// names them, with `:raw` for raw scores; `none` leaves it out. What is read follows the trace all the same.
     #[arg(long, value_name = "METHOD", value_delimiter = ',', default_value = "none")]
     pub(crate) select: Vec<String>,
-    /// Microseconds that a layer computes elsewhere, for the whole batch, several with commas.
+    /// Threads that score, each some of the sequences, where the step waits for it; it is one beside other work.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) select_threads: u8,
+    /// Microseconds that a layer computes, attention included, for the whole batch, several with commas; what attention leaves of
+    /// it passes as if it were computed elsewhere.
     #[arg(long, value_delimiter = ',', default_value = "5000")]
     pub(crate) layer_compute_us: Vec<u64>,
     /// MiB of the cache for all sequences; `auto` is 1.25 times what a step selects.

@@ -8,7 +8,7 @@
 use crate::cli::DecodeArgs;
 use crate::select::methods;
 use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout, open_store, work_directory};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stratakv::retrieval::{ScoreForm, SelectorId};
@@ -73,14 +73,28 @@ impl Scorer {
         Ok(Some(Self { sequence, selector, options, query, batch, store, _directory: directory }))
     }
 
-    /// Scores what one layer of every sequence holds and chooses from it. How long it took.
-    pub(crate) fn score(&self, layer: usize) -> Result<Duration> {
-        let start = Instant::now();
-        for member in 0..self.batch {
-            let at = (layer * self.batch + member) % usize::from(LAYERS);
-            black_box(self.sequence.select_with(self.selector, at, &self.query, self.options)?);
-        }
-        Ok(start.elapsed())
+    /// Scores what one layer of every sequence holds and chooses from it. How long it took, all threads together.
+    pub(crate) fn score(&self, layer: usize, threads: usize) -> Result<Duration> {
+        let share = |thread: usize| -> Result<Duration> {
+            let start = Instant::now();
+            for member in (thread..self.batch).step_by(threads) {
+                let at = (layer * self.batch + member) % usize::from(LAYERS);
+                black_box(self.sequence.select_with(self.selector, at, &self.query, self.options)?);
+            }
+            Ok(start.elapsed())
+        };
+        std::thread::scope(|scope| {
+            let share = &share;
+            let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || share(thread))).collect();
+            let own = share(0)?;
+            let joined =
+                others.into_iter().map(|other| other.join().map_err(|_| anyhow!("a thread of selection ended")));
+            let mut sum = own;
+            for took in joined {
+                sum += took??;
+            }
+            Ok(sum)
+        })
     }
 
     /// Bytes of summaries that as many layers and sequences would hold.

@@ -248,3 +248,35 @@ fn devices_come_and_go() {
     assert_eq!(devices(dir.path(), &["up", "--count", "1", "--slow", "1:1M"]).status.code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
 }
+
+#[test]
+fn decode_scores_the_whole_context_where_it_is_asked_to() {
+    let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
+    let more = ["--policy", "lru", "--pipeline", "off,on", "--select", "none,signs,quest:raw", "--json"];
+    let found = results(&[&arguments[..], &more[..]].concat());
+    assert_eq!(found.len(), 6);
+    for (at, result) in found.iter().enumerate() {
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        assert_eq!(result["select"], ["none", "signs", "quest:raw"][at / 2]);
+        assert_eq!(number("select_ms") > 0.0, at >= 2, "{result}");
+        // Minima and maxima of both sequences and layers, 512 bytes a token; they grow in steps.
+        let records = 2.0 * 2.0 * 1024.0 * 512.0;
+        assert!(at < 4 || (records..=1.5 * records).contains(&number("summary_bytes")), "{result}");
+    }
+}
+
+#[test]
+fn what_is_resident_is_in_the_account() {
+    let arguments = ["resident", "--layers", "2", "--context", "4096", "--budget", "64", "--steps", "2", "--json"];
+    let more = ["--method", "none,kvswap:32:raw,quest", "--limit", "48MiB", "--cache-mib", "2"];
+    let found = results(&[&arguments[..], &more[..]].concat());
+    assert_eq!(found.len(), 3);
+    for (result, bytes) in found.iter().zip([0.0, 64.0, 512.0]) {
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        let summaries = bytes * 4096.0 * 2.0;
+        assert!((summaries..=1.3 * summaries).contains(&number("summary_bytes")), "{result}");
+        assert!(number("account_peak_bytes") >= number("summary_bytes") + number("cache_bytes"), "{result}");
+        assert!(number("account_peak_bytes") <= number("limit_bytes"), "{result}");
+        assert_eq!(result["within_limit"], true, "{result}");
+    }
+}

@@ -339,25 +339,33 @@ const EVENTS_MAX: usize = 1024;
 /// Who is told of sequences that went. No lock is held while it is.
 #[derive(Default)]
 pub(crate) struct Observers {
-    observer: Mutex<Option<Observer>>,
-    waiting: Mutex<std::collections::VecDeque<Evicted>>,
+    told: Mutex<Told>,
     /// Those whose deletion is queued and not durable yet: nobody is told.
     kept: Mutex<Vec<Evicted>>,
     pub(crate) lost: Counter,
 }
 
+/// Under one lock, so that no event is put by for an observer that has just looked.
+#[derive(Default)]
+struct Told {
+    observer: Option<Observer>,
+    waiting: std::collections::VecDeque<Evicted>,
+}
+
 impl Observers {
     pub(crate) fn tell(&self, event: Evicted) {
-        let observer = lock(&self.observer).clone();
-        match observer {
-            Some(observer) => observer(&event),
+        let mut told = lock(&self.told);
+        match told.observer.clone() {
+            Some(observer) => {
+                drop(told);
+                observer(&event);
+            }
             None => {
-                let mut waiting = lock(&self.waiting);
-                if waiting.len() == EVENTS_MAX {
-                    waiting.pop_front();
+                if told.waiting.len() == EVENTS_MAX {
+                    told.waiting.pop_front();
                     self.lost.add(1);
                 }
-                waiting.push_back(event);
+                told.waiting.push_back(event);
             }
         }
     }
@@ -373,9 +381,17 @@ impl Observers {
 
     /// From now on this one is told, first of what happened before.
     pub(crate) fn set(&self, observer: Observer) {
-        *lock(&self.observer) = Some(Arc::clone(&observer));
-        let waiting = std::mem::take(&mut *lock(&self.waiting));
-        waiting.iter().for_each(|event| observer(event));
+        loop {
+            let waiting = {
+                let mut told = lock(&self.told);
+                if told.waiting.is_empty() {
+                    told.observer = Some(observer);
+                    return;
+                }
+                std::mem::take(&mut told.waiting)
+            };
+            waiting.iter().for_each(|event| observer(event));
+        }
     }
 }
 
@@ -449,7 +465,52 @@ mod tests {
         assert!(waiter.join().expect("no panic"));
         assert!(!budget.returned().wake_past(seen, Waker::noop()));
         assert!(budget.returned().wake_past(budget.returned().epoch(), Waker::noop()));
+        // A task that is polled again is there once.
+        assert!(budget.returned().wake_past(budget.returned().epoch(), Waker::noop()));
+        assert_eq!(budget.returned().waiters(), 1);
         budget.returned().notify();
         assert_eq!(budget.returned().waiters(), 0);
+    }
+
+    fn event(id: u64) -> Evicted {
+        Evicted { id, key: String::new(), tokens: 1, bytes: 1, reason: EvictionReason::Space }
+    }
+
+    #[test]
+    fn observers_hear_of_everything_once_and_in_order() {
+        let observers = Arc::new(Observers::default());
+        (0..3).for_each(|id| observers.tell(event(id)));
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let observer = {
+            let (observers, heard) = (Arc::clone(&observers), Arc::clone(&heard));
+            move |event: &Evicted| {
+                lock(&heard).push(event.id);
+                if event.id == 0 {
+                    // While the first are being told of.
+                    observers.tell(self::event(3));
+                }
+            }
+        };
+        observers.set(Arc::new(observer));
+        observers.tell(event(4));
+        assert_eq!(*lock(&heard), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn no_event_is_put_by_for_an_observer_that_has_come() {
+        for _ in 0..2000 {
+            let observers = Arc::new(Observers::default());
+            let heard = Arc::new(AtomicU64::new(0));
+            let telling = {
+                let observers = Arc::clone(&observers);
+                std::thread::spawn(move || observers.tell(event(1)))
+            };
+            let counted = Arc::clone(&heard);
+            observers.set(Arc::new(move |_| {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }));
+            telling.join().expect("no panic");
+            assert_eq!(heard.load(Ordering::Relaxed), 1);
+        }
     }
 }

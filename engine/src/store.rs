@@ -39,6 +39,7 @@ use crate::reclaim::{self, level_epochs, remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, open_directories, read_devices, replay, stale_device};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -468,6 +469,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
             limit,
             beyond: true,
             released,
+            gone: BTreeSet::new(),
         };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
         next.set_epoch(if lost.is_empty() { epoch } else { epoch.saturating_add(1) });
@@ -569,6 +571,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         cleaning: Mutex::default(),
         watermarks: (options.high_watermark, options.low_watermark),
         room: reclaim::make_room,
+        leaving: Mutex::default(),
         tender: Mutex::default(),
         rest: AtomicBool::new(false),
     };

@@ -156,13 +156,21 @@ impl EventCount {
     /// Registers a task to be woken once by the next notification. `false` when the epoch is past `seen` already: try again.
     pub(crate) fn wake_past(&self, seen: u64, waker: &Waker) -> bool {
         let mut wakers = hold(&self.wakers);
-        self.waiters.fetch_add(1, Ordering::Relaxed);
+        // A task that is polled again before the notification is woken once all the same.
+        let is_known = wakers.iter().any(|known| known.will_wake(waker));
+        if !is_known {
+            self.waiters.fetch_add(1, Ordering::Relaxed);
+        }
         fence(Ordering::SeqCst);
         if self.epoch() != seen {
-            self.waiters.fetch_sub(1, Ordering::Relaxed);
+            if !is_known {
+                self.waiters.fetch_sub(1, Ordering::Relaxed);
+            }
             return false;
         }
-        wakers.push(waker.clone());
+        if !is_known {
+            wakers.push(waker.clone());
+        }
         true
     }
 

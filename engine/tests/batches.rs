@@ -1,11 +1,14 @@
 //! Thousands of reads that are waited for, dropped, polled or given up: nothing leaks, nothing lands late.
 
 use std::future::Future;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
-use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, ReadBatch, Sequence, SequenceOptions, Store, TensorView};
+use stratakv::{
+    ByteSize, DriverChoice, Durability, ErrorKind, KvLayout, ReadBatch, Sequence, SequenceOptions, Store, TensorView,
+};
 
 const HEADS: usize = 2;
 const DIM: usize = 128;
@@ -14,8 +17,13 @@ const GROUPS: u64 = 2048;
 
 /// Every element of a group is its number, so that bytes of another group show.
 fn filled(store: &Store) -> Sequence {
+    filled_with(store, 1)
+}
+
+fn filled_with(store: &Store, copies: u8) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("k")).unwrap();
+    let mut sequence =
+        store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("k").replicas(copies)).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * HEADS * DIM];
         let view = TensorView::token_major(&row, GROUP, HEADS, DIM);
@@ -140,12 +148,44 @@ fn options(dir: &Path) -> stratakv::StoreOptions {
     Store::options().device(dir).memory_limit(ByteSize::mib(24))
 }
 
+/// Every driver of this build.
+fn drivers() -> Vec<DriverChoice> {
+    vec![
+        DriverChoice::Auto,
+        DriverChoice::Posix,
+        #[cfg(feature = "glommio")]
+        DriverChoice::Glommio,
+        #[cfg(feature = "tokio-uring")]
+        DriverChoice::TokioUring,
+    ]
+}
+
 #[test]
 fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
+    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 1));
+}
+
+/// With two copies of everything, reads that are late are tried elsewhere, whatever becomes of their batch.
+#[test]
+fn ten_thousand_batches_of_copies_dropped_and_given_up_leak_nothing() {
+    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 2));
+}
+
+fn batches_leak_nothing(driver: DriverChoice, copies: u8) {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let sequence = filled(&store);
+    let dirs: Vec<_> = (0..copies).map(|device| dir.path().join(device.to_string())).collect();
+    for own in &dirs {
+        std::fs::DirBuilder::new().mode(0o700).create(own).unwrap();
+    }
+    let options = || {
+        let options = Store::options().memory_limit(ByteSize::mib(24)).driver(driver).hedge_percentile(Some(0.5));
+        dirs.iter().fold(options, |options, own| options.device(own))
+    };
+    let store = options().open().unwrap();
+    let sequence = filled_with(&store, copies);
+    // Every file is open.
+    (0..10).for_each(|_| check_all(&store, &sequence));
     // Rings, registered files and slabs are all there after the first rounds.
     churn(&store, &sequence, 1, 200);
     let before = descriptors();
@@ -156,16 +196,31 @@ fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
     });
     assert!(seen.iter().flatten().all(|count| *count > 500), "{seen:?}");
     // The two threads' lanes stay until they are needed.
-    assert!(descriptors() <= before + 4, "{} descriptors, before {before}", descriptors());
-    // Buffers are all back: a read of nearly all memory fits.
+    let most = before + 4 * usize::from(copies);
+    assert!(descriptors() <= most, "{driver:?}: {} descriptors, before {before}", descriptors());
+    check_all(&store, &sequence);
+    drop(sequence);
+    // What was given up holds its directories until it has ended.
+    let until = Instant::now() + Duration::from_secs(20);
+    match store.close() {
+        Ok(()) => {}
+        Err(e) => assert_eq!(e.kind(), ErrorKind::InUse, "{driver:?}: {e}"),
+    }
+    let store = loop {
+        match options().open() {
+            Ok(store) => break store,
+            Err(e) => assert!(e.kind() == ErrorKind::InUse && Instant::now() < until, "{driver:?}: {e}"),
+        }
+    };
+    store.close().unwrap();
+}
+
+/// Buffers are all back: a read of nearly all memory fits, and is right.
+fn check_all(store: &Store, sequence: &Sequence) {
     let all: Vec<u64> = (0..GROUPS).collect();
     let view = sequence.select_groups(0, &all).unwrap();
     let batch = store.read(&[&view]).unwrap().wait_deadline(Some(Instant::now() + Duration::from_secs(20))).unwrap();
     check(&batch, &all);
-    drop(batch);
-    drop(sequence);
-    store.close().unwrap();
-    options(dir.path()).open().unwrap().close().unwrap();
 }
 
 #[test]

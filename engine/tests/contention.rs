@@ -112,8 +112,13 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait() {
     // 10.2 MB: less than memory_limit, more than what the tails of another sequence leave.
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
     let _other = store.create_sequence(&wide, SequenceOptions::new()).unwrap();
-    let read = store.read(&[&view]).and_then(|ticket| ticket.wait());
-    assert_eq!(read.err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
+    let read = || store.read(&[&view]).and_then(|ticket| ticket.wait());
+    assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
+    // Buffers that somebody holds and gives back later would not be enough.
+    let few = sequence.select_groups(0, &[1, 2, 3]).unwrap();
+    let held = store.read(&[&few]).unwrap().wait().unwrap();
+    assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
+    drop(held);
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Reads into memory of the embedder.
 
 use std::any::Any;
+use std::future::Future;
+use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use stratakv::{
     ByteSize, DriverChoice, Durability, ErrorKind, KvLayout, ReadRegion, Sequence, SequenceOptions, Store, TensorView,
     View,
@@ -144,6 +148,42 @@ fn a_region_that_is_full_is_waited_for_and_one_that_is_too_small_refused() {
     let batch = second.wait().unwrap();
     releasing.join().unwrap();
     assert!(region.offset_of(batch.get(0).unwrap().group(0).unwrap().0).is_some());
+}
+
+/// Counts how often it was woken.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn polling_for_memory_that_the_caller_holds_returns_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, sequence) = filled(dir.path(), DriverChoice::Auto);
+    let (region, _memory) = region(1);
+    // Six of eight parts each: of the second, two would fit.
+    let most = |seed| some(&sequence, seed, 3 * ReadRegion::SLAB_BYTES / 4 / BLOCK);
+    let held = store.read_into(&[&most(1)], &region).unwrap().wait().unwrap();
+    let mut ticket = pin!(store.read_into(&[&most(2)], &region).unwrap());
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    for _ in 0..3 {
+        assert!(ticket.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "told of its own attempt");
+    }
+    drop(held);
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "one task, polled three times");
+    let batch = loop {
+        match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(batch) => break batch.unwrap(),
+            Poll::Pending => std::thread::yield_now(),
+        }
+    };
+    assert!(batch.get(0).unwrap().group(0).is_ok());
 }
 
 #[test]

@@ -326,6 +326,27 @@ fn a_smaller_capacity_is_reached_by_cleaning() {
 }
 
 #[test]
+fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(60)).open().unwrap();
+    let mut views = Vec::new();
+    for i in 0..12_u64 {
+        let options = key(i).evictable(1);
+        write(&store, options, i, 3000).unwrap();
+        views.push(store.open_sequence(&i.to_string()).unwrap().select_all(0).unwrap());
+    }
+    // Whatever is cleaned and evicted, the segments stay with the views: no round makes a file less.
+    assert_eq!(store.set_capacity(Some(segments(2))).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(store.health().evictions, 12);
+    for (i, view) in views.iter().enumerate() {
+        check_view(&store, view, i as u64, 3000);
+    }
+    drop(views);
+    store.set_capacity(Some(segments(4))).unwrap();
+    sound(&store, dir.path());
+}
+
+#[test]
 fn a_slow_background_holds_up_neither_appends_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
     // A byte a second: what rests, rests for longer than any test.

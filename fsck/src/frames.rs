@@ -1,5 +1,6 @@
 //! Frames: the header against the manifest, then every byte behind it: planes against their checksums, zeros between.
 
+use crate::adapters::Piece;
 use crate::finding::{Code, Finding, Sink};
 use crate::io::{self, StoreFile, WINDOW_BYTES};
 use crate::replay::{Frame, State};
@@ -32,8 +33,8 @@ pub(crate) struct FrameInfo {
     /// What, first token, one past the last.
     pub(crate) spans: Vec<(Holds, u64, u64)>,
     pub(crate) has_state: bool,
-    /// Layer, first byte and bytes of pieces of an adapter.
-    pub(crate) adapter: Vec<(u16, u64, u64)>,
+    /// Pieces of an adapter.
+    pub(crate) adapter: Vec<Piece>,
 }
 
 /// What all frames are held against.
@@ -102,12 +103,16 @@ impl Checker<'_> {
             window_at: start + header_bytes,
             filled: 0,
             bad: Vec::new(),
+            adapter: Vec::new(),
         };
         for descriptor in view.descriptors() {
             payload.extent(&view, descriptor);
         }
         payload.zeros(payload.end);
-        Some(self.info(&view, id, frame, file, header_bytes))
+        let mut info = self.info(&view, id, frame, file, header_bytes);
+        let here = |piece: Piece| Piece { device: location.device.0, segment: location.segment.0, ..piece };
+        info.adapter = payload.adapter.into_iter().map(here).collect();
+        Some(info)
     }
 
     /// The fields of a valid header that are not what the manifest says.
@@ -154,10 +159,7 @@ impl Checker<'_> {
             let holds = match kind {
                 KIND_GROUPS | KIND_TAIL => Holds::Layer(descriptor.layer.get()),
                 KIND_TOKEN_IDS => Holds::TokenIds,
-                KIND_ADAPTER => {
-                    info.adapter.push((descriptor.layer.get(), descriptor.first_token.get(), descriptor.bytes.get()));
-                    continue;
-                }
+                KIND_ADAPTER => continue,
                 _ => {
                     let text = if kind == KIND_SUMMARY && descriptor.offset.get() + descriptor.bytes.get() > front {
                         "a summary lies behind the front pages"
@@ -241,6 +243,8 @@ struct Payload<'a> {
     filled: u64,
     /// What could not be read.
     bad: Vec<Range<u64>>,
+    /// Pieces of an adapter.
+    adapter: Vec<Piece>,
 }
 
 impl Payload<'_> {
@@ -301,7 +305,23 @@ impl Payload<'_> {
                     self.checker.sink.push(finding.at(&self.file.place, start, descriptor.bytes.get()));
                 }
             }
-            _ => self.plane(nonce, &whole),
+            (KIND_ADAPTER, _) => {
+                let good = self.plane(nonce, &whole);
+                let (first, bytes) = (whole.first, whole.bytes);
+                // Its device and segment are filled in by whoever knows them.
+                self.adapter.push(Piece {
+                    layer: layer_index,
+                    first,
+                    bytes,
+                    device: 0,
+                    segment: 0,
+                    offset: start,
+                    good,
+                });
+            }
+            _ => {
+                self.plane(nonce, &whole);
+            }
         }
         self.zeros(start + descriptor.bytes.get());
     }
@@ -347,12 +367,12 @@ impl Payload<'_> {
         }
     }
 
-    fn plane(&mut self, nonce: u64, plane: &Plane) {
-        self.plane_with(nonce, plane, |_| {});
+    fn plane(&mut self, nonce: u64, plane: &Plane) -> bool {
+        self.plane_with(nonce, plane, |_| {})
     }
 
-    /// Checks a plane, and shows its bytes in order.
-    fn plane_with(&mut self, nonce: u64, plane: &Plane, mut show: impl FnMut(&[u8])) {
+    /// Checks a plane, and shows its bytes in order. Whether it is what was written.
+    fn plane_with(&mut self, nonce: u64, plane: &Plane, mut show: impl FnMut(&[u8])) -> bool {
         let &Plane { kind, layer, first, tokens, plane: index, bytes, checksum: expected } = plane;
         let identity = PlaneIdentity::new(nonce, SequenceId(self.origin), kind, layer, first, tokens, index);
         let mut digest = Digest::new(self.checker.checksum, &identity);
@@ -365,7 +385,7 @@ impl Payload<'_> {
         self.checker.counts.payload_bytes.add(bytes);
         let found = digest.finish();
         if found == expected || !readable {
-            return;
+            return readable;
         }
         let name = match (kind, index) {
             (KIND_SUMMARY, _) => "summary",
@@ -388,5 +408,6 @@ impl Payload<'_> {
         }
         // Without bytes, the header has a wrong checksum: the place is where they would be.
         self.checker.sink.push(finding.at(&self.file.place, start, bytes));
+        false
     }
 }

@@ -12,6 +12,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapters;
 pub mod cli;
 mod devices;
 mod export;
@@ -272,9 +273,18 @@ fn check_frames(
             Ok(infos) => infos,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        threads.into_iter().flat_map(join).collect()
+        let mut infos: HashMap<u64, FrameInfo> = HashMap::new();
+        for (id, info) in threads.into_iter().flat_map(join) {
+            // Of several copies one whose adapter is good.
+            let better = infos.get(&id).is_none_or(|known| known.adapter.iter().any(|piece| !piece.good));
+            if better {
+                infos.insert(id, info);
+            }
+        }
+        infos
     });
     sequences::check(devices, state, &infos, sink);
+    adapters::check(devices, state, &infos, sink);
     checked.segments = jobs.len() as u64;
     let adapters = state.sequences.values().filter(|sequence| sequence.adapter.is_some()).count();
     checked.adapters = adapters as u64;

@@ -388,7 +388,10 @@ pub(crate) fn leftovers(devices: &Devices, in_force: &BTreeSet<u64>, sink: &Sink
                     if generation.checked_sub(1).is_some_and(|before| in_force.last() == Some(&before))
                         && copy < device.newest.manifest_copies =>
                 {
-                    continue;
+                    match wrong_spare(devices, device, &name, (generation, copy), sink) {
+                        Some(text) => text,
+                        None => continue,
+                    }
                 }
                 Some((generation, _)) if in_force.contains(&generation) => "a copy that this device does not hold",
                 Some(_) => "a manifest generation that is not in force",
@@ -402,4 +405,28 @@ pub(crate) fn leftovers(devices: &Devices, in_force: &BTreeSet<u64>, sink: &Sink
             sink.push(Finding::note(Code::Leftover, text).in_file(&place));
         }
     }
+}
+
+/// What a file that is kept for the next generation must not be. It holds zeros, an older generation of the same copy, or the
+/// beginning of the one that it is named for; none of it counts.
+fn wrong_spare(
+    devices: &Devices,
+    device: &Device,
+    name: &str,
+    (generation, copy): (u64, u8),
+    sink: &Sink,
+) -> Option<&'static str> {
+    let path = format!("{DIRECTORY}/{name}");
+    let file = io::open(&device.directory, Some(device.index), &device.path, &path, sink)?;
+    if !file.bytes.is_multiple_of(PAGE) {
+        return Some("a file kept for the next generation that is not of whole pages");
+    }
+    let mut bytes = vec![0; PAGE_BYTES];
+    if !file.read(0, &mut bytes, sink).is_empty() {
+        return None;
+    }
+    let page = Unverified::<ManifestPage>::at_front(&bytes, "manifest page").and_then(|page| page.verify()).ok()?;
+    let own = page.store_id == devices.store_id && (page.device.get(), page.copy) == (device.index, copy);
+    let foreign = !own || page.generation.get() > generation;
+    foreign.then_some("a file kept for the next generation that holds the manifest of another place")
 }

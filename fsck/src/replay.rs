@@ -11,8 +11,6 @@ use stratakv_format::segment::{KIND_LOG, KIND_POOL};
 
 /// The most references of sequences to frames that are held.
 const REFERENCES_MAX: u64 = 1 << 26;
-/// Summary kinds known: bit `1 << (kind - 1)`.
-const SUMMARIES_KNOWN: u32 = 1;
 
 /// What the manifest says.
 #[derive(Debug, Default)]
@@ -36,10 +34,17 @@ pub(crate) struct Sequence {
     pub(crate) committed: u64,
     pub(crate) token_ids: u64,
     pub(crate) state_frame: u64,
-    /// It holds an adapter of so many bytes.
-    pub(crate) adapter: Option<u64>,
+    /// The adapter that it holds.
+    pub(crate) adapter: Option<Adapter>,
     /// Frame -> only tokens below this one.
     pub(crate) refs: BTreeMap<u64, u64>,
+}
+
+/// An adapter by its record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adapter {
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
 }
 
 /// A frame.
@@ -322,7 +327,9 @@ impl<'a> Replay<'a> {
         let (layout, summaries) = (create.layout.get(), create.summaries.get());
         check(create.reserved.get() == 0, reserved)?;
         check(self.state.layouts.contains_key(&layout), || format!("layout {layout} does not exist"))?;
-        check(summaries & !SUMMARIES_KNOWN == 0, || format!("summaries {summaries:#x} are not known"))?;
+        check(create.replicas <= 1 || self.bounds.replicas, || {
+            format!("{} copies in a store without the feature of copies", create.replicas)
+        })?;
         let sequence = Sequence {
             layout,
             key: key_of(key, create.key_bytes.get())?,
@@ -369,7 +376,7 @@ impl<'a> Replay<'a> {
         let sequence = self.sequence(id)?;
         let empty = sequence.key.is_empty() && sequence.committed == 0 && sequence.token_ids == 0;
         check(empty && sequence.adapter.is_none(), || format!("sequence {id} holds more than the adapter {text:?}"))?;
-        sequence.adapter = Some(adapter.bytes.get());
+        sequence.adapter = Some(Adapter { bytes: adapter.bytes.get(), checksum: adapter.checksum.get() });
         let place = (sequence.layout, name.to_vec(), adapter.version.get());
         match self.adapters.insert(place, id) {
             None => Ok(()),

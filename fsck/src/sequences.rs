@@ -34,7 +34,6 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
         let Some(layout) = state.layouts.get(&sequence.layout) else { continue };
         let mut spans: Vec<(Holds, u64, u64)> = Vec::new();
         let mut certain = true;
-        let mut adapter = Vec::new();
         for (frame, &token_end) in &sequence.refs {
             let Some(info) = frames.get(frame) else {
                 // Damaged or on a missing device, and reported: what it held is not known.
@@ -45,12 +44,8 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
                 let text = format!("frame {frame} has layout {}, its sequence {}", info.layout, sequence.layout);
                 sink.push(Finding::damage(Code::FrameHeader, text).sequence(id).frame(*frame));
             }
-            adapter.extend_from_slice(&info.adapter);
             let clipped = info.spans.iter().map(|&(holds, first, end)| (holds, first, end.min(token_end)));
             spans.extend(clipped.filter(|(_, first, end)| first < end));
-        }
-        if let Some(text) = certain.then(|| wrong_adapter(sequence.adapter, &mut adapter)).flatten() {
-            sink.push(Finding::damage(Code::Adapter, text).sequence(id));
         }
         if certain {
             spans.sort_unstable();
@@ -82,25 +77,6 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
     }
 }
 
-/// What is wrong with the pieces of an adapter (layer, first byte, bytes) where a sequence holds one of `bytes` bytes: each layer
-/// from its first byte on without gap or overlap, and all of them together.
-fn wrong_adapter(bytes: Option<u64>, pieces: &mut [(u16, u64, u64)]) -> Option<String> {
-    let Some(bytes) = bytes else {
-        return (!pieces.is_empty()).then(|| "a frame holds an adapter, and its sequence none".to_owned());
-    };
-    pieces.sort_unstable();
-    let mut end = (None, 0);
-    for &(layer, first, len) in pieces.iter() {
-        let expected = if end.0 == Some(layer) { end.1 } else { 0 };
-        if first != expected {
-            return Some(format!("layer {layer} of the adapter goes on at byte {first}, not at {expected}"));
-        }
-        end = (Some(layer), first + len);
-    }
-    let found: u64 = pieces.iter().map(|(.., len)| len).sum();
-    (found != bytes).then(|| format!("an adapter of {bytes} bytes has {found} in its frames"))
-}
-
 /// The first tokens below `end` that no span of `holds` covers. `spans` is sorted.
 fn gap(spans: &[(Holds, u64, u64)], holds: Holds, end: u64) -> Option<(u64, u64)> {
     let from = spans.partition_point(|(other, ..)| *other < holds);
@@ -117,17 +93,6 @@ fn gap(spans: &[(Holds, u64, u64)], holds: Holds, end: u64) -> Option<(u64, u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn adapters_are_whole_or_not() {
-        assert_eq!(wrong_adapter(None, &mut []), None);
-        assert!(wrong_adapter(None, &mut [(0, 0, 1)]).is_some());
-        assert_eq!(wrong_adapter(Some(7), &mut [(3, 0, 2), (1, 2, 2), (1, 0, 2), (4, 0, 1)]), None);
-        assert!(wrong_adapter(Some(6), &mut [(3, 0, 2), (1, 3, 2), (1, 0, 2)]).is_some());
-        assert!(wrong_adapter(Some(4), &mut [(1, 2, 4)]).is_some());
-        assert!(wrong_adapter(Some(8), &mut [(1, 0, 4)]).is_some());
-        assert!(wrong_adapter(Some(8), &mut [(1, 0, 4), (1, 2, 4)]).is_some());
-    }
 
     #[test]
     fn gaps_are_found_at_front_middle_and_end() {

@@ -116,12 +116,18 @@ fn files_missing_or_too_short_or_too_many() {
     let image = Image::standard(1, STATE_CLOSED);
     fs::write(image.path(0, "segments/0000002a"), b"x").unwrap();
     fs::write(image.path(0, "manifest/0000000000000003-0"), b"x").unwrap();
-    // Kept for the next generation.
-    fs::write(image.path(0, "manifest/0000000000000002-0"), b"x").unwrap();
+    // Kept for the next generation: zeros, or an older one of the same place.
+    fs::write(image.path(0, "manifest/0000000000000002-0"), [0; PAGE_BYTES]).unwrap();
+    fs::copy(image.path(0, MANIFEST[1]), image.path(0, "manifest/0000000000000002-1")).unwrap();
     fs::write(image.path(0, "notes.txt"), b"x").unwrap();
     let report = image.check();
     assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 3), "{}", report.to_text());
     assert!(report.findings.iter().all(|f| f.code == Code::Leftover));
+    // Of another place, and of no whole pages: of no use to anybody, and no damage.
+    fs::copy(image.path(0, MANIFEST[1]), image.path(0, "manifest/0000000000000002-0")).unwrap();
+    fs::write(image.path(0, "manifest/0000000000000002-1"), b"x").unwrap();
+    let report = image.check();
+    assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 5), "{}", report.to_text());
     let segment = image.path(0, SEGMENT);
     let bytes = fs::read(&segment).unwrap();
     fs::write(&segment, &bytes[..bytes.len() - 1]).unwrap();
@@ -309,4 +315,81 @@ fn the_program_says_it_all() {
     assert_eq!(code, 6);
     let object: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&object["clean"], &object["error"]["code"]), (&false.into(), &"in-use".into()));
+}
+
+/// Numbers as they stand in an adapter.
+fn numbers(integers: &[u32], floats: &[f32]) -> Vec<u8> {
+    let integers = integers.iter().flat_map(|number| number.to_le_bytes());
+    integers.chain(floats.iter().flat_map(|number| number.to_le_bytes())).collect()
+}
+
+/// Layer 0 of the image has 16 joint key dimensions, layer 2 has 256.
+fn low_rank(rank: u32) -> Vec<u8> {
+    numbers(&[1, 16, rank], &vec![0.5; 16 * rank as usize])
+}
+
+/// Two dimensions with two levels each, in one code byte each.
+fn codes() -> Vec<u8> {
+    let floats = vec![0.25; 1 + 256 + 2 * 512];
+    let parts = [
+        numbers(&[2, 256, 2, 2], &floats),
+        numbers(&[2], &[-1.0, 1.0]),
+        numbers(&[2], &[0.0, 0.0]),
+        numbers(&[1, 1, 1, 0], &[]),
+    ];
+    parts.concat()
+}
+
+#[test]
+fn adapters_are_what_their_records_say_and_what_adapters_are() {
+    let good = [(0, low_rank(2)), (2, codes())];
+    let report = Image::with_adapter(&good, None).check();
+    assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 0), "{}", report.to_text());
+    // Other bytes than the record has a checksum of, each piece matching its own.
+    assert_damage(&Image::with_adapter(&good, Some(7)).check(), Code::Adapter);
+    let with = |layer: u16, at: usize, value: u32| {
+        let mut layers = good.clone();
+        let bytes = &mut layers[usize::from(layer == 2)].1;
+        bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
+        Image::with_adapter(&layers, None).check()
+    };
+    // Kind, width, rank, and a number that is none.
+    let first = [(0, 3), (0, u32::MAX), (1, 15), (2, 0), (2, 1), (2, 3), (2, u32::MAX), (5, f32::NAN.to_bits())];
+    for (at, value) in first {
+        let report = with(0, at, value);
+        assert_damage(&report, Code::Adapter);
+        assert!(report.findings.iter().all(|f| f.layer == Some(0)), "{at}: {}", report.to_text());
+    }
+    // Dimensions, code bytes, distortion; numbers of levels; levels; numbers of dimensions; dimensions.
+    let levels = 4 + 1 + 256 + 2 * 512;
+    let of_codes = [
+        (2, 1),
+        (2, 3),
+        (2, u32::MAX),
+        (3, 0),
+        (3, 1),
+        (3, 3),
+        (3, 257),
+        (4, (-1.0_f32).to_bits()),
+        (levels, 1),
+        (levels, 3),
+        (levels, 512),
+        (levels + 1, 2.0_f32.to_bits()),
+        (levels + 2, f32::INFINITY.to_bits()),
+        (levels + 6, 0),
+        (levels + 6, 2),
+        (levels + 7, 2),
+        (levels + 7, 0),
+        (levels + 9, u32::MAX),
+    ];
+    for (at, value) in of_codes {
+        let report = with(2, at, value);
+        assert_damage(&report, Code::Adapter);
+        assert!(report.findings.iter().all(|f| f.layer == Some(2)), "{at}: {}", report.to_text());
+    }
+    let mut longer = good.clone();
+    longer[0].1.extend_from_slice(&[0; 4]);
+    assert_damage(&Image::with_adapter(&longer, None).check(), Code::Adapter);
+    longer[0].1.truncate(11);
+    assert_damage(&Image::with_adapter(&longer, None).check(), Code::Adapter);
 }

@@ -194,3 +194,28 @@ fn a_rotten_adapter_is_an_error_and_a_finding() {
         std::fs::remove_dir_all(copy).expect("removed");
     }
 }
+
+/// What is read of an adapter is in the account of the memory while it is.
+#[test]
+fn an_adapter_beyond_the_memory_is_refused() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let layout = layout();
+    let options = |memory| small_options(&dirs).segment_bytes(ByteSize::mib(4)).memory_limit(ByteSize::mib(memory));
+    let store = options(64).create(true).open().expect("a store");
+    // 2 MiB of numbers, beside those of the codes.
+    let wide = adapter("wide", 1, 8192);
+    store.put_adapter(&layout, &wide, 1).expect("stored");
+    store.close().expect("closed");
+    let store = options(7).open().expect("a store");
+    let before = store.status().memory.used_bytes;
+    let error = store.adapter(&layout, "wide", None).expect_err("four times its bytes do not fit");
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
+    assert_eq!(store.status().memory.used_bytes, before);
+    drop(store);
+    let store = options(32).open().expect("a store");
+    let before = store.status().memory;
+    assert_eq!(store.adapter(&layout, "wide", None).expect("read"), wide);
+    let after = store.status().memory;
+    assert!(after.peak_bytes >= before.used_bytes + (8 << 20), "{before:?} {after:?}");
+}

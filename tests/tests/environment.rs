@@ -110,6 +110,115 @@ fn a_full_file_system_gives_back_what_is_deleted() {
     }
 }
 
+/// A commit that finds no space leaves its tokens where they were, and a manifest that cannot become larger refuses what would make
+/// it; both go on when something was deleted.
+#[test]
+fn commits_and_checkpoints_without_space_fail_and_go_on() {
+    const TOKENS: usize = 400;
+    for (file_system, bytes) in [("ext4", 64 * MIB), ("xfs", 320 * MIB)] {
+        let Some(small) = small(file_system, bytes) else { continue };
+        let dirs = device_dirs(&small.at(), 1);
+        let file = fs::File::create(small.at().join("filler")).expect("a file");
+        let free = rustix::fs::statvfs(small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - 24 * MIB).expect("room");
+        let store = small_options(&dirs).open().expect("a store");
+        (0..6).for_each(|name| write(&store, name, TOKENS).expect("a sequence"));
+        take_the_rest(&small.at());
+        // Few at a time: they stay in memory until they are committed.
+        let mut grown = store.create_sequence(&shape().layout().expect("a layout"), SequenceOptions::new().key("1000"));
+        let grown = grown.as_mut().expect("a sequence");
+        let all = seeds(1000, 100_000);
+        let mut tokens = 0;
+        let refused = loop {
+            let more = &all[tokens..tokens + 40];
+            (0..2).for_each(|layer| shape().append(grown, layer, more, Order::TokenMajor).expect("in memory"));
+            tokens += more.len();
+            if let Err(e) = grown.commit(Durability::Sync) {
+                break e;
+            }
+        };
+        assert_eq!(refused.kind(), ErrorKind::NoSpace, "{file_system}: {refused:?}");
+        assert_eq!((grown.len(), grown.committed()), (tokens as u64, tokens as u64 - 40), "{file_system}");
+        shape().check_all(&store, grown, |_| all[..tokens].to_vec());
+        assert!(store.health().read_only.is_none(), "{:#?}", store.health());
+        store.open_sequence("0").and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+        store.open_sequence("1").and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+        grown.commit(Durability::Sync).expect("room again");
+        // Forks cost no data, but words in the manifest.
+        let mut forks = Vec::new();
+        let refused = (0..100_000).find_map(|at| {
+            let made = grown.fork_as(&format!("{}{at}", "x".repeat(500))).and_then(|mut fork| {
+                fork.commit(Durability::Sync)?;
+                Ok(fork)
+            });
+            made.map(|fork| forks.push(fork)).err()
+        });
+        let refused = refused.expect("a manifest of some size");
+        assert_eq!(refused.kind(), ErrorKind::NoSpace, "{file_system}: {refused:?}");
+        println!("{file_system}: {tokens} tokens, {} forks", forks.len());
+        assert!(store.health().read_only.is_none(), "{:#?}", store.health());
+        let gone = forks.split_off(forks.len() / 2);
+        gone.into_iter().for_each(|fork| fork.delete(Durability::Lazy).expect("deleted"));
+        store.flush().expect("durable");
+        let there = forks.len();
+        drop(forks);
+        let mut last = grown.fork_as("last").expect("a fork");
+        last.commit(Durability::Sync).expect("room again");
+        drop(last);
+        (2..6).for_each(|name| check(&store, name, TOKENS));
+        assert_eq!(store.sequences().len(), there + 6);
+    }
+}
+
+/// Processor time of the threads of lazy commits, in ticks.
+fn lazy_ticks() -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").expect("threads").flatten();
+    let of = |stat: String| {
+        let (front, rest) = stat.rsplit_once(')')?;
+        let own = front.ends_with("(stratakv-lazy");
+        let field = |nth: usize| rest.split_whitespace().nth(nth)?.parse::<u64>().ok();
+        own.then(|| Some(field(11)? + field(12)?))?
+    };
+    tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok()).filter_map(of).sum()
+}
+
+/// The thread of lazy commits tries what failed for good no more, and does not keep a processor busy with it.
+#[test]
+fn lazy_commits_end_with_the_first_that_fails() {
+    let Some(small) = small("ext4", 64 * MIB) else { return };
+    let dirs = device_dirs(&small.at(), 1);
+    let delay = std::time::Duration::from_millis(50);
+    let store = small_options(&dirs).lazy_delay(delay).open().expect("a store");
+    write(&store, 1, 100).expect("a sequence");
+    let mut open = store.open_sequence("1").expect("a sequence");
+    if let Err(why) = small.abort() {
+        println!("skipped: {why}");
+        return;
+    }
+    let lazily = |open: &mut Sequence, from| grow(open, from, from + 8).and_then(|()| open.commit(Durability::Lazy));
+    // What is queued, or refused at once because the frame could not be written.
+    let mut from = 100;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while store.health().read_only.is_none() && lazily(&mut open, from).is_ok() {
+        from += 8;
+        assert!(std::time::Instant::now() < deadline, "nothing fails on a read-only file system");
+        std::thread::sleep(delay);
+    }
+    let state = store.create_sequence(&shape().layout().expect("a layout"), SequenceOptions::new().key("empty"));
+    let queued = state.and_then(|mut one| one.commit(Durability::Lazy));
+    std::thread::sleep(4 * delay);
+    // Whoever commits learns of it, and the thread rests.
+    let error = store.flush().and_then(|()| write(&store, 2, 8)).expect_err("a read-only file system");
+    println!("{queued:?}; {error}");
+    let before = lazy_ticks();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let spent = lazy_ticks() - before;
+    // Ticks of a hundredth of a second; other stores of this process have such threads too, which sleep.
+    assert!(spent <= 20, "{spent} ticks in a second");
+    drop(open);
+    let _ = store.close();
+}
+
 #[test]
 fn a_file_system_that_goes_read_only_loses_nothing_acknowledged() {
     let Some(mut small) = small("ext4", 64 * MIB) else { return };

@@ -450,3 +450,41 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
     let directory = target.import_file(scratch.path(), imported.layout(), ImportOptions::new());
     assert_eq!(directory.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
+
+/// What ends a sequence comes along, unless the import says otherwise, and ends it.
+#[test]
+fn what_ends_a_sequence_is_imported() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let store = open(&dirs);
+    let shape = shapes()[0].clone();
+    let layout = shape.layout().expect("a layout");
+    let hour = std::time::Duration::from_secs(3600);
+    let own = SequenceOptions::new().key("a").ttl(hour).evictable(3);
+    let mut sequence = store.create_sequence(&layout, own).expect("a sequence");
+    for layer in shape.kv_layers() {
+        shape.append(&mut sequence, layer, &[1, 2, 3], Order::TokenMajor).expect("an append");
+    }
+    sequence.commit(Durability::Sync).expect("a commit");
+    let file = export(&mut sequence);
+    let soon = std::time::Duration::from_millis(300);
+    let ways = [
+        (ImportOptions::new().key("as it was"), (3_600_000, 3)),
+        (ImportOptions::new().key("for good").ttl(None).evictable(0), (0, 0)),
+        (ImportOptions::new().key("soon over").ttl(Some(soon)).evictable(9), (300, 9)),
+    ];
+    for (options, _) in &ways {
+        drop(store.import(&file[..], &layout, options.clone()).expect("an import"));
+    }
+    for (key, (_, ends)) in ["as it was", "for good", "soon over"].into_iter().zip(ways) {
+        let info = store.sequences().into_iter().find(|info| info.key == key).expect("listed");
+        assert_eq!((info.ttl_ms, info.evictable), ends, "{key}");
+        assert_eq!(info.tokens, 3);
+    }
+    std::thread::sleep(2 * soon);
+    store.tend().expect("tended");
+    let mut left: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
+    left.sort();
+    assert_eq!(left, ["a", "as it was", "for good"]);
+    assert_eq!(store.health().expirations, 1);
+}

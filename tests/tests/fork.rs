@@ -243,3 +243,39 @@ fn a_fork_below_a_cut() {
     assert_eq!(parent.len(), 203);
     drop((child, parent));
 }
+
+/// Frames that a fork brought into the store, and that were moved since, are announced by their parent where they lie by then.
+#[test]
+fn a_parent_announces_what_was_moved_meanwhile() {
+    let mut world = World::new();
+    let (mut dead, mut pairs) = (Vec::new(), Vec::new());
+    // Side by side in segments that they share, being small.
+    for round in 0..12 {
+        let mut other = world.create("");
+        other.append(150, 100 + round);
+        other.commit();
+        dead.push(other);
+        let mut parent = world.create(&format!("parent-{round}"));
+        parent.append(100, 200 + round);
+        let mut child = parent.fork(&format!("child-{round}"));
+        child.commit();
+        pairs.push((parent, child));
+    }
+    dead.into_iter().for_each(|other| other.sequence.delete(Durability::Sync).expect("deleted"));
+    let moved = world.store().clean().expect("cleaned");
+    assert!(moved.frames > 4, "{moved:?}");
+    let mut all = Vec::new();
+    for (mut parent, child) in pairs {
+        parent.commit();
+        world.check(&parent);
+        world.check(&child);
+        all.push(parent.seeds.clone());
+    }
+    for close in [false, true] {
+        world.reopen(close);
+        for (round, seeds) in all.iter().enumerate() {
+            world.open(&format!("parent-{round}"), seeds);
+            world.open(&format!("child-{round}"), seeds);
+        }
+    }
+}

@@ -20,6 +20,16 @@ fn golden(name: &str, root: &Path) -> Vec<PathBuf> {
     to
 }
 
+/// One of several devices.
+fn golden_devices(name: &str, root: &Path, devices: usize) -> Vec<PathBuf> {
+    let own = |device: usize| {
+        let root = root.join(format!("of-{device}"));
+        fs::create_dir(&root).expect("a directory");
+        golden(&format!("{name}/device-{device}"), &root).remove(0)
+    };
+    (0..devices).map(own).collect()
+}
+
 fn device_dirs_parent(file: &Path) {
     use std::os::unix::fs::PermissionsExt;
     let parent = file.parent().expect("a parent");
@@ -104,6 +114,43 @@ fn the_store_with_what_retrieval_keeps() {
         store.close().expect("closed");
     }
     assert_clean(&dirs, "after it was opened");
+}
+
+#[test]
+fn the_store_with_copies() {
+    // Every device, then each without the other.
+    for without in [None, Some(0), Some(1)] {
+        let root = fast_scratch();
+        let mut dirs = golden_devices("v0.2/store-copies", root.path(), 2);
+        assert_clean(&dirs, "as it is");
+        if let Some(device) = without {
+            dirs.remove(device);
+        }
+        for read_only in [true, false] {
+            let options = dirs.iter().fold(Store::options(), |options, dir| options.device(dir));
+            let options = options.memory_limit(ByteSize::mib(32)).allow_degraded(without.is_some());
+            let store = options.read_only(read_only).open().expect("a store");
+            let sequence = store.open_sequence("golden").expect("a sequence");
+            assert_eq!(sequence.len(), 10);
+            for layer in [0, 2] {
+                let view = sequence.select_all(layer).expect("a view");
+                let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+                let blocks = batch.get(0).expect("blocks");
+                for (group, bits) in [0x3c00_u16, 0xb800].into_iter().enumerate() {
+                    let (keys, values) = blocks.group(group).expect("a group");
+                    assert_eq!(keys, bits.to_le_bytes().repeat(64), "without {without:?}, layer {layer}");
+                    let value = |i: usize| half::f16::from_f32(i as f32 / 16.0 + group as f32).to_le_bytes();
+                    assert_eq!(values, (0..64).flat_map(value).collect::<Vec<u8>>());
+                }
+            }
+            if without.is_none() && !read_only {
+                assert_eq!(store.repair().expect("repaired"), stratakv::Repaired::default());
+            }
+            drop(sequence);
+            store.close().expect("closed");
+        }
+        assert_clean(&dirs, "after it was opened");
+    }
 }
 
 #[test]

@@ -343,10 +343,70 @@ fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
 }
 
 #[test]
+fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
+    let dir = tempfile::tempdir().unwrap();
+    // Room for 5 MiB of reads.
+    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(64).group_tokens(16).build().unwrap();
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("wide")).unwrap();
+    let data: Vec<f32> = (0..128 * 512).map(|at| (at % 251) as f32 / 251.0 - 0.5).collect();
+    let view = TensorView::token_major(&data, 128, 8, 64);
+    for layer in 0..2 {
+        (0..16).for_each(|_| sequence.append(layer, view, view).unwrap());
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    let sequence = store.open_sequence("wide").unwrap();
+    let first = |layer, groups: u64| sequence.select_groups(layer, &(0..groups).collect::<Vec<u64>>()).unwrap();
+    let (now, next, other) = (first(0, 128), first(1, 40), first(1, 64));
+    let mut pipeline = Pipeline::new(&store, Budget::All);
+    let (query, mut out) = (vec![0.1; 512], vec![0.0; 512]);
+    // Somebody else has 2 MiB, this layer needs 4, and 1.25 for the next would fit.
+    let others = store.read(&[&other]).unwrap().wait().unwrap();
+    pipeline.read(0, std::slice::from_ref(&now)).unwrap();
+    pipeline.predict(1, std::slice::from_ref(&next)).unwrap();
+    assert_eq!(pipeline.report().dropped_reads, 1, "it waits, and what is read ahead gives way");
+    drop(others);
+    pipeline.attend(0, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
+    // The same with what was read ahead before: the read takes its buffers.
+    let others = store.read(&[&other]).unwrap().wait().unwrap();
+    pipeline.predict(1, std::slice::from_ref(&next)).unwrap();
+    pipeline.read(0, std::slice::from_ref(&now)).unwrap();
+    drop(others);
+    pipeline.attend(0, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
+    assert_eq!(pipeline.report().dropped_reads, 2);
+    assert!(out.iter().all(|x| x.is_finite()));
+}
+
+/// A model that wants values as long as memory.
+struct Boundless(Model);
+
+impl DecodeModel for Boundless {
+    fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>> {
+        self.0.project(layer, sequences)
+    }
+
+    fn predict(&mut self, next: usize) -> Option<Vec<Vec<f32>>> {
+        self.0.predict(next)
+    }
+
+    fn finish(&mut self, layer: usize, attended: &[Vec<f32>]) -> Result<()> {
+        self.0.finish(layer, attended)
+    }
+
+    fn attend_options(&self, _layer: usize) -> AttendOptions {
+        AttendOptions { value_dims: Some(usize::MAX), ..AttendOptions::default() }
+    }
+}
+
+#[test]
 fn wrong_calls_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let sequences = prefill(&store, 50);
+    let mut sequences = prefill(&store, 50);
+    let mut boundless = Boundless(Model::new(Predictions::None));
+    let step = Pipeline::new(&store, BUDGET).decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut boundless);
+    assert_eq!(step.unwrap_err().kind(), ErrorKind::InvalidArgument);
     let mut pipeline = Pipeline::new(&store, BUDGET);
     let query = vec![0.1; Q_HEADS * DIM];
     let (mut out, options) = (vec![0.0; Q_HEADS * DIM], AttendOptions::default());

@@ -223,13 +223,30 @@ fn a_device_is_drained_and_removed() {
     let store = place.options().open().unwrap();
     let sequence = create(&store, 1, 4000);
     let view = sequence.select_all(0).unwrap();
-    let done = store.remove_device(0).unwrap();
-    assert!(done.copied > 0 && done.removed == 1, "{done:?}");
-    // Views taken before keep what they saw.
+    // Views taken before keep what they saw, from where they saw it.
+    assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::Busy);
     store.read(&[&view]).unwrap().wait().unwrap().get(0).unwrap();
     check(&store, &sequence, 4000).unwrap();
+    let usage = store.usage().unwrap();
+    assert_eq!((usage.devices[0].free_bytes, usage.devices[0].reserved_bytes), (0, 0), "nobody may use it");
+    assert!(usage.devices[0].dead_bytes > 0 && usage.sum_bytes() == usage.capacity_bytes, "{usage:?}");
+    // Others let go of theirs meanwhile.
+    let done = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            drop(view);
+        });
+        store.remove_device(0)
+    });
+    match done {
+        Ok(done) => assert_eq!(done.removed, 1, "{done:?}"),
+        // The background was faster.
+        Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
+    }
+    std::fs::remove_dir_all(&place.devices[0]).unwrap();
+    check(&store, &sequence, 4000).unwrap();
     assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    drop((view, sequence));
+    drop(sequence);
     store.close().unwrap();
     let store = place.without(0).open().unwrap();
     let sequence = store.open_sequence("s").unwrap();

@@ -207,8 +207,10 @@ fn what_comes_back_is_what_the_keys_give() {
 fn written(dirs: &[PathBuf], tokens: usize) -> Vec<Vec<u64>> {
     let store = small_options(dirs).create(true).open().expect("a store");
     let layout = shape().layout().expect("a layout");
-    store.put_adapter(&layout, &codes(), 1).expect("stored");
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("a")).expect("a sequence");
+    let copies = dirs.len() as u8;
+    store.put_adapter(&layout, &codes(), copies).expect("stored");
+    let options = SequenceOptions::new().key("a").replicas(copies);
+    let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     for selector in selectors() {
         sequence.attach_stored(selector).expect("attached");
     }
@@ -251,8 +253,18 @@ fn keys_are_not_read_where_summaries_are_stored() {
 
 #[test]
 fn damaged_summaries_are_made_anew_and_found() {
+    damage_summaries(1);
+}
+
+/// The same place of every copy.
+#[test]
+fn summaries_damaged_in_every_copy_keep_no_sequence_closed() {
+    damage_summaries(2);
+}
+
+fn damage_summaries(copies: usize) {
     let root = fast_scratch();
-    let dirs = device_dirs(root.path(), 1);
+    let dirs = device_dirs(root.path(), copies);
     let tokens = written(&dirs, 300);
     let segment = files(&dirs[0]).into_iter().filter(|file| file.starts_with("segments"));
     let mut rng = Rng(3);
@@ -262,9 +274,13 @@ fn damaged_summaries_are_made_anew_and_found() {
         for at in (8192..whole.len() - 4096).step_by(1231).filter(|at| whole[*at] != 0) {
             let copy = root.path().join(format!("copy-{at}"));
             let copied = copy_devices(&dirs, &copy, &mut rng);
-            let mut bytes = whole.clone();
-            bytes[at] ^= 0x10;
-            std::fs::write(copied[0].join(&segment), bytes).expect("written");
+            for dir in &copied {
+                let mut bytes = std::fs::read(dir.join(&segment)).expect("a file");
+                // Payloads of copies lie alike.
+                assert_eq!(bytes[at], whole[at], "byte {at}");
+                bytes[at] ^= 0x10;
+                std::fs::write(dir.join(&segment), bytes).expect("written");
+            }
             tried += 1;
             assert!(!check(&copied).clean, "byte {at}");
             let store = small_options(&copied).open().expect("a store");
@@ -281,4 +297,65 @@ fn damaged_summaries_are_made_anew_and_found() {
         }
     }
     assert!(tried > 20 && opened > 3 * tried, "{opened} of {tried}");
+}
+
+/// Adapters of one name and version are two where their numbers differ, in one sequence too.
+#[test]
+fn adapters_are_told_apart_by_their_numbers() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let tokens = written(&dirs, 100);
+    let store = small_options(&dirs).open().expect("a store");
+    let mut sequence = store.open_sequence("a").expect("a sequence");
+    let own: Vec<Arc<dyn Selector>> = vec![Arc::new(KvSwap::new(low_rank(1))), Arc::new(KvSwap::new(low_rank(77)))];
+    let other = Adapter::new("codes", 1, codes().layers().iter().rev().cloned().collect()).expect("an adapter");
+    let coded: Vec<Arc<dyn Selector>> = vec![Arc::new(Tck::new(codes())), Arc::new(Tck::new(Arc::new(other)))];
+    for pair in [own, coded] {
+        let ids: Vec<SelectorId> = pair.iter().map(|one| sequence.attach(Arc::clone(one)).expect("attached")).collect();
+        let now: Vec<_> = ids.iter().map(|id| found(&sequence, *id)).collect();
+        assert_ne!(now[0], now[1]);
+        for (one, now) in pair.iter().zip(now) {
+            assert_eq!(now, expected(one.as_ref(), &tokens));
+        }
+    }
+}
+
+/// A record that the format has no room for is not written: the summary is made from the keys each time.
+#[test]
+fn records_beyond_the_limit_of_the_format_are_left_out() {
+    const GROUP: usize = 128;
+    const WIDTH: usize = 64;
+    // 2 bytes of each rank of each token of a group.
+    let rank = stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX as usize / (2 * GROUP) + 1;
+    let shape = Shape { layers: vec![LayerShape::full(1, WIDTH as u16)], dtype: DType::F16, group: GROUP };
+    let adapter = |rank| {
+        let layer = LowRankAdapter::new(WIDTH, rank, noise(rank, WIDTH * rank)).expect("a matrix");
+        Arc::new(Adapter::new("wide", 1, vec![LayerAdapter::LowRank(layer)]).expect("an adapter"))
+    };
+    for (rank, fits) in [(8, true), (rank, false)] {
+        let root = fast_scratch();
+        let dirs = device_dirs(root.path(), 1);
+        let options = || {
+            small_options(&dirs).memory_limit(stratakv::ByteSize::mib(128)).segment_bytes(stratakv::ByteSize::mib(32))
+        };
+        let options = || options().frame_bytes(stratakv::ByteSize::mib(4));
+        let store = options().create(true).open().expect("a store");
+        let layout = shape.layout().expect("a layout");
+        let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("a")).expect("a sequence");
+        sequence.attach_stored(Arc::new(KvSwap::new(adapter(rank)))).expect("attached");
+        let seeds: Vec<u64> = (0..2 * GROUP as u64).collect();
+        shape.append(&mut sequence, 0, &seeds, Order::TokenMajor).expect("appended");
+        sequence.commit(Durability::Sync).expect("committed");
+        drop(sequence);
+        store.close().expect("closed");
+        assert_clean(&dirs, "with wide records");
+        let store = options().open().expect("a store");
+        let sequence = store.open_sequence("a").expect("a sequence");
+        shape.check_all(&store, &sequence, |_| seeds.clone());
+        let front = store.status().devices[0].counters.read_bytes;
+        let mut sequence = sequence;
+        sequence.attach(Arc::new(KvSwap::new(adapter(rank)))).expect("attached");
+        let keys = (2 * GROUP * WIDTH * 2) as u64;
+        assert_eq!(store.status().devices[0].counters.read_bytes - front < keys, fits, "rank {rank}");
+    }
 }

@@ -290,6 +290,51 @@ fn the_sums_hold_through_random_histories() {
     outcome.unwrap_or_else(|e| panic!("{e}"));
 }
 
+/// Files of free segments that could not be removed are removed later, and counted until then.
+#[test]
+fn files_that_cannot_be_removed_now_go_later() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let store = small_options(&dirs).open().expect("a store");
+    let shape = shape(0);
+    let mut all = Vec::new();
+    for name in 0..40_u64 {
+        let options = SequenceOptions::new().key(name.to_string());
+        let mut sequence = store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence");
+        let seeds: Vec<u64> = (0..1200).map(|token| mix(name << 32 | token)).collect();
+        for layer in shape.kv_layers() {
+            shape.append(&mut sequence, layer, &seeds, Order::nth(layer)).expect("an append");
+        }
+        sequence.commit(Durability::Sync).expect("a commit");
+        all.push(sequence);
+    }
+    let (segments, aside) = (dirs[0].join("segments"), root.path().join("aside"));
+    std::fs::create_dir(&aside).expect("a directory");
+    let names: Vec<_> =
+        std::fs::read_dir(&segments).expect("segments").map(|entry| entry.expect("one").file_name()).collect();
+    assert!(names.len() > 20, "{}", names.len());
+    for name in &names {
+        std::fs::rename(segments.join(name), aside.join(name)).expect("aside");
+        std::fs::create_dir(segments.join(name)).expect("what is no file");
+    }
+    all.into_iter().for_each(|sequence| sequence.delete(Durability::Sync).expect("deleted"));
+    store.tend().expect_err("they cannot be removed");
+    for name in &names {
+        std::fs::remove_dir(segments.join(name)).expect("none any more");
+        std::fs::rename(aside.join(name), segments.join(name)).expect("back");
+    }
+    // The background may be at it.
+    let there = || (store.usage().expect("the usage").devices[0].segment_bytes, length(&segments));
+    let same = (0..500).find_map(|_| {
+        let _ = store.tend();
+        let (counted, files) = there();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        (counted == files && files < names.len() as u64 / 2 * SEGMENT).then_some(files)
+    });
+    assert!(same.is_some(), "counted and on the device: {:?} of {}", there(), names.len() as u64 * SEGMENT);
+    assert!(store.health().read_only.is_none());
+}
+
 #[test]
 fn cut_and_grown_a_thousand_times_leaks_nothing() {
     let mut world = World::new(1, Some(24));

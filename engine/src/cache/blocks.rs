@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex};
 
 /// Table entries, policy and bookkeeping of one block, in bytes: taken off the capacity.
 const ENTRY_BYTES: usize = 512;
+/// Layers of sequences that may have asked in one step; more of them begin another. Sequences that ask once and go would otherwise
+/// be remembered for good.
+const ASKERS_MAX: usize = 16_384;
 /// Blocks that may go for one that finds no gap.
 const MAKE_ROOM: usize = 16;
 
@@ -111,7 +114,7 @@ impl BlockCache {
     }
 
     /// What is resident of the blocks that layer `layer` of `sequence` asks for when it has `tokens`, each with its bytes.
-    /// The same layer asking with more or fewer tokens means that another decode step has begun. Asking `ahead` of need is
+    /// The same layer asking with more or fewer tokens means that another decode step has begun, and so do very many askers. Asking `ahead` of need is
     /// not counted and begins nothing.
     pub(crate) fn find(
         &self,
@@ -120,7 +123,10 @@ impl BlockCache {
         ahead: bool,
     ) -> Vec<Option<Resident>> {
         let mut table = lock(&self.table);
-        if !ahead && table.asked.insert((sequence, layer), tokens).is_some_and(|before| before != tokens) {
+        if !ahead
+            && (table.asked.insert((sequence, layer), tokens).is_some_and(|before| before != tokens)
+                || table.asked.len() > ASKERS_MAX)
+        {
             table.asked.clear();
             table.asked.insert((sequence, layer), tokens);
             table.policy.end_step();
@@ -200,4 +206,20 @@ impl BlockCache {
 fn charge(block: usize) -> usize {
     let per_slab = (SLAB_BYTES / block.max(1).next_multiple_of(PAGE_BYTES)).max(1);
     SLAB_BYTES / per_slab + ENTRY_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Category;
+
+    #[test]
+    fn sequences_that_ask_once_are_not_remembered_for_good() {
+        let account = MemoryBudget::new(2 * SLAB_BYTES).try_reserve(2 * SLAB_BYTES, Category::Cache).expect("fits");
+        let cache = BlockCache::new(&CacheOptions::new(crate::options::ByteSize::mib(4)), account).expect("a cache");
+        for sequence in 0..5 * ASKERS_MAX as u64 {
+            cache.find((sequence, 0, 100), std::iter::empty(), false);
+            assert!(lock(&cache.table).asked.len() <= ASKERS_MAX);
+        }
+    }
 }

@@ -119,6 +119,32 @@ struct Regions {
     slots: Vec<Option<Region>>,
 }
 
+/// Pages that were taken out of a slab for `len` bytes.
+struct Place {
+    slab: Arc<Slab>,
+    slot: usize,
+    first: usize,
+    pages: usize,
+    len: usize,
+}
+
+impl Regions {
+    fn take(&mut self, len: usize) -> Option<Place> {
+        let pages = len.div_ceil(PAGE_BYTES).max(1);
+        self.slots.iter_mut().enumerate().find_map(|(slot, region)| {
+            let region = region.as_mut()?;
+            let first = region.take(pages)?;
+            Some(Place { slab: Arc::clone(&region.slab), slot, first, pages, len })
+        })
+    }
+
+    fn give(&mut self, slot: usize, first: usize, pages: usize) {
+        if let Some(Some(region)) = self.slots.get_mut(slot) {
+            region.give(first, pages);
+        }
+    }
+}
+
 struct Shared {
     budget: Arc<MemoryBudget>,
     limit: usize,
@@ -163,26 +189,44 @@ impl Arena {
     /// `len` bytes in whole pages, page-aligned, contiguous; at most [`SLAB_BYTES`]. They hold old bytes: see
     /// [`Arena::lease_zeroed`].
     pub(crate) fn lease(&self, len: usize) -> Result<Lease, Exhausted> {
-        if len > SLAB_BYTES || self.slabs_max() == 0 {
-            return Err(Exhausted::Never);
-        }
-        let pages = len.div_ceil(PAGE_BYTES).max(1);
-        if let Some(lease) = self.find(pages, len) {
-            return Ok(lease);
+        self.check(len)?;
+        self.grow_until(|| self.find(len))
+    }
+
+    /// Leases of all these lengths, or none: none is ever given back for want of another, which would tell those who wait for
+    /// memory, the caller among them, of memory that is no news.
+    pub(crate) fn lease_all(&self, lens: &[usize]) -> Result<Vec<Lease>, Exhausted> {
+        lens.iter().try_for_each(|&len| self.check(len))?;
+        self.grow_until(|| self.find_all(lens))
+    }
+
+    fn check(&self, len: usize) -> Result<(), Exhausted> {
+        if len > SLAB_BYTES || self.slabs_max() == 0 { Err(Exhausted::Never) } else { Ok(()) }
+    }
+
+    /// Maps slabs until `find` is content or no more are to be had.
+    fn grow_until<T>(&self, find: impl Fn() -> Option<T>) -> Result<T, Exhausted> {
+        if let Some(found) = find() {
+            return Ok(found);
         }
         let _growing = lock(&self.0.growing);
-        // Others may have grown it, or given something back, meanwhile.
-        if let Some(lease) = self.find(pages, len) {
-            return Ok(lease);
+        loop {
+            // Others may have grown it, or given something back, meanwhile.
+            if let Some(found) = find() {
+                return Ok(found);
+            }
+            self.grow()?;
         }
+    }
+
+    /// One slab more. The caller holds `growing`.
+    fn grow(&self) -> Result<(), Exhausted> {
         if lock(&self.0.regions).slots.iter().flatten().count() >= self.slabs_max() {
             return Err(Exhausted::Now);
         }
         let account = self.0.budget.try_reserve(SLAB_BYTES, Category::Arena).ok_or(Exhausted::Now)?;
         // The kernel clears it, which takes up to a millisecond: the others go on meanwhile.
         let slab = Arc::new(Slab::map(account).map_err(|_| Exhausted::System)?);
-        let mut region = Region::new(Arc::clone(&slab));
-        let first = region.take(pages).ok_or(Exhausted::Never)?;
         let mut regions = lock(&self.0.regions);
         let slot = match regions.slots.iter().position(Option::is_none) {
             Some(free) => free,
@@ -191,18 +235,33 @@ impl Arena {
                 regions.slots.len() - 1
             }
         };
-        regions.slots[slot] = Some(region);
-        Ok(self.extent(slab, slot, first, pages, len))
+        regions.slots[slot] = Some(Region::new(slab));
+        Ok(())
     }
 
     /// A lease out of the slabs there are.
-    fn find(&self, pages: usize, len: usize) -> Option<Lease> {
+    fn find(&self, len: usize) -> Option<Lease> {
+        let place = lock(&self.0.regions).take(len)?;
+        Some(self.extent(place))
+    }
+
+    /// The same for all of these, or none.
+    fn find_all(&self, lens: &[usize]) -> Option<Vec<Lease>> {
+        let mut places = Vec::with_capacity(lens.len());
         let mut regions = lock(&self.0.regions);
-        regions.slots.iter_mut().enumerate().find_map(|(slot, region)| {
-            let region = region.as_mut()?;
-            let first = region.take(pages)?;
-            Some(self.extent(Arc::clone(&region.slab), slot, first, pages, len))
-        })
+        for &len in lens {
+            match regions.take(len) {
+                Some(place) => places.push(place),
+                None => {
+                    for place in places {
+                        regions.give(place.slot, place.first, place.pages);
+                    }
+                    return None;
+                }
+            }
+        }
+        drop(regions);
+        Some(places.into_iter().map(|place| self.extent(place)).collect())
     }
 
     /// A lease whose bytes are all zero: for writers, whose padding must never show an old buffer's bytes.
@@ -214,7 +273,7 @@ impl Arena {
         Ok(lease)
     }
 
-    fn extent(&self, slab: Arc<Slab>, slot: usize, first: usize, pages: usize, len: usize) -> Lease {
+    fn extent(&self, Place { slab, slot, first, pages, len }: Place) -> Lease {
         // SAFETY: the page lies inside the slab.
         let start = unsafe { slab.start().add(first * PAGE_BYTES) };
         let extent = Extent {
@@ -313,9 +372,7 @@ impl Drop for Extent {
     fn drop(&mut self) {
         // An extent outlives its arena without harm: the slab then goes with its last extent.
         let Some(arena) = self.arena.upgrade() else { return };
-        if let Some(Some(region)) = lock(&arena.regions).slots.get_mut(self.slot) {
-            region.give(self.first, self.pages);
-        }
+        lock(&arena.regions).give(self.slot, self.first, self.pages);
         arena.budget.returned().notify();
     }
 }

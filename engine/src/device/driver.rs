@@ -68,7 +68,8 @@ pub(crate) struct Completion {
 pub(crate) enum Wait {
     /// Not at all.
     No,
-    /// Until about this many operations ended, or some and about two milliseconds passed, or a wake-up came.
+    /// Until about this many operations ended, or some and about two milliseconds passed, or a wake-up came; io_uring counts a
+    /// wake-up as one more operation that ended.
     Completions(usize),
     /// Until a wake-up or any completion.
     Wake,

@@ -235,20 +235,20 @@ pub(crate) mod trouble {
         NotWritten,
     }
 
-    static TROUBLE: Mutex<Option<(&str, Trouble)>> = Mutex::new(None);
+    static TROUBLE: Mutex<&[(&str, Trouble)]> = Mutex::new(&[]);
 
-    /// From now on the threads whose names begin so have this trouble.
-    pub(crate) fn set(trouble: Option<(&'static str, Trouble)>) {
+    /// From now on the threads whose names begin so have these troubles.
+    pub(crate) fn set(trouble: &'static [(&'static str, Trouble)]) {
         *lock(&TROUBLE) = trouble;
     }
 
     /// Whether an operation of this thread fails; it may take its time.
     pub(super) fn strikes(is_read: bool) -> bool {
-        let Some((threads, trouble)) = *lock(&TROUBLE) else { return false };
-        if !std::thread::current().name().is_some_and(|name| name.starts_with(threads)) {
-            return false;
-        }
-        match trouble {
+        let all = *lock(&TROUBLE);
+        let current = std::thread::current();
+        let own = all.iter().find(|(threads, _)| current.name().is_some_and(|name| name.starts_with(threads)));
+        let Some((_, trouble)) = own else { return false };
+        match *trouble {
             Trouble::NotWritten => !is_read,
             _ if !is_read => false,
             Trouble::Fails => true,

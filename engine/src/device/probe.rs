@@ -26,7 +26,7 @@ impl DirectIo {
     /// The units in which reads bring what was asked and no more: those of direct I/O, whole pages through the page cache.
     pub(crate) fn read_unit(&self) -> usize {
         match self {
-            Self::Direct { alignment } if PAGE_BYTES.is_multiple_of((*alignment).max(1)) => (*alignment).max(1),
+            Self::Direct { alignment } if PAGE_BYTES.is_multiple_of(*alignment) => *alignment,
             _ => PAGE_BYTES,
         }
     }
@@ -51,7 +51,14 @@ pub(super) fn probe(root: BorrowedFd<'_>, existing: Option<&str>) -> DirectIo {
         Some(path) => confine::open(root, path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty())
             .and_then(|fd| exercise(fd.as_fd(), false)),
     };
+    judge(attempt)
+}
+
+/// What an attempt at direct I/O, which worked in these units or did not, says.
+fn judge(attempt: rustix::io::Result<usize>) -> DirectIo {
     match attempt {
+        // It moved a page, but through the page cache: what was written is in no place to be relied upon.
+        Ok(0) => DirectIo::buffered("the file system takes O_DIRECT and reads through the page cache all the same"),
         Ok(alignment) if alignment <= PAGE_BYTES => DirectIo::Direct { alignment },
         Ok(alignment) => DirectIo::buffered(format!("the device wants blocks of {alignment} bytes, more than a page")),
         Err(Errno::INVAL | Errno::OPNOTSUPP) => DirectIo::buffered("the file system refuses O_DIRECT"),
@@ -73,7 +80,7 @@ fn scratch(root: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     fd
 }
 
-/// Moves one page, and says in which units the file wants its I/O.
+/// Moves one page, and says in which units the file wants its I/O; 0 where the system says that it is not direct.
 fn exercise(fd: BorrowedFd<'_>, write: bool) -> rustix::io::Result<usize> {
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
     if write {
@@ -90,4 +97,19 @@ fn exercise(fd: BorrowedFd<'_>, write: bool) -> rustix::io::Result<usize> {
     let stat = statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let told = stat.ok().filter(|s| StatxFlags::from_bits_retain(s.stx_mask).contains(StatxFlags::DIOALIGN));
     Ok(told.map_or(PAGE_BYTES, |s| s.stx_dio_offset_align.max(s.stx_dio_mem_align) as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says_of_direct_io_is_believed() {
+        assert_eq!(judge(Ok(512)), DirectIo::Direct { alignment: 512 });
+        assert_eq!(judge(Ok(PAGE_BYTES)).read_unit(), PAGE_BYTES);
+        for refused in [Ok(0), Ok(2 * PAGE_BYTES), Err(Errno::INVAL), Err(Errno::IO)] {
+            assert!(!judge(refused).is_direct(), "{refused:?}");
+            assert_eq!(judge(refused).read_unit(), PAGE_BYTES);
+        }
+    }
 }

@@ -48,6 +48,8 @@ pub(crate) struct CommitRequest {
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
     /// Its frames have fewer copies than they should have.
     pub(crate) owes_copies: bool,
+    /// Why its members are not changed, while all else is well.
+    pub(crate) refused: Option<Error>,
 }
 
 type Queued = Member<CommitRequest, Result<()>>;
@@ -70,6 +72,8 @@ pub(crate) struct Committer {
     room: AtomicU64,
     /// Bytes of records that were admitted since, and may not be in the catalog yet.
     admitted: AtomicU64,
+    /// See [`Committer::owed_copies`].
+    owed_copies: AtomicU64,
 }
 
 /// The memory that the catalog takes.
@@ -169,6 +173,7 @@ impl Committer {
             tables: Mutex::new(Tables { account, entries: 0, short: false }),
             room: AtomicU64::new(0),
             admitted: AtomicU64::new(0),
+            owed_copies: AtomicU64::new(0),
         };
         committer.measure(&lock(&committer.manifest));
         Ok(committer)
@@ -248,9 +253,9 @@ impl Committer {
                 Err(e)
             }
         };
-        for queued in group {
+        for mut queued in group {
             let copy = match &outcome {
-                Ok(()) => Ok(()),
+                Ok(()) => queued.request.refused.take().map_or(Ok(()), Err),
                 Err(e) => {
                     let text = format!("commit: {e}; whether it is durable is known after the store is opened again");
                     Err(Error::new(ErrorKind::Indeterminate, text))
@@ -328,12 +333,9 @@ impl Committer {
                 }
             }
         }
+        self.let_go_of_leaving(group, &lost)?;
         let members = self.members_of(group, &lost);
         for member in &members {
-            if matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED) {
-                // That it goes must not stand on the device alone: with it, it would be refused, and without it missing.
-                lock(&self.manifest).forget(DeviceIndex(member.device.get()))?;
-            }
             if member.state == m::MEMBER_REMOVED {
                 lock(&self.space).forget(DeviceIndex(member.device.get()));
             }

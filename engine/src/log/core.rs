@@ -8,7 +8,7 @@ use super::unix_ms;
 use crate::cache::BlockCache;
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot, SequenceMeta};
+use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot, SegmentKey, SequenceMeta};
 use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashSet;
@@ -49,6 +49,9 @@ pub(crate) struct StoreInner {
     pub(crate) watermarks: (f64, f64),
     /// Makes room when there is none: see [`StoreInner::make_room`].
     pub(crate) room: fn(&Arc<Self>) -> Result<bool>,
+    /// Segments that were taken out and whose files are still there, each with the generation that ended. Held while files are removed,
+    /// the commit that says so included.
+    pub(crate) leaving: Mutex<Vec<(SegmentKey, u64)>>,
     pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
     /// The background is to end.
     pub(crate) rest: AtomicBool,

@@ -239,9 +239,9 @@ pub(crate) fn write(
     space: &Arc<Mutex<Space>>,
     ids: (FrameId, u64),
     who: &SequenceIdentity,
-    (order, here): (&[DeviceIndex], bool),
-    draft: &Draft,
-    tails: &dyn TailRows,
+    order: &[DeviceIndex],
+    (draft, tails): (&Draft, &dyn TailRows),
+    here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;

@@ -147,6 +147,23 @@ impl<T, R> Group<T, R> {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What is put back is due later, and what was due before it still is when it was.
+    #[test]
+    fn what_is_put_back_postpones_nothing() {
+        let group: Group<u8, ()> = Group::new();
+        let start = Instant::now();
+        group.add(1, Some(start));
+        group.put_back(std::iter::once(2), start + Duration::from_secs(3600));
+        assert!(group.wait_due(|| false));
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+        assert_eq!(group.waiting(), 2);
+    }
+}
+
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

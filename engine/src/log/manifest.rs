@@ -1,6 +1,6 @@
 //! Writing the manifest: batches on all copies, and checkpoints.
 
-use super::devices::{Devices, Failures};
+use super::devices::{Device, Devices, Failures};
 use super::random_u64;
 use super::unix_ms;
 use crate::device::directory::{Access, Directory};
@@ -8,6 +8,7 @@ use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
 use stratakv_format::superblock::{SLOTS, STATE_OPEN};
@@ -49,6 +50,10 @@ pub(crate) struct ManifestLog {
     /// The epoch that superblocks get with the next generation.
     next_epoch: u64,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
+    /// The copies that they are.
+    held: Vec<(DeviceIndex, u8)>,
+    /// Devices that failed or go, and that the members still have: nothing is written to them.
+    gone: BTreeSet<DeviceIndex>,
     /// Pages of the shortest of them.
     file_pages: u64,
     /// Bytes of all of them.
@@ -71,17 +76,44 @@ pub(crate) struct GenerationStart {
     pub(crate) beyond: bool,
     /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
     pub(crate) released: u64,
+    /// Devices that nothing is written to any more.
+    pub(crate) gone: BTreeSet<DeviceIndex>,
 }
 
-/// How many copies of the manifest all devices have.
-pub(super) fn manifest_copies(devices: &Devices) -> u64 {
-    copies(devices).len() as u64
-}
-
-/// Copies of the manifest on all devices.
-fn copies(devices: &Devices) -> Vec<(DeviceIndex, u8)> {
-    let written = devices.list.iter().filter(|device| !device.is_lost());
+/// Copies of the manifest that all devices should have.
+fn copies(devices: &Devices, gone: &BTreeSet<DeviceIndex>) -> Vec<(DeviceIndex, u8)> {
+    let written = devices.list.iter().filter(|device| !device.is_lost() && !gone.contains(&device.index));
     written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
+}
+
+/// Of these copies those that a generation has: all that the generation before has, and where files are to be of `bytes` others
+/// that there is room for, and for what is kept for the next. A device that is full keeps what it has, and no new copy takes its
+/// last room.
+fn affordable(
+    devices: &Devices,
+    all: &[(DeviceIndex, u8)],
+    previous: u64,
+    bytes: Option<u64>,
+) -> Result<Vec<(DeviceIndex, u8)>> {
+    let (mut there, mut new) = (Vec::new(), Vec::new());
+    for (device, copy) in all {
+        let directory = &*devices.get(*device)?.directory;
+        let has = |generation| kept_bytes(directory, &m::file_name(generation, *copy));
+        if has(previous)? > 0 {
+            there.push((*device, *copy));
+        } else if let Some(bytes) = bytes {
+            let takes = (2 * bytes).saturating_sub(has(previous + 1)?);
+            let room = directory.space().map_or(u64::MAX, |space| space.available);
+            new.extend((takes <= room).then_some((*device, *copy)));
+        }
+    }
+    // Where the one before has none at all, this is the first.
+    if there.is_empty() {
+        return Ok(all.to_vec());
+    }
+    there.extend(new);
+    there.sort_unstable();
+    Ok(there)
 }
 
 /// Bytes of a file that was kept for later; 0 without one.
@@ -113,13 +145,13 @@ fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
 /// before. A file that was kept for the generation and is so long that another could not be long enough is removed.
 fn sizes_of_copies(
     devices: &Devices,
-    generation: u64,
+    (copies, generation): (&[(DeviceIndex, u8)], u64),
     (wanted, least): (u64, u64),
     (limit, half): (u64, u64),
 ) -> Result<(u64, bool)> {
     let mut kept = Vec::new();
-    for (device, copy) in copies(devices) {
-        let (directory, name) = (&*devices.get(device)?.directory, m::file_name(generation, copy));
+    for (device, copy) in copies {
+        let (directory, name) = (&*devices.get(*device)?.directory, m::file_name(generation, *copy));
         kept.push((directory, kept_bytes(directory, &name)?, name));
     }
     let part = |all: u64| share(all, vec![0; kept.len()]);
@@ -182,21 +214,40 @@ pub(super) fn room_for(records: &RecordBuffer) -> u64 {
 impl ManifestLog {
     /// Goes on with a manifest that was read to `place`.
     pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
-        let mut files = Vec::new();
-        let (mut file_pages, mut bytes) = (u64::MAX, 0);
-        for (device, copy) in copies(devices) {
+        let mut log = Self::read_only(place, epoch);
+        log.file_pages = u64::MAX;
+        for (device, copy) in copies(devices, &log.gone) {
             let name = m::file_name(place.generation, copy);
-            let file = devices.get(device)?.directory.open_file(&name, Access::ReadWrite)?;
+            let file = match devices.get(device)?.directory.open_file(&name, Access::ReadWrite) {
+                // No superblock names it, or the manifest would not be gone on with: there was no room for it.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                other => other?,
+            };
             let len = file.len()?;
-            (file_pages, bytes) = (file_pages.min(len / PAGE_BYTES as u64), bytes + len);
-            files.push((device, file));
+            log.file_pages = log.file_pages.min(len / PAGE_BYTES as u64);
+            log.bytes += len;
+            log.files.push((device, file));
+            log.held.push((device, copy));
         }
-        Ok(Self { place, epoch, next_epoch: epoch, files, file_pages, bytes, spare_bytes: 0 })
+        if log.files.is_empty() {
+            return Err(Error::new(ErrorKind::Corruption, "no device holds the manifest that was read"));
+        }
+        Ok(log)
     }
 
     /// A manifest that was read to `place` and that nothing is appended to.
     pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
-        Self { place, epoch, next_epoch: epoch, files: Vec::new(), file_pages: 0, bytes: 0, spare_bytes: 0 }
+        Self {
+            place,
+            epoch,
+            next_epoch: epoch,
+            files: Vec::new(),
+            held: Vec::new(),
+            gone: BTreeSet::new(),
+            file_pages: 0,
+            bytes: 0,
+            spare_bytes: 0,
+        }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -204,9 +255,32 @@ impl ManifestLog {
     }
 
     /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
-    /// superblocks do not name it yet.
+    /// superblocks do not name it yet. Copies that the generation before does not have are left for later where there is no room.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
-        let &GenerationStart { generation, previous, first_batch, epoch, room, limit, beyond, released } = start;
+        let all = copies(devices, &start.gone);
+        let bytes = environment::sizes().manifest_bytes + 2 * pages_of(state) * PAGE_BYTES as u64;
+        let possible = affordable(devices, &all, start.previous, Some(bytes))?;
+        let made = Self::create_copies(devices, start, state, &possible);
+        let least = affordable(devices, &all, start.previous, None)?;
+        if least.len() == possible.len() || !made.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace) {
+            return made;
+        }
+        for (device, copy) in possible.iter().filter(|copy| !least.contains(copy)) {
+            match devices.get(*device)?.directory.remove_file(&m::file_name(start.generation, *copy)) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Self::create_copies(devices, start, state, &least)
+    }
+
+    fn create_copies(
+        devices: &Devices,
+        start: &GenerationStart,
+        state: &RecordBuffer,
+        copies: &[(DeviceIndex, u8)],
+    ) -> Result<Self> {
+        let &GenerationStart { generation, previous, first_batch, epoch, room, limit, beyond, released, .. } = start;
         // One moment for all copies: their headers differ in nothing but the place.
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
         let state_bytes = pages_of(state) * PAGE_BYTES as u64;
@@ -224,7 +298,7 @@ impl ManifestLog {
         }
         // No more than leaves as much to the generation after it.
         let half = limit.saturating_add(released) / 2;
-        let (wanted, too_much) = sizes_of_copies(devices, generation, (wanted, least), (limit, half))?;
+        let (wanted, too_much) = sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, half))?;
         if too_much && !beyond {
             let text = format!("the capacity leaves {limit} bytes for a manifest of {least} in each copy");
             return Err(Error::new(ErrorKind::NoSpace, text));
@@ -235,7 +309,7 @@ impl ManifestLog {
         }
         let mut files = Vec::new();
         let (mut bytes, mut all_bytes) = (u64::MAX, 0);
-        for (device, copy) in copies(devices) {
+        for &(device, copy) in copies {
             let directory = &devices.get(device)?.directory;
             let (file, len) = take_file(&**directory, &m::file_name(generation, copy), wanted, least)?;
             bytes = bytes.min(len / PAGE_BYTES as u64 * PAGE_BYTES as u64);
@@ -275,14 +349,15 @@ impl ManifestLog {
             next_page: 1,
         };
         let file_pages = bytes / PAGE_BYTES as u64;
-        let mut log = Self { place, epoch, next_epoch: epoch, files, file_pages, bytes: all_bytes, spare_bytes: 0 };
+        let (held, gone) = (copies.to_vec(), start.gone.clone());
+        let mut log = Self { files, held, gone, file_pages, bytes: all_bytes, ..Self::read_only(place, epoch) };
         all_well(log.write(devices, state, FLAG_CHECKPOINT)?)?;
         if !mutated(Mutant::CheckpointNotSynced) {
             // New files have extents of their own to be made durable.
             devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
             log.place.synced_through = log.place.next_batch - 1;
         }
-        for device in devices.list.iter().filter(|device| !device.is_lost()) {
+        for device in log.written(devices) {
             device.directory.sync_dir(m::DIRECTORY)?;
         }
         Ok(log)
@@ -290,6 +365,29 @@ impl ManifestLog {
 
     pub(crate) fn place(&self) -> &ManifestPlace {
         &self.place
+    }
+
+    /// Devices that are written to.
+    fn written<'a>(&'a self, devices: &'a Devices) -> impl Iterator<Item = &'a Device> {
+        devices.list.iter().filter(|device| !device.is_lost() && !self.gone.contains(&device.index))
+    }
+
+    /// How many copies there are.
+    pub(crate) fn copies(&self) -> u64 {
+        self.held.len() as u64
+    }
+
+    /// Copies that there should be and for which there was no room.
+    pub(crate) fn owed(&self, devices: &Devices) -> u64 {
+        let missing = |copy: &(DeviceIndex, u8)| !self.held.contains(copy);
+        copies(devices, &self.gone).iter().filter(|copy| missing(copy)).count() as u64
+    }
+
+    /// Whether there is room for a copy that there should be, and for its successor.
+    pub(crate) fn may_complete(&self, devices: &Devices) -> bool {
+        let (all, place) = (copies(devices, &self.gone), self.place.generation);
+        let bytes = environment::sizes().manifest_bytes.max(self.file_pages * PAGE_BYTES as u64);
+        affordable(devices, &all, place, Some(bytes)).is_ok_and(|possible| possible.len() > self.held.len())
     }
 
     /// Bytes of its files.
@@ -307,7 +405,7 @@ impl ManifestLog {
     pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
         let len = self.file_pages * PAGE_BYTES as u64;
         let mut files = Vec::new();
-        for (device, copy) in copies(devices) {
+        for &(device, copy) in &self.held {
             let (directory, name) = (&*devices.get(device)?.directory, m::file_name(self.place.generation + 1, copy));
             files.push((directory, kept_bytes(directory, &name)?, name));
         }
@@ -339,7 +437,7 @@ impl ManifestLog {
     /// Counts the files for the next generation anew, which a successor that failed may have made or grown.
     pub(crate) fn count_spare(&mut self, devices: &Devices) -> Result<()> {
         self.spare_bytes = 0;
-        for (device, copy) in copies(devices) {
+        for (device, copy) in copies(devices, &self.gone) {
             let name = m::file_name(self.place.generation + 1, copy);
             self.spare_bytes += kept_bytes(&*devices.get(device)?.directory, &name)?;
         }
@@ -372,7 +470,13 @@ impl ManifestLog {
 
     /// Copies on these devices take no more.
     fn drop_failed(&mut self, failures: &Failures) {
-        self.files.retain(|(device, _)| !failures.contains_key(device));
+        self.gone.extend(failures.keys());
+        self.drop_gone();
+    }
+
+    fn drop_gone(&mut self) {
+        self.files.retain(|(device, _)| !self.gone.contains(device));
+        self.held.retain(|(device, _)| !self.gone.contains(device));
     }
 
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<Failures> {
@@ -440,6 +544,7 @@ impl ManifestLog {
             limit,
             beyond,
             released: self.bytes,
+            gone: self.gone.clone(),
         };
         Self::create(devices, &start, state)
     }
@@ -455,7 +560,7 @@ impl ManifestLog {
         next.set_epoch(self.next_epoch);
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
-        for (device, copy) in copies(devices) {
+        for (device, copy) in copies(devices, &self.gone) {
             let directory = &devices.get(device)?.directory;
             let old = m::file_name(self.place.generation, copy);
             match directory.rename(&old, &m::file_name(next.place.generation + 1, copy)) {
@@ -472,13 +577,24 @@ impl ManifestLog {
     /// Nothing more is written to the copies on a device that is gone.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`]: no other device has a copy.
+    /// [`ErrorKind::NoSpace`]: no other device has a copy.
     pub(crate) fn forget(&mut self, device: DeviceIndex) -> Result<()> {
-        if self.files.iter().all(|(own, _)| *own == device) {
-            return Err(Error::new(ErrorKind::Io, format!("only device {device} has the manifest")));
+        if !self.survives(device) {
+            return Err(Error::new(ErrorKind::NoSpace, format!("only device {device} has the manifest")));
         }
-        self.files.retain(|(own, _)| *own != device);
+        self.gone.insert(device);
+        self.drop_gone();
         Ok(())
+    }
+
+    /// Whether another device than this one has a copy.
+    pub(crate) fn survives(&self, device: DeviceIndex) -> bool {
+        self.files.iter().any(|(own, _)| *own != device)
+    }
+
+    /// The members say by now which devices are gone.
+    pub(crate) fn members_changed(&mut self) {
+        self.gone.clear();
     }
 
     /// The membership epoch from now on; superblocks say so before a batch does.
@@ -506,7 +622,7 @@ impl ManifestLog {
     /// A directory cannot be read.
     pub(crate) fn bytes_at(devices: &Devices, place: &ManifestPlace) -> Result<u64> {
         let mut bytes = 0;
-        for (device, copy) in copies(devices) {
+        for (device, copy) in copies(devices, &BTreeSet::new()) {
             bytes += kept_bytes(&*devices.get(device)?.directory, &m::file_name(place.generation, copy))?;
         }
         Ok(bytes)
@@ -522,8 +638,8 @@ impl ManifestLog {
 
     /// Writes one slot of every superblock.
     pub(crate) fn mark(&self, devices: &Devices, state: u8) -> Result<()> {
-        for device in devices.list.iter().filter(|device| !device.is_lost()) {
-            let member = device.member();
+        for device in self.written(devices) {
+            let held = self.held.iter().filter(|(own, _)| *own == device.index).count();
             device.write_superblock(|slot| {
                 slot.epoch = U64::new(self.epoch);
                 slot.manifest_generation = U64::new(self.place.generation);
@@ -531,7 +647,7 @@ impl ManifestLog {
                 slot.synced_through = U64::new(self.place.synced_through);
                 slot.state = state;
                 slot.features = devices.features();
-                slot.manifest_copies = member.manifest_copies;
+                slot.manifest_copies = held as u8;
                 slot.device_count = U16::new(devices.list.slots() as u16);
             })?;
         }

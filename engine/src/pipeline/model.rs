@@ -80,6 +80,10 @@ impl Pipeline {
             let key_dim = usize::from(geometry.key_dim);
             let stored = if geometry.value_dim == 0 { key_dim } else { usize::from(geometry.value_dim) };
             let value_dims = options.value_dims.unwrap_or(stored);
+            if value_dims > stored {
+                let text = format!("attention with {value_dims} value dims in layer {layer}, which has {stored}");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
             let out = |query: &Vec<f32>| vec![0.0; query.len() / key_dim * value_dims];
             let mut outputs: Vec<Vec<f32>> = queries.iter().map(out).collect();
             let inputs: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();

@@ -71,13 +71,20 @@ impl Pipeline {
     }
 
     /// Reads ahead what predicted queries of `layer` selected, in place of an earlier prediction of it. Given up when no
-    /// buffers are free: never waited for.
+    /// buffers are free, or while the layer that was read last waits for some: never waited for.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: views of another store.
     pub fn predict(&mut self, layer: usize, views: &[View]) -> Result<()> {
         if let Some(old) = self.ahead.remove(&layer) {
             self.give_up(&old);
+        }
+        if let Some(current) = &mut self.current
+            && !matches!(current.ticket.try_submit(), Ok(true))
+        {
+            // What fits beside the buffers of others would keep the read that is needed from ever getting enough.
+            self.report.dropped_reads += 1;
+            return Ok(());
         }
         match self.store.read_ahead(&views.iter().collect::<Vec<_>>()) {
             Ok(ticket) if ticket.is_submitted() => {
@@ -110,7 +117,8 @@ impl Pipeline {
         let mut ticket = self.store.read_as(&refs, Urgency::Demand(awaited))?;
         if !ticket.is_submitted() {
             // What is read ahead must not keep buffers from what is needed: all of it goes, and the read starts anew.
-            for old in std::mem::take(&mut self.ahead).into_values().chain(ahead.take()) {
+            self.give_all_up();
+            if let Some(old) = ahead.take() {
                 self.give_up(&old);
             }
             drop(ticket);
@@ -154,6 +162,10 @@ impl Pipeline {
                 self.report.read_bytes += current.ticket.device_bytes();
             }
         }
+        // From here on it is waited for, and what it waits for must not be held by what is read ahead.
+        if !current.ticket.try_submit()? {
+            self.give_all_up();
+        }
         for (index, (view, (query, out))) in current.views.iter().zip(queries.iter().zip(outs)).enumerate() {
             current.ticket.attend(index, query, view, options, out)?;
         }
@@ -161,6 +173,12 @@ impl Pipeline {
         self.report.device_time += times.at_devices();
         self.report.waited += times.waited();
         Ok(())
+    }
+
+    fn give_all_up(&mut self) {
+        for old in std::mem::take(&mut self.ahead).into_values() {
+            self.give_up(&old);
+        }
     }
 
     fn give_up(&mut self, ahead: &Ahead) {

@@ -8,6 +8,8 @@ mod balance;
 pub(crate) use balance::{Load, Pieces};
 
 use crate::cache::{BlockKey, Resident};
+use crate::device::arena::PAGE_BYTES;
+use crate::device::slab::SLAB_BYTES;
 use crate::index::{FrameBody, SegmentHandle};
 use crate::layout::part_groups;
 use crate::log::Devices;
@@ -16,6 +18,7 @@ use crate::select::{Unit, UnitSource, ViewInner};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::page::round_up_to_page;
 
 /// Why blocks are read now.
 #[derive(Clone, Copy)]
@@ -219,6 +222,9 @@ fn plan_part(
         reads: Vec::new(),
         buffer_bytes: 0,
     };
+    // What a unit takes at most without its neighbours: its pages, and one that it shares.
+    let unit_most = round_up_to_page(block.block_bytes) + PAGE_BYTES;
+    let count = units.len();
     for (nth, unit) in view.units[units].iter().enumerate() {
         let Some((frame, offset)) = on_disk(view, unit, part.resident[nth].as_ref(), urgency) else {
             part.blocks.push(None);
@@ -228,13 +234,16 @@ fn plan_part(
         let readable = frame.readable(offset, unit.bytes(block));
         let (segment, own) = (frame.copy(usize::from(copy)).0, frame.offset_in(usize::from(copy), offset));
         let (start, end, first) = (own - (offset - readable.start), own + (readable.end - offset), readable.start);
+        // A part has one buffer, which gaps must not make longer than a slab: room is left for the units to come.
+        let room = SLAB_BYTES.saturating_sub(part.buffer_bytes + (count - 1 - nth) * unit_most) as u64;
+        let gap = spread.gap(segment).min(room.saturating_sub(end - start));
         match part.reads.last_mut() {
             // Continues the last read, lies in its last unit, or begins so close behind that the gap costs less than a request.
             Some(last)
                 if Arc::ptr_eq(&last.segment, segment)
                     && (Arc::ptr_eq(&last.frame, frame) || last.frame.copies() == 1 && frame.copies() == 1)
                     && start >= last.offset
-                    && start <= last.offset + last.bytes as u64 + spread.gap(segment) =>
+                    && start <= last.offset + last.bytes as u64 + gap =>
             {
                 let grown = (end - last.offset) as usize;
                 part.buffer_bytes += grown.saturating_sub(last.bytes);

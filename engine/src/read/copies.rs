@@ -1,19 +1,27 @@
 //! What a copy does not give, another one does: reads that failed, blocks whose check fails, parts that are late.
 
-use super::ticket::read_again;
 use crate::device::arena::Lease;
 use crate::device::driver::Op;
-use crate::error::{Error, Result};
-use crate::index::FrameBody;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{FrameBody, SegmentHandle};
 use crate::log::Devices;
 use crate::plan::{Part, PlannedRead};
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-/// Reads again what failed of a part, from one other copy after the other; the error of what no copy gives.
-pub(super) fn recover(devices: &Devices, part: &Part, failed: Vec<(usize, Error)>, buffer: &mut Lease) -> Result<()> {
+/// Reads again what failed of a part, from one other copy after the other; the error of what no copy gives, or that the deadline
+/// passed.
+pub(super) fn recover(
+    devices: &Devices,
+    part: &Part,
+    failed: Vec<(usize, Error)>,
+    buffer: &mut Lease,
+    deadline: Option<Instant>,
+) -> Result<()> {
     let mut failed: Vec<(&PlannedRead, Error)> =
         failed.into_iter().filter_map(|(at, e)| Some((part.reads.get(at)?, e))).collect();
     for turn in 1..crate::index::COPIES_MAX {
@@ -21,7 +29,7 @@ pub(super) fn recover(devices: &Devices, part: &Part, failed: Vec<(usize, Error)
         if let Some((_, e)) = lost.into_iter().next() {
             return Err(e);
         }
-        let outcomes = read_copies(devices, &ready, turn, buffer)?;
+        let outcomes = read_copies(devices, &ready, turn, buffer, deadline)?;
         failed = Vec::new();
         for ((read, e), outcome) in ready.into_iter().zip(outcomes) {
             match outcome {
@@ -56,6 +64,7 @@ fn read_copies(
     reads: &[(&PlannedRead, Error)],
     turn: usize,
     buffer: &mut Lease,
+    deadline: Option<Instant>,
 ) -> Result<Vec<Result<()>>> {
     let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
     let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
@@ -73,11 +82,46 @@ fn read_copies(
         batches.entry(segment.key.0).or_default().push(Request { op, tag: tag as u64 });
     }
     let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
+    let cancel = Arc::<AtomicBool>::default();
     for (device, requests) in batches {
-        let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
-        devices.get(device)?.shard.submit_wait(batch);
+        let (sink, cancel) = (Arc::clone(&sink), Some(Arc::clone(&cancel)));
+        devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel });
     }
-    Ok(waiters.iter().map(|waiter| waiter.wait()).collect())
+    waiters.iter().map(|waiter| in_time(waiter.wait_until(deadline), &cancel)).collect()
+}
+
+/// An outcome, unless the deadline has passed: then what was not submitted yet is cancelled.
+fn in_time(outcome: Result<()>, cancel: &AtomicBool) -> Result<Result<()>> {
+    match outcome {
+        Err(e) if e.kind() == ErrorKind::Deadline => {
+            cancel.store(true, Ordering::Relaxed);
+            Err(e)
+        }
+        outcome => Ok(outcome),
+    }
+}
+
+/// Reads a piece of a segment again, by itself. The outer error is a deadline that passed.
+fn read_again(
+    devices: &Devices,
+    segment: &SegmentHandle,
+    offset: u64,
+    buffer: &mut Lease,
+    range: Range<usize>,
+    deadline: Option<Instant>,
+) -> Result<Result<()>> {
+    let waiter = Waiter::new(1);
+    let cancel = Arc::<AtomicBool>::default();
+    let submitted = buffer.read_target(range).and_then(|into| {
+        let op = Op::Read { file: segment.file()?, offset, into };
+        let (requests, sink) = (vec![Request { op, tag: 0 }], Arc::clone(&waiter) as Arc<dyn Sink>);
+        let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(&cancel)) };
+        devices.get(segment.key.0).map(|device| device.shard.submit_wait(batch))
+    });
+    match submitted {
+        Err(e) => Ok(Err(e)),
+        Ok(()) => in_time(waiter.wait_until(deadline), &cancel),
+    }
 }
 
 struct Each(Vec<Arc<Waiter>>);
@@ -91,14 +135,14 @@ impl Sink for Each {
 }
 
 /// Reads a block until `is_bad` says that it is good: once more from the copy that it came from, then from the others. Whether it is;
-/// an error when the last copy could not be read.
+/// an error when the last copy could not be read, or the deadline passed.
 pub(super) fn until_good(
     devices: &Devices,
     read: &PlannedRead,
     frame: &Arc<FrameBody>,
     (offset, bytes): (u64, usize),
-    buffer: &mut Lease,
-    range: &Range<usize>,
+    (buffer, range): (&mut Lease, &Range<usize>),
+    deadline: Option<Instant>,
     is_bad: &dyn Fn(&Lease) -> bool,
 ) -> Result<bool> {
     let own = usize::from(read.copy);
@@ -109,7 +153,7 @@ pub(super) fn until_good(
         if let Ok(device) = devices.get(segment.key.0) {
             if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
         }
-        outcome = read_again(devices, segment, first, buffer, range.clone());
+        outcome = read_again(devices, segment, first, buffer, range.clone(), deadline)?;
         if outcome.is_ok() && !is_bad(buffer) {
             if turn > 0 {
                 devices.suspects.add(frame, own);

@@ -3,6 +3,8 @@
 
 use super::progress::Progress;
 use super::ticket::{ReadTicket, request};
+use crate::device::arena::Lease;
+use crate::log::Devices;
 use crate::plan::{Part, PlannedRead};
 use crate::shard::{Batch, Priority, Request, Sink};
 use std::collections::BTreeSet;
@@ -57,23 +59,48 @@ impl ReadTicket {
 
     /// Reads a part from other copies as well, until either answer is there or the deadline.
     pub(super) fn hedge(&mut self, index: usize, deadline: Option<Instant>) {
+        let Some(mut late) = self.late_devices(index, deadline) else { return };
+        // An answer with errors is none: yet another copy may give one, and the first answer may still come.
+        while let Some(failed) = self.second_answer(index, &late, deadline) {
+            late.extend(failed);
+            let reads = &self.parts[index].reads;
+            let is_timely = |read: &PlannedRead| !late.contains(&read.segment.key.0);
+            if !reads.iter().all(|read| is_timely(read) || timely_copy(&self.devices, read, &late).is_some()) {
+                return;
+            }
+        }
+    }
+
+    /// The devices that a part waits for, once all that they owe can be had elsewhere or it has been waited for long enough; none when
+    /// the part arrives meanwhile.
+    fn late_devices(&self, index: usize, deadline: Option<Instant>) -> Option<BTreeSet<DeviceIndex>> {
         let patience = Instant::now() + ALL_LATE;
         let patience = deadline.map_or(patience, |deadline| deadline.min(patience));
-        let late = loop {
+        loop {
             let reads = &self.parts[index].reads;
             let owing = || reads.iter().enumerate().filter(|(nth, _)| self.progress.is_waited_for(index, *nth));
             let late: BTreeSet<DeviceIndex> = owing().map(|(_, read)| read.segment.key.0).collect();
             let now = Instant::now();
-            if now >= patience || owing().all(|(_, read)| timely_copy(read, &late).is_some()) {
-                break late;
+            if now >= patience || owing().all(|(_, read)| timely_copy(&self.devices, read, &late).is_some()) {
+                return Some(late);
             }
             if self.arrives(index, Some(patience.min(now + LOOK))) {
-                return;
+                return None;
             }
-        };
+        }
+    }
+
+    /// One more attempt at a part, around these devices. The devices that failed in it; none when it is over: an answer is there, the
+    /// deadline has passed, or there was no buffer.
+    fn second_answer(
+        &mut self,
+        index: usize,
+        late: &BTreeSet<DeviceIndex>,
+        deadline: Option<Instant>,
+    ) -> Option<BTreeSet<DeviceIndex>> {
         let part = &self.parts[index];
         let devices = Arc::clone(&self.devices);
-        let reads: Vec<PlannedRead> = part.reads.iter().map(|read| twin_of(read, &late)).collect();
+        let reads: Vec<PlannedRead> = part.reads.iter().map(|read| twin_of(&devices, read, late)).collect();
         let twin = Part {
             view: part.view,
             units: part.units.clone(),
@@ -82,27 +109,12 @@ impl ReadTicket {
             reads,
             buffer_bytes: part.buffer_bytes,
         };
-        // Without a free buffer there is no second attempt.
-        let Ok(mut buffer) = self.arena.lease(twin.buffer_bytes) else { return };
+        let mut buffer = self.arena.lease(twin.buffer_bytes).ok()?;
         let twins = [twin];
-        let progress = Progress::new(&devices, &twins);
         let cancel = Arc::<AtomicBool>::default();
-        progress.submitted();
-        for (tag, read) in (0..).zip(&twins[0].reads) {
-            let submitted = request(&devices, read, &mut buffer).and_then(|op| {
-                let sink = Arc::clone(&progress) as Arc<dyn Sink>;
-                let requests = vec![Request { op, tag }];
-                let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(&cancel)) };
-                devices.get(read.segment.key.0).map(|device| device.shard.submit_wait(batch))
-            });
-            if let Err(e) = submitted {
-                progress.complete(tag, Err(e));
-            }
-        }
-        for read in &part.reads {
-            if late.contains(&read.segment.key.0)
-                && let Ok(device) = devices.get(read.segment.key.0)
-            {
+        let progress = submit(&devices, &twins, &mut buffer, &cancel);
+        for read in part.reads.iter().filter(|read| late.contains(&read.segment.key.0)) {
+            if let Ok(device) = devices.get(read.segment.key.0) {
                 device.counters.hedged.add(1);
             }
         }
@@ -111,16 +123,20 @@ impl ReadTicket {
                 break;
             }
             if progress.is_done(0) {
-                // An answer with errors is none: the first one may still come.
-                if !progress.take_errors(0).is_empty() {
-                    return;
-                }
                 let [twin] = twins;
+                let failed = progress.take_errors(0);
+                if !failed.is_empty() {
+                    let device = |(nth, _): &(usize, _)| twin.reads.get(*nth).map(|read| read.segment.key.0);
+                    return Some(failed.iter().filter_map(device).collect());
+                }
                 let resident = std::mem::take(&mut self.parts[index].resident);
                 self.parts[index] = Part { resident, ..twin };
                 self.buffers[index] = Some(buffer);
                 self.hedges.0.insert(index);
-                return;
+                if let Some(start) = self.progress.since() {
+                    devices.latencies.add(start.elapsed());
+                }
+                return None;
             }
             let look = Instant::now() + LOOK;
             let until = deadline.map_or(look, |deadline| deadline.min(look));
@@ -133,21 +149,43 @@ impl ReadTicket {
             }
         }
         cancel.store(true, Ordering::Relaxed);
+        None
     }
 }
 
-/// The next copy of what is read that lies on a device that is not late.
-fn timely_copy(read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> Option<usize> {
+/// Hands over the reads of a single part.
+fn submit(devices: &Devices, part: &[Part; 1], buffer: &mut Lease, cancel: &Arc<AtomicBool>) -> Arc<Progress> {
+    let progress = Progress::new(devices, part);
+    progress.submitted();
+    for (tag, read) in (0..).zip(&part[0].reads) {
+        let submitted = request(devices, read, buffer).and_then(|op| {
+            let sink = Arc::clone(&progress) as Arc<dyn Sink>;
+            let requests = vec![Request { op, tag }];
+            let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(cancel)) };
+            devices.get(read.segment.key.0).map(|device| device.shard.submit_wait(batch))
+        });
+        if let Err(e) = submitted {
+            progress.complete(tag, Err(e));
+        }
+    }
+    progress
+}
+
+/// The next copy of what is read that lies on a device that is not late; one that is lost or fails of late only where no other is left.
+fn timely_copy(devices: &Devices, read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> Option<usize> {
     let (own, copies) = (usize::from(read.copy), read.frame.copies());
-    (1..copies).map(|next| (own + next) % copies).find(|copy| !late.contains(&read.of_copy(*copy).0.key.0))
+    let device = |copy: &usize| read.of_copy(*copy).0.key.0;
+    let timely = || (1..copies).map(|next| (own + next) % copies).filter(|copy| !late.contains(&device(copy)));
+    let is_well = |copy: &usize| devices.get(device(copy)).is_ok_and(|d| !d.is_lost() && !d.profile.load().3);
+    timely().find(is_well).or_else(|| timely().next())
 }
 
 /// The same bytes, of another copy where its device is late: of one on a device that is not, if there is one. A read from a device
 /// that is not late stays there, or the late one would be waited for again.
-fn twin_of(read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> PlannedRead {
+fn twin_of(devices: &Devices, read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> PlannedRead {
     let (own, copies) = (usize::from(read.copy), read.frame.copies());
     let copy = match late.contains(&read.segment.key.0) {
-        true => timely_copy(read, late).unwrap_or((own + 1) % copies),
+        true => timely_copy(devices, read, late).unwrap_or((own + 1) % copies),
         false => own,
     };
     let (segment, offset) = read.of_copy(copy);

@@ -1,6 +1,6 @@
 //! What the shards report to: which reads of a ticket have ended and how, and what that says about the devices.
 
-use super::times::Times;
+use super::times::{Times, nanoseconds};
 use crate::device::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Devices;
@@ -8,9 +8,9 @@ use crate::metrics::{EventCount, lock};
 use crate::plan::Part;
 use crate::shard::Sink;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 struct Slot {
     part: u32,
@@ -35,6 +35,8 @@ pub(super) struct Progress {
     first: Box<[u32]>,
     /// Requests of each part that have not ended.
     left: Box<[AtomicU32]>,
+    /// Nanoseconds from submission to the end of each part; 0 before.
+    ended_ns: Box<[AtomicU64]>,
     shares: Vec<Share>,
     submitted: OnceLock<Instant>,
     /// By read.
@@ -71,6 +73,7 @@ impl Progress {
             reads: reads.into(),
             first: first.into(),
             left: parts.iter().map(|part| AtomicU32::new(part.reads.len() as u32)).collect(),
+            ended_ns: parts.iter().map(|_| AtomicU64::new(0)).collect(),
             shares: shares.into_iter().map(|(_, share)| share).collect(),
             submitted: OnceLock::new(),
             errors: Mutex::default(),
@@ -95,12 +98,21 @@ impl Progress {
         self.submitted.get().copied()
     }
 
-    pub(super) fn is_done(&self, part: usize) -> bool {
-        self.left.get(part).is_none_or(|left| left.load(Ordering::Acquire) == 0)
+    /// How long the devices took for a part that has ended, however much later somebody looks; none for one without reads.
+    pub(super) fn took(&self, part: usize) -> Option<Duration> {
+        let start = self.since()?;
+        if self.first[part] == self.first[part + 1] {
+            return None;
+        }
+        match self.ended_ns[part].load(Ordering::Relaxed) {
+            // It ends at this moment.
+            0 => Some(start.elapsed()),
+            ended => Some(Duration::from_nanos(ended)),
+        }
     }
 
-    pub(super) fn all_done(&self) -> bool {
-        self.left.iter().all(|left| left.load(Ordering::Acquire) == 0)
+    pub(super) fn is_done(&self, part: usize) -> bool {
+        self.left.get(part).is_none_or(|left| left.load(Ordering::Acquire) == 0)
     }
 
     /// Whether the device of a part's read owes something yet.
@@ -141,6 +153,9 @@ impl Sink for Progress {
         }
         if self.left.get(slot.part as usize).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
             self.times.ended();
+            if let (Some(start), Some(ended)) = (self.submitted.get(), self.ended_ns.get(slot.part as usize)) {
+                ended.store(nanoseconds(*start), Ordering::Relaxed);
+            }
             self.changed.notify();
         }
     }

@@ -5,13 +5,13 @@ use super::batch::{PartBuffer, ReadBatch};
 use super::hedge::Hedges;
 use super::progress::Progress;
 use super::{copies, verify};
-use crate::device::arena::{Arena, Exhausted, Lease};
+use crate::device::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
 use crate::device::driver::Op;
 use crate::device::region::ReadRegion;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::SegmentHandle;
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
+use crate::metrics::Category;
 use crate::plan::{Part, PlannedRead, Spread, Urgency, plan};
 use crate::select::{View, ViewInner};
 use crate::shard::{Batch, LaneBatch, Priority, Request, Sink};
@@ -24,12 +24,13 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
 
-/// So long a read that waits for memory sleeps at most before it looks again.
+/// So long a read that waits for memory sleeps at most before it looks again whether anybody holds what it waits for.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A read under way. [`ReadTicket::wait`] for all of it, `.await` it, or [`ReadTicket::attend`] to its views as their blocks
 /// arrive. A read that does not fit in the free memory now is submitted as soon as it does. Dropping the ticket cancels
-/// what was not submitted yet.
+/// what was not submitted yet. The poll that finds everything there also checks it, and waits for what has to be read again because
+/// it failed or is damaged.
 pub struct ReadTicket {
     pub(super) devices: Arc<Devices>,
     /// Where its buffers come from: the store's arena or a region of the embedder.
@@ -125,10 +126,8 @@ impl ReadTicket {
         let mut check = || {
             waiting.retain(|&part| {
                 let done = ticket.progress.is_done(part);
-                if done {
-                    ticket.verify_part(part);
-                }
-                !done
+                // Nothing can be late without a deadline.
+                done.then(|| ticket.verify_part(part, None)).is_none()
             });
         };
         let left = devices.lanes.read(batches, &*progress, &mut check).err().unwrap_or_default();
@@ -168,12 +167,12 @@ impl ReadTicket {
     /// Whether everything has arrived; does not block.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.submitted && self.progress.all_done()
+        self.submitted && self.all_arrived()
     }
 
     /// Takes buffers for all parts and hands the whole read to the shards, one batch per device. `false` when the buffers
     /// do not fit in the free memory now.
-    fn try_submit(&mut self) -> Result<bool> {
+    pub(crate) fn try_submit(&mut self) -> Result<bool> {
         if self.submitted {
             return Ok(true);
         }
@@ -192,22 +191,19 @@ impl ReadTicket {
         Ok(true)
     }
 
-    /// Buffers for all parts, or `false` and none.
+    /// Buffers for all parts, or `false` and none: half of them must not be held while waiting for the other half.
     fn take_buffers(&mut self) -> Result<bool> {
-        for (buffer, part) in self.buffers.iter_mut().zip(&self.parts) {
-            if part.buffer_bytes > 0 && buffer.is_none() {
-                match self.arena.lease(part.buffer_bytes) {
-                    Ok(lease) => *buffer = Some(lease),
-                    Err(Exhausted::Now) => {
-                        // Half of the buffers must not be held while waiting for the other half.
-                        self.buffers.fill_with(|| None);
-                        return Ok(false);
-                    }
-                    Err(other) => return Err(exhausted(other, part.buffer_bytes)),
-                }
+        let lens: Vec<usize> = self.parts.iter().map(|part| part.buffer_bytes).filter(|bytes| *bytes > 0).collect();
+        match self.arena.lease_all(&lens) {
+            Ok(leases) => {
+                let mut leases = leases.into_iter();
+                let places = self.buffers.iter_mut().zip(&self.parts).filter(|(_, part)| part.buffer_bytes > 0);
+                places.for_each(|(buffer, _)| *buffer = leases.next());
+                Ok(true)
             }
+            Err(Exhausted::Now) => Ok(false),
+            Err(other) => Err(exhausted(other, lens.into_iter().max().unwrap_or_default())),
         }
-        Ok(true)
     }
 
     /// The requests of all parts. What cannot even be requested has failed already.
@@ -232,17 +228,17 @@ impl ReadTicket {
         batches
     }
 
-    /// After a failed attempt: an error when no buffer at all is in use, so that waiting for one to come back is in vain.
-    /// Whether it was submitted after all.
+    /// After a failed attempt: an error when waiting for buffers to come back is in vain, because nobody holds any or because it
+    /// would not fit without them either. Whether it was submitted after all.
     fn can_ever_fit(&mut self) -> Result<bool> {
-        if self.others_hold() {
+        if self.others_hold() && !self.is_crowded_out() {
             return Ok(false);
         }
         // A buffer that came back in between is found by one more attempt.
         if self.try_submit()? {
             return Ok(true);
         }
-        if self.others_hold() {
+        if self.others_hold() && !self.is_crowded_out() {
             return Ok(false);
         }
         let (bytes, used) = (self.device_bytes(), self.devices.budget.used());
@@ -260,14 +256,26 @@ impl ReadTicket {
         self.arena.usage().leased_bytes > if self.in_region { 0 } else { CONTROL_BYTES }
     }
 
+    /// Whether it would not fit if every other read gave its buffers back: not beside what sequences, tables and caches have of the
+    /// memory for as long as they are open.
+    fn is_crowded_out(&self) -> bool {
+        if self.in_region {
+            return false;
+        }
+        let usage = self.devices.budget.usage();
+        let beside = usage.categories.iter().filter(|of| of.category != Category::Arena);
+        let free = usage.limit_bytes.saturating_sub(beside.map(|of| of.used_bytes).sum());
+        let slabs = (free / SLAB_BYTES).min(self.arena.slabs_max());
+        let needed: usize = self.parts.iter().map(|part| part.buffer_bytes.next_multiple_of(PAGE_BYTES)).sum();
+        needed + CONTROL_BYTES + self.devices.gathering.used() > slabs * SLAB_BYTES
+    }
+
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
         loop {
+            let seen = self.arena.returned().epoch();
             if self.try_submit()? || self.can_ever_fit()? {
                 return Ok(());
             }
-            // The buffers that the attempt gave back are passed over; one of somebody else that came back with them is found
-            // at the end of a short wait.
-            let seen = self.arena.returned().epoch();
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Error::new(ErrorKind::Deadline, "the deadline passed before buffers became free"));
@@ -293,13 +301,22 @@ impl ReadTicket {
         self.submit_by(deadline)?;
         for part in 0..self.parts.len() {
             self.wait_part(part, deadline)?;
-            self.verify_part(part);
+            self.verify_part(part, deadline)?;
         }
         Ok(self.into_batch())
     }
 
+    /// Whether a part needs no waiting for: it has ended, or another copy gave it, however long the late one takes.
+    fn has_arrived(&self, part: usize) -> bool {
+        self.verified[part] || self.hedges.won(part) || self.progress.is_done(part)
+    }
+
+    fn all_arrived(&self) -> bool {
+        (0..self.parts.len()).all(|part| self.has_arrived(part))
+    }
+
     fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
-        if self.progress.is_done(part) {
+        if self.has_arrived(part) {
             return Ok(());
         }
         let progress = Arc::clone(&self.progress);
@@ -330,29 +347,46 @@ impl ReadTicket {
     }
 
     /// Checks the blocks of a part that has arrived; what is wrong goes to the failures of its view.
-    fn verify_part(&mut self, index: usize) {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deadline`]: it passed while something was read again.
+    fn verify_part(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
         if std::mem::replace(&mut self.verified[index], true) {
-            return;
+            return Ok(());
         }
         let part = &self.parts[index];
         let view = &self.views[part.view];
-        let failed = if self.hedges.won(index) { Vec::new() } else { self.progress.take_errors(index) };
+        let won = self.hedges.won(index);
+        let failed = if won { Vec::new() } else { self.progress.take_errors(index) };
+        // What failed ended early, and what another copy gave was counted then.
+        let took = self.progress.took(index).filter(|_| !won && failed.is_empty());
         let outcome = match &mut self.buffers[index] {
             None => Ok(()),
             Some(buffer) => {
                 let recovered = match failed.is_empty() {
                     true => Ok(()),
-                    false => copies::recover(&self.devices, part, failed, buffer),
+                    false => copies::recover(&self.devices, part, failed, buffer, deadline),
                 };
-                recovered.and_then(|()| verify::part(&self.devices, view, part, buffer))
+                recovered.and_then(|()| verify::part(&self.devices, view, part, buffer, deadline))
             }
         };
-        if let Some(start) = self.progress.since() {
-            self.devices.latencies.add(start.elapsed());
+        if let Some(took) = took {
+            self.devices.latencies.add(took);
         }
-        if let Err(e) = outcome {
-            self.failures[part.view].get_or_insert(e);
+        match outcome {
+            Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
+            Err(e) => {
+                self.failures[part.view].get_or_insert(e);
+            }
+            Ok(()) => {}
         }
+        Ok(())
+    }
+
+    /// A read into the first buffer that does not end while this is held.
+    #[cfg(test)]
+    pub(crate) fn never_ends(&mut self) -> Option<crate::device::arena::ReadTarget> {
+        self.buffers.iter_mut().flatten().next()?.read_target(0..PAGE_BYTES).ok()
     }
 
     fn into_batch(mut self) -> ReadBatch {
@@ -390,7 +424,7 @@ impl ReadTicket {
             }
             attending.rebuild(&self.parts[at]);
             self.wait_part(at, None)?;
-            self.verify_part(at);
+            self.verify_part(at, None)?;
             if let Some(e) = &self.failures[index] {
                 return Err(e.duplicate());
             }
@@ -424,7 +458,7 @@ impl Future for ReadTicket {
         }
         loop {
             let seen = this.progress.changed.epoch();
-            if this.progress.all_done() {
+            if this.all_arrived() {
                 break;
             }
             if this.progress.changed.wake_past(seen, context.waker()) {
@@ -432,7 +466,9 @@ impl Future for ReadTicket {
             }
         }
         for part in 0..this.parts.len() {
-            this.verify_part(part);
+            if let Err(e) = this.verify_part(part, None) {
+                return Poll::Ready(Err(e));
+            }
         }
         let taken = Self {
             arena: this.arena.clone(),
@@ -464,17 +500,4 @@ pub(super) fn request(devices: &Devices, read: &PlannedRead, buffer: &mut Lease)
     devices.get(read.segment.key.0)?;
     let file = read.segment.file()?;
     Ok(Op::Read { file, offset: read.offset, into: buffer.read_target(read.to..read.to + read.bytes)? })
-}
-
-/// Reads a piece of a segment again, by itself.
-pub(super) fn read_again(
-    devices: &Devices,
-    segment: &SegmentHandle,
-    offset: u64,
-    buffer: &mut Lease,
-    range: std::ops::Range<usize>,
-) -> Result<()> {
-    let into = buffer.read_target(range)?;
-    let op = Op::Read { file: segment.file()?, offset, into };
-    devices.get(segment.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Demand)
 }

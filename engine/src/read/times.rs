@@ -12,7 +12,7 @@ pub(super) struct Times {
     waited_ns: AtomicU64,
 }
 
-fn nanoseconds(since: Instant) -> u64 {
+pub(super) fn nanoseconds(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 

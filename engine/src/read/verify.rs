@@ -10,16 +10,27 @@ use crate::log::Devices;
 use crate::plan::Part;
 use crate::select::{Unit, UnitSource, ViewInner};
 use std::ops::Range;
+use std::time::Instant;
 use stratakv_format::frame::KIND_GROUPS;
 use stratakv_format::{PlaneIdentity, segment};
 
-/// Checks the blocks of a part; the first that stays bad is the error.
-pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mut Lease) -> Result<()> {
+/// Checks the blocks of a part; the first that stays bad is the error, or that the deadline passed while it was read again.
+pub(super) fn part(
+    devices: &Devices,
+    view: &ViewInner,
+    part: &Part,
+    buffer: &mut Lease,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    if buffer.bytes().is_none() {
+        // A driver that broke has said that its reads failed, but may still write what was under way.
+        return Err(Error::new(ErrorKind::Io, "a read of a driver that broke may still be under way into the buffer"));
+    }
     for (unit, block) in view.units[part.units.clone()].iter().zip(&part.blocks) {
         let (Some(at), UnitSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
         let bad = |buffer: &Lease| {
             let bytes = buffer.bytes().unwrap_or_default();
-            mismatch(devices, view, unit, frame, *checksum, &bytes[*at..])
+            mismatch(devices, view, unit, frame, *checksum, bytes.get(*at..).unwrap_or_default())
         };
         if bad(buffer).is_none() {
             continue;
@@ -35,7 +46,9 @@ pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &mu
         if let Ok(device) = devices.get(read.segment.key.0) {
             device.counters.checksum_failures.add(1);
         }
-        if !mutated(Mutant::NotReadAgain) && copies::until_good(devices, read, frame, place, buffer, &range, &is_bad)? {
+        if !mutated(Mutant::NotReadAgain)
+            && copies::until_good(devices, read, frame, place, (&mut *buffer, &range), deadline, &is_bad)?
+        {
             continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {

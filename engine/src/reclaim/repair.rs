@@ -32,6 +32,17 @@ pub struct Repaired {
     pub removed: u64,
 }
 
+impl Repaired {
+    /// What was done after it.
+    pub(crate) fn add(&mut self, next: &Self) {
+        self.checked += next.checked;
+        self.healed += next.healed;
+        self.copied += next.copied;
+        self.removed += next.removed;
+        self.left = next.left;
+    }
+}
+
 /// The state of a member as far as copies are concerned.
 struct Members {
     /// Devices that keep what they have.
@@ -69,11 +80,7 @@ impl<'a> Repair<'a> {
         // What it moved may have been the last that a device held.
         while all.left == 0 {
             let next = repair(self.inner)?;
-            all.checked += next.checked;
-            all.healed += next.healed;
-            all.copied += next.copied;
-            all.removed += next.removed;
-            all.left = next.left;
+            all.add(&next);
             if next.healed + next.copied + next.removed == 0 {
                 break;
             }
@@ -294,7 +301,8 @@ fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
         };
         let emptied = catalog.members.values().filter(leaving).filter(empty).copied();
         let quiet = inner.committer.is_idle();
-        emptied.partition(|member| quiet && space.is_unused(DeviceIndex(member.device.get())))
+        let unused = |member: &Member| space.is_unused(DeviceIndex(member.device.get()), member.state == MEMBER_LOST);
+        emptied.partition(|member| quiet && unused(member))
     };
     for member in &free {
         inner.change_member(Member { state: MEMBER_REMOVED, ..*member })?;

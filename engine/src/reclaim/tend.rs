@@ -80,7 +80,9 @@ pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned>
     expire(inner)?;
     above_the_mark(inner)?;
     let done = clean_ahead(inner, background)?;
-    give_back(inner)?;
+    let given = give_back(inner);
+    inner.committer.complete_manifest()?;
+    given?;
     Ok(done)
 }
 
@@ -187,13 +189,17 @@ fn give_back(inner: &StoreInner) -> Result<()> {
     let (start, segment) = (Instant::now(), lock(&inner.space).segment_bytes());
     let mut bytes = 0;
     loop {
+        let mut leaving = lock(&inner.leaving);
         let doomed = lock(&inner.space).take_surplus(&inner.devices, GIVEN_AT_ONCE);
-        if doomed.is_empty() {
+        if doomed.is_empty() && leaving.is_empty() {
             return Ok(());
         }
         bytes += doomed.len() as u64 * segment;
-        environment::note(Event::SegmentGivenBack);
-        remove(inner, doomed)?;
+        if !doomed.is_empty() {
+            environment::note(Event::SegmentGivenBack);
+        }
+        remove(inner, &mut leaving, doomed)?;
+        drop(leaving);
         // A file system frees the blocks of large files no faster than it writes them.
         inner.pace.rest(start, bytes, || inner.resting());
         if inner.resting() {
@@ -204,30 +210,40 @@ fn give_back(inner: &StoreInner) -> Result<()> {
 
 /// Removes files of free segments beyond the reserve as long as there are more bytes than the capacity allows.
 fn remove_free(inner: &StoreInner) -> Result<()> {
+    let mut leaving = lock(&inner.leaving);
     let doomed = lock(&inner.space).take_removable(&inner.devices);
-    if doomed.is_empty() { Ok(()) } else { remove(inner, doomed) }
+    if doomed.is_empty() && leaving.is_empty() { Ok(()) } else { remove(inner, &mut leaving, doomed) }
 }
 
-/// Removes the files of segments that were taken out: first the word, durably, then the file.
-fn remove(inner: &StoreInner, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
-    inner.commit(CommitRequest { removed: doomed.clone(), ..CommitRequest::default() })?;
+/// Removes the files of segments that were taken out: first the word, durably, then the file. `leaving` are those that are taken
+/// out and still there: where the commit has to wait, or a file cannot be removed now, it goes with a later removal.
+fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
+    leaving.extend_from_slice(&doomed);
+    // With it all that was queued is recorded.
+    inner.commit(CommitRequest { removed: doomed, ..CommitRequest::default() })?;
     // What no commit had named yet stays.
     let (doomed, stays): (Vec<_>, Vec<_>) = {
         let catalog = lock(&inner.catalog);
-        doomed.into_iter().partition(|(key, _)| !catalog.segments.contains_key(key))
+        leaving.drain(..).partition(|(key, _)| !catalog.segments.contains_key(key))
     };
     stays.into_iter().for_each(|(key, ended)| lock(&inner.space).stays(key, ended));
-    // Idle rings hold files that they have read, and so their blocks.
+    // Idle rings hold files that they have read, and so their blocks; those of shards let go when they wake, below.
     inner.devices.lanes.close_idle();
-    for ((device, id), _) in doomed {
+    let mut failed = None;
+    for (key, ended) in doomed {
+        let (device, id) = key;
         // One that is gone has taken them along.
-        let Ok(own) = inner.devices.get(device) else { continue };
-        match own.directory.remove_file(&segment::file_name(id)) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        let there = inner.devices.list.get(usize::from(device.0)).filter(|device| !device.is_lost());
+        match there.map_or(Ok(()), |own| own.directory.remove_file(&segment::file_name(id))) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                leaving.push((key, ended));
+                failed.get_or_insert(e);
+            }
             _ => lock(&inner.space).left(device),
         }
     }
-    Ok(())
+    inner.devices.list.iter().for_each(|device| device.shard.nudge());
+    failed.map_or(Ok(()), Err)
 }
 
 /// The background: tends the store when it is woken, and when a sequence expires. Ends with the store.

@@ -9,6 +9,7 @@
 
 use crate::device::directory::{Access, Directory};
 use crate::device::environment::{self, Event, Mutant, mutated, note};
+use crate::device::file::DeviceFile;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, SegmentMeta};
 use crate::log::ManifestPlace;
@@ -21,7 +22,7 @@ use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified};
 use zerocopy::FromBytes;
 
 /// Bytes read at once.
-const CHUNK_BYTES: u64 = 32 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
 /// How often what stands behind the end is read in search of a batch, at most.
 const BEHIND_READ_MAX: usize = 4;
 
@@ -37,7 +38,11 @@ pub(crate) struct Replayed {
 struct Copy {
     device: DeviceIndex,
     file: String,
-    bytes: Vec<u8>,
+    /// What it holds, but for its header page and for zeros at its end. Copies that hold the same share it: what is replayed takes
+    /// memory once.
+    bytes: Arc<Vec<u8>>,
+    /// Bytes of the file, in whole pages.
+    len: usize,
     /// Its header has the feature of copies.
     replicas: bool,
 }
@@ -159,7 +164,7 @@ fn replay_generation(
     }
     dirty |= !pending.is_empty();
     // A file that is too short for even the word that it is superseded cannot be gone on with.
-    dirty |= copies.iter().any(|copy| copy.bytes.len() < (page + 2) * PAGE_BYTES);
+    dirty |= copies.iter().any(|copy| copy.len < (page + 2) * PAGE_BYTES);
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     Ok(Replayed { catalog, place, epoch, dirty })
@@ -167,8 +172,9 @@ fn replay_generation(
 
 /// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
 fn believe(copy: &mut Copy, nonce: u64) {
-    for page in 1..copy.bytes.len() / PAGE_BYTES {
-        let bytes = &mut copy.bytes[page * PAGE_BYTES..];
+    let all = Arc::make_mut(&mut copy.bytes);
+    for page in 1..all.len() / PAGE_BYTES {
+        let bytes = &mut all[page * PAGE_BYTES..];
         let pages = Batch::claimed_pages(bytes).map_or(0, |pages| pages as usize);
         if pages > 0 && pages * PAGE_BYTES <= bytes.len() {
             let whole = &mut bytes[..pages * PAGE_BYTES];
@@ -183,11 +189,11 @@ fn note_cut(copies: &[Copy], page: usize) {
     if !environment::is_simulated() {
         return;
     }
-    let not_zero = |chunk: &[u8]| chunk.iter().fold(0, |or, byte| or | byte) != 0;
-    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| bytes.chunks(64).any(not_zero));
+    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| !is_zero(bytes));
     if copies.iter().any(behind) {
         note(Event::ManifestCut);
-        if copies.iter().any(|copy| copy.bytes[page * PAGE_BYTES..].starts_with(&m::BATCH_MAGIC)) {
+        let magic = |bytes: &[u8]| bytes.starts_with(&m::BATCH_MAGIC);
+        if copies.iter().any(|copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(magic)) {
             note(Event::TornBatch);
         }
     }
@@ -223,10 +229,12 @@ fn read_copies(
     for (device, directory, copies_there) in devices {
         for copy in 0..*copies_there {
             let name = m::file_name(generation, copy);
-            match read_copy(&**directory, *device, copy, &name, store_id, generation, nonce) {
-                Ok((bytes, first, replicas)) => {
+            let wanted = (store_id, generation, nonce);
+            match read_copy(&**directory, (*device, copy), &name, wanted, copies.first().map(|copy: &Copy| &copy.bytes))
+            {
+                Ok((read, first)) => {
                     first_batch = first_batch.or(Some(first));
-                    copies.push(Copy { device: *device, file: name, bytes, replicas });
+                    copies.push(read);
                 }
                 // A copy that cannot be read is one that is damaged.
                 Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
@@ -252,27 +260,17 @@ fn read_copies(
 
 fn read_copy(
     directory: &dyn Directory,
-    device: DeviceIndex,
-    copy: u8,
+    (device, copy): (DeviceIndex, u8),
     name: &str,
-    store_id: [u8; 16],
-    generation: u64,
-    nonce: u64,
-) -> Result<(Vec<u8>, u64, bool)> {
+    (store_id, generation, nonce): ([u8; 16], u64, u64),
+    like: Option<&Arc<Vec<u8>>>,
+) -> Result<(Copy, u64)> {
     let file = directory.open_file(name, Access::ReadOnly)?;
     let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     if len > m::FILE_BYTES_MAX {
         return Err(Error::new(ErrorKind::Corruption, format!("{name} has {len} bytes")));
     }
-    let mut bytes = directory.read_small(&file, 0, len.min(CHUNK_BYTES) as usize)?;
-    while (bytes.len() as u64) < len {
-        let want = (len - bytes.len() as u64).min(CHUNK_BYTES) as usize;
-        let chunk = directory.read_small(&file, bytes.len() as u64, want)?;
-        if chunk.is_empty() {
-            break;
-        }
-        bytes.extend_from_slice(&chunk);
-    }
+    let header = directory.read_small(&file, 0, (len as usize).min(PAGE_BYTES))?;
     let corrupt = |expected: String, found: String| {
         Error::corrupt(Corruption {
             code: "manifest-page",
@@ -284,13 +282,14 @@ fn read_copy(
             found,
         })
     };
-    let page = Unverified::<ManifestPage>::at_front(bytes.get(..PAGE_BYTES).unwrap_or(&bytes), "manifest page")
-        .and_then(|page| page.verify())
-        .map_err(|e| match e.code {
-            FormatErrorCode::Unsupported => {
-                Error::new(ErrorKind::Unsupported, format!("{name}: written by another version: {e}"))
+    let page =
+        Unverified::<ManifestPage>::at_front(&header, "manifest page").and_then(|page| page.verify()).map_err(|e| {
+            match e.code {
+                FormatErrorCode::Unsupported => {
+                    Error::new(ErrorKind::Unsupported, format!("{name}: written by another version: {e}"))
+                }
+                _ => corrupt("a manifest header".into(), e.to_string()),
             }
-            _ => corrupt("a manifest header".into(), e.to_string()),
         })?;
     let found = (page.store_id, page.generation.get(), page.nonce.get(), page.device.get(), page.copy);
     if found != (store_id, generation, nonce, device.0, copy) {
@@ -302,7 +301,54 @@ fn read_copy(
         return Err(corrupt("a first batch from 1 on".into(), "0".into()));
     }
     let replicas = page.features.has_replicas();
-    Ok((bytes, first, replicas))
+    let (bytes, len) = read_pages(directory, &file, len as usize, like)?;
+    Ok((Copy { device, file: name.into(), bytes, len, replicas }, first))
+}
+
+/// What stands behind the header page of a file of `len` bytes, and how long it is. Where that is what is known already, that.
+fn read_pages(
+    directory: &dyn Directory,
+    file: &DeviceFile,
+    len: usize,
+    like: Option<&Arc<Vec<u8>>>,
+) -> Result<(Arc<Vec<u8>>, usize)> {
+    let known = |from: usize, to: usize| like.and_then(|like| like.get(from.min(like.len())..to.min(like.len())));
+    let (mut same, mut own, mut at) = (like.is_some(), Vec::new(), PAGE_BYTES.min(len));
+    while at < len {
+        let chunk = directory.read_small(file, at as u64, (len - at).min(CHUNK_BYTES))?;
+        if chunk.is_empty() {
+            break;
+        }
+        let end = at + chunk.len();
+        if same {
+            let (there, rest) = chunk.split_at(known(at, end).unwrap_or_default().len());
+            same = known(at, end).is_some_and(|known| known == there) && is_zero(rest);
+            if !same {
+                own = known(0, at).unwrap_or_default().to_vec();
+            }
+        }
+        if !same && !is_zero(&chunk) {
+            own.resize(at, 0);
+            own.extend_from_slice(&chunk);
+        }
+        at = end;
+    }
+    match like {
+        Some(like) if same && like.len() <= at => return Ok((Arc::clone(like), at)),
+        Some(like) if same => own = like[..at].to_vec(),
+        _ => {}
+    }
+    // A batch may end in zeros.
+    let batch = m::BATCH_PAGES_MAX as usize * PAGE_BYTES;
+    let used = own.len() - own.iter().rev().take_while(|byte| **byte == 0).count();
+    own.truncate(used.next_multiple_of(PAGE_BYTES));
+    own.resize((own.len().max(PAGE_BYTES) + batch).min(at), 0);
+    own.shrink_to_fit();
+    Ok((Arc::new(own), at))
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |or, byte| or | byte) == 0)
 }
 
 /// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end. Where more looks like batches than

@@ -25,43 +25,32 @@ impl BoundQuery {
 
     /// Upper bounds of runs of a level, `[runs, columns]`, a column per query head; `columns` is at least their number.
     pub(super) fn upper(&mut self, bounds: &Bounds, level: usize, runs: Range<usize>, columns: usize) -> Vec<f32> {
-        let mut out = vec![0.0; runs.len() * columns];
-        self.negative.add(
-            bounds.records(level, runs.clone()),
-            (2 * self.width, 0),
-            bounds.element(),
-            &mut out,
-            columns,
-        );
-        self.positive.add(
-            bounds.records(level, runs),
-            (2 * self.width, self.width),
-            bounds.element(),
-            &mut out,
-            columns,
-        );
-        out
+        let parts = [(&mut self.negative, 0), (&mut self.positive, self.width)];
+        products(parts, bounds, level, runs, columns)
     }
 
     /// Lower bounds likewise.
     pub(super) fn lower(&mut self, bounds: &Bounds, level: usize, runs: Range<usize>, columns: usize) -> Vec<f32> {
-        let mut out = vec![0.0; runs.len() * columns];
-        self.positive.add(
-            bounds.records(level, runs.clone()),
-            (2 * self.width, 0),
-            bounds.element(),
-            &mut out,
-            columns,
-        );
-        self.negative.add(
-            bounds.records(level, runs),
-            (2 * self.width, self.width),
-            bounds.element(),
-            &mut out,
-            columns,
-        );
-        out
+        let parts = [(&mut self.positive, 0), (&mut self.negative, self.width)];
+        products(parts, bounds, level, runs, columns)
     }
+}
+
+/// Sums of the products of parts of a query, each with the elements of the records from so many on.
+fn products(
+    parts: [(&mut RowQuery, usize); 2],
+    bounds: &Bounds,
+    level: usize,
+    runs: Range<usize>,
+    columns: usize,
+) -> Vec<f32> {
+    let mut out = vec![0.0; runs.len() * columns];
+    // Of a record the minima come first, then as many maxima.
+    let width = parts[1].1;
+    for (part, first) in parts {
+        part.add(bounds.records(level, runs.clone()), (2 * width, first), bounds.element(), &mut out, columns);
+    }
+    out
 }
 
 /// Upper bounds of the groups, summed over query heads: as for one vector, whose cost does not grow with their number.

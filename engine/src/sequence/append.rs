@@ -296,7 +296,7 @@ impl Sequence {
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
         let ids = store.next_frame();
         let frame =
-            write_frame(&store.devices, &store.space, ids, &self.who, (&order, here), draft, &Tails(&self.layers))?;
+            write_frame(&store.devices, &store.space, ids, &self.who, &order, (draft, &Tails(&self.layers)), here)?;
         frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));
         Ok(frame)
     }

@@ -80,8 +80,9 @@ fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec
         let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
         devices.get(device)?.shard.submit_wait(batch);
     }
-    for (waiter, (piece, buffer)) in waiters.iter().zip(&buffers) {
-        match (waiter.wait(), &mut out[*piece]) {
+    // Each buffer goes back as soon as it is copied.
+    for (waiter, (piece, buffer)) in waiters.iter().zip(buffers) {
+        match (waiter.wait(), &mut out[piece]) {
             (Ok(()), Ok(bytes)) => bytes.extend_from_slice(buffer.bytes().unwrap_or_default()),
             (Err(e), whole @ Ok(_)) => *whole = Err(e),
             (_, Err(_)) => {}

@@ -140,8 +140,16 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
             *bytes <= batch_bytes
         };
         let count = references[start..].iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
-        let batch = &mut references[start..start + count];
         let devices = Arc::clone(&sequence.store.devices);
+        // What comes out of the buffers, as many fronts at once as there is memory for.
+        let (count, _account) = (0..=count.ilog2())
+            .map(|halves| count >> halves)
+            .find_map(|count| {
+                let bytes = references[start..start + count].iter().map(front_bytes).sum();
+                devices.reserve(bytes, Category::Other).map(|account| (count, account))
+            })
+            .ok_or_else(|| super::no_memory("what stands in front of the frames of a stored sequence"))?;
+        let batch = &mut references[start..start + count];
         let fronts: Vec<_> =
             batch.iter().map(|r| (r.segment().as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
         let fronts = read_each(&devices, &fronts)?;
@@ -177,12 +185,14 @@ fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>>
 }
 
 impl Sequence {
-    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first.
+    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first. Where
+    /// none is whole, one will do in which nothing but the summaries of selectors is damaged: they are computed from the keys.
     fn good_front(&self, reference: &mut Reference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
         if reference.copies.len() < 2 {
             return front;
         }
         let mut front = front;
+        let mut second_best = None;
         let devices = &self.store.devices;
         for turn in 0..reference.copies.len() {
             if turn > 0 {
@@ -196,7 +206,13 @@ impl Sequence {
                 };
             }
             let good = match &front {
-                Ok(bytes) => self.check_front(reference, bytes),
+                Ok(bytes) => self.check_front(reference, bytes).and_then(|caches| {
+                    if let Err(e) = caches {
+                        second_best.get_or_insert_with(|| (reference.meta.location, bytes.clone()));
+                        return Err(e);
+                    }
+                    Ok(())
+                }),
                 Err(e) => Err(e.duplicate()),
             };
             match good {
@@ -211,11 +227,18 @@ impl Sequence {
                 }
             }
         }
-        front
+        let Some((place, bytes)) = second_best else { return front };
+        for _ in 0..reference.copies.len() {
+            if reference.meta.location != place {
+                reference.turn();
+            }
+        }
+        Ok(bytes)
     }
 
-    /// Whether the front of a frame is what was written: header and small pieces.
-    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<()> {
+    /// Whether the front of a frame is what was written: header and small pieces. What is wrong with summaries of selectors alone,
+    /// which the sequence can do without, is told apart.
+    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<Result<()>> {
         let place = FramePlace {
             store_id: self.store.devices.identity.store_id,
             location: reference.meta.location,
@@ -228,6 +251,7 @@ impl Sequence {
             return Err(damaged("the header of another frame".into()));
         }
         let small = view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS);
+        let mut caches = Ok(());
         for descriptor in small {
             let planes = match descriptor.kind.get() {
                 KIND_TAIL => {
@@ -240,11 +264,15 @@ impl Sequence {
                 _ => continue,
             };
             let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
+            let is_cache = descriptor.kind.get() == KIND_SUMMARY && descriptor.summary.get() != SUMMARY_MIN_MAX;
             for plane in 0..count {
-                self.piece(reference, &view, descriptor, front, plane, planes)?;
+                match self.piece(reference, &view, descriptor, front, plane, planes) {
+                    Err(e) if is_cache => caches = caches.and(Err(e)),
+                    other => drop(other?),
+                }
             }
         }
-        Ok(())
+        Ok(caches)
     }
 
     /// Lays one frame over what the frames before it left.
@@ -351,13 +379,13 @@ impl Sequence {
                         self.ids_grouped = self.ids_grouped.min(first);
                     }
                 }
-                // Only that of the frame which the last commit names counts.
-                KIND_CALLER_STATE if rest.state_frame == Some(reference.id) => {
-                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?.to_vec();
-                    self.state = Some(bytes);
-                    self.state_frame = reference.id.0;
+                KIND_CALLER_STATE => {
+                    let bytes = self.piece(reference, &view, descriptor, front, 0, None)?;
+                    // Only that of the frame which the last commit names counts.
+                    if rest.state_frame == Some(reference.id) {
+                        (self.state, self.state_frame) = (Some(bytes.to_vec()), reference.id.0);
+                    }
                 }
-                KIND_CALLER_STATE => {}
                 KIND_ADAPTER => {
                     let left = rest.adapter_left.checked_sub(descriptor.bytes.get());
                     rest.adapter_left = left.ok_or_else(|| damaged("more of an adapter than there is".into()))?;

@@ -172,6 +172,26 @@ impl Waiter {
         state.error.as_ref().map_or(Ok(()), |e| Err(e.duplicate()))
     }
 
+    /// [`Self::wait`] until then at the latest.
+    ///
+    /// # Errors
+    /// As [`Self::wait`]; [`ErrorKind::Deadline`]: some have not ended.
+    pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> Result<()> {
+        let Some(deadline) = deadline else { return self.wait() };
+        drive_until(|| self.is_done());
+        let mut state = hold(&self.state);
+        while state.left > 0 {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return Err(Error::new(ErrorKind::Deadline, "the deadline passed before the device had answered"));
+            }
+            state.blocked += 1;
+            state = self.ended.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+            state.blocked -= 1;
+        }
+        state.error.as_ref().map_or(Ok(()), |e| Err(e.duplicate()))
+    }
+
     /// Whether all requests ended.
     pub(crate) fn is_done(&self) -> bool {
         hold(&self.state).left == 0

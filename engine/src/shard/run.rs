@@ -88,7 +88,7 @@ impl Shard {
             if closing && wait == Wait::Wake {
                 return;
             }
-            // Announced before every wait that may block, so that a new batch ends it.
+            // Announced before every wait that may block, so that a new batch ends it, or its slice.
             let wait = if self.inbox.fall_asleep() && self.inbox.is_closing() == closing { wait } else { Wait::No };
             let driven = self.driver.drive(wait, &mut done);
             self.inbox.woke_up();
@@ -136,13 +136,14 @@ impl Shard {
         !self.inbox.is_empty() || self.in_flight.iter().any(|count| *count > 0)
     }
 
-    /// How to wait: idle for a wake-up, otherwise for a slice of what is most urgent. Syncs are slow and end alone.
+    /// How to wait: idle for a wake-up, otherwise for a slice of what is most urgent. Syncs are slow and end alone. While nobody
+    /// waits, slices are short where few are in flight: a demand read that comes meanwhile may have to wait for the slice to end.
     fn wait(&self) -> Wait {
         let total: usize = self.in_flight.iter().sum();
         let demand = self.in_flight[Priority::Demand as usize];
         match (total, demand) {
             (0, _) => Wait::Wake,
-            (_, 0) => Wait::Completions((total - self.syncing.len()).clamp(1, SLICE)),
+            (_, 0) => Wait::Completions(((total - self.syncing.len()) / 4).clamp(1, SLICE)),
             _ => Wait::Completions(demand.min(SLICE)),
         }
     }

@@ -83,6 +83,7 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -
             limit,
             beyond: true,
             released: 0,
+            gone: std::collections::BTreeSet::new(),
         };
         ManifestLog::create(&devices, &start, &catalog.checkpoint())?
     };

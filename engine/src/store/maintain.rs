@@ -59,6 +59,8 @@ pub struct Health {
     pub avoided: Vec<u16>,
     /// Copies that failed a read and were not looked at yet.
     pub suspect_copies: u64,
+    /// Copies of the manifest that there should be and for which devices have no room. They are made as soon as there is.
+    pub owed_manifests: u64,
 }
 
 impl Health {
@@ -69,7 +71,7 @@ impl Health {
         self.read_only.is_none()
             && self.poisoned.is_empty()
             && self.lost.is_empty()
-            && self.suspect_copies == 0
+            && self.suspect_copies + self.owed_manifests == 0
             && self.checksum_failures + self.stuck_segments == 0
             && self.devices.iter().all(|device| faults(device) == 0)
     }
@@ -112,6 +114,7 @@ impl Store {
                 .map(|device| device.index.0)
                 .collect(),
             suspect_copies: inner.devices.suspects.len() as u64,
+            owed_manifests: inner.committer.owed_copies(),
         }
     }
 

@@ -9,11 +9,15 @@ use crate::reclaim::{Repair, Repaired};
 use crate::recover::{open_directories, read_superblock};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
 use stratakv_format::superblock::{self, DEVICES_MAX, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 use zerocopy::little_endian::{U16, U32, U64};
 
+/// How long the removal of a device waits for views and reads under way that hold places on it, and how often it looks.
+const HOLDERS_WAIT: Duration = Duration::from_secs(1);
+const HOLDERS_LOOK: Duration = Duration::from_millis(10);
 /// Devices that have a copy of the manifest, if there are as many.
 const MANIFESTS: usize = 3;
 
@@ -137,7 +141,8 @@ impl Store {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: no such device, or the only one. [`ErrorKind::NoSpace`]: the others have no room for what it
-    /// holds. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it that no commit names. In both cases it stays a
+    /// holds. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it that no commit names, or views and reads under
+    /// way were taken when frames still lay on it. In both cases it stays a
     /// member, takes nothing new, and goes when there is room and nobody holds it any more, or the call is repeated.
     pub fn remove_device(&self, device: u16) -> Result<Repaired> {
         // Held throughout, so that what moves is told here and not to the background.
@@ -149,12 +154,20 @@ impl Store {
             }
             self.inner.change_member(Member { state: MEMBER_DRAINING, ..member })?;
         }
-        let done = repair.all()?;
+        let mut done = repair.all()?;
+        // Those who took a place on it, as views do, are not held up and soon done.
+        let deadline = Instant::now() + HOLDERS_WAIT;
+        let there =
+            || self.inner.devices.list.get(usize::from(device)).is_some_and(|own| !own.directory.is_simulated());
+        while done.left == 0 && there() && Instant::now() < deadline {
+            std::thread::sleep(HOLDERS_LOOK);
+            done.add(&repair.all()?);
+        }
         match done.left {
             0 if self.inner.devices.list.get(usize::from(device)).is_none() => Ok(done),
             0 => {
                 let text = format!(
-                    "device {device} holds frames that no commit names: commit or drop forks, readers and sequences"
+                    "device {device} is still held by frames that no commit names, or by views: commit or drop forks, readers, sequences and views"
                 );
                 Err(Error::new(ErrorKind::Busy, text))
             }

@@ -1,15 +1,22 @@
-//! Copies whose device is late or fails, and what others learn of a change that somebody queued.
+//! Reads of copies whose device is late or fails.
+
+mod commits;
+mod copies;
 
 use super::{Store, StoreStatus};
 use crate::device::posix::trouble::{self, Trouble};
 use crate::device::slab::SLAB_BYTES;
+use crate::error::ErrorKind;
 use crate::layout::{KvLayout, TensorView};
-use crate::log::{CommitRequest, CopyChange, places};
-use crate::metrics::{Evicted, EvictionReason, lock};
+use crate::metrics::lock;
 use crate::options::{ByteSize, DriverChoice, Durability, SequenceOptions};
+use crate::plan::{Spread, Urgency, plan};
+use crate::read::{AttendOptions, ReadBatch};
 use crate::sequence::Sequence;
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,21 +25,23 @@ const GROUP: usize = 8;
 const GROUPS: u64 = 512;
 /// Parts that must have been read before any counts as late.
 const ROUNDS: u64 = 300;
-/// Segments of the store, at most.
-const SEGMENTS_MAX: usize = 6;
 /// What the late device takes longer, beyond any pause of a busy machine.
 const DELAY: Duration = Duration::from_secs(2);
 
-/// Two devices with a copy of everything each; every element of a group is its number.
-fn filled(dir: &std::path::Path) -> (Store, Sequence) {
-    for device in ["0", "1"] {
-        std::fs::DirBuilder::new().mode(0o700).create(dir.join(device)).unwrap();
-    }
-    let options = Store::options().device(dir.join("0")).device(dir.join("1")).driver(DriverChoice::Posix);
+/// Tests that trouble devices, which are told by their number alone: one at a time in a process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Devices with a copy of everything each; every element of a group is its number.
+fn filled(dir: &std::path::Path, devices: u8) -> (Store, Sequence) {
+    let options = (0..devices).fold(Store::options().driver(DriverChoice::Posix), |options, device| {
+        let device = dir.join(device.to_string());
+        std::fs::DirBuilder::new().mode(0o700).create(&device).unwrap();
+        options.device(device)
+    });
     let options = options.memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(1)).hedge_percentile(Some(0.9));
     let store = options.frame_bytes(ByteSize::kib(128)).gap_limit(ByteSize(0)).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let options = SequenceOptions::new().key("s").replicas(2);
+    let options = SequenceOptions::new().key("s").replicas(devices);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * DIM];
@@ -49,69 +58,117 @@ fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
     let start = Instant::now();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let took = start.elapsed();
+    check(&batch, groups);
+    took
+}
+
+fn check(batch: &ReadBatch, groups: &[u64]) {
     for (nth, group) in groups.iter().enumerate() {
         let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
         let (keys, values) = batch.get(0).unwrap().group(nth).unwrap();
         let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
         assert!(same(keys) && same(values), "group {group} holds something else");
     }
-    took
+}
+
+/// Reads enough for late parts to be told from others, and everything.
+fn warm_up(store: &Store, sequence: &Sequence) {
+    for round in 0..ROUNDS {
+        read(store, sequence, &[round % GROUPS, (round + 200) % GROUPS]);
+    }
+    read(store, sequence, &(0..GROUPS).collect::<Vec<_>>());
 }
 
 fn sum(status: &StoreStatus, of: impl Fn(&crate::metrics::DeviceSnapshot) -> u64) -> u64 {
     status.devices.iter().map(|device| of(&device.counters)).sum()
 }
 
-/// What must be the same before and after: descriptors, and slabs that can be had.
-fn resources(store: &Store) -> (usize, usize) {
+/// What must be the same before and after: descriptors of the store's files, by file, and slabs that can be had. Descriptors of
+/// others of this process are their business.
+fn resources(store: &Store, dir: &Path) -> (BTreeMap<PathBuf, usize>, usize) {
     let arena = &store.inner.devices.arena;
     let slabs: Vec<_> = std::iter::from_fn(|| arena.lease(SLAB_BYTES).ok()).collect();
-    (std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count), slabs.len())
+    let mut files = BTreeMap::new();
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    for file in links.filter_map(|entry| std::fs::read_link(entry.path()).ok()).filter(|file| file.starts_with(dir)) {
+        *files.entry(file).or_default() += 1;
+    }
+    (files, slabs.len())
 }
 
 /// What is late may still land, in buffers that nobody reads; then they are free.
-fn nothing_is_held(store: &Store, before: (usize, usize)) {
+fn nothing_is_held(store: &Store, dir: &Path, before: &(BTreeMap<PathBuf, usize>, usize)) {
     let deadline = Instant::now() + 10 * DELAY;
-    // Files of segments that were not read before stay open.
-    let held = |(files, slabs): (usize, usize)| files > before.0 + SEGMENTS_MAX || slabs != before.1;
-    while held(resources(store)) {
-        assert!(Instant::now() < deadline, "descriptors and slabs: {:?}, before {before:?}", resources(store));
+    let count = |of: &BTreeMap<PathBuf, usize>, file: &PathBuf| of.get(file).copied().unwrap_or(0);
+    // A segment that was not open before may be now, or the other way round; once.
+    let same = |now: &BTreeMap<PathBuf, usize>, file: &PathBuf| match (count(&before.0, file), count(now, file)) {
+        (before, now) if before == now => true,
+        (before, now) => before + now == 1 && file.to_string_lossy().contains("/segments/"),
+    };
+    loop {
+        let now = resources(store, dir);
+        if now.1 == before.1 && before.0.keys().chain(now.0.keys()).all(|file| same(&now.0, file)) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "descriptors and slabs: {now:?}, before {before:?}");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// As if every segment had been read from every device: its file is open, and stays open.
+fn open_every_file(store: &Store) {
+    let inner = &store.inner;
+    let catalog = lock(&inner.catalog);
+    for (key, meta) in &catalog.segments {
+        lock(&inner.space).handle(&inner.devices, *key, meta).unwrap().file().unwrap();
     }
 }
 
 #[test]
 fn what_is_late_or_fails_is_read_from_another_copy() {
+    let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();
-    let (store, sequence) = filled(dir.path());
-    for round in 0..ROUNDS {
-        read(&store, &sequence, &[round % GROUPS, (round + 200) % GROUPS]);
-    }
-    read(&store, &sequence, &(0..GROUPS).collect::<Vec<_>>());
-    let held = resources(&store);
+    let (store, sequence) = filled(dir.path(), 2);
+    warm_up(&store, &sequence);
+    open_every_file(&store);
+    let held = resources(&store, dir.path());
     let before = store.status();
-    for slow in ["stratakv-0-", "stratakv-1-"] {
-        trouble::set(Some((slow, Trouble::Late(DELAY))));
+    let slow: [(&str, &[_]); 2] =
+        [("0", &[("stratakv-0-", Trouble::Late(DELAY))]), ("1", &[("stratakv-1-", Trouble::Late(DELAY))])];
+    for (slow, troubles) in slow {
+        trouble::set(troubles);
         for round in 0..4 {
             let took = read(&store, &sequence, &[round * 7, round * 7 + 1, round * 7 + 300]);
             assert!(took < DELAY, "{slow} is late, and {took:?} were waited for it");
         }
-        trouble::set(None);
+        // What another copy gave stays given, whoever asks for it again, while the late one is still on its way.
+        let groups = [3, 77, 150, 222, 301, 402];
+        let view = sequence.select_groups(0, &groups).unwrap();
+        let mut ticket = store.read(&[&view]).unwrap();
+        let (query, options, mut outs) = ([0.5; DIM], AttendOptions::default(), [[0.0; DIM]; 2]);
+        for out in &mut outs {
+            ticket.attend(0, &query, &view, &options, out).unwrap();
+            assert!(ticket.is_done(), "{slow} is waited for again");
+        }
+        assert_eq!(outs[0], outs[1]);
+        check(&ticket.wait().unwrap(), &groups);
+        trouble::set(&[]);
         // Its threads are late until what they have begun has ended.
         std::thread::sleep(DELAY);
-        nothing_is_held(&store, held);
+        nothing_is_held(&store, dir.path(), &held);
     }
     let late = store.status();
     assert!(sum(&late, |d| d.hedged) > sum(&before, |d| d.hedged), "no read of either device was late");
     assert_eq!(sum(&late, |d| d.errors), sum(&before, |d| d.errors));
     assert!(store.health().is_well(), "late is not wrong: {:?}", store.health());
-    for broken in ["stratakv-0-", "stratakv-1-"] {
-        trouble::set(Some((broken, Trouble::Fails)));
+    let broken: [&[_]; 2] = [&[("stratakv-0-", Trouble::Fails)], &[("stratakv-1-", Trouble::Fails)]];
+    for troubles in broken {
+        trouble::set(troubles);
         for round in 0..8 {
             read(&store, &sequence, &[round * 11, round * 11 + 1, round * 11 + 400]);
         }
-        trouble::set(None);
-        nothing_is_held(&store, held);
+        trouble::set(&[]);
+        nothing_is_held(&store, dir.path(), &held);
     }
     let failed = store.status();
     assert!(sum(&failed, |d| d.errors) > sum(&late, |d| d.errors));
@@ -120,65 +177,81 @@ fn what_is_late_or_fails_is_read_from_another_copy() {
 }
 
 #[test]
-fn copies_that_were_not_written_are_made_by_the_background() {
+fn what_is_late_and_fails_elsewhere_is_read_from_the_third_copy() {
+    let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();
-    let (store, mut sequence) = filled(dir.path());
-    let before = store.status();
-    trouble::set(Some(("stratakv-1-", Trouble::NotWritten)));
-    for group in GROUPS..2 * GROUPS {
-        let row = vec![group as f32; GROUP * DIM];
-        let view = TensorView::token_major(&row, GROUP, 1, DIM);
-        sequence.append(0, view, view).unwrap();
+    let (store, sequence) = filled(dir.path(), 3);
+    warm_up(&store, &sequence);
+    open_every_file(&store);
+    let held = resources(&store, dir.path());
+    trouble::set(&[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails)]);
+    for round in 0..3 {
+        let groups: Vec<u64> = (0..12).map(|nth| (round * 5 + nth * 40) % GROUPS).collect();
+        let took = read(&store, &sequence, &groups);
+        assert!(took < DELAY, "one device is late, one fails, and {took:?} were waited");
     }
-    trouble::set(None);
+    trouble::set(&[]);
+    std::thread::sleep(DELAY);
+    nothing_is_held(&store, dir.path(), &held);
+}
+
+#[test]
+fn what_no_device_gave_says_nothing_of_what_is_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = filled(dir.path(), 2);
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new()).unwrap();
+    let row = vec![1.0; 4 * GROUP * DIM];
+    let tokens = TensorView::token_major(&row, 4 * GROUP, 1, DIM);
+    sequence.append(0, tokens, tokens).unwrap();
+    let view = sequence.select_all(0).unwrap();
+    for _ in 0..2 * ROUNDS {
+        let ticket = store.read(&[&view]).unwrap();
+        assert_eq!(ticket.requests(), 0);
+        ticket.wait().unwrap();
+    }
+    assert_eq!(store.inner.devices.latencies.late(), None);
+}
+
+#[test]
+fn gaps_make_no_part_longer_than_a_slab() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::DirBuilder::new().mode(0o700).create(dir.path().join("0")).unwrap();
+    let options = Store::options().device(dir.path().join("0")).memory_limit(ByteSize::mib(32));
+    let store = options.segment_bytes(ByteSize::mib(8)).frame_bytes(ByteSize::mib(4)).open().unwrap();
+    // Blocks of 1 KiB, 256 to a part.
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(4).build().unwrap();
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("small")).unwrap();
+    let row = vec![0.25; 9 * 300 * 4 * DIM];
+    let tokens = TensorView::token_major(&row, 9 * 300 * 4, 1, DIM);
+    sequence.append(0, tokens, tokens).unwrap();
     sequence.commit(Durability::Sync).unwrap();
-    assert!(sum(&store.status(), |d| d.errors) > sum(&before, |d| d.errors), "every copy was written");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let alone = || lock(&store.inner.catalog).frames.values().filter(|frame| frame.copies() < 2).count();
-    while alone() > 0 {
-        assert!(Instant::now() < deadline, "{} frames have one copy", alone());
-        std::thread::sleep(Duration::from_millis(20));
+    sequence.close().unwrap();
+    let sequence = store.open_sequence("small").unwrap();
+    for step in [2, 5, 8, 9] {
+        let groups: Vec<u64> = (0..256).map(|nth| nth * step).collect();
+        let view = sequence.select_groups(0, &groups).unwrap();
+        let mut spread = Spread::of(&store.inner.devices);
+        spread.gaps = vec![8 << 10];
+        let parts = plan(&[Arc::clone(&view.inner)], Urgency::Demand(None), &spread);
+        for part in &parts {
+            assert_eq!(part.blocks.iter().flatten().count(), part.units.len(), "everything is on the device");
+            assert!(part.reads.len() < part.units.len(), "step {step}: no gap was read");
+            assert!(part.buffer_bytes <= SLAB_BYTES, "step {step}: {} bytes", part.buffer_bytes);
+            let read: usize = part.reads.iter().map(|read| read.bytes).sum();
+            assert_eq!(read, part.buffer_bytes);
+        }
     }
 }
 
 #[test]
-fn whoever_reads_a_frame_learns_of_a_change_of_copies_that_others_committed() {
+fn a_buffer_that_a_broken_driver_may_still_write_is_an_error_of_its_view() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, sequence) = filled(dir.path());
-    let frames: Vec<_> = lock(&store.inner.catalog).frames.clone().into_iter().collect();
-    let mut request = CommitRequest::default();
-    for (id, frame) in &frames {
-        let seen = places(frame);
-        let wanted = seen.iter().rev().copied().collect();
-        request.copies.push(CopyChange { frame: *id, seen, wanted });
-    }
-    // As a move that found no space for a checkpoint: kept, and made by the next commit that does.
-    store.inner.committer.enqueue(request, None);
-    store.inner.flush_commits().unwrap();
-    for (id, before) in frames {
-        let now = lock(&store.inner.catalog).frames[&id].location;
-        assert_ne!(now.device, before.location.device);
-        let slot = lock(&store.inner.space).frame_slot(id).expect("the sequence is open");
-        assert_eq!(slot.now().segment.key, (now.device, now.segment));
-    }
-    read(&store, &sequence, &(0..GROUPS).collect::<Vec<_>>());
-}
-
-#[test]
-fn evictions_that_were_kept_are_told_once_they_are_durable() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, _sequence) = filled(dir.path());
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let events = Arc::clone(&told);
-    store.observe(move |event| lock(&events).push(event.id));
-    let (id, key, reason) = (77, String::new(), EvictionReason::Space);
-    store.inner.observers.keep(vec![Evicted { id, key, tokens: 1, bytes: 4096, reason }]);
-    store.tend().unwrap();
-    // The background may have been faster, and tell it now.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while lock(&told).is_empty() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    store.tend().unwrap();
-    assert_eq!((lock(&told).as_slice(), store.health().evictions), (&[77][..], 1));
+    let (store, sequence) = filled(dir.path(), 2);
+    let view = sequence.select_groups(0, &[5, 50]).unwrap();
+    let mut ticket = store.read(&[&view]).unwrap();
+    let under_way = ticket.never_ends().expect("a buffer");
+    let batch = ticket.wait().unwrap();
+    assert_eq!(batch.get(0).err().map(|e| e.kind()), Some(ErrorKind::Io));
+    drop(under_way);
 }

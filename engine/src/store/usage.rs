@@ -120,7 +120,8 @@ impl Store {
             let directory = &devices.get(*index)?.directory;
             let space = directory.space();
             // Directories on one file system share what it has.
-            if usage.limited || seen.insert(directory.identity().device) {
+            let open = devices.get(*index)?.takes_frames();
+            if usage.limited || open && seen.insert(directory.identity().device) {
                 available += match (&space, usage.limited) {
                     (Ok(space), _) => space.available,
                     (Err(_), true) => 0,

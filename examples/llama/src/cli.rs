@@ -73,6 +73,9 @@ pub struct CacheArgs {
     /// Bits per token and layer of tck
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=2048))]
     pub bits: u32,
+    /// Rank of the keys of shadowkv before rotation: values alone are read, keys are rebuilt; without it both are read
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rank: Option<u32>,
     /// How scores of query heads are added up [default: raw for minmax, otherwise softmax]
     #[arg(long, value_enum)]
     pub score: Option<Score>,
@@ -132,7 +135,7 @@ impl CacheArgs {
             Policy::Minmax => (MethodName::Minmax, 0),
             Policy::Kvswap => (MethodName::Kvswap, self.sigma as usize),
             Policy::Leoam => (MethodName::Leoam, 0),
-            Policy::Shadowkv => (MethodName::Shadowkv, 0),
+            Policy::Shadowkv => (MethodName::Shadowkv, self.rank.unwrap_or(0) as usize),
             Policy::Tck => (MethodName::Tck, self.bits as usize),
             Policy::Signs => (MethodName::Signs, 0),
             Policy::Infinigen => (MethodName::Infinigen, self.sigma as usize),
@@ -252,7 +255,7 @@ pub struct CompareArgs {
     /// Prompts per task and context
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
-    /// Methods, each `name[:sigma or bits][:raw]`; softmax per head where raw is not said
+    /// Methods, each `name[:sigma, bits or rank][:raw]`; softmax per head where raw is not said
     #[arg(long, value_delimiter = ',', value_name = "M,M", default_value = DEFAULT_METHODS)]
     pub methods: Vec<Method>,
     /// Budgets
@@ -282,6 +285,9 @@ pub struct CompareArgs {
     /// Also print the difference of pairs of methods, `a-b,c-d`, per prompt with a 95 % interval
     #[arg(long, value_delimiter = ',', value_name = "A-B")]
     pub pairs: Vec<String>,
+    /// Run nothing: put together what earlier runs wrote to these directories, each of other contexts, methods or budgets
+    #[arg(long, value_delimiter = ',', value_name = "DIR,DIR")]
+    pub merge: Vec<PathBuf>,
     /// Write compare.csv, prompts.csv and compare.svg to this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
+use stratakv::Rope;
 
 use crate::kv::{KvDType, KvGeometry, LayerGeometry};
 
@@ -224,7 +225,23 @@ impl ModelConfig {
             query_heads: self.heads,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             dtype,
+            rope: None,
         }
+    }
+
+    /// How this model rotates keys, as a store's layout says it.
+    ///
+    /// # Errors
+    /// Heads beyond what a layout can say.
+    pub fn rope(&self) -> Result<Rope> {
+        let rope = Rope::new(u16::try_from(self.head_dim)?, self.rope_theta);
+        Ok(rope.scaled(match self.rope_scaling {
+            RopeScaling::None => stratakv::RopeScaling::None,
+            RopeScaling::Linear { factor } => stratakv::RopeScaling::Linear { factor },
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                stratakv::RopeScaling::Llama3 { factor, low, high, original }
+            }
+        }))
     }
 }
 

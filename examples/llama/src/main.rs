@@ -1,6 +1,7 @@
 //! `kvrun`: recall measurements and text generation on a stratakv store.
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use serde_json::json;
 use stratakv_llama::cli::{CalibrateArgs, Cli, Command, CompareArgs, GenerateArgs, RecallArgs, model_or_default};
 use stratakv_llama::generate::{Request, generate};
 use stratakv_llama::kv::adapters::{adapter_file, to_safetensors};
-use stratakv_llama::kv::{KvCache, backend};
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, backend};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
 use stratakv_llama::recall;
@@ -35,12 +36,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// The geometry of a model's cache, with its rotation where keys are rebuilt.
+fn geometry(model: &Model, dtype: KvDType, rebuilds: bool) -> Result<KvGeometry> {
+    let rope = if rebuilds { Some(model.config().rope()?) } else { None };
+    Ok(KvGeometry { rope, ..model.kv_geometry(dtype) })
+}
+
 fn recall_command(args: &RecallArgs) -> Result<()> {
     let begin = Instant::now();
     let model = Model::load(&args.model_dir())?;
     let prompts = recall::load(&args.prompt_file(), &args.tasks, &args.contexts, args.limit as usize)?;
     let dtype = args.cache.dtype;
-    let backend = backend::open(&args.backend_options(), model.kv_geometry(dtype), fingerprint(&args.model_dir())?)?;
+    let rebuilds = args.cache.method().is_some_and(|method| method.rank().is_some());
+    let geometry = geometry(&model, dtype, rebuilds)?;
+    let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model_dir())?)?;
     let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
     let bar = progress(tokens as u64, "tokens", args.json);
     let budget = args.cache.budget_name();
@@ -109,22 +118,7 @@ fn calibrate_command(args: &CalibrateArgs) -> Result<()> {
 }
 
 fn compare_command(args: &CompareArgs) -> Result<()> {
-    let dir = model_or_default(args.model.as_deref());
-    let model = Model::load(&dir)?;
-    let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
-    let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
-    let backend = backend::open(&args.backend_options(), model.kv_geometry(args.dtype), fingerprint(&dir)?)?;
-    let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", args.json);
-    let plan = recall::Plan {
-        methods: &args.methods,
-        budgets: &args.budgets,
-        dense_layers: args.dense_layers as usize,
-        adapters: args.adapters.as_deref(),
-        probe: args.probe,
-    };
-    let table = recall::compare(&model, &prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
-    bar.finish_and_clear();
-    backend.close()?;
+    let table = if args.merge.is_empty() { compared(args)? } else { merged(&args.merge)? };
     if let Some(out) = &args.out {
         std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
         for (name, text) in
@@ -139,10 +133,16 @@ fn compare_command(args: &CompareArgs) -> Result<()> {
         return Ok(());
     }
     write!(out, "{table}")?;
+    let mut budgets: Vec<&str> = Vec::new();
+    for row in table.rows.iter().filter(|row| row.method != "full") {
+        if !budgets.contains(&row.budget.as_str()) {
+            budgets.push(&row.budget);
+        }
+    }
     for pair in &args.pairs {
         let (a, b) = pair.split_once('-').with_context(|| format!("{pair:?} is no pair of methods: a-b"))?;
-        for budget in &args.budgets {
-            let found = table.paired(a, b, &budget.to_string());
+        for budget in &budgets {
+            let found = table.paired(a, b, budget);
             let (mean, half, n) = found.with_context(|| format!("{pair:?}: not both were compared"))?;
             writeln!(out, "{a} minus {b} at {budget}: {:.1} +- {:.1} points, {n} prompts", 100.0 * mean, 100.0 * half)?;
         }
@@ -150,10 +150,48 @@ fn compare_command(args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
+/// Runs all prompts.
+fn compared(args: &CompareArgs) -> Result<recall::Comparison> {
+    let dir = model_or_default(args.model.as_deref());
+    let model = Model::load(&dir)?;
+    let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
+    let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
+    let rebuilds = args.methods.iter().any(|method| method.rank().is_some());
+    let geometry = geometry(&model, args.dtype, rebuilds)?;
+    let backend = backend::open(&args.backend_options(), geometry, fingerprint(&dir)?)?;
+    let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", args.json);
+    let plan = recall::Plan {
+        methods: &args.methods,
+        budgets: &args.budgets,
+        dense_layers: args.dense_layers as usize,
+        adapters: args.adapters.as_deref(),
+        probe: args.probe,
+    };
+    let table = recall::compare(&model, &prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
+    bar.finish_and_clear();
+    backend.close()?;
+    Ok(table)
+}
+
+/// What earlier runs wrote.
+fn merged(directories: &[PathBuf]) -> Result<recall::Comparison> {
+    let mut table = recall::Comparison::default();
+    for directory in directories {
+        let read = |name: &str| {
+            let file = directory.join(name);
+            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
+        };
+        let (csv, prompts) = (read("compare.csv")?, read("prompts.csv")?);
+        table.merge(&csv, &prompts).with_context(|| format!("{}", directory.display()))?;
+    }
+    Ok(table)
+}
+
 fn generate_command(args: &GenerateArgs) -> Result<()> {
     let model = Model::load(&args.model)?;
     let vocabulary = Vocabulary::load(&args.model);
-    let geometry = model.kv_geometry(args.cache.dtype);
+    let rebuilds = args.cache.method().is_some_and(|method| method.rank().is_some());
+    let geometry = geometry(&model, args.cache.dtype, rebuilds)?;
     let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model)?)?;
     let mut cache = match &args.session {
         Some(name) => backend.session(name)?,

@@ -13,7 +13,7 @@ const LIMIT: u64 = 24 << 20;
 #[cfg(target_os = "linux")]
 fn the_process_grows_by_what_the_store_accounts_for() {
     let layer = LayerGeometry { kv_heads: 2, head_dim: 64, window: None };
-    let geometry = KvGeometry { layers: vec![layer; 4], query_heads: 4, scale: 0.1, dtype: KvDType::F16 };
+    let geometry = KvGeometry { layers: vec![layer; 4], query_heads: 4, scale: 0.1, dtype: KvDType::F16, rope: None };
     let dir = tempfile::tempdir().unwrap();
     let options = KvOptions {
         policy: Policy::Minmax,

@@ -73,19 +73,31 @@ fn full_attention_through_the_store_is_full_attention() {
 
 /// Selectors attached, a store of 4 KiB blocks: what a block takes is what is read.
 fn answers(policy: Policy, method: Option<&str>, dense_layers: usize, read_ahead: bool) -> (Vec<Vec<f32>>, KvStats) {
+    answers_of(8, policy, method, dense_layers, read_ahead)
+}
+
+fn answers_of(
+    group_tokens: usize,
+    policy: Policy,
+    method: Option<&str>,
+    dense_layers: usize,
+    read_ahead: bool,
+) -> (Vec<Vec<f32>>, KvStats) {
     let dir = tempfile::tempdir().unwrap();
     let method: Option<Method> = method.map(|text| text.parse().unwrap());
     let options = KvOptions {
-        method,
+        method: method.clone(),
         dense_layers,
-        group_tokens: 8,
+        group_tokens,
         memory_limit: Some(32 << 20),
         read_ahead,
         ..options(policy, &[dir.path()])
     };
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 1).unwrap();
-    let backend = open(&options, model.kv_geometry(KvDType::F16), [7; 32]).unwrap();
+    let rope = method.and_then(|method| method.rank()).map(|_| model.config().rope().unwrap());
+    let geometry = KvGeometry { rope, ..model.kv_geometry(KvDType::F16) };
+    let backend = open(&options, geometry, [7; 32]).unwrap();
     let (mut logits, mut all) = (Vec::new(), KvStats::default());
     for prompt in prompts.iter().take(1) {
         let mut cache = backend.create(&prompt.id).unwrap();
@@ -132,6 +144,22 @@ fn reading_ahead_gives_the_same_logits_and_every_byte_is_accounted_for() {
 }
 
 #[test]
+fn rebuilt_keys_of_full_rank_answer_like_those_that_are_read_at_half_the_bytes() {
+    // Planes of whole pages, so that values alone are half the bytes on any device.
+    let (exact, read) = answers_of(16, Policy::Shadowkv, Some("shadowkv"), 0, false);
+    let (rebuilt, half) = answers_of(16, Policy::Shadowkv, Some("shadowkv:128"), 0, false);
+    let furthest = exact.iter().flatten().zip(rebuilt.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(!exact.is_empty() && furthest < 0.5, "logits differ by {furthest}");
+    // Outliers are not read at all, and new tokens are exact: a little less than half.
+    let share = half.bytes_read as f64 / read.bytes_read as f64;
+    assert!(share > 0.3 && share <= 0.5, "{share} of {} bytes", read.bytes_read);
+    // Read ahead they are the same logits, and what was read for nothing is counted by its values alone.
+    let (ahead, on) = answers_of(16, Policy::Shadowkv, Some("shadowkv:128"), 0, true);
+    let wasted = on.pipeline.map_or(0, |report| report.wasted_bytes);
+    assert!(ahead == rebuilt && on.bytes_read == half.bytes_read + wasted, "{:?}", on.pipeline);
+}
+
+#[test]
 fn bounds_find_the_answers_and_read_little() {
     let dir = tempfile::tempdir().unwrap();
     let (report, _) = recall_with(&options(Policy::Minmax, &[dir.path()]), KvDType::F16, 2);
@@ -168,7 +196,7 @@ fn two_devices_share_the_sequence() {
 
 fn geometry(window: Option<usize>) -> KvGeometry {
     let layer = |window| LayerGeometry { kv_heads: 2, head_dim: 64, window };
-    KvGeometry { layers: vec![layer(None), layer(window)], query_heads: 4, scale: 0.2, dtype: KvDType::F16 }
+    KvGeometry { layers: vec![layer(None), layer(window)], query_heads: 4, scale: 0.2, dtype: KvDType::F16, rope: None }
 }
 
 /// Values that f16 holds, different at every position.

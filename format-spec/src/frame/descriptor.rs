@@ -125,6 +125,11 @@ impl Descriptor {
         let unsupported = |field, offset, found: u64| {
             Err(FormatError::new(FormatErrorCode::Unsupported, field, base + offset, 0, found))
         };
+        // First: what the other fields mean follows from it.
+        let kind = self.kind.get();
+        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
+            return unsupported("descriptor kind", 0, u64::from(kind));
+        }
         if self.codec.get() != CODEC_RAW {
             return unsupported("codec", 4, u64::from(self.codec.get()));
         }
@@ -156,9 +161,6 @@ impl Descriptor {
     fn geometry(&self, layout: &Layout, base: usize) -> Result<PieceGeometry, FormatError> {
         let range = |field, offset, bound, found| Err(FormatError::range(field, base + offset, bound, found));
         let kind = self.kind.get();
-        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
-            return Err(FormatError::new(FormatErrorCode::Unsupported, "descriptor kind", base, 5, u64::from(kind)));
-        }
         let (tokens, pieces) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
         let first = self.first_token.get();
         if kind != KIND_SUMMARY && (self.summary.get() != 0 || self.element != 0) {
@@ -227,6 +229,33 @@ impl Descriptor {
                 let (key, value) = tail_plane_bytes(layer, layout.dtype, tokens as usize);
                 Ok(PieceGeometry { bytes: (key + value) as u64, checksums: layer.planes() as u64 })
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Layout;
+    use zerocopy::FromZeros;
+
+    /// What the last bytes of a descriptor mean is for its kind to say: one that is not known is not damage.
+    #[test]
+    fn a_kind_that_is_not_known_is_unsupported_whatever_else_it_says() {
+        let layout = Layout {
+            dtype: DType::F16,
+            group_tokens: 4,
+            padded_planes: false,
+            fingerprint: [0; 32],
+            layers: alloc::vec![LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 16, window: None, rope: None }],
+        };
+        for kind in [0, KIND_LOW_RANK_BASIS, KIND_KEYED_OBJECT, KIND_ADAPTER + 1, u16::MAX] {
+            let mut descriptor = Descriptor::new_zeroed();
+            descriptor.kind = U16::new(kind);
+            descriptor.record_bytes = U32::new(7);
+            (descriptor.summary, descriptor.element) = (U16::new(3), 9);
+            let error = descriptor.check(&layout, 1 << 20, 1, 256).expect_err("not known");
+            assert_eq!((error.code, error.field, error.offset), (FormatErrorCode::Unsupported, "descriptor kind", 256));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::features::Features;
-use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder, header_bytes};
+use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
 use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
 use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage, encode_record};
@@ -238,46 +238,66 @@ fn golden_frame(checksum: PayloadChecksum, id: u64) -> GoldenFrame {
         }
     }
     let location = Location { device: DeviceIndex(0), segment: SegmentId(1), page, pages };
-    let place = FramePlace {
-        store_id: STORE_ID,
-        location,
-        segment_generation: SEGMENT_GENERATION,
-        segment_nonce: SEGMENT_NONCE,
-    };
-    let mut bytes = vec![0; pages as usize * PAGE_BYTES];
-    for (_, _, at, data) in &planes {
-        bytes[*at..at + data.len()].copy_from_slice(data);
+    let (sequence, key, summaries) = (1, KEY, 1);
+    let parts =
+        Parts { id, lsn, nonce, sequence, key, summaries, location, front_pages, descriptors, checksums, planes };
+    parts.frame(&layout)
+}
+
+/// What a frame is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) id: u64,
+    pub(crate) lsn: u64,
+    pub(crate) nonce: u64,
+    pub(crate) sequence: u64,
+    pub(crate) key: &'a [u8],
+    pub(crate) summaries: u32,
+    pub(crate) location: Location,
+    pub(crate) front_pages: u32,
+    pub(crate) descriptors: Vec<Descriptor>,
+    pub(crate) checksums: Vec<u64>,
+    pub(crate) planes: Vec<(usize, PlaneIdentity, usize, Vec<u8>)>,
+}
+
+impl Parts<'_> {
+    /// The frame, with a header of one page.
+    pub(crate) fn frame(self, layout: &Layout) -> GoldenFrame {
+        let place = FramePlace {
+            store_id: STORE_ID,
+            location: self.location,
+            segment_generation: SEGMENT_GENERATION,
+            segment_nonce: segment_nonce(self.location.device.0),
+        };
+        let mut bytes = vec![0; self.location.bytes() as usize];
+        for (_, _, at, data) in &self.planes {
+            bytes[*at..at + data.len()].copy_from_slice(data);
+        }
+        let header = HeaderBuilder {
+            frame: FrameId(self.id),
+            lsn: self.lsn,
+            nonce: self.nonce,
+            sequence: SequenceId(self.sequence),
+            parent: None,
+            created_unix_ms: 1_700_000_060_000 + self.id,
+            layout_id: LayoutId(1),
+            layout,
+            key: self.key,
+            summaries: self.summaries,
+            descriptors: &self.descriptors,
+            checksums: &self.checksums,
+            front_pages: self.front_pages,
+        };
+        assert_eq!(header.bytes(), PAGE_BYTES);
+        let crc = header.write(&place, &mut bytes[..PAGE_BYTES]).expect("a header");
+        let Self { id: frame, lsn, nonce, front_pages, descriptors, checksums, planes, .. } = self;
+        let header_pages = 1;
+        GoldenFrame { place, frame, lsn, nonce, header_pages, front_pages, descriptors, checksums, planes, bytes, crc }
     }
-    let header = HeaderBuilder {
-        frame: FrameId(id),
-        lsn,
-        nonce,
-        sequence: SequenceId(1),
-        parent: None,
-        created_unix_ms: 1_700_000_060_000 + id,
-        layout_id: LayoutId(1),
-        layout: &layout,
-        key: KEY,
-        summaries: 1,
-        descriptors: &descriptors,
-        checksums: &checksums,
-        front_pages,
-    };
-    assert_eq!(header_bytes(&layout, KEY.len(), descriptors.len(), checksums.len()), PAGE_BYTES);
-    let crc = header.write(&place, &mut bytes[..PAGE_BYTES]).expect("a header");
-    GoldenFrame {
-        place,
-        frame: id,
-        lsn,
-        nonce,
-        header_pages: 1,
-        front_pages,
-        descriptors,
-        checksums,
-        planes,
-        bytes,
-        crc,
-    }
+}
+
+/// Of the one segment of a device.
+pub(crate) fn segment_nonce(device: u16) -> u64 {
+    SEGMENT_NONCE + u64::from(device)
 }
 
 pub(crate) fn frames(checksum: PayloadChecksum) -> [GoldenFrame; 2] {
@@ -292,20 +312,21 @@ pub(crate) struct GoldenBatch {
     pub(crate) count: u32,
 }
 
-fn batch(flags: u16, synced_through: u64, write: impl FnOnce(&mut Records)) -> GoldenBatch {
+pub(crate) fn batch(flags: u16, synced_through: u64, write: impl FnOnce(&mut Records)) -> GoldenBatch {
     let mut records = Records::default();
     write(&mut records);
     GoldenBatch { flags, synced_through, records: records.bytes, count: records.count }
 }
 
+/// Records with their number.
 #[derive(Default)]
 pub(crate) struct Records {
-    bytes: Vec<u8>,
-    count: u32,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) count: u32,
 }
 
 impl Records {
-    fn put(&mut self, kind: Kind, body: &(impl zerocopy::IntoBytes + zerocopy::Immutable), tail: &[u8]) {
+    pub(crate) fn put(&mut self, kind: Kind, body: &(impl zerocopy::IntoBytes + zerocopy::Immutable), tail: &[u8]) {
         encode_record(&mut self.bytes, kind, body, tail);
         self.count += 1;
     }

@@ -49,7 +49,7 @@ fn groups(layer: u16) -> Extent {
 }
 
 fn files() -> Vec<(String, Vec<u8>)> {
-    let frames = vec![laid_out(&layout(), 1, TOKENS, 1, vec![groups(0), groups(2), groups(3)])];
+    let frames = vec![laid_out(&layout(), 1, TOKENS, (0, 1), vec![groups(0), groups(2), groups(3)])];
     let mut records = store_records(&layout(), &frames);
     records.put(Kind::SequenceCreate, &create(TOKENS, b"golden"), b"golden");
     refer(&mut records, TOKENS, &frames[0]);
@@ -78,7 +78,7 @@ fn written_again_byte_for_byte() {
 
 #[test]
 fn the_frame_says_what_the_literals_say() {
-    let frame = laid_out(&layout(), 1, TOKENS, 1, vec![groups(0), groups(2), groups(3)]);
+    let frame = laid_out(&layout(), 1, TOKENS, (0, 1), vec![groups(0), groups(2), groups(3)]);
     let file = fs::read(directory().join("segments/00000001")).expect("a segment");
     let at = frame.place.location.offset() as usize;
     let bytes = &file[at..at + frame.place.location.bytes() as usize];

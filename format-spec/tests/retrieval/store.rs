@@ -1,18 +1,18 @@
 //! The golden store of `golden/v0.2/store-retrieval` in literals.
 
 use crate::golden_store::{
-    DEVICE_ID, GENERATION, GoldenFrame, MANIFEST_NONCE, SEGMENT_GENERATION, SEGMENT_NONCE, SEGMENT_PAGES, STORE_ID,
-    batch_place, manifest_page, member, segment_open, segment_page, slot,
+    DEVICE_ID, GENERATION, GoldenBatch, GoldenFrame, MANIFEST_NONCE, Parts, Records, SEGMENT_PAGES, frame_record,
+    manifest_file, member, segment_open, segment_page, slot,
 };
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity, crc64};
-use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
-use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
+use stratakv_format::frame::{self, Descriptor};
+use stratakv_format::ids::SequenceId;
 use stratakv_format::layout::{LayerGeometry, Layout};
-use stratakv_format::manifest::{self as m, FLAG_CHECKPOINT, Kind, encode_batch, encode_record};
+use stratakv_format::manifest::{self as m, FLAG_CHECKPOINT, Kind};
 use stratakv_format::superblock::{STATE_CLOSED, Slot};
 use stratakv_format::{DType, DeviceIndex, Location, PAGE_BYTES, SegmentId, segment};
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{Immutable, IntoBytes};
 
 /// Sequence 1 holds the adapter, sequence 2 tokens.
 const ADAPTER: u64 = 1;
@@ -98,7 +98,14 @@ fn adapter_piece(layer: u16, first: u64, bytes: &[u8]) -> Extent {
     Extent { descriptor, planes: vec![(first, tokens, 0, 0, bytes.to_vec())], bytes: bytes.len() as u64 }
 }
 
-pub(crate) fn laid_out(layout: &Layout, id: u64, sequence: u64, page: u32, extents: Vec<Extent>) -> GoldenFrame {
+/// A frame of a sequence at a device and page.
+pub(crate) fn laid_out(
+    layout: &Layout,
+    id: u64,
+    sequence: u64,
+    (device, page): (u16, u32),
+    extents: Vec<Extent>,
+) -> GoldenFrame {
     let (nonce, lsn) = (0x7265_7472_6965_7600 + id, 200 + id);
     let checksum = PayloadChecksum::Crc64Nvme;
     let (mut descriptors, mut checksums, mut planes) = (Vec::new(), Vec::new(), Vec::new());
@@ -126,47 +133,11 @@ pub(crate) fn laid_out(layout: &Layout, id: u64, sequence: u64, page: u32, exten
     }
     let total = at.next_multiple_of(PAGE_BYTES);
     let (pages, front_pages) = ((total / PAGE_BYTES) as u32, (front.unwrap_or(total) / PAGE_BYTES) as u32);
-    let location = Location { device: DeviceIndex(0), segment: SegmentId(1), page, pages };
-    let place = FramePlace {
-        store_id: STORE_ID,
-        location,
-        segment_generation: SEGMENT_GENERATION,
-        segment_nonce: SEGMENT_NONCE,
-    };
-    let mut bytes = vec![0; total];
-    for (_, _, at, data) in &planes {
-        bytes[*at..at + data.len()].copy_from_slice(data);
-    }
-    let header = HeaderBuilder {
-        frame: FrameId(id),
-        lsn,
-        nonce,
-        sequence: SequenceId(sequence),
-        parent: None,
-        created_unix_ms: 1_700_000_060_000 + id,
-        layout_id: LayoutId(1),
-        layout,
-        key: if sequence == ADAPTER { b"" } else { b"golden" },
-        summaries: 0,
-        descriptors: &descriptors,
-        checksums: &checksums,
-        front_pages,
-    };
-    assert_eq!(header.bytes(), PAGE_BYTES);
-    let crc = header.write(&place, &mut bytes[..PAGE_BYTES]).expect("a header");
-    GoldenFrame {
-        place,
-        frame: id,
-        lsn,
-        nonce,
-        header_pages: 1,
-        front_pages,
-        descriptors,
-        checksums,
-        planes,
-        bytes,
-        crc,
-    }
+    let location = Location { device: DeviceIndex(device), segment: SegmentId(1), page, pages };
+    let (key, summaries): (&[u8], _) = (if sequence == ADAPTER { b"" } else { b"golden" }, 0);
+    let parts =
+        Parts { id, lsn, nonce, sequence, key, summaries, location, front_pages, descriptors, checksums, planes };
+    parts.frame(layout)
 }
 
 /// Elements of all keys of a group: their mean is themselves.
@@ -244,8 +215,18 @@ fn summary(kind: u16, layer: u16, parameter: u32, record: fn(usize) -> Vec<u8>) 
     Extent { descriptor, bytes: bytes.len() as u64, planes: vec![(0, 8, 0, 0, bytes)] }
 }
 
+/// Tokens of a layer by themselves.
+pub(crate) fn tail(layer: u16, first: u64, tokens: u32) -> Extent {
+    let elements = 16 * tokens as usize;
+    let plane = |start: f32| -> Vec<u8> { (0..elements).flat_map(|i| f16(start + i as f32 / 32.0)).collect() };
+    let (keys, values) = (plane(0.5), plane(-2.0));
+    let bytes = (keys.len() + values.len()) as u64;
+    let planes = vec![(first, tokens, 0, 0, keys.clone()), (first, tokens, 1, keys.len(), values)];
+    Extent { descriptor: descriptor(frame::KIND_TAIL, layer, first, tokens, 1), planes, bytes }
+}
+
 /// Two groups of a layer.
-fn groups(layer: u16) -> Extent {
+pub(crate) fn groups(layer: u16) -> Extent {
     let layout = layout();
     let block = layout.block(&layout.layers[usize::from(layer)]);
     let mut planes = Vec::new();
@@ -273,24 +254,16 @@ pub(crate) fn frames() -> Vec<GoldenFrame> {
         groups(2),
     ];
     vec![
-        laid_out(&layout(), 1, ADAPTER, 1, vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])]),
-        laid_out(&layout(), 2, ADAPTER, 3, vec![adapter_piece(2, 100, &codes[100..])]),
-        laid_out(&layout(), 3, TOKENS, 5, tokens),
+        laid_out(
+            &layout(),
+            1,
+            ADAPTER,
+            (0, 1),
+            vec![adapter_piece(0, 0, &low_rank()), adapter_piece(2, 0, &codes[..100])],
+        ),
+        laid_out(&layout(), 2, ADAPTER, (0, 3), vec![adapter_piece(2, 100, &codes[100..])]),
+        laid_out(&layout(), 3, TOKENS, (0, 5), tokens),
     ]
-}
-
-/// Records with their number.
-#[derive(Default)]
-pub(crate) struct Records {
-    bytes: Vec<u8>,
-    count: u32,
-}
-
-impl Records {
-    pub(crate) fn put(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
-        encode_record(&mut self.bytes, kind, body, tail);
-        self.count += 1;
-    }
 }
 
 pub(crate) fn create(sequence: u64, key: &[u8]) -> m::SequenceCreate {
@@ -337,18 +310,8 @@ pub(crate) fn store_records(layout: &Layout, frames: &[GoldenFrame]) -> Records 
     records.put(Kind::Layout, &m::LayoutDefined { layout: U32::new(1), reserved: U32::new(0) }, &encoded_layout);
     records.put(Kind::SegmentOpen, &segment_open(), &[]);
     for frame in frames {
-        let origin = frame.planes.first().map_or(TOKENS, |(_, identity, ..)| identity.sequence.get());
-        let record = m::Frame {
-            frame: U64::new(frame.frame),
-            origin: U64::new(origin),
-            lsn: U64::new(frame.lsn),
-            nonce: U64::new(frame.nonce),
-            location: frame.place.location.to_raw(),
-            header_crc: U32::new(frame.crc),
-            header_pages: U32::new(frame.header_pages),
-            front_pages: U32::new(frame.front_pages),
-            reserved: U32::new(0),
-        };
+        let origin = U64::new(frame.planes.first().map_or(TOKENS, |(_, identity, ..)| identity.sequence.get()));
+        let record = m::Frame { origin, ..frame_record(frame) };
         records.put(Kind::Frame, &record, &[]);
     }
     records
@@ -383,14 +346,8 @@ pub(crate) fn files() -> Vec<(String, Vec<u8>)> {
 pub(crate) fn files_of(frames: Vec<GoldenFrame>, mut records: Records) -> Vec<(String, Vec<u8>)> {
     let end = m::CheckpointEnd { records: U64::new(u64::from(records.count)) };
     records.put(Kind::CheckpointEnd, &end, &[]);
-    let manifest = |copy| {
-        let mut bytes = manifest_page(copy).encode().to_vec();
-        let place = batch_place(crate::golden_store::FIRST_BATCH);
-        let batch = encode_batch(&place, 40, 1, FLAG_CHECKPOINT, &records.bytes, records.count);
-        bytes.extend(batch.expect("a batch"));
-        bytes.resize(bytes.len() + 2 * PAGE_BYTES, 0);
-        bytes
-    };
+    let Records { bytes, count } = records;
+    let batch = [GoldenBatch { flags: FLAG_CHECKPOINT, synced_through: 40, records: bytes, count }];
     let slot = |index| {
         // The last batch is the checkpoint.
         Slot { synced_through: U64::new([40, 41][index]), ..slot(index, PayloadChecksum::Crc64Nvme) }
@@ -407,7 +364,7 @@ pub(crate) fn files_of(frames: Vec<GoldenFrame>, mut records: Records) -> Vec<(S
     segment.resize((SEGMENT_PAGES as usize - 1) * PAGE_BYTES, 0);
     segment.extend(segment_page(segment::POSITION_TRAILER).encode());
     let mut files = vec![("superblock".to_owned(), [slot(0).encode(), slot(1).encode()].concat())];
-    files.extend((0..2).map(|copy| (m::file_name(GENERATION, copy), manifest(copy))));
+    files.extend((0..2).map(|copy| (m::file_name(GENERATION, copy), manifest_file(copy, &batch))));
     files.push((segment::file_name(SegmentId(1)), segment));
     files
 }

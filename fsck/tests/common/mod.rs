@@ -116,6 +116,8 @@ struct Extent {
     layer: u16,
     first: u64,
     tokens: u32,
+    /// Its bytes, where they matter.
+    content: Vec<u8>,
 }
 
 impl Image {
@@ -239,25 +241,69 @@ impl Image {
 
     /// Writes a frame with tokens `first..end` of all layers: whole groups, the rest as a tail.
     pub fn frame(&mut self, device: u16, sequence: u64, key: &[u8], end: u64, first: u64, state: &[u8]) -> m::Frame {
-        let layout = layout();
-        let id = self.frames.len() as u64 + 1;
-        let nonce = 0x55aa_0000 + id;
         let groups_end = first + (end - first) / 4 * 4;
         let mut extents = Vec::new();
         let layers = [0_u16, 2];
         let grouped = |kind| {
-            let extent = move |layer| Extent { kind, layer, first, tokens: (groups_end - first) as u32 };
+            let extent =
+                move |layer| Extent { kind, layer, first, tokens: (groups_end - first) as u32, content: Vec::new() };
             layers.into_iter().filter(move |_| groups_end > first).map(extent)
         };
         extents.extend(grouped(KIND_SUMMARY));
         for layer in layers.into_iter().filter(|_| end > groups_end) {
-            extents.push(Extent { kind: KIND_TAIL, layer, first: groups_end, tokens: (end - groups_end) as u32 });
+            let (first, tokens) = (groups_end, (end - groups_end) as u32);
+            extents.push(Extent { kind: KIND_TAIL, layer, first, tokens, content: Vec::new() });
         }
-        extents.push(Extent { kind: KIND_TOKEN_IDS, layer: 0, first, tokens: (end - first) as u32 });
+        let tokens = (end - first) as u32;
+        extents.push(Extent { kind: KIND_TOKEN_IDS, layer: 0, first, tokens, content: Vec::new() });
         if !state.is_empty() {
-            extents.push(Extent { kind: KIND_CALLER_STATE, layer: 0, first: end, tokens: state.len() as u32 });
+            let tokens = state.len() as u32;
+            extents.push(Extent { kind: KIND_CALLER_STATE, layer: 0, first: end, tokens, content: Vec::new() });
         }
         extents.extend(grouped(KIND_GROUPS));
+        self.lay(device, sequence, key, &extents)
+    }
+
+    /// A store with sequence 1, which holds an adapter in two frames: of each layer, by its number, these bytes. The record has
+    /// `checksum` of them, where it is given.
+    pub fn with_adapter(layers: &[(u16, Vec<u8>)], checksum: Option<u64>) -> Self {
+        let mut image = Self::empty(1);
+        image.checkpoint();
+        let all: Vec<u8> = layers.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+        let mut records = Records::default();
+        records.push(Kind::SequenceCreate, &create(1, b""), b"");
+        let adapter = m::AdapterDefined {
+            sequence: U64::new(1),
+            checksum: U64::new(checksum.unwrap_or_else(|| stratakv_format::checksum::crc64(&all))),
+            bytes: U64::new(all.len() as u64),
+            version: U32::new(1),
+            name_bytes: U16::new(4),
+            reserved: U16::new(0),
+        };
+        records.push(Kind::Adapter, &adapter, b"name");
+        // Each layer's first half in one frame, its second half in the other.
+        for half in 0..2 {
+            let piece = |(layer, bytes): &(u16, Vec<u8>)| {
+                let (first, second) = bytes.split_at(bytes.len() / 2);
+                let (first, content) = if half == 0 { (0, first) } else { (first.len() as u64, second) };
+                let tokens = content.len() as u32;
+                Extent { kind: KIND_ADAPTER, layer: *layer, first, tokens, content: content.to_vec() }
+            };
+            let pieces: Vec<Extent> = layers.iter().map(piece).filter(|piece| piece.tokens > 0).collect();
+            let frame = image.lay(0, 1, b"", &pieces);
+            records.push(Kind::Frame, &frame, &[]);
+            let (sequence, token_end) = (U64::new(1), U64::new(u64::MAX));
+            records.push(Kind::FrameRef, &m::FrameRef { sequence, frame: frame.frame, token_end }, &[]);
+        }
+        image.batches.push(records);
+        image.write(STATE_CLOSED);
+        image
+    }
+
+    fn lay(&mut self, device: u16, sequence: u64, key: &[u8], extents: &[Extent]) -> m::Frame {
+        let layout = layout();
+        let id = self.frames.len() as u64 + 1;
+        let nonce = 0x55aa_0000 + id;
         let planes_of = |e: &Extent| match e.kind {
             KIND_GROUPS => e.tokens as usize / 4 * 2,
             KIND_TAIL => 2,
@@ -274,7 +320,7 @@ impl Image {
                 *byte = seed;
             }
         };
-        for e in &extents {
+        for e in extents {
             let align = if e.kind == KIND_GROUPS { PAGE_BYTES } else { 8 };
             payload.resize(payload.len().next_multiple_of(align), 0);
             let start = payload.len();
@@ -313,6 +359,9 @@ impl Image {
                     };
                     payload.resize(start + bytes, 0);
                     fill(&mut payload[start..]);
+                    if !e.content.is_empty() {
+                        payload[start..].copy_from_slice(&e.content);
+                    }
                     checksums.push(CHECKSUM.compute(&identity(e.first, e.tokens, 0), &payload[start..]));
                 }
             }

@@ -15,6 +15,8 @@ pub(super) const WRITE_ERROR: &str = "write error";
 pub(super) const READ_ERROR: &str = "read error";
 pub(super) const ROT_FOUND: &str = "bit rot reported";
 pub(super) const CHECKED: &str = "crash image checked by kvfsck";
+pub(super) const CHECKED_CHANGED: &str = "store that disks left or joined checked by kvfsck";
+pub(super) const MEMBERS_WITHIN: &str = "capacity held by the disks that are members";
 pub(super) const LOST: &str = "unacknowledged commits lost";
 pub(super) const LANDED: &str = "unacknowledged commits kept";
 
@@ -109,6 +111,8 @@ impl Coverage {
             READ_ERROR,
             ROT_FOUND,
             CHECKED,
+            CHECKED_CHANGED,
+            MEMBERS_WITHIN,
             LOST,
             LANDED,
             ASTRAY,

@@ -467,7 +467,9 @@ impl Directory for SimDirectory {
 
     fn space(&self) -> Result<Space> {
         let world = lock(&self.world);
-        let available = world.capacity.saturating_sub(world.disks[self.disk].used_bytes(segment::DIRECTORY));
+        let disk = &world.disks[self.disk];
+        let used = if world.whole { disk.all_bytes() } else { disk.used_bytes(segment::DIRECTORY) };
+        let available = world.capacity.saturating_sub(used);
         Ok(Space { total: world.capacity, available })
     }
 }

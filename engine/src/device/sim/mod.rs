@@ -91,6 +91,11 @@ impl Simulation {
         lock(&self.world).restart();
     }
 
+    /// Disks have so many bytes from now on: see [`Geometry::device_bytes`].
+    pub fn resize(&self, device_bytes: u64) {
+        lock(&self.world).capacity = device_bytes;
+    }
+
     /// Sets the faults to come.
     pub fn set_faults(&self, faults: Faults) {
         lock(&self.world).faults = faults;
@@ -130,6 +135,12 @@ impl Simulation {
     #[must_use]
     pub fn take_peak_bytes(&self) -> u64 {
         lock(&self.world).take_peak_bytes()
+    }
+
+    /// Bytes of the files of a disk.
+    #[must_use]
+    pub fn bytes(&self, disk: usize) -> u64 {
+        lock(&self.world).disks.get(disk).map_or(0, disk::Disk::all_bytes)
     }
 
     /// Lets time pass. By itself it goes on by a millisecond whenever somebody looks.

@@ -95,6 +95,25 @@ fn exhaustion_tells_and_returns_are_announced() {
 }
 
 #[test]
+fn several_leases_come_together_or_not_at_all() {
+    let arena = arena(2);
+    let half = SLAB_BYTES / 2;
+    let three = arena.lease_all(&[half, SLAB_BYTES, half]).expect("fits");
+    assert_eq!(three.iter().map(Lease::len).collect::<Vec<_>>(), [half, SLAB_BYTES, half]);
+    assert_eq!(arena.usage().leased_bytes, 2 * SLAB_BYTES);
+    drop(three);
+    let held = arena.lease(half).expect("fits");
+    let seen = arena.returned().epoch();
+    assert_eq!(arena.lease_all(&[half, 1, SLAB_BYTES]).err(), Some(Exhausted::Now));
+    assert_eq!(arena.lease_all(&[1, SLAB_BYTES + 1]).err(), Some(Exhausted::Never));
+    assert_eq!(arena.returned().epoch(), seen, "who waits was told of memory that is no news");
+    assert_eq!(arena.usage().leased_bytes, half);
+    assert_eq!(arena.lease_all(&[SLAB_BYTES, half]).map(|leases| leases.len()), Ok(2));
+    assert_eq!(self::arena(0).lease_all(&[]).map(|leases| leases.len()), Ok(0));
+    drop(held);
+}
+
+#[test]
 fn bytes_are_out_of_reach_while_io_is_in_flight() {
     let arena = arena(1);
     let mut lease = arena.lease_zeroed(3 * PAGE_BYTES).expect("fits");

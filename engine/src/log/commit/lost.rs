@@ -90,12 +90,50 @@ impl Committer {
         }
         self.devices.suspects.owe();
         let mut manifest = lock(&self.manifest);
+        manifest.members_changed();
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
         match self.checkpoint(&mut manifest, &Fresh { beyond: true, ..Fresh::for_more() }) {
             // The manifest has it, and the superblocks do with the next generation that finds room.
-            Err(Failed::Stalled(_)) => Ok(()),
+            Err(Failed::Stalled(_)) => {
+                self.measure(&manifest);
+                Ok(())
+            }
             other => other,
         }
+    }
+
+    /// Nothing more is written to devices that go. That they do must not stand on them alone: with them, they would be refused, and
+    /// without them missing. Who wants what cannot be is refused it, and nothing else.
+    pub(super) fn let_go_of_leaving(&self, group: &mut [Queued], lost: &BTreeSet<DeviceIndex>) -> Result<(), Failed> {
+        for device in lost {
+            self.let_go(*device).map_err(|failed| match failed {
+                Failed::Stalled(e) | Failed::Broken(e) => Failed::Broken(e),
+            })?;
+        }
+        for queued in group {
+            let goes = |member: &&m::Member| matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
+            let going = queued.request.members.iter().filter(goes).map(|member| DeviceIndex(member.device.get()));
+            match going.collect::<Vec<_>>().into_iter().try_for_each(|device| self.let_go(device)) {
+                Err(Failed::Stalled(e)) => {
+                    queued.request.members.clear();
+                    queued.request.refused = Some(e.during("no other device has room for the manifest"));
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing more is written to a device that goes. Where it alone has the manifest, others get it first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: they have no room for it. Nothing changed. Or a write failed.
+    pub(super) fn let_go(&self, device: DeviceIndex) -> Result<(), Failed> {
+        let mut manifest = lock(&self.manifest);
+        if !manifest.survives(device) {
+            self.checkpoint(&mut manifest, &Fresh::for_more())?;
+        }
+        manifest.forget(device).map_err(Failed::Stalled)
     }
 }

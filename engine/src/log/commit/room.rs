@@ -4,7 +4,7 @@
 use super::{Committer, Failed, Fresh, keep_spare};
 use crate::device::environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::manifest::{ManifestLog, manifest_copies};
+use crate::log::manifest::ManifestLog;
 use crate::metrics::lock;
 use std::sync::atomic::Ordering;
 use stratakv_format::PAGE_BYTES;
@@ -12,11 +12,39 @@ use stratakv_format::PAGE_BYTES;
 impl Committer {
     /// Takes note of how large the files of the manifest are.
     pub(super) fn measure(&self, manifest: &ManifestLog) {
-        let copies = manifest_copies(&self.devices).max(1);
+        let copies = manifest.copies().max(1);
         let (file, spare) = (manifest.file_bytes() / copies, manifest.spare_bytes() / copies);
         // Where no files could be kept, half of one has always been enough.
         self.room.store(file.min(spare).max(file / 2), Ordering::Relaxed);
         self.admitted.store(0, Ordering::Relaxed);
+        self.owed_copies.store(manifest.owed(&self.devices), Ordering::Relaxed);
+    }
+
+    /// Copies of the manifest that there should be and for which there was no room.
+    pub(crate) fn owed_copies(&self) -> u64 {
+        self.owed_copies.load(Ordering::Relaxed)
+    }
+
+    /// Makes the copies of the manifest that there was no room for, where there is by now.
+    ///
+    /// # Errors
+    /// A write failed midway.
+    pub(crate) fn complete_manifest(&self) -> Result<()> {
+        if self.owed_copies() == 0 {
+            return Ok(());
+        }
+        self.check()?;
+        let mut manifest = lock(&self.manifest);
+        if !manifest.may_complete(&self.devices) {
+            return Ok(());
+        }
+        match self.checkpoint(&mut manifest, &Fresh::for_more()) {
+            Ok(()) | Err(Failed::Stalled(_)) => Ok(()),
+            Err(Failed::Broken(e)) => {
+                lock(&self.broken).get_or_insert_with(|| e.duplicate());
+                Err(e)
+            }
+        }
     }
 
     /// Bytes that a generation must take when `more` bytes of records are added.
@@ -52,7 +80,7 @@ impl Committer {
             return Ok(true);
         }
         let there = manifest.file_bytes() + manifest.spare_bytes();
-        let wanted = 2 * manifest_copies(&self.devices) * self.needed(more);
+        let wanted = 2 * manifest.copies() * self.needed(more);
         if wanted.saturating_sub(there) > lock(&self.space).allowance(&self.devices) {
             return Ok(false);
         }

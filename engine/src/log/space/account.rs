@@ -12,7 +12,7 @@ pub(crate) struct DeviceBytes {
     pub(crate) live: u64,
     pub(crate) dead: u64,
     pub(crate) in_flight: u64,
-    /// Room in open segments, and free segments beyond the reserve.
+    /// Room in open segments, and free segments beyond the reserve. Dead on a device that takes nothing more.
     pub(crate) free: u64,
     pub(crate) reserved: u64,
     /// Headers and trailers of segments.
@@ -77,6 +77,10 @@ impl Space {
             bytes.reserved = kept * self.segment_bytes();
             // A file that is being made has nothing in it yet, one that is being removed nothing any more.
             bytes.free += (own.free.len() as u64 - kept + own.opening + own.leaving) * self.segment_bytes();
+            if !super::takes_frames(devices, *device) {
+                // Nobody may use it; it is had back when the device leaves.
+                bytes.dead += std::mem::take(&mut bytes.free) + std::mem::take(&mut bytes.reserved);
+            }
             (*device, bytes)
         });
         SpaceBytes {

@@ -6,7 +6,7 @@
 mod account;
 mod allocate;
 
-use super::devices::Devices;
+use super::devices::{Device, Devices};
 use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
@@ -124,6 +124,11 @@ impl DeviceSpace {
         self.leaving += taken.len() as u64;
         taken
     }
+}
+
+/// Whether new frames may go to a device.
+fn takes_frames(devices: &Devices, device: DeviceIndex) -> bool {
+    devices.list.get(usize::from(device.0)).is_some_and(Device::takes_frames)
 }
 
 /// Segments of a device that appends leave alone, so that cleaning always has somewhere to go.
@@ -319,14 +324,23 @@ impl Space {
     }
 
     /// Whether nobody has, or is about to write, anything on a device that no commit names: frames of sequences that were not
-    /// committed, of forks, of readers of what was deleted.
-    pub(crate) fn is_unused(&self, device: DeviceIndex) -> bool {
+    /// committed, of forks, of readers of what was deleted. And whether nobody who took a place there, as a view does, may still
+    /// read it, unless the device is `lost` and whoever does has other copies or nothing.
+    pub(crate) fn is_unused(&self, device: DeviceIndex, lost: bool) -> bool {
         let here = |segment: &SegmentHandle| segment.key.0 == device;
-        let opening = self.devices.get(&device).is_some_and(|own| own.opening > 0);
+        let own = self.devices.get(&device);
+        let opening = own.is_some_and(|own| own.opening > 0);
+        let written = own.into_iter().flat_map(|own| own.streams.values().chain(&own.partial)).map(|own| &own.handle);
+        let written: Vec<&Arc<SegmentHandle>> = written.chain(&self.opened).collect();
+        // Beside those who write, and this one.
+        let read = |handle: &Arc<SegmentHandle>| {
+            let own = written.iter().filter(|other| Arc::ptr_eq(other, handle)).count();
+            Arc::strong_count(handle) > own + 1
+        };
         let mut handles = self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, life)| life.handle());
         let mut frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
         !opening
-            && handles.all(|handle| handle.in_flight_pages() == 0)
+            && handles.all(|handle| handle.in_flight_pages() == 0 && (lost || !read(&handle)))
             && frames.all(|frame| (0..frame.copies()).all(|copy| !here(frame.copy(copy).0)))
     }
 
@@ -396,6 +410,9 @@ impl Space {
         let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes()) as usize;
         let mut taken = Vec::new();
         for (device, own) in &mut self.devices {
+            if devices.list.get(usize::from(device.0)).is_none_or(Device::is_lost) {
+                continue;
+            }
             let most = own.free.len().saturating_sub(reserve(own.used()) as usize).min(over);
             let more = own.take_free(*device, most);
             over -= more.len();
@@ -436,7 +453,8 @@ impl Space {
     /// Segments that appends may still begin.
     pub(crate) fn free_segments(&self, devices: &Devices) -> u64 {
         let kept = |own: &DeviceSpace| (own.free.len() as u64).saturating_sub(reserve(own.used()));
-        let free: u64 = self.devices.values().map(kept).sum();
+        let open = self.devices.iter().filter(|(device, _)| takes_frames(devices, **device));
+        let free: u64 = open.map(|(_, own)| kept(own)).sum();
         free + self.growth(devices)
     }
 
@@ -453,7 +471,8 @@ impl Space {
     fn growth(&self, devices: &Devices) -> u64 {
         let allowed = self.capacity.map(|_| self.allowance(devices).saturating_sub(self.owed_bytes()));
         let room = || {
-            let spaces = devices.list.iter().filter_map(|device| device.directory.space().ok());
+            let open = devices.list.iter().filter(|device| device.takes_frames());
+            let spaces = open.filter_map(|device| device.directory.space().ok());
             spaces.map(|space| space.available).max().unwrap_or(0)
         };
         allowed.unwrap_or_else(room) / self.segment_bytes()

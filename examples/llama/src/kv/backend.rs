@@ -98,6 +98,7 @@ pub struct Backend {
     layout: KvLayout,
     policy: StorePolicy,
     selector: Option<(Arc<dyn Selector>, ScoreForm)>,
+    rank: Option<usize>,
     dense_layers: usize,
     budget: Budget,
     read_ahead: bool,
@@ -118,6 +119,8 @@ struct Temporary {
 /// A geometry the engine does not take, no place for a temporary directory, and what the engine reports.
 pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) -> Result<Backend> {
     let layout = kv_layout(&geometry, options.group_tokens, fingerprint)?;
+    // Said by the layout; caches are those of the model whether it is said or not.
+    let geometry = KvGeometry { rope: None, ..geometry };
     let policy = match options.policy {
         Policy::Full => StorePolicy::Full,
         Policy::Window => StorePolicy::Window { sinks: SINKS, budget: options.budget },
@@ -155,6 +158,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         layout,
         policy,
         selector,
+        rank: options.method.as_ref().and_then(Method::rank),
         dense_layers,
         budget,
         read_ahead,
@@ -240,6 +244,7 @@ impl Backend {
         if let Some((selector, form)) = &self.selector {
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
             cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });
+            cache.rebuild_keys(self.rank)?;
         }
         Ok(cache)
     }

@@ -145,7 +145,7 @@ mod tests {
         for dtype in [KvDType::F32, KvDType::F16, KvDType::Bf16] {
             for group in [1, 4, 16] {
                 let layers = vec![layer(None), layer(Some(1)), layer(Some(50)), layer(Some(2500))];
-                let geometry = KvGeometry { layers, query_heads: 6, scale: 0.3, dtype };
+                let geometry = KvGeometry { layers, query_heads: 6, scale: 0.3, dtype, rope: None };
                 let mut own = MemoryKv::new(geometry.clone(), MemoryPolicy::Full);
                 let mut grouped = own.clone().with_groups(group).unwrap();
                 // 4000 tokens are several parts at any of these sizes.
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn groups_are_for_empty_caches_of_full_attention() {
         let layers = vec![LayerGeometry { kv_heads: 1, head_dim: 2, window: None }];
-        let geometry = KvGeometry { layers, query_heads: 1, scale: 1.0, dtype: KvDType::F32 };
+        let geometry = KvGeometry { layers, query_heads: 1, scale: 1.0, dtype: KvDType::F32, rope: None };
         let new = |policy| MemoryKv::new(geometry.clone(), policy);
         assert!(new(MemoryPolicy::Full).with_groups(0).is_err());
         assert!(new(MemoryPolicy::Full).with_groups(1000).is_err());

@@ -295,7 +295,7 @@ mod tests {
 
     fn geometry(window: Option<usize>, dtype: KvDType) -> KvGeometry {
         let layer = LayerGeometry { kv_heads: 1, head_dim: 2, window };
-        KvGeometry { layers: vec![layer], query_heads: 2, scale: 1.0, dtype }
+        KvGeometry { layers: vec![layer], query_heads: 2, scale: 1.0, dtype, rope: None }
     }
 
     fn filled(tokens: usize, window: Option<usize>, policy: MemoryPolicy) -> MemoryKv {

@@ -17,7 +17,7 @@ use super::store::engine_error;
 pub struct Method {
     /// Name.
     pub name: MethodName,
-    /// Sigma of `kvswap` and `infinigen`, bits of `tck`; 0 for the others.
+    /// Sigma of `kvswap` and `infinigen`, bits of `tck`, rank of rebuilt keys of `shadowkv` (0: keys are read); 0 for the others.
     pub parameter: usize,
     /// How heads are added up.
     pub form: ScoreForm,
@@ -78,7 +78,7 @@ impl FromStr for Method {
                 "softmax" => form = ScoreForm::Softmax,
                 number => {
                     let parsed = number.parse().with_context(|| format!("{text:?}: {number:?} is no number"))?;
-                    ensure!(parameter > 0, "{text:?}: this method takes no number");
+                    ensure!(parameter > 0 || name == MethodName::Shadowkv, "{text:?}: this method takes no number");
                     ensure!(parsed > 0, "{text:?}: 0 is out of range");
                     parameter = parsed;
                 }
@@ -100,6 +100,12 @@ impl fmt::Display for Method {
 }
 
 impl Method {
+    /// The rank of keys that are rebuilt while values alone are read.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        (self.name == MethodName::Shadowkv && self.parameter > 0).then_some(self.parameter)
+    }
+
     /// The name of the adapter it needs, if it needs one.
     #[must_use]
     pub fn adapter(&self) -> Option<String> {
@@ -158,7 +164,17 @@ mod tests {
 
     #[test]
     fn names_parse_and_print() {
-        for text in ["window", "minmax:raw", "kvswap:8", "kvswap:32:raw", "tck:32", "leoam", "oracle:raw"] {
+        for text in [
+            "window",
+            "minmax:raw",
+            "kvswap:8",
+            "kvswap:32:raw",
+            "tck:32",
+            "shadowkv",
+            "shadowkv:20",
+            "leoam",
+            "oracle:raw",
+        ] {
             assert_eq!(text.parse::<Method>().unwrap().to_string(), text);
         }
         assert_eq!("tck".parse::<Method>().unwrap().adapter().unwrap(), "tck-64");

@@ -14,6 +14,7 @@ pub mod store;
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
+use stratakv::Rope;
 use stratakv::pipeline::PipelineReport;
 
 pub use memory::MemoryKv;
@@ -79,6 +80,8 @@ pub struct KvGeometry {
     pub scale: f32,
     /// Element type of keys and values at rest.
     pub dtype: KvDType,
+    /// How keys are rotated, where a store's layout is to say so: for methods that rebuild keys.
+    pub rope: Option<Rope>,
 }
 
 impl KvGeometry {

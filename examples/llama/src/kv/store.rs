@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{ScoreForm, Selector, SelectorId};
+use stratakv::retrieval::{RebuildOptions, ScoreForm, Selector, SelectorId};
 use stratakv::{
-    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, SelectOptions,
-    Sequence, Store, TensorView, View,
+    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, Planes,
+    SelectOptions, Sequence, Store, TensorView, View,
 };
 
 use super::probe::Probe;
@@ -112,6 +112,7 @@ pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 3
     }
     let dtype = engine_dtype(geometry.dtype);
     let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(u16::try_from(group_tokens)?);
+    let builder = if let Some(rope) = geometry.rope { builder.rope(rope) } else { builder };
     builder.fingerprint(fingerprint).build().map_err(engine_error)
 }
 
@@ -135,7 +136,12 @@ pub struct StoreKv {
     pipeline: Option<Pipeline>,
     /// The layer that was read last through it, and what it attends to.
     prepared: Option<(usize, View)>,
+    /// Rank of keys that are rebuilt, and the tokens that were there when they were built last.
+    rebuilt: Option<(usize, Option<u64>)>,
 }
+
+/// Tokens after which a commit builds low-rank keys anew: half of those that stay exact.
+const REBUILD_TOKENS: u64 = 512;
 
 impl StoreKv {
     /// A cache over a sequence of `store`, whose layout is [`kv_layout`] of this geometry.
@@ -163,6 +169,7 @@ impl StoreKv {
             probe: None,
             pipeline: None,
             prepared: None,
+            rebuilt: None,
         }
     }
 
@@ -176,6 +183,32 @@ impl StoreKv {
     /// The first `layers` layers attend to everything from now on.
     pub fn set_dense_layers(&mut self, layers: usize) {
         self.dense_layers = layers;
+    }
+
+    /// From the next commit on, or from now on where there are committed tokens: selections read values alone and rebuild keys
+    /// from this rank. `None` ends it.
+    ///
+    /// # Errors
+    /// As [`Sequence::rebuild_keys`].
+    pub fn rebuild_keys(&mut self, rank: Option<usize>) -> Result<()> {
+        self.sequence.forget_keys();
+        self.rebuilt = rank.map(|rank| (rank, None));
+        if self.sequence.committed() > 0 { self.rebuild() } else { Ok(()) }
+    }
+
+    fn rebuild(&mut self) -> Result<()> {
+        let Some((rank, built)) = &mut self.rebuilt else { return Ok(()) };
+        let tokens = self.sequence.len();
+        if built.is_none_or(|built| tokens >= built + REBUILD_TOKENS || tokens < built) {
+            self.sequence.rebuild_keys(&RebuildOptions::default().rank(*rank)).map_err(engine_error)?;
+            *built = Some(tokens);
+        }
+        Ok(())
+    }
+
+    /// What selections read of the groups that they choose.
+    fn planes(&self) -> Planes {
+        if matches!(self.rebuilt, Some((_, Some(_)))) { Planes::Rebuilt } else { Planes::All }
     }
 
     /// Another policy from now on.
@@ -196,12 +229,12 @@ impl StoreKv {
         self.sequence.attach(selector)
     }
 
-    /// Bytes of a selector's summaries, all layers.
+    /// Bytes of a selector's summaries, all layers, and of rebuilt keys.
     ///
     /// # Errors
     /// A selector of another sequence.
     pub fn selector_bytes(&self, selector: SelectorId) -> stratakv::Result<u64> {
-        self.sequence.selector_bytes(selector)
+        Ok(self.sequence.selector_bytes(selector)? + self.sequence.rebuilt_bytes())
     }
 
     /// Compares each attend from now on with full attention over `mirror`, which holds the same tokens; `None` ends it.
@@ -260,7 +293,7 @@ impl StoreKv {
         match self.policy {
             StorePolicy::Selected { selector, form, budget } => {
                 let options = SelectOptions::new(EngineBudget::tokens(budget.tokens(tokens)));
-                let options = options.form(form).scale(self.geometry.scale);
+                let options = options.form(form).scale(self.geometry.scale).planes(self.planes());
                 self.sequence.select_with(selector, layer, queries, options)
             }
             StorePolicy::Full => self.sequence.select_all(layer),
@@ -356,7 +389,8 @@ impl KvCache for StoreKv {
         let (named, held) = (self.sequence.token_ids().len() + new_ids.len(), self.len());
         ensure!(named == held, "the commit names {named} tokens, the cache holds {held}");
         self.sequence.push_token_ids(new_ids).map_err(engine_error)?;
-        self.sequence.commit_with(state, self.durability).map_err(engine_error)
+        self.sequence.commit_with(state, self.durability).map_err(engine_error)?;
+        self.rebuild()
     }
 
     fn committed(&self) -> Result<Option<Committed>> {

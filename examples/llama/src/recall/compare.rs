@@ -4,7 +4,7 @@ use std::fmt;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::prompts::Prompt;
@@ -120,6 +120,7 @@ pub fn compare(
                         Some(selector) => StorePolicy::Selected { selector: *selector, form: method.form, budget },
                         None => StorePolicy::Window { sinks: backend::SINKS, budget },
                     });
+                    cache.rebuild_keys(method.rank())?;
                     cache.probe(mirror.clone());
                     let (before, reads) = (cache.stats(), cache.reads());
                     let got = answer(model, prompt, &mut cache)?;
@@ -198,6 +199,42 @@ impl Comparison {
         })
     }
 
+    /// Adds the rows of an earlier run from what it wrote: [`csv`](Self::csv) and [`prompts_csv`](Self::prompts_csv).
+    ///
+    /// # Errors
+    /// Lines of another form, and a row that is there already: it would count prompts twice.
+    pub fn merge(&mut self, csv: &str, prompts_csv: &str) -> Result<()> {
+        let first = self.rows.len();
+        for line in csv.lines().skip(1) {
+            let cells: Vec<&str> = line.split(',').collect();
+            let [method, budget, context, _, _, _, _, mass, error, resident, bytes, reads, ms] = cells[..] else {
+                bail!("{line:?} is no row of compare.csv")
+            };
+            let context = context.parse()?;
+            let known = |r: &Row| r.method == method && r.budget == budget && r.context == context;
+            ensure!(!self.rows.iter().any(known), "{method} at {budget} and {context} tokens is there twice");
+            let optional = |text: &str| (!text.is_empty()).then(|| text.parse()).transpose();
+            let (mass, error) = (optional(mass)?, optional(error)?);
+            let row = self.row(method, budget, context);
+            (row.mass_recall, row.output_error) = (mass, error);
+            (row.resident_bytes_per_token, row.read_bytes_per_step) = (resident.parse()?, bytes.parse()?);
+            (row.reads_per_step, row.step_ms) = (reads.parse()?, ms.parse()?);
+        }
+        for line in prompts_csv.lines().skip(1) {
+            let cells: Vec<&str> = line.split(',').collect();
+            let [method, budget, context, task, id, accuracy, full] = cells[..] else {
+                bail!("{line:?} is no row of prompts.csv")
+            };
+            let context: usize = context.parse()?;
+            let known = |r: &&mut Row| r.method == method && r.budget == budget && r.context == context;
+            let row = self.rows[first..].iter_mut().find(known);
+            let row = row.with_context(|| format!("{line:?} belongs to no row of compare.csv"))?;
+            row.prompts.push((id.to_owned(), task.to_owned(), accuracy.parse()?, full.parse()?));
+        }
+        self.rows[first..].iter_mut().for_each(Row::summarise);
+        Ok(())
+    }
+
     /// All rows as CSV.
     #[must_use]
     pub fn csv(&self) -> String {
@@ -251,8 +288,20 @@ impl Row {
     fn add(&mut self, prompt: &Prompt, (accuracy, full): (f64, f64), figures: [f64; 9]) {
         self.prompts.push((prompt.id.clone(), prompt.task.clone(), accuracy, full));
         self.sums.iter_mut().zip(figures).for_each(|(sum, x)| *sum += x);
-        self.n = self.prompts.len();
+        self.summarise();
         let n = self.n as f64;
+        let [resident, bytes, reads, steps, seconds, mass, error, probes, _] = self.sums;
+        self.resident_bytes_per_token = resident / n;
+        self.read_bytes_per_step = bytes / steps;
+        self.reads_per_step = reads / steps;
+        self.step_ms = seconds * 1e3 / steps;
+        self.mass_recall = (probes > 0.0).then(|| mass / probes);
+        self.output_error = (probes > 0.0).then(|| error / probes);
+    }
+
+    /// Accuracy and its difference, from the prompts.
+    fn summarise(&mut self) {
+        self.n = self.prompts.len();
         // Tasks count alike, however many prompts each has.
         let mut tasks: Vec<&str> = self.prompts.iter().map(|(_, task, ..)| task.as_str()).collect();
         tasks.sort_unstable();
@@ -264,13 +313,6 @@ impl Row {
         self.accuracy = tasks.iter().map(|task| task_mean(task)).sum::<f64>() / tasks.len() as f64;
         let differences: Vec<f64> = self.prompts.iter().map(|p| p.2 - p.3).collect();
         (self.minus_full, self.minus_full_interval) = interval(&differences);
-        let [resident, bytes, reads, steps, seconds, mass, error, probes, _] = self.sums;
-        self.resident_bytes_per_token = resident / n;
-        self.read_bytes_per_step = bytes / steps;
-        self.reads_per_step = reads / steps;
-        self.step_ms = seconds * 1e3 / steps;
-        self.mass_recall = (probes > 0.0).then(|| mass / probes);
-        self.output_error = (probes > 0.0).then(|| error / probes);
     }
 }
 
@@ -344,5 +386,11 @@ mod tests {
         assert!(table.paired("a", "c", "1/13").is_none());
         assert_eq!(table.csv().lines().count(), 3);
         assert_eq!(table.prompts_csv().lines().count(), 7);
+        let mut merged = Comparison::default();
+        merged.merge(&table.csv(), &table.prompts_csv()).unwrap();
+        assert_eq!((merged.csv(), merged.prompts_csv()), (table.csv(), table.prompts_csv()));
+        assert_eq!(merged.paired("a", "b", "1/13"), table.paired("a", "b", "1/13"));
+        assert!(merged.merge(&table.csv(), "").unwrap_err().to_string().contains("twice"));
+        assert!(Comparison::default().merge("x\ny", "").is_err());
     }
 }

@@ -103,6 +103,8 @@ struct Runner<'c> {
     exceeded: u64,
     /// Disks of the store, as far as is known.
     disks: Vec<usize>,
+    /// Once disks left or joined: those that are members and not lost, and the bytes of their files when that was looked at.
+    held: (Vec<usize>, u64),
     /// Disks left or joined: not everything has all its copies for sure.
     changed: bool,
     /// A copy was made to rot.
@@ -154,6 +156,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         above: 0,
         exceeded: 0,
         disks: (0..case.geometry.devices).collect(),
+        held: (Vec::new(), 0),
         changed: false,
         flipped: false,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),

@@ -70,6 +70,7 @@ impl Runner<'_> {
         self.limited |= capacity.is_some();
         self.capacity = capacity;
         self.above = self.simulation.take_peak_bytes();
+        self.held = (Vec::new(), 0);
         let set = self.store()?.set_capacity(capacity.map(ByteSize));
         self.by_itself(0, set.is_ok())?;
         self.note_given_up();
@@ -86,21 +87,43 @@ impl Runner<'_> {
         }
     }
 
-    /// The files grow to the capacity and no further, and where they are beyond it not at all. Once a disk left or joined, what
-    /// it had stands beside that. The state of a manifest that the capacity leaves too little for is written all the same, and counted.
+    /// The files grow to the capacity and no further, and where they are beyond it not at all. Once a disk left or joined, those of
+    /// the disks that are members now, as they are when an operation ends. The state of a manifest that the capacity leaves too little for is written all the same, and counted.
     pub(super) fn within_capacity(&mut self) -> Stopped {
         self.note_given_up();
         let peak = self.simulation.take_peak_bytes();
         let exceeded = events(Event::CapacityExceeded);
-        if exceeded > self.exceeded {
+        let more = exceeded > self.exceeded;
+        if more {
             (self.exceeded, self.above) = (exceeded, self.above.max(peak));
         }
-        let Some(capacity) = self.capacity.filter(|_| !self.changed) else { return Ok(()) };
+        let Some(capacity) = self.capacity else { return Ok(()) };
+        if self.changed {
+            return self.members_within(capacity, more);
+        }
         let most = capacity.max(self.above);
         if peak > most {
             return failed(format!("files of {peak} bytes, of {most} that may be"));
         }
         self.above = self.above.min(self.simulation.take_peak_bytes());
+        Ok(())
+    }
+
+    /// The same for the disks that are members. `exceeded`: as the state alone must.
+    fn members_within(&mut self, capacity: u64, exceeded: bool) -> Stopped {
+        let Some(store) = self.store.as_ref().filter(|_| !self.simulation.is_down()) else { return Ok(()) };
+        let (status, lost) = (store.status(), store.health().lost);
+        let members = status.devices.iter().filter(|device| !lost.contains(&device.index));
+        let disk = |path: &str| path.strip_prefix("simulated-").and_then(|disk| disk.parse().ok());
+        let disks: Vec<usize> = members.filter_map(|device| disk(&device.path)).collect();
+        let bytes = disks.iter().map(|disk| self.simulation.bytes(*disk)).sum();
+        let (before, held) = std::mem::replace(&mut self.held, (disks, bytes));
+        if !exceeded && before == self.held.0 && bytes > capacity.max(held) {
+            return failed(format!(
+                "files of {bytes} bytes on disks {before:?}, of {capacity} that may be, after {held}"
+            ));
+        }
+        self.coverage.add(coverage::MEMBERS_WITHIN);
         Ok(())
     }
 

@@ -1,0 +1,70 @@
+//! What is made good, and what others learn, when somebody else commits what was queued.
+
+use super::*;
+use crate::log::{CommitRequest, CopyChange, places};
+use crate::metrics::{Evicted, EvictionReason};
+
+#[test]
+fn copies_that_were_not_written_are_made_by_the_background() {
+    let _alone = lock(&ALONE);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut sequence) = filled(dir.path(), 2);
+    let before = store.status();
+    trouble::set(&[("stratakv-1-", Trouble::NotWritten)]);
+    for group in GROUPS..2 * GROUPS {
+        let row = vec![group as f32; GROUP * DIM];
+        let view = TensorView::token_major(&row, GROUP, 1, DIM);
+        sequence.append(0, view, view).unwrap();
+    }
+    trouble::set(&[]);
+    sequence.commit(Durability::Sync).unwrap();
+    assert!(sum(&store.status(), |d| d.errors) > sum(&before, |d| d.errors), "every copy was written");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let alone = || lock(&store.inner.catalog).frames.values().filter(|frame| frame.copies() < 2).count();
+    while alone() > 0 {
+        assert!(Instant::now() < deadline, "{} frames have one copy", alone());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn whoever_reads_a_frame_learns_of_a_change_of_copies_that_others_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, sequence) = filled(dir.path(), 2);
+    let frames: Vec<_> = lock(&store.inner.catalog).frames.clone().into_iter().collect();
+    let mut request = CommitRequest::default();
+    for (id, frame) in &frames {
+        let seen = places(frame);
+        let wanted = seen.iter().rev().copied().collect();
+        request.copies.push(CopyChange { frame: *id, seen, wanted });
+    }
+    // As a move that found no space for a checkpoint: kept, and made by the next commit that does.
+    store.inner.committer.enqueue(request, None);
+    store.inner.flush_commits().unwrap();
+    for (id, before) in frames {
+        let now = lock(&store.inner.catalog).frames[&id].location;
+        assert_ne!(now.device, before.location.device);
+        let slot = lock(&store.inner.space).frame_slot(id).expect("the sequence is open");
+        assert_eq!(slot.now().segment.key, (now.device, now.segment));
+    }
+    read(&store, &sequence, &(0..GROUPS).collect::<Vec<_>>());
+}
+
+#[test]
+fn evictions_that_were_kept_are_told_once_they_are_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _sequence) = filled(dir.path(), 2);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&told);
+    store.observe(move |event| lock(&events).push(event.id));
+    let (id, key, reason) = (77, String::new(), EvictionReason::Space);
+    store.inner.observers.keep(vec![Evicted { id, key, tokens: 1, bytes: 4096, reason }]);
+    store.tend().unwrap();
+    // The background may have been faster, and tell it now.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while lock(&told).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    store.tend().unwrap();
+    assert_eq!((lock(&told).as_slice(), store.health().evictions), (&[77][..], 1));
+}

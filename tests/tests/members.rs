@@ -1,0 +1,134 @@
+//! Members of a store on simulated disks: what becomes of the manifest when they fail, leave, or are full.
+
+use stratakv::sim::{Faults, Geometry, Simulation};
+use stratakv::{ByteSize, DType, Durability, ErrorKind, SequenceOptions, Store, StoreOptions};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::rng::mix;
+
+const PAGE: u64 = 4096;
+const SEGMENT_PAGES: u64 = 8;
+
+fn shape() -> Shape {
+    Shape { layers: vec![LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
+}
+
+fn geometry(devices: usize, device_bytes: u64) -> Geometry {
+    Geometry { devices, device_bytes, manifest_pages: 5, batch_bytes: 4000, whole: true }
+}
+
+fn options() -> StoreOptions {
+    let options = Store::options().memory_limit(ByteSize::mib(8)).frame_bytes(ByteSize::kib(64));
+    options.segment_bytes(ByteSize(SEGMENT_PAGES * PAGE))
+}
+
+fn seeds(name: u64) -> Vec<u64> {
+    (0..6).map(|token| mix(mix(name) ^ token)).collect()
+}
+
+fn write(store: &Store, name: u64, copies: u8) -> stratakv::Result<()> {
+    let options = SequenceOptions::new().key(name.to_string()).replicas(copies);
+    let mut sequence = store.create_sequence(&shape().layout()?, options)?;
+    shape().append(&mut sequence, 0, &seeds(name), Order::TokenMajor)?;
+    sequence.commit(Durability::Sync)
+}
+
+fn check(store: &Store, name: u64) {
+    let sequence = store.open_sequence(&name.to_string()).expect("a sequence");
+    shape().check_all(store, &sequence, |_| seeds(name));
+}
+
+/// Copies of the manifest generation in force that a disk has.
+fn manifests(simulation: &Simulation, disk: usize) -> usize {
+    let slot = simulation.contents(disk, "superblock").expect("a superblock");
+    let newest = stratakv_format::superblock::newest(&slot).expect("a slot").into_inner();
+    let name = format!("manifest/{:016x}-", newest.manifest_generation.get());
+    let there = simulation.files(disk).iter().filter(|file| file.starts_with(&name)).count();
+    assert_eq!(there, usize::from(newest.manifest_copies), "the superblock says how many there are");
+    there
+}
+
+/// A device fails the sync of data just when the manifest is full: nothing of the new generation goes to it. (One that fails while a
+/// generation is written ends all writing.)
+#[test]
+fn a_device_that_fails_beside_a_full_manifest_is_given_up() {
+    let mut given_up = 0;
+    for sync in 0..60 {
+        let simulation = Simulation::new(&geometry(3, 8 << 20), sync);
+        let store = simulation.open(options()).expect("a store");
+        simulation.set_faults(Faults { sync: Some(sync), ..Faults::default() });
+        let there: Vec<u64> = (0..24).filter(|name| write(&store, *name, 3).is_ok()).collect();
+        let health = store.health();
+        let of_data = |text: &str| text.contains("sync segments/");
+        assert!(!health.read_only.as_deref().is_some_and(of_data), "sync {sync}: {health:?}");
+        if health.poisoned.iter().any(|(_, text)| of_data(text)) {
+            assert_eq!((health.lost.len(), there.len()), (1, 24), "sync {sync}: {health:?}");
+            given_up += 1;
+        }
+        there.iter().for_each(|name| check(&store, *name));
+    }
+    assert!(given_up > 8, "{given_up}");
+}
+
+/// A disk that is full and left alone goes on with the one copy it has, through crashes too, and gets the second when there is room.
+#[test]
+fn the_last_device_gets_its_second_manifest_when_there_is_room() {
+    let simulation = Simulation::new(&geometry(2, 60 * PAGE), 1);
+    let store = simulation.open(options()).expect("a store");
+    let mut there: Vec<u64> = Vec::new();
+    // Both are full, and then one holds what the other held.
+    let refused = loop {
+        match write(&store, there.len() as u64, 2) {
+            Ok(()) => there.push(there.len() as u64),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    assert!(there.len() > 5, "{}", there.len());
+    store.remove_device(0).expect("removed");
+    assert_eq!((manifests(&simulation, 1), store.health().owed_manifests), (1, 1), "{:?}", store.health());
+    assert!(!store.health().is_well());
+    // Deletions begin generations of their own.
+    for name in there.extract_if(.., |name| *name % 3 == 0).collect::<Vec<_>>() {
+        store.open_sequence(&name.to_string()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+    }
+    simulation.crash();
+    drop(store);
+    simulation.restart();
+    let store = simulation.open_on(options(), &[1]).expect("a full device");
+    there.iter().for_each(|name| check(&store, *name));
+    store.close().expect("closed");
+    let store = simulation.open_on(options(), &[1]).expect("a closed store");
+    assert_eq!(store.health().owed_manifests, 1);
+    simulation.resize(200 * PAGE);
+    store.tend().expect("tended");
+    assert_eq!((manifests(&simulation, 1), store.health().owed_manifests), (2, 0), "{:?}", store.health());
+    write(&store, 1000, 1).expect("room");
+    store.close().expect("closed");
+    assert!(simulation.rot("manifest/", 1, 4 * PAGE));
+    let store = simulation.open_on(options(), &[1]).expect("the other copy");
+    there.iter().for_each(|name| check(&store, *name));
+    check(&store, 1000);
+}
+
+/// A device that alone has the manifest, beside one that has no room for it, is not let go of, and nothing else is refused.
+#[test]
+fn a_device_stays_as_long_as_it_alone_can_have_the_manifest() {
+    let simulation = Simulation::new(&geometry(2, 200 * PAGE), 1);
+    let store = simulation.open_on(options(), &[0]).expect("a store");
+    (0..4).for_each(|name| write(&store, name, 1).expect("written"));
+    simulation.resize(4 * PAGE);
+    simulation.add_device(&store, 1).expect("a superblock fits");
+    assert_eq!(store.health().owed_manifests, 1);
+    let refused = store.declare_lost(0).expect_err("nobody else has the manifest");
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    assert_eq!(store.health().read_only, None);
+    assert_eq!(store.health().lost, Vec::<u16>::new());
+    store.open_sequence("0").and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+    (1..4).for_each(|name| check(&store, name));
+    simulation.resize(400 * PAGE);
+    store.remove_device(0).expect("removed");
+    store.close().expect("closed");
+    let store = simulation.open_on(options(), &[1]).expect("the other device");
+    (1..4).for_each(|name| check(&store, name));
+    write(&store, 9, 1).expect("written");
+}

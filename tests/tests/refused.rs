@@ -1,0 +1,239 @@
+//! Manifests with the right checksums that no writer of this version writes: refused with the right kind of error, never cut, and
+//! kvfsck says so too. And what looks odd but is valid.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use stratakv::{ByteSize, DType, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, TensorView};
+use stratakv_format::checksum::crc_with_hole;
+use stratakv_format::manifest::{
+    self as m, Batch, BatchPlace, Kind, ManifestPage, Record, encode_batch, encode_record,
+};
+use stratakv_format::superblock::Slot;
+use stratakv_format::{PAGE_BYTES, Unverified};
+use stratakv_tests::disk::{check, copy_devices, device_dirs, fast_scratch, small_options};
+use stratakv_tests::rng::Rng;
+
+fn options(dirs: &[PathBuf]) -> StoreOptions {
+    small_options(dirs).segment_bytes(ByteSize::kib(64))
+}
+
+fn append(store: &Store, sequence: Option<stratakv::Sequence>, state: &[u8]) -> stratakv::Sequence {
+    let layout =
+        KvLayout::builder().layers(1).kv_heads(1).head_dim(8).dtype(DType::F16).group_tokens(4).build().unwrap();
+    let sequence = sequence.map_or_else(|| store.create_sequence(&layout, SequenceOptions::new().key("a")), Ok);
+    let mut sequence = sequence.unwrap();
+    let elements: Vec<f32> = (0..6 * 8).map(|i| i as f32).collect();
+    let tensor = TensorView::token_major(&elements, 6, 1, 8);
+    sequence.append(0, tensor, tensor).unwrap();
+    sequence.commit_with(state, Durability::Sync).unwrap();
+    sequence
+}
+
+/// A store of two commits whose process was killed: state `one` at 6 tokens, `two` at 12.
+fn killed(root: &Path) -> Vec<PathBuf> {
+    let dirs = device_dirs(&root.join("first"), 1);
+    let store = options(&dirs).open().unwrap();
+    let sequence = append(&store, None, b"one");
+    let sequence = append(&store, Some(sequence), b"two");
+    let killed = copy_devices(&dirs, &root.join("killed"), &mut Rng(1));
+    drop((sequence, store));
+    killed
+}
+
+/// The manifest in force, and where it ends.
+struct Log {
+    files: Vec<PathBuf>,
+    nonce: u64,
+    generation: u64,
+    /// Pages and numbers of its batches.
+    batches: Vec<(usize, u64)>,
+    next_page: usize,
+}
+
+impl Log {
+    fn of(dir: &Path) -> Self {
+        let superblock = fs::read(dir.join("superblock")).unwrap();
+        let slot = Unverified::<Slot>::at_front(&superblock[..PAGE_BYTES], "slot").and_then(|slot| slot.verify(0));
+        let slot = slot.unwrap().into_inner();
+        let (generation, nonce) = (slot.manifest_generation.get(), slot.manifest_nonce.get());
+        let files: Vec<_> = (0..2).map(|copy| dir.join(m::file_name(generation, copy))).collect();
+        let bytes = fs::read(&files[0]).unwrap();
+        let page = Unverified::<ManifestPage>::at_front(&bytes[..PAGE_BYTES], "page").and_then(|page| page.verify());
+        let mut sequence = page.unwrap().into_inner().first_batch.get();
+        let (mut batches, mut next_page) = (Vec::new(), 1);
+        while let Ok(batch) =
+            Batch::verify(&bytes[next_page * PAGE_BYTES..], &BatchPlace { generation, nonce, sequence })
+        {
+            batches.push((next_page, sequence));
+            next_page += batch.header().pages.get() as usize;
+            sequence += 1;
+        }
+        Self { files, nonce, generation, batches, next_page }
+    }
+
+    fn edit(&self, edit: impl Fn(&mut Vec<u8>)) {
+        for path in &self.files {
+            let mut bytes = fs::read(path).unwrap();
+            edit(&mut bytes);
+            fs::write(path, bytes).unwrap();
+        }
+    }
+
+    /// Changes the last batch, which nothing says was durable, and makes its checksum right again.
+    fn change_last(&self, change: impl Fn(&mut [u8])) {
+        let (page, _) = self.batches[self.batches.len() - 1];
+        self.edit(|bytes| {
+            let batch = &mut bytes[page * PAGE_BYTES..self.next_page * PAGE_BYTES];
+            change(batch);
+            let crc = crc_with_hole(&self.nonce.to_le_bytes(), batch, 4..8);
+            batch[4..8].copy_from_slice(&crc.to_le_bytes());
+        });
+    }
+
+    /// One batch more.
+    fn append(&self, records: &[u8], count: u32) {
+        let (_, last) = self.batches[self.batches.len() - 1];
+        let place = BatchPlace { generation: self.generation, nonce: self.nonce, sequence: last + 1 };
+        let batch = encode_batch(&place, last, 1, 0, records, count).unwrap();
+        self.edit(|bytes| bytes[self.next_page * PAGE_BYTES..][..batch.len()].copy_from_slice(&batch));
+    }
+
+    fn records(&self, each: &mut dyn FnMut(&Record<'_>)) {
+        let bytes = fs::read(&self.files[0]).unwrap();
+        for &(page, sequence) in &self.batches {
+            let place = BatchPlace { generation: self.generation, nonce: self.nonce, sequence };
+            let batch = Batch::verify(&bytes[page * PAGE_BYTES..], &place).unwrap();
+            batch.records().for_each(|record| each(&record.unwrap()));
+        }
+    }
+}
+
+/// Refused with this kind, by kvfsck too, and without a change: what was there before is whole again once the manifest is.
+fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&Log)) {
+    let scratch = fast_scratch();
+    let dirs = killed(scratch.path());
+    let log = Log::of(&dirs[0]);
+    let before: Vec<_> = log.files.iter().map(|path| fs::read(path).unwrap()).collect();
+    damage(&log);
+    let e = options(&dirs).create(false).open().map(drop).expect_err(what);
+    assert_eq!(e.kind(), kind, "{what}: {e}");
+    let exit = if kind == ErrorKind::Unsupported { kvfsck::EXIT_UNSUPPORTED } else { kvfsck::EXIT_DAMAGE };
+    let report = check(&dirs);
+    assert_eq!(report.exit_code, exit, "{what}: {}", report.to_text());
+    for (path, bytes) in log.files.iter().zip(before) {
+        fs::write(path, bytes).unwrap();
+    }
+    let store = options(&dirs).create(false).open().unwrap();
+    assert_eq!(store.open_sequence("a").unwrap().state(), Some(&b"two"[..]), "{what}");
+}
+
+#[test]
+fn a_last_batch_of_another_version_is_not_cut() {
+    refused("an unknown flag", ErrorKind::Unsupported, |log| log.change_last(|batch| batch[52] |= 4));
+    refused("a reserved byte", ErrorKind::Corruption, |log| log.change_last(|batch| batch[54] = 1));
+    refused("too many bytes of records", ErrorKind::Corruption, |log| log.change_last(|batch| batch[46] = 0xff));
+    refused("another number", ErrorKind::Corruption, |log| log.change_last(|batch| batch[8] ^= 0x40));
+}
+
+/// The record that created the sequence, for another one.
+fn create(log: &Log, change: impl Fn(&mut m::SequenceCreate)) {
+    let mut found = None;
+    log.records(&mut |record| {
+        if let Record::SequenceCreate(create, _) = record {
+            found = Some(**create);
+        }
+    });
+    let mut create = found.expect("a sequence");
+    create.sequence = (create.sequence.get() + 1000).into();
+    create.key_bytes = 0.into();
+    change(&mut create);
+    let mut record = Vec::new();
+    encode_record(&mut record, Kind::SequenceCreate, &create, &[]);
+    log.append(&record, 1);
+}
+
+#[test]
+fn sequences_of_another_version_are_refused() {
+    refused("unknown summaries", ErrorKind::Unsupported, |log| create(log, |create| create.summaries = 2.into()));
+    refused("four copies", ErrorKind::Corruption, |log| create(log, |create| create.replicas = 4));
+    refused("copies without the feature", ErrorKind::Corruption, |log| create(log, |create| create.replicas = 2));
+}
+
+#[test]
+fn segments_are_of_the_store() {
+    let open = |pages: u32, kind: u8| {
+        move |log: &Log| {
+            let open = m::SegmentOpen {
+                generation: 1.into(),
+                nonce: 77.into(),
+                segment: 900.into(),
+                pages: pages.into(),
+                device: 0.into(),
+                kind,
+                reserved: [0; 5],
+            };
+            let mut record = Vec::new();
+            encode_record(&mut record, Kind::SegmentOpen, &open, &[]);
+            log.append(&record, 1);
+        }
+    };
+    refused("a segment that is too long", ErrorKind::Corruption, open(1 << 20, 1));
+    refused("a segment of a pool", ErrorKind::Corruption, open(16, 2));
+}
+
+#[test]
+fn the_state_is_that_of_the_frame_which_the_commit_names() {
+    let scratch = fast_scratch();
+    let dirs = killed(scratch.path());
+    let log = Log::of(&dirs[0]);
+    let mut commits = Vec::new();
+    log.records(&mut |record| {
+        if let Record::SequenceCommit(commit) = record {
+            commits.push(**commit);
+        }
+    });
+    let (first, last) = (commits[0], commits[commits.len() - 1]);
+    assert_ne!(first.state_frame, last.state_frame);
+    // Both frames hold tokens, and so both are the sequence's: a later one need not be the one that counts.
+    let mut record = Vec::new();
+    encode_record(
+        &mut record,
+        Kind::SequenceCommit,
+        &m::SequenceCommit { state_frame: first.state_frame, ..last },
+        &[],
+    );
+    log.append(&record, 1);
+    let report = check(&dirs);
+    assert!(report.exit_code != kvfsck::EXIT_DAMAGE, "{}", report.to_text());
+    let store = options(&dirs).create(false).open().unwrap();
+    let sequence = store.open_sequence("a").unwrap();
+    assert_eq!((sequence.len(), sequence.state()), (12, Some(&b"one"[..])));
+}
+
+#[test]
+fn the_state_of_another_sequence_is_a_finding() {
+    let scratch = fast_scratch();
+    let dirs = killed(scratch.path());
+    let log = Log::of(&dirs[0]);
+    let mut last = None;
+    log.records(&mut |record| {
+        if let Record::SequenceCommit(commit) = record {
+            last = Some(**commit);
+        }
+    });
+    let last = last.expect("a commit");
+    create(&log, |_| {});
+    let log = Log::of(&dirs[0]);
+    let other = m::SequenceCommit {
+        sequence: (last.sequence.get() + 1000).into(),
+        tokens: 0.into(),
+        token_ids: 0.into(),
+        ..last
+    };
+    let mut record = Vec::new();
+    encode_record(&mut record, Kind::SequenceCommit, &other, &[]);
+    log.append(&record, 1);
+    let report = check(&dirs);
+    assert!(report.has(kvfsck::Code::CallerState), "{}", report.to_text());
+    assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE);
+}
