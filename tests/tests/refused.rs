@@ -156,7 +156,6 @@ fn create(log: &Log, change: impl Fn(&mut m::SequenceCreate)) {
 fn sequences_of_another_version_are_refused() {
     refused("unknown summaries", ErrorKind::Unsupported, |log| create(log, |create| create.summaries = 2.into()));
     refused("four copies", ErrorKind::Corruption, |log| create(log, |create| create.replicas = 4));
-    refused("copies without the feature", ErrorKind::Corruption, |log| create(log, |create| create.replicas = 2));
 }
 
 #[test]

@@ -206,9 +206,6 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
         let applied = match &record {
             Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that is superseded".into()),
             Record::Replica(_) if !replicated => Err("a copy in a manifest without the feature of copies".into()),
-            Record::SequenceCreate(create, _) if create.replicas > 1 && !replicated => {
-                Err("copies asked for in a manifest without the feature of copies".into())
-            }
             _ => catalog.apply(&record),
         };
         applied.map_err(|e| damaged(copies, page, "records that fit together", e))?;
