@@ -22,29 +22,39 @@ pub(super) fn recover(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    let mut failed: Vec<(&PlannedRead, Error)> =
-        failed.into_iter().filter_map(|(at, e)| Some((part.reads.get(at)?, e))).collect();
+    let again = |(at, error): (usize, Error)| {
+        let read = part.reads.get(at)?;
+        Some(Again { read, copies: copies_in_turn(devices, &read.frame, usize::from(read.copy)), error })
+    };
+    let mut failed: Vec<Again<'_>> = failed.into_iter().filter_map(again).collect();
     for turn in 1..crate::index::COPIES_MAX {
-        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|(read, _)| turn < read.frame.copies());
-        if let Some((_, e)) = lost.into_iter().next() {
-            return Err(e);
+        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|again| turn < again.copies.len());
+        if let Some(again) = lost.into_iter().next() {
+            return Err(again.error);
         }
         let outcomes = read_copies(devices, &ready, turn, buffer, deadline)?;
         failed = Vec::new();
-        for ((read, e), outcome) in ready.into_iter().zip(outcomes) {
+        for (again, outcome) in ready.into_iter().zip(outcomes) {
             match outcome {
                 Ok(()) => {
-                    devices.suspects.add(&read.frame, usize::from(read.copy));
-                    count(devices, read);
+                    devices.suspects.add(&again.read.frame, usize::from(again.read.copy));
+                    count(devices, again.read);
                 }
-                Err(_) => failed.push((read, e)),
+                Err(_) => failed.push(again),
             }
         }
         if failed.is_empty() {
             return Ok(());
         }
     }
-    failed.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
+    failed.into_iter().next().map_or(Ok(()), |again| Err(again.error))
+}
+
+/// A read that failed, and the copies to ask in turn, its own first.
+struct Again<'a> {
+    read: &'a PlannedRead,
+    copies: Vec<usize>,
+    error: Error,
 }
 
 fn count(devices: &Devices, read: &PlannedRead) {
@@ -53,23 +63,33 @@ fn count(devices: &Devices, read: &PlannedRead) {
     }
 }
 
-/// The copy that takes the place of another in this turn.
-fn other(frame: &FrameBody, copy: usize, turn: usize) -> usize {
-    (copy + turn) % frame.copies()
+/// All copies of a frame, this one in front; then those whose devices do not fail and have least to do.
+fn copies_in_turn(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize> {
+    let load = |copy: usize| {
+        let unknown = (true, f64::INFINITY);
+        devices.get(frame.copy(copy).0.key.0).map_or(unknown, |device| {
+            let (queued, .., avoided) = device.profile.load();
+            (avoided || device.is_lost(), queued)
+        })
+    };
+    let next = |turn: usize| (own + turn) % frame.copies();
+    let mut others: Vec<_> = (1..frame.copies()).map(|turn| (load(next(turn)), next(turn))).collect();
+    others.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    std::iter::once(own).chain(others.into_iter().map(|(_, copy)| copy)).collect()
 }
 
 /// One batch per device; outcomes in the order of the reads.
 fn read_copies(
     devices: &Devices,
-    reads: &[(&PlannedRead, Error)],
+    reads: &[Again<'_>],
     turn: usize,
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<Vec<Result<()>>> {
     let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
     let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
-    for (tag, (read, _)) in reads.iter().enumerate() {
-        let (segment, offset) = read.of_copy(other(&read.frame, usize::from(read.copy), turn));
+    for (tag, Again { read, copies, .. }) in reads.iter().enumerate() {
+        let (segment, offset) = read.of_copy(copies[turn]);
         let file = match segment.file().and_then(|file| devices.get(segment.key.0).map(|_| file)) {
             Ok(file) => file,
             Err(e) => {
@@ -147,8 +167,7 @@ pub(super) fn until_good(
 ) -> Result<bool> {
     let own = usize::from(read.copy);
     let mut outcome = Ok(());
-    for turn in 0..frame.copies() {
-        let copy = other(frame, own, turn);
+    for (turn, copy) in copies_in_turn(devices, frame, own).into_iter().enumerate() {
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
         if let Ok(device) = devices.get(segment.key.0) {
             if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
