@@ -337,8 +337,8 @@ fn read_pages(
     }
     // A batch may end in zeros.
     let batch = m::BATCH_PAGES_MAX as usize * PAGE_BYTES;
-    let used = own.len() - own.iter().rev().take_while(|byte| **byte == 0).count();
-    own.truncate(used.next_multiple_of(PAGE_BYTES));
+    let pages = own.chunks(PAGE_BYTES).rposition(|page| !is_zero(page)).map_or(0, |last| last + 1);
+    own.truncate(pages * PAGE_BYTES);
     own.resize((own.len().max(PAGE_BYTES) + batch).min(at), 0);
     own.shrink_to_fit();
     Ok((Arc::new(own), at))
