@@ -36,7 +36,7 @@ use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
 use crate::plan::Urgency;
 use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{self, level_epochs, remove_leftovers, settle_generation};
-use crate::recover::{Found, Opened, open_directories, read_devices, replay, stale_device};
+use crate::recover::{Found, Opened, open_directories, read_devices, read_only_features, replay, stale_device};
 use crate::select::{View, ViewInner};
 use crate::sequence::{Sequence, load};
 use std::collections::BTreeSet;
@@ -405,6 +405,9 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     // A slot that does not verify is made good by writing both again.
     let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
     let mut replayed = replay(&directories, &every_slot, identity.store_id)?;
+    if !options.read_only && !replayed.writable {
+        return Err(read_only_features(&format!("manifest generation {}", replayed.place.generation)));
+    }
     let mut known = Vec::new();
     for (found, slot) in found.into_iter().zip(&slots) {
         match replayed.catalog.members.get(&DeviceIndex(slot.device_index.get())) {

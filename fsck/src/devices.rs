@@ -161,6 +161,9 @@ fn read_superblock(path: Arc<Path>, directory: File, sink: &Sink) -> Result<Opti
         sink.push(Finding::note(Code::Leftover, text).at(&place, whole, file.bytes - whole));
     }
     let Some(newest) = newest else { return Ok(None) };
+    if !newest.features.writable() {
+        sink.push(Finding::read_only_features(&place, (newest.sequence.get() % SLOTS as u64) * PAGE_BYTES as u64));
+    }
     if let [old, new] = &slots[..] {
         let same = old.store_id == new.store_id
             && old.device_id == new.device_id

@@ -4,8 +4,8 @@ use serde::{Serialize, Serializer};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use stratakv_format::FormatError;
 use stratakv_format::error::FormatErrorCode;
+use stratakv_format::{FormatError, PAGE_BYTES};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -86,6 +86,8 @@ codes! {
     Unsupported = "unsupported";
     /// The operating system could not read this place.
     IoError = "io-error";
+    /// Features that this build can read but not write: the engine opens the store for reading only (a note).
+    ReadOnlyFeatures = "read-only-features";
     /// A file that nothing names (a note).
     Leftover = "leftover";
     /// Others may write into the store (a note).
@@ -205,6 +207,12 @@ impl Finding {
 
     pub(crate) fn note(code: Code, message: impl Into<String>) -> Self {
         Self::new(code, Severity::Note, message.into())
+    }
+
+    /// The structure in the page at `offset` has features that only readers may ignore.
+    pub(crate) fn read_only_features(place: &FilePlace, offset: u64) -> Self {
+        let text = "has features this build can read but not write: the store opens for reading only";
+        Self::note(Code::ReadOnlyFeatures, text).at(place, offset, PAGE_BYTES as u64)
     }
 
     /// The finding for a structure that the format crate refused: `code`, unless it is merely not known here.

@@ -134,6 +134,9 @@ fn check_header(
     if previous.is_some_and(|previous| page.previous_generation.get() != previous) {
         damage("this generation does not follow the one that names it");
     }
+    if !page.features.writable() {
+        sink.push(Finding::read_only_features(&file.place, 0));
+    }
     match first {
         None => *first = Some(page),
         Some(other) => {

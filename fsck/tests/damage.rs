@@ -164,6 +164,19 @@ fn newer_versions_are_not_guessed_at() {
 }
 
 #[test]
+fn features_that_only_writers_must_know_are_a_note() {
+    for (file, page) in [("superblock", 0), (MANIFEST[0], 0)] {
+        let image = Image::standard(1, STATE_CLOSED);
+        patch_page(&image, 0, file, page, |bytes| bytes[24] |= 4);
+        let report = image.check();
+        let note = report.findings.iter().find(|finding| finding.code == Code::ReadOnlyFeatures).expect(file);
+        let offset = (page * PAGE_BYTES) as u64;
+        assert_eq!((note.severity, note.file.as_deref(), note.offset), (Severity::Note, Some(file), Some(offset)));
+        assert!(report.clean && report.exit_code == EXIT_CLEAN, "{}", report.to_text());
+    }
+}
+
+#[test]
 fn superblocks_that_contradict() {
     let image = Image::standard(2, STATE_CLOSED);
     let mut page = slot(1, 2, 2, STATE_CLOSED, 4);

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 use stratakv::{Durability, ErrorKind, ImportOptions, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv_format::PAGE_BYTES;
 use stratakv_format::superblock::{STATE_CLOSED, newest};
 use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::damage::seal_page;
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
@@ -202,6 +204,34 @@ fn a_store_on_a_read_only_mount_is_read() {
         every_writing_call_is_refused(&store);
         store.close().unwrap();
         assert_clean(&dirs, "on a read-only mount");
+    }
+}
+
+#[test]
+fn a_store_with_features_that_only_writers_must_know_is_read_and_not_written() {
+    for directory in ["superblock", "manifest"] {
+        let scratch = fast_scratch();
+        let dirs = write(scratch.path(), 1, true);
+        for file in files(&dirs[0]).iter().filter(|file| file.starts_with(directory)) {
+            let path = dirs[0].join(file);
+            let mut bytes = fs::read(&path).unwrap();
+            let headers = if directory == "manifest" { 1 } else { bytes.len() / PAGE_BYTES };
+            for page in bytes.chunks_mut(PAGE_BYTES).take(headers).filter(|page| page[0] != 0) {
+                page[24] |= 1;
+                seal_page(page);
+            }
+            fs::write(&path, bytes).unwrap();
+        }
+        let before = state(&dirs);
+        let refused = small_options(&dirs).open().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{directory}: {refused:?}");
+        assert!(refused.to_string().contains("open it for reading only"), "{directory}: {refused}");
+        let store = read_only(&dirs).open().unwrap();
+        check(&store);
+        every_writing_call_is_refused(&store);
+        store.close().unwrap();
+        assert_eq!(state(&dirs), before, "{directory}: nothing is written");
+        assert_clean(&dirs, directory);
     }
 }
 

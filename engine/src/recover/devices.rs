@@ -139,6 +139,12 @@ fn undo(mut found: Vec<Found>) -> Result<Vec<Found>> {
     Ok(found)
 }
 
+/// The error where a store is to be written that this build can only read.
+pub(crate) fn read_only_features(what: &str) -> Error {
+    let text = format!("{what}: has features this build can read but not write; open it for reading only");
+    Error::new(ErrorKind::Unsupported, text)
+}
+
 fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
     let slots: Vec<(&Path, &Slot)> =
         found.iter().filter_map(|f| f.slot.as_ref().map(|slot| (f.directory.path(), slot))).collect();
@@ -157,8 +163,7 @@ fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
             return Err(configuration(path, &text).with_kind(ErrorKind::Corruption));
         }
         if !read_only && !slot.features.writable() {
-            let text = format!("device directory {}: has features this build can read but not write", path.display());
-            return Err(Error::new(ErrorKind::Unsupported, text));
+            return Err(read_only_features(&format!("device directory {}", path.display())));
         }
     }
     let mut seen: HashMap<u16, &Path> = HashMap::new();

@@ -4,6 +4,6 @@ mod devices;
 mod replay;
 
 pub(crate) use devices::{
-    Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, read_superblock, stale_device,
+    Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, read_only_features, read_superblock, stale_device,
 };
 pub(crate) use replay::replay;

@@ -15,6 +15,7 @@ use crate::index::{Catalog, SegmentMeta};
 use crate::log::ManifestPlace;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
+use stratakv_format::features::Features;
 use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
 use stratakv_format::segment::KIND_LOG;
 use stratakv_format::superblock::Slot;
@@ -33,6 +34,8 @@ pub(crate) struct Replayed {
     pub(crate) epoch: u64,
     /// Something was cut, a copy is damaged, or a checkpoint was not finished: a new generation must start.
     pub(crate) dirty: bool,
+    /// This build knows every feature that a writer of this generation must know.
+    pub(crate) writable: bool,
 }
 
 struct Copy {
@@ -43,8 +46,8 @@ struct Copy {
     bytes: Arc<Vec<u8>>,
     /// Bytes of the file, in whole pages.
     len: usize,
-    /// Its header has the feature of copies.
-    replicas: bool,
+    /// Of its header.
+    features: Features,
 }
 
 /// Replays the manifest that the slots name. `devices` are in the order of their index, with the copies that each holds.
@@ -167,7 +170,8 @@ fn replay_generation(
     dirty |= copies.iter().any(|copy| copy.len < (page + 2) * PAGE_BYTES);
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
-    Ok(Replayed { catalog, place, epoch, dirty })
+    let writable = copies.iter().all(|copy| copy.features.writable());
+    Ok(Replayed { catalog, place, epoch, dirty, writable })
 }
 
 /// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
@@ -202,7 +206,7 @@ fn note_cut(copies: &[Copy], page: usize) {
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize) -> Result<()> {
     for record in batch.records() {
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
-        let replicated = copies.iter().any(|copy| copy.replicas);
+        let replicated = copies.iter().any(|copy| copy.features.has_replicas());
         let applied = match &record {
             Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that is superseded".into()),
             Record::Replica(_) if !replicated => Err("a copy in a manifest without the feature of copies".into()),
@@ -297,9 +301,9 @@ fn read_copy(
     if first == 0 {
         return Err(corrupt("a first batch from 1 on".into(), "0".into()));
     }
-    let replicas = page.features.has_replicas();
+    let features = page.features;
     let (bytes, len) = read_pages(directory, &file, len as usize, like)?;
-    Ok((Copy { device, file: name.into(), bytes, len, replicas }, first))
+    Ok((Copy { device, file: name.into(), bytes, len, features }, first))
 }
 
 /// What stands behind the header page of a file of `len` bytes, and how long it is. Where that is what is known already, that.

@@ -62,12 +62,17 @@ fn hold(store: &Store) -> Result<Held, Error> {
     Ok(held)
 }
 
-/// Opens the store on these devices and reads everything.
+/// Opens the store on these devices and reads everything; for reading only where it has features of a later version that
+/// readers may ignore and writers may not.
 ///
 /// # Errors
 /// The engine's.
 pub fn recover(simulation: &Simulation) -> Result<Held, Error> {
-    let store = simulation.open(Image::options().create(false))?;
+    let options = Image::options().create(false);
+    let store = match simulation.open(options.clone()) {
+        Err(e) if e.kind() == ErrorKind::Unsupported => simulation.open(options.read_only(true)).map_err(|_| e)?,
+        opened => opened?,
+    };
     hold(&store)
 }
 
