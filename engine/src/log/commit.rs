@@ -455,10 +455,7 @@ impl Committer {
                 }
             }
         };
-        let limit = {
-            let space = lock(&self.space);
-            space.allowance(&self.devices).saturating_add(manifest.spare_bytes())
-        };
+        let limit = self.limit(manifest);
         let successor = match manifest.successor(&self.devices, &state, fresh.room, (limit, fresh.beyond)) {
             Ok(successor) => successor,
             Err(e) if e.kind() == ErrorKind::NoSpace => {

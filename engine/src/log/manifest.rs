@@ -1,13 +1,18 @@
 //! Writing the manifest: batches on all copies, and checkpoints.
 
+mod files;
+
+pub(crate) use files::{GenerationStart, copies_for};
+
 use super::devices::{Device, Devices, Failures};
 use super::random_u64;
 use super::unix_ms;
-use crate::device::directory::{Access, Directory};
+use crate::device::directory::Access;
 use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
+use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
@@ -17,18 +22,6 @@ use zerocopy::little_endian::{U16, U64};
 
 /// The most bytes of a manifest, and so of what an open has to replay behind the checkpoint.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-
-/// Pages that a generation must have left behind its state, at least.
-const SPARE_PAGES: u64 = 2;
-
-/// Copies of the manifest that the device of this index holds in a store of `devices`.
-pub(crate) fn copies_for(index: DeviceIndex, devices: usize) -> u8 {
-    match (devices, index.0) {
-        (1, _) => 2,
-        (_, 0..=2) => 1,
-        _ => 0,
-    }
-}
 
 /// Where a manifest ends, for one that goes on.
 #[derive(Clone, Copy, Debug)]
@@ -60,149 +53,12 @@ pub(crate) struct ManifestLog {
     bytes: u64,
     /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
     spare_bytes: u64,
-}
-
-/// How a generation begins.
-pub(crate) struct GenerationStart {
-    pub(crate) generation: u64,
-    pub(crate) previous: u64,
-    pub(crate) first_batch: u64,
-    pub(crate) epoch: u64,
-    /// Pages that must be left behind the state.
-    pub(crate) room: u64,
-    /// Bytes that all copies together should not exceed.
-    pub(crate) limit: u64,
-    /// They do where they have to.
-    pub(crate) beyond: bool,
-    /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
-    pub(crate) released: u64,
-    /// Devices that nothing is written to any more.
-    pub(crate) gone: BTreeSet<DeviceIndex>,
-}
-
-/// Copies of the manifest that all devices should have.
-fn copies(devices: &Devices, gone: &BTreeSet<DeviceIndex>) -> Vec<(DeviceIndex, u8)> {
-    let written = devices.list.iter().filter(|device| !device.is_lost() && !gone.contains(&device.index));
-    written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
-}
-
-/// Of these copies those that a generation has: all that the generation before has, and where files are to be of `bytes` others
-/// that there is room for, and for what is kept for the next. A device that is full keeps what it has, and no new copy takes its
-/// last room.
-fn affordable(
-    devices: &Devices,
-    all: &[(DeviceIndex, u8)],
-    previous: u64,
-    bytes: Option<u64>,
-) -> Result<Vec<(DeviceIndex, u8)>> {
-    let (mut there, mut new) = (Vec::new(), Vec::new());
-    for (device, copy) in all {
-        let directory = &*devices.get(*device)?.directory;
-        let has = |generation| kept_bytes(directory, &m::file_name(generation, *copy));
-        if has(previous)? > 0 {
-            there.push((*device, *copy));
-        } else if let Some(bytes) = bytes {
-            let takes = (2 * bytes).saturating_sub(has(previous + 1)?);
-            let room = directory.space().map_or(u64::MAX, |space| space.available);
-            new.extend((takes <= room).then_some((*device, *copy)));
-        }
-    }
-    // Where the one before has none at all, this is the first.
-    if there.is_empty() {
-        return Ok(all.to_vec());
-    }
-    there.extend(new);
-    there.sort_unstable();
-    Ok(there)
-}
-
-/// Bytes of a file that was kept for later; 0 without one.
-fn kept_bytes(directory: &dyn Directory, name: &str) -> Result<u64> {
-    match directory.open_file(name, Access::ReadWrite) {
-        Ok(file) => file.len(),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(0),
-        Err(e) => Err(e),
-    }
-}
-
-/// How long, in whole pages, files may become that are `kept` long, so that all together have `limit` bytes.
-fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
-    kept.sort_unstable();
-    let mut left = limit;
-    while let Some(longest) = kept.last() {
-        let each = left / kept.len() as u64;
-        if *longest <= each {
-            return each / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        }
-        left = left.saturating_sub(*longest);
-        kept.pop();
-    }
-    0
-}
-
-/// How long each file of a generation becomes: `wanted`, if there is a `limit` as long as it leaves and no more than its part of
-/// `half`, but `least`. With the bytes that all of them take then, and whether that is more than the limit and than there was
-/// before. A file that was kept for the generation and is so long that another could not be long enough is removed.
-fn sizes_of_copies(
-    devices: &Devices,
-    (copies, generation): (&[(DeviceIndex, u8)], u64),
-    (wanted, least): (u64, u64),
-    (limit, half): (u64, u64),
-) -> Result<(u64, bool)> {
-    let mut kept = Vec::new();
-    for (device, copy) in copies {
-        let (directory, name) = (&*devices.get(*device)?.directory, m::file_name(generation, *copy));
-        kept.push((directory, kept_bytes(directory, &name)?, name));
-    }
-    let part = |all: u64| share(all, vec![0; kept.len()]);
-    let takes = |kept: &[(_, u64, _)], wanted: u64| kept.iter().map(|(_, bytes, _)| wanted.max(*bytes)).sum::<u64>();
-    let there = takes(&kept, 0);
-    let (each, wanted) = (part(limit), wanted.min(part(half)));
-    if takes(&kept, least) > limit && least <= each {
-        for (directory, bytes, name) in kept.iter_mut().filter(|(_, bytes, _)| *bytes > each) {
-            directory.remove_file(name)?;
-            *bytes = 0;
-        }
-    }
-    let wanted = wanted.min(share(limit, kept.iter().map(|(_, bytes, _)| *bytes).collect())).max(least);
-    Ok((wanted, takes(&kept, wanted) > limit.max(there)))
-}
-
-/// A manifest file of `wanted` bytes, `least` when there is no space for more: one that was kept under this name, or a new
-/// one. Its length comes along.
-fn take_file(directory: &dyn Directory, name: &str, wanted: u64, least: u64) -> Result<(Arc<DeviceFile>, u64)> {
-    let no_space = |e: &Error| e.kind() == ErrorKind::NoSpace;
-    let file = match directory.open_file(name, Access::ReadWrite) {
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            return match directory.create_file(name, wanted) {
-                Err(e) if no_space(&e) && 0 < least && least < wanted => {
-                    directory.create_file(name, least).map(|file| (file, least))
-                }
-                other => other.map(|file| (file, wanted)),
-            };
-        }
-        other => other?,
-    };
-    let len = file.len()?;
-    if len >= wanted {
-        return Ok((file, len));
-    }
-    match directory.grow_file(&file, wanted) {
-        Ok(()) => Ok((file, wanted)),
-        Err(e) if no_space(&e) && len >= least => Ok((file, len)),
-        Err(e) if no_space(&e) => directory.grow_file(&file, least).map(|()| (file, least)),
-        Err(e) => Err(e),
-    }
+    /// Of the shortest of them, if there is one for every copy.
+    shortest_spare: u64,
 }
 
 fn all_well(failures: Failures) -> Result<()> {
     failures.into_values().next().map_or(Ok(()), Err)
-}
-
-/// Pages that records take.
-fn pages_of(records: &RecordBuffer) -> u64 {
-    let header = size_of::<m::BatchHeader>();
-    records.batches().iter().map(|(bytes, _)| (header + bytes.len()).div_ceil(PAGE_BYTES) as u64).sum()
 }
 
 /// Pages that must be left for records to be appended: one more for the counters that may go along, and the last record of
@@ -247,6 +103,7 @@ impl ManifestLog {
             file_pages: 0,
             bytes: 0,
             spare_bytes: 0,
+            shortest_spare: 0,
         }
     }
 
@@ -258,8 +115,8 @@ impl ManifestLog {
     /// superblocks do not name it yet. Copies that the generation before does not have are left for later where there is no room.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
         let all = copies(devices, &start.gone);
-        let bytes = environment::sizes().manifest_bytes + 2 * pages_of(state) * PAGE_BYTES as u64;
-        let possible = affordable(devices, &all, start.previous, Some(bytes))?;
+        let (_, least) = start.sizes(state);
+        let possible = affordable(devices, &all, start.previous, Some((least, start.half())))?;
         let made = Self::create_copies(devices, start, state, &possible);
         let least = affordable(devices, &all, start.previous, None)?;
         if least.len() == possible.len() || !made.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace) {
@@ -280,25 +137,22 @@ impl ManifestLog {
         state: &RecordBuffer,
         copies: &[(DeviceIndex, u8)],
     ) -> Result<Self> {
-        let &GenerationStart { generation, previous, first_batch, epoch, room, limit, beyond, released, .. } = start;
+        let &GenerationStart { generation, previous, first_batch, epoch, limit, beyond, .. } = start;
         // One moment for all copies: their headers differ in nothing but the place.
         let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
-        let state_bytes = pages_of(state) * PAGE_BYTES as u64;
-        let sizes = environment::sizes();
-        let room_bytes = room * PAGE_BYTES as u64;
-        // A small state does not make it a unit longer.
-        let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
-        let wanted =
-            (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64).min(m::FILE_BYTES_MAX);
-        // What a full device must do with: the state, and as many batches as any commit takes.
-        let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
+        let (mut wanted, least) = start.sizes(state);
+        for &(device, copy) in copies {
+            let directory = &*devices.get(device)?.directory;
+            if previous > 0 && kept_bytes(directory, &m::file_name(previous, copy))? == 0 {
+                wanted = wanted.min(room_for_copy(directory, generation, copy)?).max(least);
+            }
+        }
         if least > m::FILE_BYTES_MAX {
             let text = format!("a manifest of {least} bytes; at most {} are read; delete sequences", m::FILE_BYTES_MAX);
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
-        // No more than leaves as much to the generation after it.
-        let half = limit.saturating_add(released) / 2;
-        let (wanted, too_much) = sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, half))?;
+        let (wanted, too_much) =
+            sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, start.half()))?;
         if too_much && !beyond {
             let text = format!("the capacity leaves {limit} bytes for a manifest of {least} in each copy");
             return Err(Error::new(ErrorKind::NoSpace, text));
@@ -307,6 +161,7 @@ impl ManifestLog {
             // Deletions would not be recorded any more, and what is there not be opened.
             environment::note(Event::CapacityExceeded);
         }
+        let zero_bytes = environment::sizes().zero_bytes;
         let mut files = Vec::new();
         let (mut bytes, mut all_bytes) = (u64::MAX, 0);
         for &(device, copy) in copies {
@@ -333,8 +188,8 @@ impl ManifestLog {
             devices.write_all(&[(*device, Arc::clone(file))], 0, &page.encode())?;
         }
         let files: Vec<_> = files.into_iter().map(|(device, _, file)| (device, file)).collect();
-        let zeros = vec![0; sizes.zero_bytes];
-        for start in (0..bytes).step_by(sizes.zero_bytes) {
+        let zeros = vec![0; zero_bytes];
+        for start in (0..bytes).step_by(zero_bytes) {
             let skip = if start == 0 { PAGE_BYTES } else { 0 };
             let end = zeros.len().min((bytes - start) as usize);
             if skip < end {
@@ -383,11 +238,23 @@ impl ManifestLog {
         copies(devices, &self.gone).iter().filter(|copy| missing(copy)).count() as u64
     }
 
-    /// Whether there is room for a copy that there should be, and for its successor.
-    pub(crate) fn may_complete(&self, devices: &Devices) -> bool {
+    /// Whether there is room for a copy that there should be, and for its successor, where the capacity leaves `limit` bytes to
+    /// the next generation.
+    pub(crate) fn may_complete(&self, devices: &Devices, limit: u64) -> bool {
         let (all, place) = (copies(devices, &self.gone), self.place.generation);
-        let bytes = environment::sizes().manifest_bytes.max(self.file_pages * PAGE_BYTES as u64);
-        affordable(devices, &all, place, Some(bytes)).is_ok_and(|possible| possible.len() > self.held.len())
+        let bytes = self.shortest();
+        affordable(devices, &all, place, Some((bytes, half(limit, self.bytes))))
+            .is_ok_and(|possible| possible.len() > self.held.len())
+    }
+
+    /// Bytes of the shortest of its files.
+    pub(crate) fn shortest(&self) -> u64 {
+        self.file_pages * PAGE_BYTES as u64
+    }
+
+    /// Bytes of the shortest of the files kept for the next generation; 0 where one of them is not kept.
+    pub(crate) fn shortest_spare(&self) -> u64 {
+        self.shortest_spare
     }
 
     /// Bytes of its files.
@@ -403,19 +270,20 @@ impl ManifestLog {
     /// Keeps files for the next generation, as large as those of this one, within `allowed` bytes. A device that is too full
     /// gives room for them later.
     pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
-        let len = self.file_pages * PAGE_BYTES as u64;
+        let len = self.shortest();
         let mut files = Vec::new();
         for &(device, copy) in &self.held {
             let (directory, name) = (&*devices.get(device)?.directory, m::file_name(self.place.generation + 1, copy));
             files.push((directory, kept_bytes(directory, &name)?, name));
         }
         let mut more = allowed.saturating_sub(files.iter().map(|(_, there, _)| there).sum());
-        let mut kept = 0;
+        let mut kept = Vec::new();
         for (directory, there, name) in files {
             let grows = len.saturating_sub(there);
             let wanted = if grows <= more { there.max(len) } else { there };
             more -= if grows <= more { grows } else { 0 };
             if wanted == 0 {
+                kept.push(0);
                 continue;
             }
             match take_file(directory, &name, wanted, 0) {
@@ -423,25 +291,30 @@ impl ManifestLog {
                     if len != there {
                         directory.sync_small(&file)?;
                     }
-                    kept += len;
+                    kept.push(len);
                 }
-                Err(e) if e.kind() == ErrorKind::NoSpace => kept += there,
+                Err(e) if e.kind() == ErrorKind::NoSpace => kept.push(there),
                 Err(e) => return Err(e),
             }
             directory.sync_dir(m::DIRECTORY)?;
         }
-        self.spare_bytes = kept;
+        self.set_spare(&kept);
         Ok(())
     }
 
     /// Counts the files for the next generation anew, which a successor that failed may have made or grown.
     pub(crate) fn count_spare(&mut self, devices: &Devices) -> Result<()> {
-        self.spare_bytes = 0;
-        for (device, copy) in copies(devices, &self.gone) {
+        let mut kept = Vec::new();
+        for &(device, copy) in &self.held {
             let name = m::file_name(self.place.generation + 1, copy);
-            self.spare_bytes += kept_bytes(&*devices.get(device)?.directory, &name)?;
+            kept.push(kept_bytes(&*devices.get(device)?.directory, &name)?);
         }
+        self.set_spare(&kept);
         Ok(())
+    }
+
+    fn set_spare(&mut self, kept: &[u64]) {
+        (self.spare_bytes, self.shortest_spare) = (kept.iter().sum(), kept.iter().copied().min().unwrap_or(0));
     }
 
     /// Whether these records and the end of the generation still fit.

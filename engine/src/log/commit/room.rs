@@ -12,8 +12,7 @@ use stratakv_format::PAGE_BYTES;
 impl Committer {
     /// Takes note of how large the files of the manifest are.
     pub(super) fn measure(&self, manifest: &ManifestLog) {
-        let copies = manifest.copies().max(1);
-        let (file, spare) = (manifest.file_bytes() / copies, manifest.spare_bytes() / copies);
+        let (file, spare) = (manifest.shortest(), manifest.shortest_spare());
         // Where no files could be kept, half of one has always been enough.
         self.room.store(file.min(spare).max(file / 2), Ordering::Relaxed);
         self.admitted.store(0, Ordering::Relaxed);
@@ -35,7 +34,7 @@ impl Committer {
         }
         self.check()?;
         let mut manifest = lock(&self.manifest);
-        if !manifest.may_complete(&self.devices) {
+        if !manifest.may_complete(&self.devices, self.limit(&manifest)) {
             return Ok(());
         }
         match self.checkpoint(&mut manifest, &Fresh::for_more()) {
@@ -45,6 +44,11 @@ impl Committer {
                 Err(e)
             }
         }
+    }
+
+    /// Bytes that the capacity leaves to the next generation.
+    pub(super) fn limit(&self, manifest: &ManifestLog) -> u64 {
+        lock(&self.space).allowance(&self.devices).saturating_add(manifest.spare_bytes())
     }
 
     /// Bytes that a generation must take when `more` bytes of records are added.

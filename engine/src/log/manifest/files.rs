@@ -1,0 +1,200 @@
+//! The files of a manifest generation: which copies there are, and how long they may be.
+
+use crate::device::directory::{Access, Directory};
+use crate::device::environment;
+use crate::device::file::DeviceFile;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::RecordBuffer;
+use crate::log::devices::Devices;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use stratakv_format::manifest as m;
+use stratakv_format::{DeviceIndex, PAGE_BYTES};
+
+/// Pages that a generation must have left behind its state, at least.
+const SPARE_PAGES: u64 = 2;
+
+/// Copies of the manifest that the device of this index holds in a store of `devices`.
+pub(crate) fn copies_for(index: DeviceIndex, devices: usize) -> u8 {
+    match (devices, index.0) {
+        (1, _) => 2,
+        (_, 0..=2) => 1,
+        _ => 0,
+    }
+}
+
+/// How a generation begins.
+pub(crate) struct GenerationStart {
+    pub(crate) generation: u64,
+    pub(crate) previous: u64,
+    pub(crate) first_batch: u64,
+    pub(crate) epoch: u64,
+    /// Pages that must be left behind the state.
+    pub(crate) room: u64,
+    /// Bytes that all copies together should not exceed.
+    pub(crate) limit: u64,
+    /// They do where they have to.
+    pub(crate) beyond: bool,
+    /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
+    pub(crate) released: u64,
+    /// Devices that nothing is written to any more.
+    pub(crate) gone: BTreeSet<DeviceIndex>,
+}
+
+impl GenerationStart {
+    /// How long a file should be, and must be at least, to begin with this state.
+    pub(super) fn sizes(&self, state: &RecordBuffer) -> (u64, u64) {
+        let (state_bytes, room_bytes) = (pages_of(state) * PAGE_BYTES as u64, self.room * PAGE_BYTES as u64);
+        let sizes = environment::sizes();
+        // A small state does not make it a unit longer.
+        let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
+        let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
+        // What a full device must do with: the state, and as many batches as any commit takes.
+        let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
+        (wanted.min(m::FILE_BYTES_MAX), least)
+    }
+
+    /// Bytes that leave as much to the generation after it.
+    pub(super) fn half(&self) -> u64 {
+        half(self.limit, self.released)
+    }
+}
+
+/// Of what a generation may take beside the files of the one before it, and of those, the part of one generation.
+pub(super) fn half(limit: u64, released: u64) -> u64 {
+    limit.saturating_add(released) / 2
+}
+
+/// Copies of the manifest that all devices should have.
+pub(super) fn copies(devices: &Devices, gone: &BTreeSet<DeviceIndex>) -> Vec<(DeviceIndex, u8)> {
+    let written = devices.list.iter().filter(|device| !device.is_lost() && !gone.contains(&device.index));
+    written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
+}
+
+/// Of these copies those that a generation has: all that the generation before has, and where files are to be of `bytes` others
+/// that there is room for, and for what is kept for the next: on their devices, and in the part of the capacity that a
+/// generation may take (`half`). A device that is full keeps what it has, and no new copy takes its last room.
+pub(super) fn affordable(
+    devices: &Devices,
+    all: &[(DeviceIndex, u8)],
+    previous: u64,
+    new_copies: Option<(u64, u64)>,
+) -> Result<Vec<(DeviceIndex, u8)>> {
+    let (mut there, mut new) = (Vec::new(), Vec::new());
+    for (device, copy) in all {
+        let directory = &*devices.get(*device)?.directory;
+        let has = |generation| kept_bytes(directory, &m::file_name(generation, *copy));
+        if has(previous)? > 0 {
+            there.push((*device, *copy));
+        } else if let Some((bytes, _)) = new_copies {
+            let fits = bytes <= room_for_copy(directory, previous + 1, *copy)?;
+            new.extend(fits.then_some((*device, *copy)));
+        }
+    }
+    // Where the one before has none at all, this is the first.
+    if there.is_empty() {
+        return Ok(all.to_vec());
+    }
+    // What a capacity does not leave for the next generation now could be taken by segments before it is needed.
+    let more = new_copies.map_or(0, |(bytes, half)| (half / bytes.max(1)).saturating_sub(there.len() as u64));
+    there.extend(new.into_iter().take(usize::try_from(more).unwrap_or(usize::MAX)));
+    there.sort_unstable();
+    Ok(there)
+}
+
+/// How long the file of a new copy may be, so that its device has room for one as long for the next generation.
+pub(super) fn room_for_copy(directory: &dyn Directory, generation: u64, copy: u8) -> Result<u64> {
+    let available = directory.space().map_or(u64::MAX, |space| space.available);
+    let there = kept_bytes(directory, &m::file_name(generation, copy))?;
+    Ok(available.saturating_add(there) / 2 / PAGE_BYTES as u64 * PAGE_BYTES as u64)
+}
+
+/// Bytes of a file that was kept for later; 0 without one.
+pub(super) fn kept_bytes(directory: &dyn Directory, name: &str) -> Result<u64> {
+    match directory.open_file(name, Access::ReadWrite) {
+        Ok(file) => file.len(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(0),
+        Err(e) => Err(e),
+    }
+}
+
+/// How long, in whole pages, files may become that are `kept` long, so that all together have `limit` bytes.
+fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
+    kept.sort_unstable();
+    let mut left = limit;
+    while let Some(longest) = kept.last() {
+        let each = left / kept.len() as u64;
+        if *longest <= each {
+            return each / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        }
+        left = left.saturating_sub(*longest);
+        kept.pop();
+    }
+    0
+}
+
+/// How long each file of a generation becomes: `wanted`, if there is a `limit` as long as it leaves and no more than its part of
+/// `half`, but `least`. With the bytes that all of them take then, and whether that is more than the limit and than there was
+/// before. A file that was kept for the generation and is so long that another could not be long enough is removed.
+pub(super) fn sizes_of_copies(
+    devices: &Devices,
+    (copies, generation): (&[(DeviceIndex, u8)], u64),
+    (wanted, least): (u64, u64),
+    (limit, half): (u64, u64),
+) -> Result<(u64, bool)> {
+    let mut kept = Vec::new();
+    for (device, copy) in copies {
+        let (directory, name) = (&*devices.get(*device)?.directory, m::file_name(generation, *copy));
+        kept.push((directory, kept_bytes(directory, &name)?, name));
+    }
+    let part = |all: u64| share(all, vec![0; kept.len()]);
+    let takes = |kept: &[(_, u64, _)], wanted: u64| kept.iter().map(|(_, bytes, _)| wanted.max(*bytes)).sum::<u64>();
+    let there = takes(&kept, 0);
+    let (each, wanted) = (part(limit), wanted.min(part(half)));
+    if takes(&kept, least) > limit && least <= each {
+        for (directory, bytes, name) in kept.iter_mut().filter(|(_, bytes, _)| *bytes > each) {
+            directory.remove_file(name)?;
+            *bytes = 0;
+        }
+    }
+    let wanted = wanted.min(share(limit, kept.iter().map(|(_, bytes, _)| *bytes).collect())).max(least);
+    Ok((wanted, takes(&kept, wanted) > limit.max(there)))
+}
+
+/// A manifest file of `wanted` bytes, `least` when there is no space for more: one that was kept under this name, or a new
+/// one. Its length comes along.
+pub(super) fn take_file(
+    directory: &dyn Directory,
+    name: &str,
+    wanted: u64,
+    least: u64,
+) -> Result<(Arc<DeviceFile>, u64)> {
+    let no_space = |e: &Error| e.kind() == ErrorKind::NoSpace;
+    let file = match directory.open_file(name, Access::ReadWrite) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return match directory.create_file(name, wanted) {
+                Err(e) if no_space(&e) && 0 < least && least < wanted => {
+                    directory.create_file(name, least).map(|file| (file, least))
+                }
+                other => other.map(|file| (file, wanted)),
+            };
+        }
+        other => other?,
+    };
+    let len = file.len()?;
+    if len >= wanted {
+        return Ok((file, len));
+    }
+    match directory.grow_file(&file, wanted) {
+        Ok(()) => Ok((file, wanted)),
+        Err(e) if no_space(&e) && len >= least => Ok((file, len)),
+        Err(e) if no_space(&e) => directory.grow_file(&file, least).map(|()| (file, least)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Pages that records take.
+pub(super) fn pages_of(records: &RecordBuffer) -> u64 {
+    let header = size_of::<m::BatchHeader>();
+    records.batches().iter().map(|(bytes, _)| (header + bytes.len()).div_ceil(PAGE_BYTES) as u64).sum()
+}
