@@ -21,7 +21,10 @@ impl Affinity {
     /// `Configuration`: both are named.
     pub(crate) fn new(cpus: &[usize], nodes: &[usize]) -> Result<Self> {
         if !cpus.is_empty() && !nodes.is_empty() {
-            return Err(Error::new(ErrorKind::Configuration, "name CPUs or NUMA nodes for the devices' threads, not both"));
+            return Err(Error::new(
+                ErrorKind::Configuration,
+                "name CPUs or NUMA nodes for the devices' threads, not both",
+            ));
         }
         Ok(Self(cpus.iter().copied().map(Place::Cpu).chain(nodes.iter().copied().map(Place::Node)).collect()))
     }

@@ -22,12 +22,8 @@ pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
 pub(crate) use lane::{LaneBatch, Lanes};
 pub(crate) use threads::Threads;
 
-#[cfg(feature = "sim")]
-use crate::device::directory::Directory;
 use crate::device::driver::{DriverStatus, Op};
 use crate::device::here;
-#[cfg(feature = "sim")]
-use crate::device::sim::SimDriver;
 use crate::device::uring::Uring;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
@@ -65,13 +61,11 @@ impl ShardHandle {
         }
     }
 
-    /// A shard without a thread of its own.
+    /// Of a simulated device.
     #[cfg(feature = "sim")]
-    fn simulated(dir: &Arc<dyn Directory>, counters: Arc<DeviceCounters>) -> Result<Self> {
-        let link = Link::new(Arc::clone(dir.poison()), counters);
-        let shard = run::Shard::new(Box::<SimDriver>::default(), Arc::new(door::Door::new()));
-        let inline = Some(inline::Inline::new(shard.with("simulated", link.clone())?));
-        Ok(Self { link, uring: false, syncs: Mutex::default(), end: Arc::default(), thread: None, inline })
+    fn simulated(link: Link, inline: inline::Inline) -> Self {
+        let (syncs, end) = (Mutex::default(), Arc::default());
+        Self { link, uring: false, syncs, end, thread: None, inline: Some(inline) }
     }
 
     /// Hands a batch over. Its outcomes, that of a closed shard included, go to its sink, possibly before this returns.

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::batch::{Accepted, Pending, Priority};
 use super::inbox::Inbox;
@@ -70,7 +70,8 @@ impl Port {
 
     /// The next operation of a priority that may begin now.
     pub(super) fn next(&mut self, class: usize, depth: usize) -> Option<(Op, Pending)> {
-        while self.in_flight[class] < self.limit(class) && depth.saturating_sub(self.under_way()) > self.room_kept(class)
+        while self.in_flight[class] < self.limit(class)
+            && depth.saturating_sub(self.under_way()) > self.room_kept(class)
         {
             let batch = self.queues[class].front_mut()?;
             if batch.next_sync().is_some_and(|file| self.syncing.contains(&file)) {

@@ -90,12 +90,25 @@ impl Shard {
         Ok(port)
     }
 
-    /// Serves a device without the door.
+    /// Serves a device that does not come through the door.
     #[cfg(any(test, feature = "sim"))]
-    pub(super) fn with(mut self, name: &str, link: Link) -> Result<Self> {
+    pub(super) fn serve(&mut self, name: &str, link: Link) -> Result<usize> {
         let port = self.add(&Served { name, lock: None, counters: &link.counters }, &link)?;
         self.ports[port] = Some(Port::new(link, None));
-        Ok(self)
+        Ok(port)
+    }
+
+    #[cfg(feature = "sim")]
+    pub(super) fn served(&self) -> usize {
+        self.ports().count()
+    }
+
+    /// Lets go of a device that is closed and done. How many are left.
+    #[cfg(feature = "sim")]
+    pub(super) fn let_go(&mut self, port: usize) -> usize {
+        self.driver.remove(port);
+        self.ports[port] = None;
+        self.served()
     }
 
     /// Lets go of devices that were closed and are done. Whether nobody is left and nobody will come: then the ring goes before the

@@ -8,6 +8,8 @@ use super::ShardHandle;
 use super::affinity::Affinity;
 use super::door::Door;
 use super::inbox::Inbox;
+#[cfg(feature = "sim")]
+use super::inline::Inline;
 use super::port::Link;
 use super::run::Shard;
 use crate::device::arena::Arena;
@@ -28,11 +30,22 @@ pub(crate) struct Threads {
     /// As many as there may be; none: one per device.
     most: Option<usize>,
     running: Mutex<Vec<Weak<ShardThread>>>,
+    #[cfg(feature = "sim")]
+    inline: Mutex<Vec<u64>>,
 }
 
 impl Threads {
     pub(crate) fn new(kind: DriverKind, arena: Arena, most: Option<usize>, affinity: Affinity) -> Self {
-        Self { kind, arena, affinity, most, running: Mutex::default() }
+        let running = Mutex::default();
+        Self {
+            kind,
+            arena,
+            affinity,
+            most,
+            running,
+            #[cfg(feature = "sim")]
+            inline: Mutex::default(),
+        }
     }
 
     /// Serves a device: on a thread of its own while there may be another one, else on that which serves the fewest. The directory's
@@ -46,11 +59,11 @@ impl Threads {
         dir: Arc<dyn Directory>,
         counters: Arc<DeviceCounters>,
     ) -> Result<ShardHandle> {
+        let link = Link::new(Arc::clone(dir.poison()), counters);
         #[cfg(feature = "sim")]
         if dir.is_simulated() {
-            return ShardHandle::simulated(&dir, counters);
+            return self.simulate(link);
         }
-        let link = Link::new(Arc::clone(dir.poison()), counters);
         let end = Arc::<End>::default();
         let (report, served) = mpsc::channel();
         let burial = Burial { inbox: Arc::clone(&link.inbox), end: Arc::clone(&end) };
@@ -58,6 +71,22 @@ impl Threads {
         let ended = |_| Err(Error::new(ErrorKind::Io, format!("the thread of device {name} ended at its start")));
         served.recv().unwrap_or_else(ended)?;
         Ok(ShardHandle::of(link, end, thread))
+    }
+
+    /// Likewise for a simulated device, by shards without threads.
+    #[cfg(feature = "sim")]
+    fn simulate(&self, link: Link) -> Result<ShardHandle> {
+        let mut shards = lock(&self.inline);
+        shards.retain(|shard| Inline::count(*shard).is_some());
+        let least = shards.iter().copied().min_by_key(|shard| (Inline::count(*shard), *shard));
+        let inline = match least.filter(|_| self.most.is_some_and(|most| shards.len() >= most)) {
+            Some(shard) => Inline::join(shard, link.clone())?,
+            None => Inline::new(link.clone())?,
+        };
+        if !shards.contains(&inline.shard) {
+            shards.push(inline.shard);
+        }
+        Ok(ShardHandle::simulated(link, inline))
     }
 
     /// The thread that will serve a device.
@@ -90,7 +119,8 @@ impl Threads {
         let door = Arc::new(Door::new());
         let _ = door.enter(first);
         let main = {
-            let (door, kind, arena, affinity) = (Arc::clone(&door), self.kind, self.arena.clone(), self.affinity.clone());
+            let (door, kind, arena, affinity) =
+                (Arc::clone(&door), self.kind, self.arena.clone(), self.affinity.clone());
             move || {
                 let _closing = Closing(Arc::clone(&door));
                 // The ring belongs to the thread that made it.

@@ -76,7 +76,8 @@ fn broken_driver_completes_everything_once() {
         let link = Link::new(Arc::clone(&poison), Arc::default());
         let inbox = Arc::clone(&link.inbox);
         let driver = Box::new(Breaks { good, held: Vec::new(), room });
-        let shard = Shard::new(driver, Arc::new(Door::new())).with("test", link).expect("served");
+        let mut shard = Shard::new(driver, Arc::new(Door::new()));
+        shard.serve("test", link).expect("served");
         let sink = Arc::new(Outcomes::default());
         for i in 0..10u64 {
             let priority = [Priority::Demand, Priority::Prefetch, Priority::Write, Priority::Clean][i as usize % 4];
@@ -107,8 +108,10 @@ fn broken_driver_fails_every_device_of_its_thread() {
     for good in [0, 7, 30] {
         let driver = Box::new(Breaks { good, held: Vec::new(), room: 100 });
         let links: Vec<Link> = (0..3).map(|_| Link::new(Arc::default(), Arc::default())).collect();
-        let shard = Shard::new(driver, Arc::new(Door::new()));
-        let shard = links.iter().fold(shard, |shard, link| shard.with("test", link.clone()).expect("served"));
+        let mut shard = Shard::new(driver, Arc::new(Door::new()));
+        for link in &links {
+            shard.serve("test", link.clone()).expect("served");
+        }
         let sink = Arc::new(Outcomes::default());
         for (link, device) in links.iter().zip(0..) {
             let requests =
@@ -185,7 +188,8 @@ fn no_sync_is_believed_after_one_failed() {
     let syncs_seen = Arc::new(Mutex::new(0));
     let driver =
         Box::new(ForgetsFailures { held: Vec::new(), syncs_seen: Arc::clone(&syncs_seen), inbox: Arc::clone(&inbox) });
-    let shard = Shard::new(driver, Arc::new(Door::new())).with("test", link).expect("served");
+    let mut shard = Shard::new(driver, Arc::new(Door::new()));
+    shard.serve("test", link).expect("served");
     let sink = Arc::new(Outcomes::default());
     for (tag, file, priority) in [
         (0, &first, Priority::Write),

@@ -29,7 +29,9 @@ fn ring_holds_the_locks(on: On) {
     let paths: Vec<String> = dirs.map(|dir| dir.path().display().to_string()).collect();
     let holds = |ring: &String, path: &String| {
         let files = ring.lines().filter_map(|line| line.trim().split_once(": "));
-        files.take_while(|(slot, _)| slot.parse() != Ok(paths.len())).any(|(_, file)| path.ends_with(file) && file.len() > 1)
+        files
+            .take_while(|(slot, _)| slot.parse() != Ok(paths.len()))
+            .any(|(_, file)| path.ends_with(file) && file.len() > 1)
     };
     assert!(rings.iter().any(|ring| paths.iter().all(|path| holds(ring, path))), "{paths:?} {rings:?}");
 }

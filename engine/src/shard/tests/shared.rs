@@ -72,9 +72,8 @@ fn a_device_that_hangs_holds_nobody_up() {
     let mut total = 0;
     // As many as the ring takes of a device, and more that wait; then reads ahead behind them.
     for priority in [Priority::Prefetch, Priority::Demand] {
-        let requests: Vec<_> = (0..700)
-            .map(|tag| read_into(&hung, 0, &mut place.arena.lease(512).expect("room"), total + tag))
-            .collect();
+        let requests: Vec<_> =
+            (0..700).map(|tag| read_into(&hung, 0, &mut place.arena.lease(512).expect("room"), total + tag)).collect();
         total += requests.len() as u64;
         place.shards[1].submit_wait(batch(requests, priority, &sink));
         // Those of the other devices do not wait for more than a slice that was begun.
@@ -199,7 +198,11 @@ fn devices_come_and_go() {
                     write_of(&file, (tag % 64) * (16 << 10), &lease, tag)
                 });
                 shard.submit_wait(batch(requests.collect(), Priority::Write, &sink));
-                if round % 2 == 0 { shard.close() } else { drop(shard) }
+                if round % 2 == 0 {
+                    shard.close()
+                } else {
+                    drop(shard)
+                }
                 assert_eq!(lock(&sink.seen).iter().filter(|(_, outcome)| outcome.is_ok()).count(), 64);
                 drop((file, dir));
                 // With its lock free at once: the same place again.
