@@ -395,16 +395,10 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         segment_pages: (first.segment_bytes.get() / PAGE_BYTES as u64) as u32,
         instance: random_u64()?,
     };
-    let place = |f: &Found| {
-        let slot = f.slot.as_ref()?;
-        let copies = f.slots.iter().map(|slot| slot.manifest_copies).max().unwrap_or(0);
-        Some((DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory), copies))
-    };
-    let directories: Vec<_> = found.iter().filter_map(place).collect();
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     // A slot that does not verify is made good by writing both again.
     let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
-    let mut replayed = replay(&directories, &every_slot, identity.store_id)?;
+    let mut replayed = replay(&found, identity.store_id)?;
     if !options.read_only && !replayed.writable {
         return Err(read_only_features(&format!("manifest generation {}", replayed.place.generation)));
     }

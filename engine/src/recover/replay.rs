@@ -7,6 +7,7 @@
 //! | in none, and one is whole but not acceptable | no | damage, or of another version: refuse |
 //! | in none | no | the end: what stands behind is cut |
 
+use super::Found;
 use crate::device::directory::{Access, Directory};
 use crate::device::environment::{self, Event, Mutant, mutated, note};
 use crate::device::file::DeviceFile;
@@ -50,23 +51,25 @@ struct Copy {
     features: Features,
 }
 
-/// Replays the manifest that the slots name. `devices` are in the order of their index, with the copies that each holds.
+/// Replays the manifest that the newest slots name. `found` is in the order of the devices' indices.
 ///
 /// # Errors
 /// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
-pub(crate) fn replay(
-    devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
-    slots: &[Slot],
-    store_id: [u8; 16],
-) -> Result<Replayed> {
-    let newest = slots.iter().max_by_key(|slot| slot.manifest_generation.get());
+pub(crate) fn replay(found: &[Found], store_id: [u8; 16]) -> Result<Replayed> {
+    let newest = found.iter().filter_map(|f| f.slot.as_ref()).max_by_key(|slot| slot.manifest_generation.get());
     let Some(newest) = newest else {
         return Err(Error::new(ErrorKind::Corruption, "no superblock names a manifest"));
     };
+    let place = |f: &Found| {
+        let copies = f.slots.iter().map(|slot| slot.manifest_copies).max().unwrap_or(0);
+        Some((DeviceIndex(f.slot?.device_index.get()), Arc::clone(&f.directory), copies))
+    };
+    let devices: Vec<_> = found.iter().filter_map(place).collect();
+    let slots: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     let (mut generation, mut nonce) = (newest.manifest_generation.get(), newest.manifest_nonce.get());
     let mut followed = false;
     loop {
-        let mut replayed = replay_generation(devices, slots, store_id, generation, nonce)?;
+        let mut replayed = replay_generation(&devices, &slots, store_id, generation, nonce)?;
         match replayed.catalog.superseded {
             None => {
                 check_segments(&replayed.catalog, newest)?;
@@ -109,7 +112,8 @@ fn replay_generation(
     if mutated(Mutant::TornBatchAccepted) {
         copies.iter_mut().for_each(|copy| believe(copy, nonce));
     }
-    let named = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
+    let wanted = (generation, nonce);
+    let named = slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
     let synced = named.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
     let mut catalog = Catalog::default();
     let (mut page, mut sequence, mut epoch) = (1_usize, first_batch, 0);
