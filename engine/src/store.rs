@@ -571,6 +571,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         watermarks: (options.high_watermark, options.low_watermark),
         room: reclaim::make_room,
         leaving: Mutex::default(),
+        looks_ms: AtomicU64::new(u64::MAX),
         tender: Mutex::default(),
         rest: AtomicBool::new(false),
     };
