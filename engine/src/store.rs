@@ -91,7 +91,7 @@ impl Store {
             let text = format!("watermarks {low} and {high} are not 0 < low <= high <= 1");
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        match read_devices(directories, options.read_only)? {
+        match read_devices(directories, options.read_only, memory)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
             Opened::Empty(found) => {
@@ -398,7 +398,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     // A slot that does not verify is made good by writing both again.
     let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
-    let mut replayed = replay(&found, identity.store_id)?;
+    let mut replayed = replay(&found, identity.store_id, memory)?;
     if !options.read_only && !replayed.writable {
         return Err(read_only_features(&format!("manifest generation {}", replayed.place.generation)));
     }
