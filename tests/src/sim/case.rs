@@ -82,6 +82,9 @@ pub struct Case {
     /// Copies of each sequence.
     #[serde(default = "one")]
     pub copies: u8,
+    /// Shards that serve the disks at most; none: one for each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<usize>,
     /// What happens.
     pub rounds: Vec<Round>,
 }
@@ -142,6 +145,9 @@ impl Case {
             whole,
         };
         let copies = if devices > 1 && rng.one_in(2) { 2 + rng.below(devices as u64 - 1) as u8 } else { 1 };
+        // Not of the same numbers: a case of before is the same case with other shards.
+        let mut of_shards = Rng::new(seed.wrapping_mul(0x9e6c_63d0_76cc_4b6d) ^ 0x5a4d);
+        let shards = (devices > 1 && of_shards.one_in(3)).then(|| 1 + of_shards.below(2) as usize);
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
         let ending = rng.one_in(if tight { 2 } else { 4 });
@@ -174,6 +180,7 @@ impl Case {
             summaries: rng.one_in(3),
             ends,
             copies,
+            shards,
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
         }
     }

@@ -228,7 +228,7 @@ impl Runner<'_> {
     fn options(&self) -> StoreOptions {
         let segment = self.case.segment_pages * 4096;
         let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(segment));
-        let options = options.frame_bytes(ByteSize::kib(64));
+        let options = StoreOptions { shard_threads: self.case.shards, ..options.frame_bytes(ByteSize::kib(64)) };
         match self.case.capacity {
             Some(segments) => options.capacity(ByteSize(self.capacity_bytes(segments))),
             None => options,
