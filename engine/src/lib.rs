@@ -114,7 +114,7 @@ pub use store::{
     Usage,
 };
 pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
-pub use stratakv_format::{DType, DeviceIndex, SequenceId};
+pub use stratakv_format::{DType, DeviceIndex, PlaneCodec, SequenceId};
 pub use transfer::{Exported, ImportOptions};
 
 /// The README's example is compiled and run.

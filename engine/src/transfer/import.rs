@@ -315,7 +315,15 @@ fn layer(
         let header = file.next(Some(layout), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
         for planes in bytes.chunks_exact(block.key_bytes + block.value_bytes) {
-            append(sequence, layout, at, group as usize, planes.split_at(block.key_bytes), start)?;
+            let planes = planes.split_at(block.key_bytes);
+            if geometry.is_encoded() {
+                sequence.append_stored(at, planes).map_err(|e| match e.kind() {
+                    ErrorKind::Corruption => damaged(start, e),
+                    _ => e,
+                })?;
+                continue;
+            }
+            append(sequence, layout, at, group as usize, planes, start)?;
         }
         let count = u64::from(header.tokens.get());
         if has_summary {

@@ -100,7 +100,7 @@ impl Shape {
             };
             let salts = &salts[group as usize * self.group..][..self.group];
             for (plane, bytes) in [keys, values].into_iter().enumerate() {
-                self.check_plane(layer, plane, salts, bytes).map_err(|e| format!("group {group}: {e}"))?;
+                self.check_plane(layer, plane, salts, &bytes).map_err(|e| format!("group {group}: {e}"))?;
             }
         }
         let query: Vec<f32> = (0..self.heads * self.dim).map(|i| element(salts[0] ^ 77, layer, 2, i) / 2.0).collect();
