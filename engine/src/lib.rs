@@ -105,7 +105,7 @@ pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
     SequenceOptions, StoreOptions, Summary,
 };
-pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
 pub use select::{Planes, SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};

@@ -238,9 +238,9 @@ impl Store {
         if sequence.layout() == layout {
             return Ok(sequence);
         }
-        let theirs = sequence.layout();
-        let what = if theirs.raw().fingerprint == layout.raw().fingerprint { "geometry" } else { "fingerprint" };
-        let text = format!("sequence {key:?} was written with another {what}: another model, dtype or group size");
+        let what = layout.difference(sequence.layout().raw());
+        let text =
+            format!("sequence {key:?} was written with another {what}: another model, dtype, group size or codec");
         Err(Error::new(ErrorKind::LayoutMismatch, text))
     }
 

@@ -4,16 +4,17 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use stratakv::codec::{Codec, PlaneKind, PlaneShape, decode, encode, error_bound};
-use stratakv::retrieval::{KeySummary, Quest};
+use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RUN, decode, encode, error_bound};
+use stratakv::retrieval::{LeoAm, Quest, RebuildOptions, Selector, ShadowKv};
 use stratakv::{
     ByteSize, CacheOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec, PlaneCodec, Planes,
     Sequence, SequenceOptions, Store, Summary, TensorView, attend,
 };
 use stratakv_tests::count_from_env;
-use stratakv_tests::disk::{assert_clean, check, device_dirs, fast_scratch, small_options};
+use stratakv_tests::damage::{Image, seal};
+use stratakv_tests::disk::{assert_clean, check, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::mix;
 
 const RAW: [PlaneCodec; 2] = [PlaneCodec::Raw; 2];
@@ -345,8 +346,7 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
                 let mut file = Vec::new();
                 sequence.export(&mut file).expect("an export");
                 let path = std::path::Path::new("session.skv");
-                let report =
-                    kvfsck::check_reader(&file[..], file.len() as u64, path, &kvfsck::Options::default(), &());
+                let report = kvfsck::check_reader(&file[..], file.len() as u64, path, &kvfsck::Options::default(), &());
                 assert!(report.clean, "{}", report.to_text());
                 key = format!("{at}");
                 let options = ImportOptions::new().key(&*key).replicas(copies);
@@ -369,11 +369,372 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
 #[test]
 fn what_comes_back_is_what_the_coder_makes_of_it() {
     let strategy = (0..shapes().len(), 1..=2_u8, any::<bool>(), proptest::collection::vec(step(), 1..14));
-    let config = Config { cases: count_from_env("STRATAKV_CODEC_CASES", 48) as u32, failure_persistence: None, ..Config::default() };
+    let config = Config {
+        cases: count_from_env("STRATAKV_CODEC_CASES", 48) as u32,
+        failure_persistence: None,
+        ..Config::default()
+    };
     TestRunner::new(config)
         .run(&strategy, |(shape, copies, cache, steps)| {
             history(&shapes()[shape], copies, cache, &steps);
             Ok(())
         })
         .unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A store with one committed sequence `a` of so many tokens, closed again.
+fn stored(shape: &Shape, tokens: u64) -> (tempfile::TempDir, Vec<PathBuf>, Model) {
+    let scratch = fast_scratch();
+    let dirs = device_dirs(scratch.path(), 1);
+    let store = open(&dirs, false);
+    let options = SequenceOptions::new().key("a").summary(Summary::MinMax);
+    let mut sequence = store.create_sequence(&shape.layout(), options).expect("created");
+    let mut model = Model::new(shape);
+    let seeds: Vec<u64> = (0..tokens).collect();
+    append(&mut sequence, shape, &seeds);
+    seeds.iter().for_each(|seed| model.push(*seed));
+    sequence.commit(Durability::Sync).expect("committed");
+    drop(sequence);
+    store.close().expect("closed");
+    (scratch, dirs, model)
+}
+
+/// What is stored is as small as the layout says, and no element is further off than documented.
+#[test]
+fn blocks_are_smaller_and_elements_within_their_bound() {
+    for (codec, bits, most) in [(PlaneCodec::Int8, 8, 0.66), (PlaneCodec::Int4, 4, 0.41)] {
+        let layer = Layer { heads: 2, key_dim: 128, value_dim: 128, window: None, codecs: [codec; 2] };
+        let shape = Shape { layers: vec![layer; 2], dtype: DType::F16, group: 8, separate: false };
+        let (_scratch, dirs, model) = stored(&shape, 515);
+        let store = open(&dirs, false);
+        let sequence = store.open_sequence("a").expect("there");
+        let layout = sequence.layout().clone();
+        let share = layout.stored_token_bytes() / layout.token_bytes() as f64;
+        assert!(share < most && share > most - 0.02, "{share}");
+        let view = sequence.select_all(0).expect("a view");
+        let ticket = store.read(&[&view]).expect("a read");
+        let useful = layout.stored_token_bytes() / 2.0 * 512.0;
+        assert!((ticket.selected_bytes() as f64 - useful).abs() < 1.0, "{} {useful}", ticket.selected_bytes());
+        drop(ticket);
+        for plane in 0..2 {
+            for group in 0..64 {
+                let found = model.block(0, group, plane);
+                let exact: Vec<f32> = (0..2 * 8 * 128)
+                    .map(|at| {
+                        let (head, token, i) = (at / (8 * 128), at / 128 % 8, at % 128);
+                        let x = element((group * 8 + token) as u64, 0, plane, head * 128 + i);
+                        f16::from_f32(x).to_f32()
+                    })
+                    .collect();
+                for (at, bytes) in found.chunks_exact(2).enumerate() {
+                    let (head, token, i) = (at / (8 * 128), at / 128 % 8, at % 128);
+                    let peers: Vec<f32> = match plane {
+                        0 => (0..8).map(|token| exact[(head * 8 + token) * 128 + i]).collect(),
+                        _ => exact[(head * 8 + token) * 128 + i / VALUE_RUN * VALUE_RUN..][..VALUE_RUN].to_vec(),
+                    };
+                    let (low, high) = peers.iter().fold((f32::MAX, f32::MIN), |(l, h), x| (l.min(*x), h.max(*x)));
+                    let bound = error_bound(bits, DType::F16, high - low, low.abs().max(high.abs()));
+                    let off = (number(bytes, DType::F16) as f32 - exact[at]).abs();
+                    assert!(off <= bound, "{off} over {bound}");
+                }
+            }
+        }
+        drop((view, sequence));
+        store.close().expect("closed");
+    }
+}
+
+/// What selectors believe of groups holds for what attention sees: decoded keys, not those that were appended.
+#[test]
+fn bounds_hold_for_decoded_keys() {
+    for shape in shapes() {
+        let (_scratch, dirs, model) = stored(&shape, 215);
+        let store = open(&dirs, true);
+        let mut sequence = store.open_sequence("a").expect("there");
+        // One is built from the min/max records of the sequence, the other from its keys.
+        let selectors: [Arc<dyn Selector>; 2] = [Arc::new(Quest), Arc::new(LeoAm::default())];
+        for selector in selectors {
+            let id = sequence.attach(selector).expect("attached");
+            for layer in shape.kv_layers() {
+                let own = shape.layers[layer];
+                let (width, element) = (own.heads * own.key_dim, shape.dtype.bytes());
+                let records = &sequence.selector_summaries(id, layer).expect("summaries")[0];
+                for group in 0..215 / shape.group {
+                    let mut record = Vec::new();
+                    records.encode(group..group + 1, &mut record);
+                    let kind = if shape.dtype == DType::F16 { DType::F16 } else { DType::Bf16 };
+                    let bound = |at: usize| number(&record[2 * at..2 * at + 2], kind);
+                    let plane = model.block(layer, group, 0);
+                    for seed in 0..6 {
+                        for head in 0..own.heads {
+                            let query: Vec<f64> =
+                                (0..own.key_dim).map(|i| f64::from(self::element(seed, 3, 1, i))).collect();
+                            let (mut lower, mut upper) = (0.0, 0.0);
+                            for (i, q) in query.iter().enumerate() {
+                                let (low, high) =
+                                    (bound(head * own.key_dim + i) * q, bound(width + head * own.key_dim + i) * q);
+                                (lower, upper) = (lower + low.min(high), upper + low.max(high));
+                            }
+                            for token in 0..shape.group {
+                                let row = &plane[(head * shape.group + token) * own.key_dim * element..];
+                                let key = row[..own.key_dim * element].chunks_exact(element);
+                                let score: f64 = key.zip(&query).map(|(k, q)| number(k, shape.dtype) * q).sum();
+                                let slack = 1e-9 * (1.0 + lower.abs().max(upper.abs()));
+                                assert!(lower - slack <= score && score <= upper + slack, "{shape:?}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        drop(sequence);
+        store.close().expect("closed");
+    }
+}
+
+/// Keys at a low rank are made from decoded keys, values are decoded alone, and outliers are whole blocks.
+#[test]
+fn values_alone_under_a_codec_beside_rebuilt_keys() {
+    use stratakv::{Budget, Rope, SelectOptions};
+    let layer = LayerSpec::full(2, 64).codecs(PlaneCodec::Int8, PlaneCodec::Int8).rope(Rope::new(64, 10_000.0));
+    let layout = KvLayout::builder().layer_specs([layer]).group_tokens(8).build().expect("a layout");
+    let scratch = fast_scratch();
+    let dirs = device_dirs(scratch.path(), 1);
+    let store = open(&dirs, false);
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).expect("created");
+    let tensor: Vec<f32> = (0..400 * 128).map(|i| element(i as u64 / 128, 0, 0, 1 + i % 128 * 28)).collect();
+    let view = TensorView::token_major(&tensor, 400, 2, 64);
+    sequence.append(0, view, view).expect("appended");
+    sequence.commit(Durability::Sync).expect("committed");
+    // Full rank gives the stored keys back, rounded to f16 in between.
+    sequence.rebuild_keys(&RebuildOptions::default().rank(128).outlier_share(0.1)).expect("rebuilt");
+    let selector = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
+    let query: Vec<f32> = (0..4 * 64).map(|i| element(5, 1, 1, 1 + 28 * i)).collect();
+    let whole = sequence.select_all(0).expect("a view");
+    let options = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    let rebuilt = sequence.select_with(selector, 0, &query, options).expect("a view");
+    let batch = store.read(&[&whole, &rebuilt]).and_then(|ticket| ticket.wait()).expect("read");
+    let [mut all, mut out] = [vec![0.0; 256], vec![0.0; 256]];
+    attend(&query, &whole, batch.get(0).expect("blocks"), &mut all).expect("attention");
+    attend(&query, &rebuilt, batch.get(1).expect("blocks"), &mut out).expect("attention");
+    for (all, out) in all.iter().zip(&out) {
+        assert!((all - out).abs() < 2e-2 * (1.0 + all.abs()), "{all} {out}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let scratch = fast_scratch();
+    let dirs = device_dirs(scratch.path(), 1);
+    let store = open(&dirs, false);
+    let layout = |codec, dtype| {
+        let builder = KvLayout::builder().layers(4).kv_heads(1).head_dim(64).dtype(dtype).codec(codec);
+        builder.group_tokens(8).codec_share(0.5).build().expect("a layout")
+    };
+    let (plain, int8) = (layout(PlaneCodec::Raw, DType::F32), layout(PlaneCodec::Int8, DType::F32));
+    // Half of the layers, spread.
+    let coded: Vec<bool> = (0..4).map(|at| int8.codecs(at).expect("a layer") == [PlaneCodec::Int8; 2]).collect();
+    assert_eq!(coded, [false, true, false, true]);
+    let share = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).codec_share(1.5).build().unwrap_err();
+    assert_eq!((share.kind(), share.to_string().contains("codec")), (ErrorKind::InvalidArgument, true), "{share}");
+
+    let mut sequence = store.create_sequence(&int8, SequenceOptions::new().key("a")).expect("created");
+    let mut rows = vec![0.5_f32; 3 * 64];
+    rows[70] = 1e38;
+    let view = TensorView::token_major(&rows, 3, 1, 64);
+    sequence.append(0, view, view).expect("a layer without a codec takes it");
+    let refused = sequence.append(1, view, view).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    assert!(refused.to_string().contains("token 1") && refused.to_string().contains("codec"), "{refused}");
+    assert_eq!(sequence.layer_len(1).expect("a layer"), 0);
+    drop(sequence);
+
+    let mut sequence = store.create_sequence(&int8, SequenceOptions::new().key("a")).expect("created");
+    let rows = vec![0.5_f32; 20 * 64];
+    for layer in 0..4 {
+        let view = TensorView::token_major(&rows, 20, 1, 64);
+        sequence.append(layer, view, view).expect("appended");
+    }
+    sequence.commit(Durability::Sync).expect("committed");
+    let mut file = Vec::new();
+    sequence.export(&mut file).expect("exported");
+    drop(sequence);
+    let mismatch = store.open_sequence_as("a", &plain).unwrap_err();
+    assert_eq!(
+        (mismatch.kind(), mismatch.to_string().contains("codec")),
+        (ErrorKind::LayoutMismatch, true),
+        "{mismatch}"
+    );
+    let mismatch = store.import(&file[..], &plain, ImportOptions::new().key("b")).unwrap_err();
+    assert_eq!(
+        (mismatch.kind(), mismatch.to_string().contains("codec")),
+        (ErrorKind::LayoutMismatch, true),
+        "{mismatch}"
+    );
+}
+
+/// The feature appears with the first layout that needs it and stays; stores without are what they were.
+#[test]
+fn the_feature_is_named_from_the_first_codec_on() {
+    let scratch = fast_scratch();
+    let dirs = device_dirs(scratch.path(), 2);
+    let store = open(&dirs, false);
+    let layout = |codec| KvLayout::builder().layers(1).kv_heads(1).head_dim(64).codec(codec).build().expect("a layout");
+    let rows = vec![0.25_f32; 30 * 64];
+    let view = TensorView::token_major(&rows, 30, 1, 64);
+    let commit = |key: &str, codec| {
+        let mut sequence = store.create_sequence(&layout(codec), SequenceOptions::new().key(key)).expect("created");
+        sequence.append(0, view, view).expect("appended");
+        sequence.commit(Durability::Sync).expect("committed");
+    };
+    commit("a", PlaneCodec::Raw);
+    assert_eq!(features(&dirs), [1, 1]);
+    commit("b", PlaneCodec::Int4);
+    assert_eq!(features(&dirs), [5, 5]);
+    assert!(store.open_sequence("b").and_then(|sequence| sequence.delete(Durability::Sync)).is_ok());
+    store.close().expect("closed");
+    assert_clean(&dirs, "after codecs");
+    let store = open(&dirs, false);
+    assert_eq!(features(&dirs), [5, 5]);
+    store.close().expect("closed");
+    // Without the bit the layout is damage, for both readers.
+    let mut image = image_of(&dirs);
+    for (_, name, bytes) in &mut image.files {
+        if name.starts_with("manifest/") {
+            bytes[8 + 24] &= !4;
+        }
+    }
+    seal(&mut image);
+    let root = fast_scratch();
+    let dirs = image.write(root.path()).expect("written");
+    let error = small_options(&dirs).open().map(|_| ()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Corruption && error.to_string().contains("codecs"), "{error}");
+    let report = check(&dirs);
+    assert!(report.to_text().contains("without the feature of codecs"), "{}", report.to_text());
+}
+
+fn image_of(dirs: &[PathBuf]) -> Image {
+    let mut image = Image { devices: dirs.len(), ..Image::base(1) };
+    image.files.clear();
+    for (device, dir) in dirs.iter().enumerate() {
+        for file in files(dir) {
+            let bytes = std::fs::read(dir.join(&file)).expect("a file");
+            image.files.push((device, file.to_string_lossy().into_owned(), bytes));
+        }
+    }
+    image
+}
+
+/// Ranges that are no numbers under right checksums: an error with its place, from both readers, and no panic.
+#[test]
+fn ranges_that_are_no_numbers_are_damage_with_a_place() {
+    use stratakv_format::checksum::PlaneIdentity;
+    use stratakv_format::frame::{FrameHeader, KIND_GROUPS};
+    use zerocopy::FromBytes;
+    let layer = Layer { heads: 2, key_dim: 64, value_dim: 64, window: None, codecs: [PlaneCodec::Int8; 2] };
+    let shape = Shape { layers: vec![layer], dtype: DType::F16, group: 8, separate: false };
+    let (_scratch, dirs, model) = stored(&shape, 64);
+    // Block 3: K plane of 2 * (4 * 64 + 8 * 64) bytes, then V.
+    for (plane, bits) in [(0_usize, f16::INFINITY), (1, f16::NAN)] {
+        let codec = [Codec::Int8; 2][plane];
+        let (mut wanted, geometry) = (Vec::new(), shape.plane(0, plane));
+        let exact: Vec<u8> = (0..2 * 8 * 64)
+            .flat_map(|at| {
+                let (head, token, i) = (at / 512, at / 64 % 8, at % 64);
+                bytes_of(element(24 + token as u64, 0, plane, head * 64 + i), DType::F16)
+            })
+            .collect();
+        assert_eq!(encode(codec, &geometry, &exact, &mut wanted).expect("a plane"), codec);
+        let mut image = image_of(&dirs);
+        let (mut found, mut place) = (0, 0);
+        for (_, name, bytes) in &mut image.files {
+            if !name.starts_with("segments/") {
+                continue;
+            }
+            let Some(at) = bytes.windows(wanted.len()).position(|window| window == wanted) else { continue };
+            (found, place) = (found + 1, at);
+            // The frame in front of it.
+            let header = (0..at / 4096).rev().map(|page| page * 4096).find(|at| bytes[*at..].starts_with(b"SKFR"));
+            let header_at = header.expect("a header");
+            let header = *FrameHeader::ref_from_prefix(&bytes[header_at..]).expect("a header").0;
+            let identity = |plane: &[u8], nth: u16| {
+                let sequence = stratakv::SequenceId(header.sequence.get());
+                let identity = PlaneIdentity::new(header.nonce.get(), sequence, KIND_GROUPS, 0, 24, 8, nth);
+                stratakv_format::PayloadChecksum::Crc64Nvme.compute(&identity, plane).to_le_bytes()
+            };
+            let before = identity(&wanted, plane as u16);
+            bytes[at + 2..at + 4].copy_from_slice(&bits.to_le_bytes());
+            let after = identity(&bytes[at..at + wanted.len()], plane as u16);
+            let pages = header.header_pages.get() as usize * 4096;
+            let table = &mut bytes[header_at..header_at + pages];
+            let sum = table.windows(8).position(|window| window == before).expect("its checksum");
+            table[sum..sum + 8].copy_from_slice(&after);
+        }
+        assert_eq!(found, 1);
+        seal(&mut image);
+        let root = fast_scratch();
+        let broken = image.write(root.path()).expect("written");
+        let report = check(&broken);
+        let codes: Vec<&str> = report.findings.iter().map(|finding| finding.code.as_str()).collect();
+        assert_eq!(codes, ["payload-codec"], "{}", report.to_text());
+        assert!(report.to_text().contains(&format!("{}", place + 2)), "{}", report.to_text());
+
+        let store = open(&broken, plane == 0);
+        let mut sequence = store.open_sequence("a").expect("nothing of its groups is read");
+        let view = sequence.select_all(0).expect("a view");
+        let failed = store.read(&[&view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
+        let error = failed.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+        let corruption = error.corruption().expect("a place");
+        assert_eq!((corruption.code, corruption.offset), ("payload-codec", place as u64 + 2));
+        // Reads that it makes for itself.
+        let cut = sequence.truncate(27).unwrap_err();
+        assert!(cut.kind() == ErrorKind::Corruption && cut.corruption().is_some(), "{cut}");
+        assert_eq!(sequence.export(&mut Vec::new()).unwrap_err().kind(), ErrorKind::Corruption);
+        // Groups beside it are well.
+        let good = sequence.select_groups(0, &[1, 2, 4, 5]).expect("a view");
+        let batch = store.read(&[&good]).and_then(|ticket| ticket.wait()).expect("read");
+        for (nth, group) in [1, 2, 4, 5].into_iter().enumerate() {
+            assert!(batch.get(0).and_then(|b| b.group(nth)).expect("a group").0 == model.block(0, group, 0));
+        }
+        drop((view, good, batch, sequence));
+        store.close().expect("closed");
+    }
+}
+
+/// A file whose pieces are right in every checksum, but for a range that is none.
+#[test]
+fn exports_with_ranges_that_are_no_numbers_are_refused() {
+    use stratakv_format::export::{PIECE_GROUPS, PieceHeader};
+    use stratakv_format::{PAGE_BYTES, Unverified};
+    use zerocopy::IntoBytes;
+    let layer = Layer { heads: 1, key_dim: 64, value_dim: 64, window: None, codecs: [PlaneCodec::Int4; 2] };
+    let shape = Shape { layers: vec![layer], dtype: DType::Bf16, group: 8, separate: false };
+    let (_scratch, dirs, _) = stored(&shape, 50);
+    let store = open(&dirs, false);
+    let mut file = Vec::new();
+    store.open_sequence("a").and_then(|mut sequence| sequence.export(&mut file)).expect("an export");
+    let nonce = u64::from_le_bytes(file[64..72].try_into().expect("8 bytes"));
+    let (mut at, mut index) = (PAGE_BYTES, 0);
+    while at < file.len() {
+        let header = Unverified::<PieceHeader>::at_front(&file[at..], "piece").expect("a header");
+        let header = *header.verify(index, nonce).expect("a valid header");
+        let body = at + size_of::<PieceHeader>();
+        if header.kind.get() == PIECE_GROUPS {
+            // A step of the second group's values.
+            let block = 64 * 4 + 8 * 32 + 16 * 4 + 8 * 32;
+            file[body + block + 64 * 4 + 8 * 32 + 16 * 2..][..2].copy_from_slice(&bf16::NEG_INFINITY.to_le_bytes());
+            let bytes = &file[body..body + header.bytes.get() as usize];
+            let sealed = PieceHeader::new(&header.piece(), index, nonce, bytes);
+            file[at..body].copy_from_slice(sealed.as_bytes());
+        }
+        at = body + header.padded_bytes();
+        index += 1;
+    }
+    let path = Path::new("session.skv");
+    let report = kvfsck::check_reader(&file[..], file.len() as u64, path, &kvfsck::Options::default(), &());
+    assert!(!report.clean && report.to_text().contains("not a finite number"), "{}", report.to_text());
+    let refused = store.import(&file[..], &shape.layout(), ImportOptions::new().key("b")).unwrap_err();
+    assert!(refused.kind() == ErrorKind::Corruption && refused.to_string().contains("finite"), "{refused}");
+    assert!(store.open_sequence("b").is_err());
 }

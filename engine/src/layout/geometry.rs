@@ -297,6 +297,18 @@ impl KvLayout {
         &self.inner.layout
     }
 
+    /// What another layout has that this one has not.
+    pub(crate) fn difference(&self, other: &Layout) -> &'static str {
+        let own = self.raw();
+        let mut recoded = other.clone();
+        recoded.layers.iter_mut().zip(&own.layers).for_each(|(layer, own)| layer.codecs = own.codecs);
+        match () {
+            () if own.fingerprint != other.fingerprint => "fingerprint",
+            () if *own == recoded => "codec",
+            () => "geometry",
+        }
+    }
+
     /// Block geometry of `layer`, which must exist, before its planes are encoded.
     pub(crate) fn plain_block(&self, layer: usize) -> &BlockGeometry {
         &self.inner.plain[layer]

@@ -55,6 +55,9 @@ impl ReadBatch {
     }
 }
 
+/// A plane of a group: borrowed where it is stored so, owned where it was decoded.
+pub type PlaneBytes<'a> = Cow<'a, [u8]>;
+
 /// The blocks of one view of a [`ReadBatch`].
 #[derive(Clone, Copy)]
 pub struct ViewBlocks<'a> {
@@ -76,10 +79,10 @@ impl<'a> ViewBlocks<'a> {
     ///
     /// # Errors
     /// The view selected fewer groups.
-    pub fn group(&self, nth: usize) -> Result<(Cow<'a, [u8]>, Cow<'a, [u8]>)> {
+    pub fn group(&self, nth: usize) -> Result<(PlaneBytes<'a>, PlaneBytes<'a>)> {
         let (keys, values) = self.stored(nth)?;
         let coder = BlockCoder::of(&self.view.layout, self.view.layer);
-        let decoded = |plane: usize, stored: &'a [u8]| -> Result<Cow<'a, [u8]>> {
+        let decoded = |plane: usize, stored: &'a [u8]| -> Result<PlaneBytes<'a>> {
             match &coder {
                 Some(coder) if coder.encodes(plane) && !stored.is_empty() => {
                     let mut plain = vec![0; coder.plain_bytes(plane)];

@@ -12,6 +12,6 @@ mod times;
 mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};
-pub use batch::{ReadBatch, ViewBlocks};
+pub use batch::{PlaneBytes, ReadBatch, ViewBlocks};
 pub use event::EventWaker;
 pub use ticket::ReadTicket;

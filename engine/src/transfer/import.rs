@@ -223,9 +223,8 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         return Err(damaged(start, "bytes behind the layout"));
     }
     if &stored != layout.raw() {
-        let same_model = stored.fingerprint == layout.raw().fingerprint;
-        let what = if same_model { "geometry" } else { "fingerprint" };
-        let text = format!("the sequence was written with another {what}: another model, dtype or group size");
+        let what = layout.difference(&stored);
+        let text = format!("the sequence was written with another {what}: another model, dtype, group size or codec");
         return Err(Error::new(ErrorKind::LayoutMismatch, text));
     }
     let mut key = String::new();
