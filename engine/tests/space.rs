@@ -1,7 +1,7 @@
 //! Space: accounting, reserve, cleaning, eviction, time to live, capacity.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stratakv::{
     Budget, ByteSize, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, SelectOptions, Sequence,
@@ -302,6 +302,22 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     check(&store, "long", 2, 100);
     let seen: Vec<_> = seen.lock().unwrap().iter().filter(|event| event.key != "short").cloned().collect();
     assert!(matches!(&seen[..], [e] if e.key == "held" && e.reason == EvictionReason::Expired), "{seen:?}");
+}
+
+#[test]
+fn a_time_to_live_ends_while_nobody_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let (tell, gone) = mpsc::channel();
+    store.observe(move |event: &Evicted| tell.send((event.key.clone(), event.reason)).unwrap());
+    // The background has nothing to wait for, then something far off, then something near.
+    for (name, seconds) in [("far", 3600), ("near", 2)] {
+        std::thread::sleep(Duration::from_millis(200));
+        write(&store, key(name).ttl(Duration::from_secs(seconds)), 1, 20).unwrap();
+    }
+    let event = gone.recv_timeout(Duration::from_secs(60)).expect("it goes by itself");
+    assert_eq!(event, ("near".into(), EvictionReason::Expired));
+    assert_eq!(store.sequences().len(), 1);
 }
 
 #[test]

@@ -174,9 +174,13 @@ fn read_superblock(path: Arc<Path>, directory: File, sink: &Sink) -> Result<Opti
         let grows = old.sequence.get().checked_add(1) == Some(new.sequence.get())
             && old.epoch.get() <= new.epoch.get()
             && old.manifest_generation.get() <= new.manifest_generation.get();
-        if !same || !grows {
-            let text =
-                if same { "the older slot is not the one before the newer" } else { "the slots contradict each other" };
+        let one_name = old.manifest_generation != new.manifest_generation || old.manifest_nonce == new.manifest_nonce;
+        if !same || !grows || !one_name {
+            let text = match (same, one_name) {
+                (true, true) => "the older slot is not the one before the newer",
+                (true, false) => "the slots name one manifest generation with two nonces",
+                (false, _) => "the slots contradict each other",
+            };
             let finding = Finding::damage(Code::SuperblockSlot, text).at(&place, 0, whole);
             sink.push(finding.values(new.sequence.get().wrapping_sub(1), old.sequence.get()));
         }

@@ -187,6 +187,12 @@ fn superblocks_that_contradict() {
     let skipped = [slot(0, 1, 4, STATE_CLOSED, 4).encode(), slot(0, 1, 1, STATE_OPEN, 1).encode()].concat();
     fs::write(image.path(0, "superblock"), skipped).unwrap();
     assert_damage(&image.check(), Code::SuperblockSlot);
+    let mut other = slot(0, 1, 1, STATE_OPEN, 1);
+    other.manifest_nonce = U64::new(5);
+    fs::write(image.path(0, "superblock"), [slot(0, 1, 2, STATE_CLOSED, 4).encode(), other.encode()].concat()).unwrap();
+    let report = image.check();
+    assert_damage(&report, Code::SuperblockSlot);
+    assert!(report.to_text().contains("two nonces"), "{}", report.to_text());
     fs::write(image.path(0, "superblock"), b"").unwrap();
     let report = image.check();
     assert_damage(&report, Code::SuperblockSlot);

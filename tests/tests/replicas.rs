@@ -1,11 +1,14 @@
 //! Several devices: copies, damage, lost and removed devices, from outside.
 
+use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stratakv::{
     BalancePolicy, ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions,
     TensorView,
 };
+use stratakv_format::manifest;
+use stratakv_format::superblock::newest;
 
 const KV_HEADS: usize = 2;
 const DIM: usize = 16;
@@ -213,7 +216,17 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew() {
     assert_eq!(error.kind(), ErrorKind::StaleDevice);
     assert!(error.to_string().contains("device 1 left the store"), "{error}");
     // And every frame has two copies again.
-    let store = options([place.devices[2].as_path()].into_iter()).allow_degraded(true).open().unwrap();
+    let alone = || options([place.devices[2].as_path()].into_iter());
+    let store = alone().allow_degraded(true).open().unwrap();
+    check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
+    // The one that is left has the manifest twice from now on, as one that was alone from the start.
+    assert_eq!(store.health().owed_manifests, 0);
+    store.close().unwrap();
+    let slot = newest(&fs::read(place.devices[2].join("superblock")).unwrap()).unwrap();
+    assert_eq!(slot.manifest_copies, 2);
+    let first = manifest::file_name(slot.manifest_generation.get(), 0);
+    fs::remove_file(place.devices[2].join(first)).unwrap();
+    let store = alone().open().unwrap();
     check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
 }
 

@@ -53,6 +53,8 @@ pub(crate) struct StoreInner {
     /// the commit that says so included.
     pub(crate) leaving: Mutex<Vec<(SegmentKey, u64)>>,
     pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
+    /// When the background looks for expired sequences next, in milliseconds since 1970; `u64::MAX` when it does not, or is at it.
+    pub(crate) looks_ms: AtomicU64,
     /// The background is to end.
     pub(crate) rest: AtomicBool,
     /// Resident blocks of all sequences that have no cache of their own.
@@ -316,8 +318,15 @@ impl Drop for Claim {
         }
         lock(&self.store.space).settle(self.id);
         lock(&self.store.open_sequences).remove(&self.id);
-        let over = |meta: &SequenceMeta| meta.ends_ms().is_some_and(|end| end <= unix_ms());
-        if self.expires && lock(&self.store.catalog).sequences.get(&self.id).is_some_and(over) {
+        if !self.expires {
+            return;
+        }
+        // One that only a queued commit names is known once the background has flushed.
+        let soon = |meta: Option<&SequenceMeta>| {
+            let end = meta.map_or(Some(0), SequenceMeta::ends_ms);
+            end.is_some_and(|end| end <= unix_ms() || end < self.store.looks_ms.load(Ordering::SeqCst))
+        };
+        if soon(lock(&self.store.catalog).sequences.get(&self.id)) {
             self.store.devices.tend.notify();
         }
     }

@@ -21,7 +21,7 @@ pub(crate) use draft::{AdapterPart, Draft, Ends, SequenceIdentity, Tail, TailRow
 pub(crate) use frame::{WrittenFrame, front_limit, write as write_frame};
 pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
-pub(crate) use members::DeviceList;
+pub(crate) use members::{DeviceList, with_heirs};
 pub(crate) use pace::Pace;
 pub(crate) use space::{Space, Writer, allocate};
 

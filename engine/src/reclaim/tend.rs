@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentKey;
 use crate::log::{CommitRequest, StoreInner, unix_ms};
 use crate::metrics::lock;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use stratakv_format::segment;
@@ -255,12 +256,15 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             if inner.resting() {
                 return;
             }
+            // Whoever lets go of a sequence meanwhile wakes this anew.
+            inner.looks_ms.store(u64::MAX, Ordering::SeqCst);
             // An error stands in the committer and comes back with the next call.
             let _ = tend(&inner, true);
             if inner.devices.list.slots() > 1 && inner.devices.suspects.any() {
                 let _ = super::Repair::new(&inner).once();
             }
             next_expiry_ms(&inner).map(|end| {
+                inner.looks_ms.store(end, Ordering::SeqCst);
                 let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
                 Instant::now() + wait.min(Duration::from_secs(3600))
             })

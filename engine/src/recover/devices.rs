@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot};
-use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified, manifest, segment};
+use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
 
 /// How long to wait for the lock: the last writes of a killed process hold it until they land.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -77,7 +77,7 @@ pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<
 /// Reads the superblocks and sees that they make one whole store, or none at all.
 ///
 /// Features that may be read but not written are no hindrance with `read_only`.
-pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool) -> Result<Opened> {
+pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool, memory: usize) -> Result<Opened> {
     let mut found = Vec::new();
     for directory in directories {
         let (slot, slots) = read_superblock(&*directory)?;
@@ -87,7 +87,7 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool
     if empty == found.len() {
         return Ok(Opened::Empty(found));
     }
-    if empty > 0 && !read_only && is_cut_short(&found) {
+    if empty > 0 && !read_only && is_cut_short(&found, memory) {
         return undo(found).map(Opened::Empty);
     }
     if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
@@ -101,10 +101,9 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool
 
 /// Whether a creation over several devices was cut short: those that have a superblock have the first one, and the manifest
 /// names nothing. A store is used only once all its devices have one, so that nothing can be lost.
-fn is_cut_short(found: &[Found]) -> bool {
+fn is_cut_short(found: &[Found], memory: usize) -> bool {
     let Some(first) = found.iter().find_map(|f| f.slot) else { return false };
-    let slots: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
-    let fresh = slots.iter().all(|slot| {
+    let fresh = found.iter().flat_map(|f| &f.slots).all(|slot| {
         slot.store_id == first.store_id
             && slot.sequence.get() < SLOTS as u64
             && slot.manifest_generation.get() == 1
@@ -112,15 +111,8 @@ fn is_cut_short(found: &[Found]) -> bool {
             && slot.state == STATE_OPEN
             && usize::from(slot.device_count.get()) == found.len()
     });
-    let devices: Vec<_> = found
-        .iter()
-        .filter_map(|f| {
-            let slot = f.slot?;
-            Some((DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory), slot.manifest_copies))
-        })
-        .collect();
     let unused = || {
-        super::replay(&devices, &slots, first.store_id).is_ok_and(|replayed| {
+        super::replay(found, first.store_id, memory).is_ok_and(|replayed| {
             let catalog = &replayed.catalog;
             catalog.sequences.is_empty() && catalog.segments.is_empty() && catalog.layouts.is_empty()
         })
