@@ -144,7 +144,11 @@ impl Shape {
         if let Err(e) = attend(&query, &view, blocks, &mut out) {
             return Ok(Err(e));
         }
-        self.check_attention(layer, &rows, &query, &out)?;
+        // Tokens of a tail are rounded where they come from a group that was cut, and exact elsewhere: which, is not known here.
+        let unknown = (0..2).any(|plane| self.encodes(layer, plane)) && !salts.len().is_multiple_of(self.group);
+        if !unknown {
+            self.check_attention(layer, &rows, &query, &out)?;
+        }
         Ok(Ok(()))
     }
 
