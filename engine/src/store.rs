@@ -562,6 +562,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         lazy: Mutex::new(lazy),
         repairing: Mutex::default(),
         adapters: Mutex::default(),
+        held_adapters: Mutex::default(),
         devices,
         cache,
         health: StoreCounters::default(),

@@ -8,7 +8,7 @@ use crate::plan::Part;
 use crate::select::{UnitSource, ViewInner};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks on devices that a part stands for: name, bytes, whether it is read.
 fn blocks<'a>(view: &'a ViewInner, part: &'a Part) -> impl Iterator<Item = (BlockKey, usize, bool)> + 'a {
@@ -68,11 +68,11 @@ pub(crate) struct ReadTimes(Arc<Progress>);
 
 impl ReadTimes {
     /// From submission to the end of the last part that ended.
-    pub(crate) fn at_devices(&self) -> Duration {
+    pub(crate) fn at_devices(&self) -> Option<(Instant, Instant)> {
         self.0.times.at_devices()
     }
 
-    /// How long callers have waited for its blocks.
+    /// How long callers have waited for its buffers and its blocks.
     pub(crate) fn waited(&self) -> Duration {
         self.0.times.waited()
     }

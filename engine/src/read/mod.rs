@@ -11,6 +11,7 @@ mod ticket;
 mod times;
 mod verify;
 
+pub(crate) use ahead::ReadTimes;
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{ReadBatch, ViewBlocks};
 pub use event::EventWaker;

@@ -271,6 +271,11 @@ impl ReadTicket {
     }
 
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
+        if self.try_submit()? {
+            return Ok(());
+        }
+        let progress = Arc::clone(&self.progress);
+        let _waiting = progress.times.wait();
         loop {
             let seen = self.arena.returned().epoch();
             if self.try_submit()? || self.can_ever_fit()? {

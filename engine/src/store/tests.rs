@@ -2,6 +2,7 @@
 
 mod commits;
 mod copies;
+mod hidden;
 
 use super::{Store, StoreStatus};
 use crate::device::posix::trouble::{self, Trouble};
