@@ -14,6 +14,7 @@ use std::time::Instant;
 struct Ahead {
     ticket: ReadTicket,
     selected: HashSet<BlockKey>,
+    resident: HashSet<BlockKey>,
     reads: HashMap<BlockKey, usize>,
 }
 
@@ -92,9 +93,9 @@ impl Pipeline {
         }
         match self.store.read_ahead(&views.iter().collect::<Vec<_>>()) {
             Ok(ticket) if ticket.is_submitted() => {
-                let (selected, reads) = (ticket.selected(), ticket.reads());
+                let (selected, resident, reads) = (ticket.selected(), ticket.resident(), ticket.reads());
                 self.report.read_bytes += ticket.device_bytes();
-                self.ahead.insert(layer, Ahead { ticket, selected, reads });
+                self.ahead.insert(layer, Ahead { ticket, selected, resident, reads });
                 Ok(())
             }
             Ok(_) => {
@@ -203,7 +204,6 @@ impl Pipeline {
         report.layers += 1;
         report.read_bytes += ticket.device_bytes();
         report.selected += selected.len() as u64;
-        let mut used = 0;
         if let Some(ahead) = ahead {
             report.predicted_layers += 1;
             report.predictable += selected.len() as u64;
@@ -211,14 +211,19 @@ impl Pipeline {
             report.corrected += reads.len() as u64;
             for (key, bytes) in &ahead.reads {
                 if selected.contains(key) {
-                    used += 1;
+                    report.prefetched += 1;
                 } else {
                     report.wasted += 1;
                     report.wasted_bytes += *bytes as u64;
                 }
             }
-            report.prefetched += used;
         }
-        report.resident += selected.len() as u64 - reads.len() as u64 - used;
+        // Now, or when it was read ahead; what was then read counts as that.
+        let mut resident = ticket.resident();
+        if let Some(ahead) = ahead {
+            resident.extend(ahead.resident.intersection(&selected));
+            resident.retain(|key| !ahead.reads.contains_key(key));
+        }
+        report.resident += resident.iter().filter(|key| !reads.contains_key(key)).count() as u64;
     }
 }

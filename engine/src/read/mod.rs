@@ -7,6 +7,7 @@ mod copies;
 mod event;
 mod hedge;
 mod progress;
+mod shared;
 mod ticket;
 mod times;
 mod verify;
