@@ -29,7 +29,7 @@ use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
     Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, Pace, SequenceIdentity, Space,
-    StoreInner, keep_spare, random_u64, unix_ms,
+    StoreInner, keep_spare, random_u64, unix_ms, with_heirs,
 };
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
@@ -91,7 +91,10 @@ impl Store {
             let text = format!("watermarks {low} and {high} are not 0 < low <= high <= 1");
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        match read_devices(directories, options.read_only)? {
+        if options.shard_threads == Some(0) {
+            return Err(Error::new(ErrorKind::Configuration, "shard_threads 0: somebody has to serve the devices"));
+        }
+        match read_devices(directories, options.read_only, memory)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
             Opened::Empty(found) => {
@@ -398,7 +401,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     // A slot that does not verify is made good by writing both again.
     let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
-    let mut replayed = replay(&found, identity.store_id)?;
+    let mut replayed = replay(&found, identity.store_id, memory)?;
     if !options.read_only && !replayed.writable {
         return Err(read_only_features(&format!("manifest generation {}", replayed.place.generation)));
     }
@@ -415,15 +418,18 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
             }
         }
     }
-    let lost = missing_members(options, &replayed.catalog, &known)?;
+    let active: Vec<_> = known.iter().map(|k| k.member).filter(|member| member.state == m::MEMBER_ACTIVE).collect();
+    let changed = with_heirs(missing_members(options, &replayed.catalog, &known)?, &active);
     let recorded = replayed.catalog.members.values().map(|member| member.epoch.get());
     let epoch = slots.iter().map(|slot| slot.epoch.get()).chain(recorded).max().unwrap_or(1).max(replayed.epoch);
-    for mut member in lost.iter().copied() {
+    for mut member in changed.iter().copied() {
         member.epoch = U64::new(epoch.saturating_add(1));
         replayed.catalog.members.insert(DeviceIndex(member.device.get()), member);
+        known.iter_mut().filter(|k| k.member.device == member.device).for_each(|k| k.member = member);
     }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
-    let unclean = replayed.dirty || rotten || !lost.is_empty() || slots.iter().any(|slot| slot.state != STATE_CLOSED);
+    let unclean =
+        replayed.dirty || rotten || !changed.is_empty() || slots.iter().any(|slot| slot.state != STATE_CLOSED);
     let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, known, members)?;
     let catalog = &replayed.catalog;
@@ -471,7 +477,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
             gone: BTreeSet::new(),
         };
         let mut next = ManifestLog::create(&devices, &start, &state)?;
-        next.set_epoch(if lost.is_empty() { epoch } else { epoch.saturating_add(1) });
+        next.set_epoch(if changed.is_empty() { epoch } else { epoch.saturating_add(1) });
         next.name_in_superblocks(&devices, STATE_OPEN)?;
         next
     } else {

@@ -97,6 +97,24 @@ impl Device {
     }
 }
 
+/// Members that change, and those that have the manifest in place of those of them that go: of these, which take frames.
+pub(crate) fn with_heirs(mut members: Vec<Member>, takers: &[Member]) -> Vec<Member> {
+    for at in 0..members.len() {
+        let gone = matches!(members[at].state, MEMBER_LOST | MEMBER_REMOVED) && members[at].manifest_copies > 0;
+        if gone {
+            members[at].manifest_copies = 0;
+            let others = takers.iter().filter(|other| members.iter().all(|member| member.device != other.device));
+            // One that is left alone has it twice, as one that was alone from the start.
+            let heir = match others.collect::<Vec<_>>().as_slice() {
+                [alone] if alone.manifest_copies < 2 => Some(Member { manifest_copies: 2, ..**alone }),
+                others => others.iter().find(|o| o.manifest_copies == 0).map(|o| Member { manifest_copies: 1, ..**o }),
+            };
+            members.extend(heir);
+        }
+    }
+    members
+}
+
 impl super::Devices {
     /// What the manifest says of a device from now on.
     pub(crate) fn put_member(&self, member: Member) {
@@ -107,25 +125,8 @@ impl super::Devices {
 
     /// Members as they are when these change: where one goes that has the manifest, another has it in its place.
     pub(crate) fn change(&self, changed: impl Iterator<Item = Member>) -> Vec<Member> {
-        let mut members: Vec<Member> = changed.collect();
-        for at in 0..members.len() {
-            let gone = matches!(members[at].state, MEMBER_LOST | MEMBER_REMOVED) && members[at].manifest_copies > 0;
-            if gone {
-                members[at].manifest_copies = 0;
-                let others = self.list.iter().filter(|device| device.takes_frames()).map(Device::member);
-                let others = others.filter(|other| members.iter().all(|member| member.device != other.device));
-                let others: Vec<Member> = others.collect();
-                // One that is left alone has it twice, as one that was alone from the start.
-                let heir = match others.as_slice() {
-                    [alone] if alone.manifest_copies < 2 => Some(Member { manifest_copies: 2, ..*alone }),
-                    others => {
-                        others.iter().find(|o| o.manifest_copies == 0).map(|o| Member { manifest_copies: 1, ..*o })
-                    }
-                };
-                members.extend(heir);
-            }
-        }
-        members
+        let others: Vec<Member> = self.list.iter().filter(|device| device.takes_frames()).map(Device::member).collect();
+        with_heirs(changed.collect(), &others)
     }
 
     /// Whether a device is there and has not failed for good.

@@ -77,7 +77,7 @@ pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<
 /// Reads the superblocks and sees that they make one whole store, or none at all.
 ///
 /// Features that may be read but not written are no hindrance with `read_only`.
-pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool) -> Result<Opened> {
+pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool, memory: usize) -> Result<Opened> {
     let mut found = Vec::new();
     for directory in directories {
         let (slot, slots) = read_superblock(&*directory)?;
@@ -87,7 +87,7 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool
     if empty == found.len() {
         return Ok(Opened::Empty(found));
     }
-    if empty > 0 && !read_only && is_cut_short(&found) {
+    if empty > 0 && !read_only && is_cut_short(&found, memory) {
         return undo(found).map(Opened::Empty);
     }
     if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
@@ -101,7 +101,7 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool
 
 /// Whether a creation over several devices was cut short: those that have a superblock have the first one, and the manifest
 /// names nothing. A store is used only once all its devices have one, so that nothing can be lost.
-fn is_cut_short(found: &[Found]) -> bool {
+fn is_cut_short(found: &[Found], memory: usize) -> bool {
     let Some(first) = found.iter().find_map(|f| f.slot) else { return false };
     let fresh = found.iter().flat_map(|f| &f.slots).all(|slot| {
         slot.store_id == first.store_id
@@ -112,7 +112,7 @@ fn is_cut_short(found: &[Found]) -> bool {
             && usize::from(slot.device_count.get()) == found.len()
     });
     let unused = || {
-        super::replay(found, first.store_id).is_ok_and(|replayed| {
+        super::replay(found, first.store_id, memory).is_ok_and(|replayed| {
             let catalog = &replayed.catalog;
             catalog.sequences.is_empty() && catalog.segments.is_empty() && catalog.layouts.is_empty()
         })

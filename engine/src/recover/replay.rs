@@ -51,11 +51,13 @@ struct Copy {
     features: Features,
 }
 
-/// Replays the manifest that the newest slots name. `found` is in the order of the devices' indices.
+/// Replays the manifest that the newest slots name, in at most `memory` bytes for what is read of it at a time. `found` is in the
+/// order of the devices' indices.
 ///
 /// # Errors
 /// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
-pub(crate) fn replay(found: &[Found], store_id: [u8; 16]) -> Result<Replayed> {
+/// [`ErrorKind::MemoryLimit`]: the manifest is larger than `memory`.
+pub(crate) fn replay(found: &[Found], store_id: [u8; 16], memory: usize) -> Result<Replayed> {
     let newest = found.iter().filter_map(|f| f.slot.as_ref()).max_by_key(|slot| slot.manifest_generation.get());
     let Some(newest) = newest else {
         return Err(Error::new(ErrorKind::Corruption, "no superblock names a manifest"));
@@ -69,7 +71,7 @@ pub(crate) fn replay(found: &[Found], store_id: [u8; 16]) -> Result<Replayed> {
     let (mut generation, mut nonce) = (newest.manifest_generation.get(), newest.manifest_nonce.get());
     let mut followed = false;
     loop {
-        let mut replayed = replay_generation(&devices, &slots, store_id, generation, nonce)?;
+        let mut replayed = replay_generation(&devices, &slots, store_id, (generation, nonce), memory)?;
         match replayed.catalog.superseded {
             None => {
                 check_segments(&replayed.catalog, newest)?;
@@ -105,10 +107,10 @@ fn replay_generation(
     devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
     slots: &[Slot],
     store_id: [u8; 16],
-    generation: u64,
-    nonce: u64,
+    (generation, nonce): (u64, u64),
+    memory: usize,
 ) -> Result<Replayed> {
-    let (mut copies, first_batch, mut dirty) = read_copies(devices, store_id, generation, nonce)?;
+    let (mut copies, first_batch, mut dirty) = read_copies(devices, store_id, (generation, nonce), memory)?;
     if mutated(Mutant::TornBatchAccepted) {
         copies.iter_mut().for_each(|copy| believe(copy, nonce));
     }
@@ -224,8 +226,8 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
 fn read_copies(
     devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
     store_id: [u8; 16],
-    generation: u64,
-    nonce: u64,
+    (generation, nonce): (u64, u64),
+    mut memory: usize,
 ) -> Result<(Vec<Copy>, u64, bool)> {
     let mut copies = Vec::new();
     let mut first_batch = None;
@@ -235,9 +237,12 @@ fn read_copies(
         for copy in 0..*copies_there {
             let name = m::file_name(generation, copy);
             let wanted = (store_id, generation, nonce);
-            match read_copy(&**directory, (*device, copy), &name, wanted, copies.first().map(|copy: &Copy| &copy.bytes))
-            {
+            let like = copies.first().map(|copy: &Copy| &copy.bytes);
+            match read_copy(&**directory, (*device, copy), &name, wanted, like, memory) {
                 Ok((read, first)) => {
+                    if !like.is_some_and(|like| Arc::ptr_eq(like, &read.bytes)) {
+                        memory = memory.saturating_sub(read.bytes.len());
+                    }
                     first_batch = first_batch.or(Some(first));
                     copies.push(read);
                 }
@@ -269,6 +274,7 @@ fn read_copy(
     name: &str,
     (store_id, generation, nonce): ([u8; 16], u64, u64),
     like: Option<&Arc<Vec<u8>>>,
+    memory: usize,
 ) -> Result<(Copy, u64)> {
     let file = directory.open_file(name, Access::ReadOnly)?;
     let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -306,16 +312,18 @@ fn read_copy(
         return Err(corrupt("a first batch from 1 on".into(), "0".into()));
     }
     let features = page.features;
-    let (bytes, len) = read_pages(directory, &file, len as usize, like)?;
+    let (bytes, len) = read_pages(directory, &file, len as usize, like, memory)?;
     Ok((Copy { device, file: name.into(), bytes, len, features }, first))
 }
 
-/// What stands behind the header page of a file of `len` bytes, and how long it is. Where that is what is known already, that.
+/// What stands behind the header page of a file of `len` bytes, and how long it is. Where that is what is known already, that;
+/// else at most `memory` bytes.
 fn read_pages(
     directory: &dyn Directory,
     file: &DeviceFile,
     len: usize,
     like: Option<&Arc<Vec<u8>>>,
+    memory: usize,
 ) -> Result<(Arc<Vec<u8>>, usize)> {
     let known = |from: usize, to: usize| like.and_then(|like| like.get(from.min(like.len())..to.min(like.len())));
     let (mut same, mut own, mut at) = (like.is_some(), Vec::new(), PAGE_BYTES.min(len));
@@ -332,9 +340,16 @@ fn read_pages(
                 own = known(0, at).unwrap_or_default().to_vec();
             }
         }
-        if !same && !is_zero(&chunk) {
+        let used = if same { 0 } else { used_bytes(&chunk) };
+        if used > 0 {
+            let needed = at + used;
+            if needed > memory {
+                let text =
+                    format!("a manifest of {needed} bytes and more is read, and memory_limit has {memory} for that");
+                return Err(Error::new(ErrorKind::MemoryLimit, text));
+            }
             own.resize(at, 0);
-            own.extend_from_slice(&chunk);
+            own.extend_from_slice(&chunk[..used]);
         }
         at = end;
     }
@@ -345,11 +360,16 @@ fn read_pages(
     }
     // A batch may end in zeros.
     let batch = m::BATCH_PAGES_MAX as usize * PAGE_BYTES;
-    let pages = own.chunks(PAGE_BYTES).rposition(|page| !is_zero(page)).map_or(0, |last| last + 1);
-    own.truncate(pages * PAGE_BYTES);
+    own.truncate(used_bytes(&own));
     own.resize((own.len().max(PAGE_BYTES) + batch).min(at), 0);
     own.shrink_to_fit();
     Ok((Arc::new(own), at))
+}
+
+/// Bytes up to the end of the last page that is not zero.
+fn used_bytes(bytes: &[u8]) -> usize {
+    let pages = bytes.chunks(PAGE_BYTES).rposition(|page| !is_zero(page)).map_or(0, |last| last + 1);
+    (pages * PAGE_BYTES).min(bytes.len())
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
