@@ -58,7 +58,9 @@ pub(crate) enum Command {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "Example: kvbench scale --dir /nvme0 --json")]
+#[command(
+    after_help = "Examples: kvbench scale --dir /nvme0 --json\n          kvbench scale --dir /nvme0 --shard-threads 1,2 --json"
+)]
 pub(crate) struct ScaleArgs {
     /// Directory for the images of the devices.
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
@@ -84,6 +86,9 @@ pub(crate) struct ScaleArgs {
     /// Turns; figures are medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
+    /// In place of the other tests: four devices, with and without limits, served by so many threads beside one for each, turn by turn.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4))]
+    pub(crate) shard_threads: Vec<u32>,
     /// How the engine moves bytes.
     #[arg(long, value_enum, default_value_t = Driver::Auto)]
     pub(crate) driver: Driver,

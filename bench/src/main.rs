@@ -25,6 +25,7 @@ mod scale;
 mod select;
 mod selectors;
 mod start;
+mod threads;
 mod work;
 mod written;
 

@@ -5,7 +5,8 @@ use crate::cli::ScaleArgs;
 use crate::devices::{self, Devices, Spec};
 use crate::read::append_random;
 use crate::report::{median, print, ratio, rounded};
-use crate::work::{TOKEN_LAYER_BYTES, check_interrupt, layout, settle};
+use crate::threads;
+use crate::work::{TOKEN_LAYER_BYTES, check_interrupt, cpu_seconds, layout, settle};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -37,15 +38,21 @@ struct ScaleResult {
     device_bytes_per_selected: f64,
 }
 
-struct Place {
-    devices: Devices,
+pub(crate) struct Place {
+    pub(crate) devices: Devices,
     stores: u32,
 }
 
-struct Turn {
-    gb_per_s: f64,
+pub(crate) struct Turn {
+    pub(crate) gb_per_s: f64,
     busiest_share: f64,
     amplification: f64,
+    /// Of all threads.
+    pub(crate) cpu_s_per_gb: f64,
+    /// System calls that moved bytes.
+    pub(crate) calls_per_gb: f64,
+    /// From a batch's submission until it was waited for, in microseconds.
+    pub(crate) latencies_us: Vec<f64>,
 }
 
 pub(crate) fn run(args: &ScaleArgs) -> Result<()> {
@@ -63,7 +70,8 @@ pub(crate) fn run(args: &ScaleArgs) -> Result<()> {
     let bytes = args.size.0 + args.size.0 / 2 + (256 << 20);
     let spec = Spec { count: 4, bytes, read_bps: None, write_bps: None, slow: None };
     let mut place = Place { devices: Devices::up(&args.dir, &spec)?, stores: 0 };
-    let outcome = measure(args, &mut place);
+    let outcome =
+        if args.shard_threads.is_empty() { measure(args, &mut place) } else { threads::measure(args, &mut place) };
     place.devices.down().and(outcome)
 }
 
@@ -158,22 +166,30 @@ fn print_turn(args: &ScaleArgs, turn: &Turn, result: ScaleResult) -> Result<()> 
     print(args.json, &format!("scale: {}, {} devices, {} copies", result.test, result.devices, result.copies), &result)
 }
 
-struct Test {
-    devices: Vec<u32>,
-    copies: u8,
-    skew: bool,
+pub(crate) struct Test {
+    pub(crate) devices: Vec<u32>,
+    pub(crate) copies: u8,
+    pub(crate) skew: bool,
 }
 
 /// A store with its sequence, and where it is.
 type Filled = (Store, Sequence, Vec<PathBuf>);
 
+/// The key of a store's sequence.
+pub(crate) const KEY: &str = "scale";
+
+/// How stores are opened, but for their devices.
+pub(crate) fn options(args: &ScaleArgs, policy: BalancePolicy) -> StoreOptions {
+    let options = StoreOptions::default().memory_limit(MEMORY).driver(args.driver.into());
+    options.balance(policy).hedge_percentile(None).segment_bytes(ByteSize::mib(32))
+}
+
 impl Test {
     /// A fresh store on these devices, filled without limits.
-    fn store(&self, args: &ScaleArgs, place: &mut Place, policy: BalancePolicy) -> Result<Filled> {
+    pub(crate) fn store(&self, args: &ScaleArgs, place: &mut Place, policy: BalancePolicy) -> Result<Filled> {
         check_interrupt()?;
         place.stores += 1;
-        let mut options = StoreOptions::default().memory_limit(MEMORY).driver(args.driver.into());
-        options = options.balance(policy).hedge_percentile(None).segment_bytes(ByteSize::mib(32));
+        let mut options = options(args, policy);
         let mut paths = Vec::new();
         for device in &self.devices {
             place.devices.limit(*device as usize, None, None)?;
@@ -185,7 +201,7 @@ impl Test {
         }
         let store = options.open()?;
         let group = (args.block.0 / TOKEN_LAYER_BYTES) as u16;
-        let sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().replicas(self.copies));
+        let sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().key(KEY).replicas(self.copies));
         let mut sequence = sequence?;
         append_random(&mut sequence, (args.size.0 / args.block.0 * u64::from(group)) as usize)?;
         paths.iter().try_for_each(|path| settle(path))?;
@@ -195,7 +211,7 @@ impl Test {
     fn clear(&self, (store, sequence, paths): Filled) -> Result<()> {
         drop(sequence);
         store.close()?;
-        paths.iter().try_for_each(|path| std::fs::remove_dir_all(path).with_context(|| path.display().to_string()))
+        remove(&paths)
     }
 
     /// Groups of a batch, rising. With a skew four of five have their first copy on the first device.
@@ -215,6 +231,10 @@ impl Test {
         }
         chosen.into_iter().collect()
     }
+}
+
+pub(crate) fn remove(paths: &[PathBuf]) -> Result<()> {
+    paths.iter().try_for_each(|path| std::fs::remove_dir_all(path).with_context(|| path.display().to_string()))
 }
 
 fn median_turn(
@@ -243,11 +263,14 @@ fn median_turn(
         gb_per_s: of(|turn| turn.gb_per_s),
         busiest_share: of(|turn| turn.busiest_share),
         amplification: of(|turn| turn.amplification),
+        cpu_s_per_gb: of(|turn| turn.cpu_s_per_gb),
+        calls_per_gb: of(|turn| turn.calls_per_gb),
+        latencies_us: Vec::new(),
     })
 }
 
 /// Groups by the device that their first copy is on.
-fn first_copies(store: &Store, sequence: &Sequence) -> Result<Vec<Vec<u64>>> {
+pub(crate) fn first_copies(store: &Store, sequence: &Sequence) -> Result<Vec<Vec<u64>>> {
     let devices = store.status().devices.len();
     let mut by_device = vec![Vec::new(); devices];
     for group in 0..sequence.len() / sequence.layout().group_tokens() as u64 {
@@ -258,7 +281,7 @@ fn first_copies(store: &Store, sequence: &Sequence) -> Result<Vec<Vec<u64>>> {
     Ok(by_device)
 }
 
-fn turn(
+pub(crate) fn turn(
     args: &ScaleArgs,
     store: &Store,
     sequence: &Sequence,
@@ -268,14 +291,17 @@ fn turn(
 ) -> Result<Turn> {
     let mut random = fastrand::Rng::with_seed(11);
     let read_bytes = || store.status().devices.iter().map(|device| device.counters.read_bytes).collect::<Vec<_>>();
-    let before = read_bytes();
-    let mut tickets: VecDeque<ReadTicket> = VecDeque::new();
+    let calls = || store.status().devices.iter().map(|device| device.counters.submissions).sum::<u64>();
+    let (before, calls_before, cpu) = (read_bytes(), calls(), cpu_seconds());
+    let mut tickets: VecDeque<(Instant, ReadTicket)> = VecDeque::new();
     let (mut selected, mut asked) = (0_u64, 0_u64);
-    let mut finish = |tickets: &mut VecDeque<ReadTicket>| -> Result<()> {
-        if let Some(ticket) = tickets.pop_front() {
+    let mut latencies_us = Vec::new();
+    let mut finish = |tickets: &mut VecDeque<(Instant, ReadTicket)>| -> Result<()> {
+        if let Some((submitted, ticket)) = tickets.pop_front() {
             let bytes = ticket.selected_bytes();
             ticket.wait()?.get(0)?;
             selected += bytes;
+            latencies_us.push(submitted.elapsed().as_secs_f64() * 1e6);
         }
         Ok(())
     };
@@ -283,9 +309,11 @@ fn turn(
     while start.elapsed() < length {
         check_interrupt()?;
         let chosen = test.choose(&mut random, groups, args.batch as usize);
-        let ticket = store.read(&[&sequence.select_groups(0, &chosen)?])?;
+        let view = sequence.select_groups(0, &chosen)?;
+        let submitted = Instant::now();
+        let ticket = store.read(&[&view])?;
         asked += ticket.device_bytes();
-        tickets.push_back(ticket);
+        tickets.push_back((submitted, ticket));
         if tickets.len() >= args.in_flight as usize {
             finish(&mut tickets)?;
         }
@@ -294,11 +322,15 @@ fn turn(
         finish(&mut tickets)?;
     }
     let took = start.elapsed().as_secs_f64();
+    let (cpu, made) = (cpu_seconds() - cpu, calls() - calls_before);
     let read: Vec<u64> = read_bytes().iter().zip(&before).map(|(after, before)| after - before).collect();
     let total: u64 = read.iter().sum();
     Ok(Turn {
         gb_per_s: selected as f64 / 1e9 / took,
         busiest_share: read.iter().copied().max().unwrap_or(0) as f64 / total.max(1) as f64,
         amplification: asked as f64 / selected.max(1) as f64,
+        cpu_s_per_gb: cpu * 1e9 / selected.max(1) as f64,
+        calls_per_gb: made as f64 * 1e9 / selected.max(1) as f64,
+        latencies_us,
     })
 }

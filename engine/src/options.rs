@@ -152,9 +152,15 @@ pub struct StoreOptions {
     pub checksum: ChecksumChoice,
     /// Driver.
     pub driver: DriverChoice,
-    /// CPUs that the threads of the devices are kept on: that of device `i` on the `i`th, round and round. On a machine with several
-    /// NUMA nodes name CPUs of the node that the disk hangs on. Default: none, threads run anywhere.
+    /// The most threads that serve devices; further devices share them, a device that joins later that of the fewest devices.
+    /// Default: one per device.
+    pub shard_threads: Option<usize>,
+    /// CPUs that the threads of the devices are kept on: the `i`th thread on the `i`th, round and round, with the threads that a driver
+    /// starts. Default: none, threads run anywhere.
     pub shard_cpus: Vec<usize>,
+    /// NUMA nodes on whose CPUs the threads of the devices are kept, likewise: those that the disks hang on. In place of `shard_cpus`.
+    /// Says nothing of memory: buffers come from whichever node the kernel gives. Default: none.
+    pub shard_nodes: Vec<usize>,
     /// The longest time until a lazy commit is synced, in milliseconds. Default 1000.
     pub lazy_delay_ms: u64,
     /// Open a store that devices are missing of: what has a copy elsewhere is there, the rest is an error. Default false.
@@ -190,7 +196,9 @@ impl Default for StoreOptions {
             frame_bytes: ByteSize::mib(4),
             checksum: ChecksumChoice::default(),
             driver: DriverChoice::default(),
+            shard_threads: None,
             shard_cpus: Vec::new(),
+            shard_nodes: Vec::new(),
             lazy_delay_ms: 1000,
             allow_degraded: false,
             gap_limit: None,
@@ -339,10 +347,24 @@ impl StoreOptions {
         self
     }
 
+    /// Serves the devices with so many threads at most.
+    #[must_use]
+    pub fn shard_threads(mut self, threads: usize) -> Self {
+        self.shard_threads = Some(threads);
+        self
+    }
+
     /// Keeps the threads of the devices on these CPUs.
     #[must_use]
     pub fn shard_cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
         self.shard_cpus = cpus.into_iter().collect();
+        self
+    }
+
+    /// Keeps the threads of the devices on the CPUs of these NUMA nodes.
+    #[must_use]
+    pub fn shard_nodes(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
+        self.shard_nodes = nodes.into_iter().collect();
         self
     }
 

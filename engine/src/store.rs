@@ -92,6 +92,9 @@ impl Store {
             let text = format!("watermarks {low} and {high} are not 0 < low <= high <= 1");
             return Err(Error::new(ErrorKind::Configuration, text));
         }
+        if options.shard_threads == Some(0) {
+            return Err(Error::new(ErrorKind::Configuration, "shard_threads 0: somebody has to serve the devices"));
+        }
         match read_devices(directories, options.read_only, memory)? {
             Opened::Store(found) => open_existing(&options, memory, found),
             Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
@@ -569,6 +572,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         lazy: Mutex::new(lazy),
         repairing: Mutex::default(),
         adapters: Mutex::default(),
+        held_adapters: Mutex::default(),
         devices,
         cache,
         health: StoreCounters::default(),

@@ -7,7 +7,8 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use stratakv::{
-    ByteSize, DriverChoice, Durability, ErrorKind, KvLayout, ReadBatch, Sequence, SequenceOptions, Store, TensorView,
+    ByteSize, DriverChoice, Durability, ErrorKind, KvLayout, ReadBatch, Sequence, SequenceOptions, Store, StoreOptions,
+    TensorView,
 };
 
 const HEADS: usize = 2;
@@ -144,7 +145,7 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
     seen
 }
 
-fn options(dir: &Path) -> stratakv::StoreOptions {
+fn options(dir: &Path) -> StoreOptions {
     Store::options().device(dir).memory_limit(ByteSize::mib(24))
 }
 
@@ -162,25 +163,37 @@ fn drivers() -> Vec<DriverChoice> {
 
 #[test]
 fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
-    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 1));
+    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 1, 1, None));
 }
 
 /// With two copies of everything, reads that are late are tried elsewhere, whatever becomes of their batch.
 #[test]
 fn ten_thousand_batches_of_copies_dropped_and_given_up_leak_nothing() {
-    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 2));
+    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 2, 2, None));
 }
 
-fn batches_leak_nothing(driver: DriverChoice, copies: u8) {
+/// One thread serves all devices.
+#[test]
+fn ten_thousand_batches_of_one_thread_dropped_and_given_up_leak_nothing() {
+    drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 2, 4, Some(1)));
+}
+
+/// Batches of a test, fewer or more where STRATAKV_TEST_BATCHES says so.
+fn batches() -> u64 {
+    std::env::var("STRATAKV_TEST_BATCHES").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000)
+}
+
+fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: Option<usize>) {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let dirs: Vec<_> = (0..copies).map(|device| dir.path().join(device.to_string())).collect();
+    let dirs: Vec<_> = (0..devices).map(|device| dir.path().join(device.to_string())).collect();
     for own in &dirs {
         std::fs::DirBuilder::new().mode(0o700).create(own).unwrap();
     }
     let options = || {
         let options = Store::options().memory_limit(ByteSize::mib(24)).driver(driver).hedge_percentile(Some(0.5));
-        dirs.iter().fold(options, |options, own| options.device(own))
+        let options = dirs.iter().fold(options, |options, own| options.device(own));
+        StoreOptions { shard_threads: threads, ..options }
     };
     let store = options().open().unwrap();
     let sequence = filled_with(&store, copies);
@@ -191,12 +204,12 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8) {
     let before = descriptors();
     let seen = std::thread::scope(|scope| {
         let (store, sequence) = (&store, &sequence);
-        let threads = [2, 3].map(|seed| scope.spawn(move || churn(store, sequence, seed, 5_000)));
+        let threads = [2, 3].map(|seed| scope.spawn(move || churn(store, sequence, seed, batches() / 2)));
         threads.map(|thread| thread.join().unwrap())
     });
-    assert!(seen.iter().flatten().all(|count| *count > 500), "{seen:?}");
+    assert!(seen.iter().flatten().all(|count| *count > batches() / 20), "{seen:?}");
     // The two threads' lanes stay until they are needed.
-    let most = before + 4 * usize::from(copies);
+    let most = before + 4 * usize::from(devices);
     assert!(descriptors() <= most, "{driver:?}: {} descriptors, before {before}", descriptors());
     check_all(&store, &sequence);
     drop(sequence);
@@ -223,14 +236,77 @@ fn check_all(store: &Store, sequence: &Sequence) {
     check(&batch, &all);
 }
 
+/// What the kernel says of the threads of this process that serve devices.
+fn device_threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let statuses = tasks.map(|task| std::fs::read_to_string(task.join("status")).unwrap_or_default());
+    statuses.filter(|status| status.starts_with("Name:\tstratakv-") && !status.contains("-io")).collect()
+}
+
+#[test]
+fn devices_share_as_many_threads_as_there_may_be() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let of = |first: usize| {
+        (first..first + 3).fold(Store::options().memory_limit(ByteSize::mib(24)), |options, device| {
+            let own = dir.path().join(device.to_string());
+            std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+            options.device(own)
+        })
+    };
+    for (first, options, wanted) in [(0, of(0), 3), (3, of(3).shard_threads(2), 2), (6, of(6).shard_threads(7), 3)] {
+        let before = device_threads().len();
+        let store = options.open().unwrap();
+        let devices = || device_threads().iter().filter(|status| is_of_a_device(status)).count();
+        assert_eq!(devices() - before, wanted, "devices from {first}");
+        let joined = tempfile::tempdir().unwrap();
+        store.add_device(joined.path()).unwrap();
+        assert_eq!(devices() - before, if wanted == 2 { 2 } else { wanted + 1 }, "and one that joined");
+        let sequence = filled(&store);
+        check_all(&store, &sequence);
+        drop(sequence);
+        store.close().unwrap();
+        assert_eq!(devices(), before, "none is left");
+    }
+    let refused = options(dir.path()).shard_threads(0).open().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Configuration);
+}
+
+/// Whether a thread is named after a device.
+fn is_of_a_device(status: &str) -> bool {
+    let name = status.lines().next().and_then(|line| line.strip_prefix("Name:\tstratakv-"));
+    name.is_some_and(|name| name.parse::<u16>().is_ok())
+}
+
+#[test]
+fn device_threads_stay_on_the_cpus_of_a_node() {
+    let _alone = alone();
+    let Ok(cpus) = std::fs::read_to_string("/sys/devices/system/node/node0/cpulist") else {
+        return println!("skipped: this system does not say which CPUs its NUMA nodes have");
+    };
+    for driver in [DriverChoice::Auto, DriverChoice::Posix] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = options(dir.path()).driver(driver).shard_nodes([0]).open().unwrap();
+        let statuses = device_threads();
+        let allowed = format!("\nCpus_allowed_list:\t{}\n", cpus.trim());
+        assert!(statuses.iter().any(|status| is_of_a_device(status) && status.contains(&allowed)), "{statuses:?}");
+        store.close().unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let refused = options(dir.path()).shard_nodes([4321]).open().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Configuration);
+    assert!(refused.to_string().contains("NUMA node 4321"), "{refused}");
+    let refused = options(dir.path()).shard_nodes([0]).shard_cpus([0]).open().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Configuration);
+}
+
 #[test]
 fn device_threads_stay_on_their_cpus() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).shard_cpus([0]).open().unwrap();
     let is_pinned = |device: u16| {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-        tasks.map(|task| std::fs::read_to_string(task.join("status")).unwrap_or_default()).any(|status| {
+        device_threads().iter().any(|status| {
             status.starts_with(&format!("Name:\tstratakv-{device}\n")) && status.contains("\nCpus_allowed_list:\t0\n")
         })
     };

@@ -1,13 +1,40 @@
 //! Handles, keys and memory under contention: what must never tear the store.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 use stratakv::{
     ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, Summary, TensorView,
 };
 
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
+/// Each test on one device, and on three that one thread serves.
+macro_rules! on_devices {
+    ($($name:ident),+ $(,)?) => {
+        mod one_device {
+            $(#[test] fn $name() { super::$name(1); })+
+        }
+        mod three_devices_of_one_thread {
+            $(#[test] fn $name() { super::$name(3); })+
+        }
+    };
+}
+
+on_devices!(
+    a_key_taken_by_a_lazy_commit_under_way_is_taken,
+    a_sequence_that_is_being_deleted_is_not_opened_again,
+    commits_larger_than_a_fresh_manifest_get_room,
+    idle_buffers_make_room_for_sequences,
+    a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait,
+    commits_need_no_memory_that_reads_hold,
+);
+
+fn options(dir: &Path, devices: usize) -> StoreOptions {
+    let options = (0..devices).fold(Store::options(), |options, device| {
+        let own = dir.join(device.to_string());
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).unwrap();
+        options.device(own)
+    });
+    let options = options.memory_limit(ByteSize::mib(32)).shard_threads(1);
     options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
 }
 
@@ -21,10 +48,9 @@ fn append(sequence: &mut Sequence, layer: usize, tokens: usize) {
     sequence.append(layer, view, view).unwrap();
 }
 
-#[test]
-fn a_key_taken_by_a_lazy_commit_under_way_is_taken() {
+fn a_key_taken_by_a_lazy_commit_under_way_is_taken(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).lazy_delay(Duration::from_millis(1)).open().unwrap();
+    let store = options(dir.path(), devices).lazy_delay(Duration::from_millis(1)).open().unwrap();
     for round in 0..60_u32 {
         let key = format!("key {round}");
         let mut first = store.create_sequence(&layout(1), SequenceOptions::new().key(&key)).unwrap();
@@ -37,13 +63,12 @@ fn a_key_taken_by_a_lazy_commit_under_way_is_taken() {
         assert_eq!(again.err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists), "round {round}");
     }
     store.close().unwrap();
-    assert_eq!(options(dir.path()).open().unwrap().sequences().len(), 60);
+    assert_eq!(options(dir.path(), devices).open().unwrap().sequences().len(), 60);
 }
 
-#[test]
-fn a_sequence_that_is_being_deleted_is_not_opened_again() {
+fn a_sequence_that_is_being_deleted_is_not_opened_again(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = options(dir.path(), devices).open().unwrap();
     for round in 0..40 {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][round % 3];
         let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
@@ -64,13 +89,12 @@ fn a_sequence_that_is_being_deleted_is_not_opened_again() {
         });
     }
     store.close().unwrap();
-    assert!(options(dir.path()).open().unwrap().sequences().is_empty());
+    assert!(options(dir.path(), devices).open().unwrap().sequences().is_empty());
 }
 
-#[test]
-fn commits_larger_than_a_fresh_manifest_get_room() {
+fn commits_larger_than_a_fresh_manifest_get_room(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).lazy_delay(Duration::from_secs(600)).open().unwrap();
+    let store = options(dir.path(), devices).lazy_delay(Duration::from_secs(600)).open().unwrap();
     // Every creation carries its layout.
     let layout = KvLayout::builder().layers(400).kv_heads(1).head_dim(2).group_tokens(1).build().unwrap();
     for index in 0..3000 {
@@ -80,13 +104,12 @@ fn commits_larger_than_a_fresh_manifest_get_room() {
     }
     store.flush().unwrap();
     store.close().unwrap();
-    assert_eq!(options(dir.path()).open().unwrap().sequences().len(), 3000);
+    assert_eq!(options(dir.path(), devices).open().unwrap().sequences().len(), 3000);
 }
 
-#[test]
-fn idle_buffers_make_room_for_sequences() {
+fn idle_buffers_make_room_for_sequences(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
@@ -101,10 +124,9 @@ fn idle_buffers_make_room_for_sequences() {
     drop(kept);
 }
 
-#[test]
-fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait() {
+fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).memory_limit(ByteSize::mib(12)).open().unwrap();
+    let store = options(dir.path(), devices).memory_limit(ByteSize::mib(12)).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new()).unwrap();
     append(&mut sequence, 0, 80_000);
     sequence.commit(Durability::Sync).unwrap();
@@ -121,10 +143,9 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait() {
     drop(held);
 }
 
-#[test]
-fn commits_need_no_memory_that_reads_hold() {
+fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
@@ -151,7 +172,7 @@ fn commits_need_no_memory_that_reads_hold() {
     assert!(start.elapsed() < Duration::from_secs(5));
     drop((held, view, one, sequence));
     store.close().unwrap();
-    let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
+    let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
     let sequence = store.open_sequence("k").unwrap();
     assert_eq!(sequence.len(), 40_010);
     let view = sequence.select_all(0).unwrap();

@@ -15,6 +15,8 @@ const GROUPS: u64 = 2048;
 /// The longest that a read may take when its disk goes.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
+stratakv_tests::on_threads!(a_disk_is_cut_off_in_a_loop_of_reads, a_disk_is_unmounted_in_a_loop_of_reads,);
+
 fn call(program: &str, arguments: &[&str]) -> Result<String, String> {
     let out = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     match out.status.success() {
@@ -81,9 +83,10 @@ fn disks(root: &Path, count: usize) -> Result<Vec<Disk>, String> {
     (0..count).map(|index| Disk::new(root, index)).collect()
 }
 
-fn options(disks: &[Disk]) -> StoreOptions {
+fn options(disks: &[Disk], threads: Option<usize>) -> StoreOptions {
     let options = disks.iter().fold(Store::options(), |options, disk| options.device(disk.directory()));
-    options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(2)).frame_bytes(ByteSize::kib(256))
+    let options = options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(2));
+    StoreOptions { shard_threads: threads, ..options.frame_bytes(ByteSize::kib(256)) }
 }
 
 /// Every element of a group is its number.
@@ -135,8 +138,8 @@ fn read_loop(store: &Store, sequence: &Sequence, turns: &AtomicUsize, gone: &Ato
 }
 
 /// Takes the first of three disks away from under a loop of reads, in which not one answer is wrong or missing.
-fn goes(disks: &[Disk], take: impl FnOnce(&Disk)) -> (Store, Sequence) {
-    let store = options(disks).open().unwrap();
+fn goes(disks: &[Disk], threads: Option<usize>, take: impl FnOnce(&Disk)) -> (Store, Sequence) {
+    let store = options(disks, threads).open().unwrap();
     let sequence = filled(&store);
     assert!(store.health().is_well());
     let (turns, gone) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -155,7 +158,7 @@ fn goes(disks: &[Disk], take: impl FnOnce(&Disk)) -> (Store, Sequence) {
 }
 
 /// Declares the first disk lost; then the others have two copies of everything, so that either may go too.
-fn recovers(disks: &[Disk], store: Store, sequence: Sequence) {
+fn recovers(disks: &[Disk], threads: Option<usize>, store: Store, sequence: Sequence) {
     store.declare_lost(0).unwrap();
     let repaired = store.repair().unwrap();
     assert_eq!(repaired.left, 0, "{repaired:?}");
@@ -163,37 +166,35 @@ fn recovers(disks: &[Disk], store: Store, sequence: Sequence) {
     drop(sequence);
     store.close().unwrap();
     for left in 1..3 {
-        let alone = options(&disks[left..=left]).read_only(true).allow_degraded(true).open().unwrap();
+        let alone = options(&disks[left..=left], threads).read_only(true).allow_degraded(true).open().unwrap();
         read_all(&alone, &alone.open_sequence("s").unwrap());
     }
 }
 
-#[test]
-fn a_disk_is_cut_off_in_a_loop_of_reads() {
+fn a_disk_is_cut_off_in_a_loop_of_reads(threads: Option<usize>) {
     let root = tempfile::tempdir().unwrap();
     let disks = match disks(root.path(), 3) {
         Ok(disks) => disks,
         Err(why) => return println!("skipped: {why}"),
     };
-    let (store, sequence) = goes(&disks, Disk::cut);
+    let (store, sequence) = goes(&disks, threads, Disk::cut);
     let health = store.health();
     assert!(!health.is_well() && health.devices.iter().any(|device| device.errors > 0), "{health:?}");
-    recovers(&disks, store, sequence);
+    recovers(&disks, threads, store, sequence);
 }
 
-#[test]
-fn a_disk_is_unmounted_in_a_loop_of_reads() {
+fn a_disk_is_unmounted_in_a_loop_of_reads(threads: Option<usize>) {
     let root = tempfile::tempdir().unwrap();
     let disks = match disks(root.path(), 3) {
         Ok(disks) => disks,
         Err(why) => return println!("skipped: {why}"),
     };
     // Whoever has files of it open goes on reading them: the disk is gone for those who come later.
-    let (store, sequence) = goes(&disks, Disk::unmount);
+    let (store, sequence) = goes(&disks, threads, Disk::unmount);
     drop(sequence);
     store.close().unwrap();
-    assert!(options(&disks[1..]).open().is_err(), "a device is missing");
-    let store = options(&disks[1..]).allow_degraded(true).open().unwrap();
+    assert!(options(&disks[1..], threads).open().is_err(), "a device is missing");
+    let store = options(&disks[1..], threads).allow_degraded(true).open().unwrap();
     assert_eq!(store.health().lost, [0]);
     let sequence = store.open_sequence("s").unwrap();
     read_all(&store, &sequence);
@@ -201,7 +202,7 @@ fn a_disk_is_unmounted_in_a_loop_of_reads() {
     drop(sequence);
     store.close().unwrap();
     for left in 1..3 {
-        let alone = options(&disks[left..=left]).read_only(true).allow_degraded(true).open().unwrap();
+        let alone = options(&disks[left..=left], threads).read_only(true).allow_degraded(true).open().unwrap();
         read_all(&alone, &alone.open_sequence("s").unwrap());
     }
 }

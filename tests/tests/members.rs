@@ -8,6 +8,12 @@ use stratakv_tests::rng::mix;
 const PAGE: u64 = 4096;
 const SEGMENT_PAGES: u64 = 8;
 
+stratakv_tests::on_threads!(
+    a_device_that_fails_beside_a_full_manifest_is_given_up,
+    the_last_device_gets_its_second_manifest_when_there_is_room,
+    a_device_stays_as_long_as_it_alone_can_have_the_manifest,
+);
+
 fn shape() -> Shape {
     Shape { layers: vec![LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
 }
@@ -16,9 +22,9 @@ fn geometry(devices: usize, device_bytes: u64) -> Geometry {
     Geometry { devices, device_bytes, manifest_pages: 5, batch_bytes: 4000, whole: true }
 }
 
-fn options() -> StoreOptions {
+fn options(threads: Option<usize>) -> StoreOptions {
     let options = Store::options().memory_limit(ByteSize::mib(8)).frame_bytes(ByteSize::kib(64));
-    options.segment_bytes(ByteSize(SEGMENT_PAGES * PAGE))
+    StoreOptions { shard_threads: threads, ..options.segment_bytes(ByteSize(SEGMENT_PAGES * PAGE)) }
 }
 
 fn seeds(name: u64) -> Vec<u64> {
@@ -49,12 +55,11 @@ fn manifests(simulation: &Simulation, disk: usize) -> usize {
 
 /// A device fails the sync of data just when the manifest is full: nothing of the new generation goes to it. (One that fails while a
 /// generation is written ends all writing.)
-#[test]
-fn a_device_that_fails_beside_a_full_manifest_is_given_up() {
+fn a_device_that_fails_beside_a_full_manifest_is_given_up(threads: Option<usize>) {
     let mut given_up = 0;
     for sync in 0..60 {
         let simulation = Simulation::new(&geometry(3, 8 << 20), sync);
-        let store = simulation.open(options()).expect("a store");
+        let store = simulation.open(options(threads)).expect("a store");
         simulation.set_faults(Faults { sync: Some(sync), ..Faults::default() });
         let there: Vec<u64> = (0..24).filter(|name| write(&store, *name, 3).is_ok()).collect();
         let health = store.health();
@@ -70,10 +75,9 @@ fn a_device_that_fails_beside_a_full_manifest_is_given_up() {
 }
 
 /// A disk that is full and left alone goes on with the one copy it has, through crashes too, and gets the second when there is room.
-#[test]
-fn the_last_device_gets_its_second_manifest_when_there_is_room() {
+fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<usize>) {
     let simulation = Simulation::new(&geometry(2, 60 * PAGE), 1);
-    let store = simulation.open(options()).expect("a store");
+    let store = simulation.open(options(threads)).expect("a store");
     let mut there: Vec<u64> = Vec::new();
     // Both are full, and then one holds what the other held.
     let refused = loop {
@@ -94,10 +98,10 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room() {
     simulation.crash();
     drop(store);
     simulation.restart();
-    let store = simulation.open_on(options(), &[1]).expect("a full device");
+    let store = simulation.open_on(options(threads), &[1]).expect("a full device");
     there.iter().for_each(|name| check(&store, *name));
     store.close().expect("closed");
-    let store = simulation.open_on(options(), &[1]).expect("a closed store");
+    let store = simulation.open_on(options(threads), &[1]).expect("a closed store");
     assert_eq!(store.health().owed_manifests, 1);
     simulation.resize(200 * PAGE);
     store.tend().expect("tended");
@@ -105,16 +109,15 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room() {
     write(&store, 1000, 1).expect("room");
     store.close().expect("closed");
     assert!(simulation.rot("manifest/", 1, 4 * PAGE));
-    let store = simulation.open_on(options(), &[1]).expect("the other copy");
+    let store = simulation.open_on(options(threads), &[1]).expect("the other copy");
     there.iter().for_each(|name| check(&store, *name));
     check(&store, 1000);
 }
 
 /// A device that alone has the manifest, beside one that has no room for it, is not let go of, and nothing else is refused.
-#[test]
-fn a_device_stays_as_long_as_it_alone_can_have_the_manifest() {
+fn a_device_stays_as_long_as_it_alone_can_have_the_manifest(threads: Option<usize>) {
     let simulation = Simulation::new(&geometry(2, 200 * PAGE), 1);
-    let store = simulation.open_on(options(), &[0]).expect("a store");
+    let store = simulation.open_on(options(threads), &[0]).expect("a store");
     (0..4).for_each(|name| write(&store, name, 1).expect("written"));
     simulation.resize(4 * PAGE);
     simulation.add_device(&store, 1).expect("a superblock fits");
@@ -128,7 +131,7 @@ fn a_device_stays_as_long_as_it_alone_can_have_the_manifest() {
     simulation.resize(400 * PAGE);
     store.remove_device(0).expect("removed");
     store.close().expect("closed");
-    let store = simulation.open_on(options(), &[1]).expect("the other device");
+    let store = simulation.open_on(options(threads), &[1]).expect("the other device");
     (1..4).for_each(|name| check(&store, name));
     write(&store, 9, 1).expect("written");
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use stratakv::{
     BalancePolicy, ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions,
     TensorView,
@@ -15,29 +15,57 @@ const DIM: usize = 16;
 const GROUP: usize = 8;
 const LAYERS: usize = 2;
 
+stratakv_tests::on_threads!(
+    copies_lie_on_distinct_devices_and_are_checked,
+    a_damaged_device_is_read_around_and_healed,
+    a_store_opens_without_a_device_and_makes_the_copies_anew,
+    a_device_is_drained_and_removed,
+    as_many_copies_as_devices,
+    forks_have_the_copies_of_what_they_share,
+    a_device_stays_while_somebody_holds_what_no_commit_names,
+    a_device_goes_while_sequences_are_written,
+    a_device_joins,
+    a_device_that_was_lost_comes_back,
+    what_only_a_lost_device_has_is_saved_when_it_comes_back,
+    an_old_image_of_a_device_is_refused,
+    a_device_that_loses_its_files_is_not_missed_by_readers,
+);
+
 struct Place {
     _dir: tempfile::TempDir,
     devices: Vec<PathBuf>,
+    /// That serve them at most.
+    threads: Option<usize>,
 }
 
 impl Place {
-    fn new(devices: usize) -> Self {
+    fn new(devices: usize, threads: Option<usize>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let devices: Vec<PathBuf> = (0..devices).map(|at| dir.path().join(at.to_string())).collect();
         for device in &devices {
             use std::os::unix::fs::DirBuilderExt;
             std::fs::DirBuilder::new().mode(0o700).create(device).unwrap();
         }
-        Self { _dir: dir, devices }
+        Self { _dir: dir, devices, threads }
     }
 
     fn options(&self) -> StoreOptions {
-        options(self.devices.iter().map(PathBuf::as_path))
+        self.options_of(self.devices.iter())
+    }
+
+    fn only(&self, device: usize) -> StoreOptions {
+        self.options_of([&self.devices[device]].into_iter())
+    }
+
+    fn options_of<'a>(&self, devices: impl Iterator<Item = &'a PathBuf>) -> StoreOptions {
+        let options = devices.fold(Store::options(), |options, device| options.device(device));
+        let options = options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(1));
+        StoreOptions { shard_threads: self.threads, ..options.frame_bytes(ByteSize::kib(256)) }
     }
 
     fn without(&self, lost: usize) -> StoreOptions {
         let left = self.devices.iter().enumerate().filter(|(at, _)| *at != lost);
-        options(left.map(|(_, path)| path.as_path()))
+        self.options_of(left.map(|(_, path)| path))
     }
 
     /// Changes bytes of every segment of a device, behind the engine's back.
@@ -65,11 +93,6 @@ impl Place {
         let findings = self.check(None).findings;
         findings.iter().filter(|f| f.severity == kvfsck::Severity::Damage).map(ToString::to_string).collect()
     }
-}
-
-fn options<'a>(devices: impl Iterator<Item = &'a Path>) -> StoreOptions {
-    let options = devices.fold(Store::options(), |options, device| options.device(device));
-    options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
 }
 
 fn layout() -> KvLayout {
@@ -129,9 +152,8 @@ fn other_copies(store: &Store) -> u64 {
     store.status().devices.iter().map(|device| device.counters.other_copies).sum()
 }
 
-#[test]
-fn copies_lie_on_distinct_devices_and_are_checked() {
-    let place = Place::new(3);
+fn copies_lie_on_distinct_devices_and_are_checked(threads: Option<usize>) {
+    let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let sequence = create(&store, 2, 6001);
     check(&store, &sequence, 6001).unwrap();
@@ -152,10 +174,9 @@ fn copies_lie_on_distinct_devices_and_are_checked() {
     assert_eq!(place.damage_found(), Vec::<String>::new());
 }
 
-#[test]
-fn a_damaged_device_is_read_around_and_healed() {
+fn a_damaged_device_is_read_around_and_healed(threads: Option<usize>) {
     for policy in [BalancePolicy::Spread, BalancePolicy::Counts, BalancePolicy::FirstReplica] {
-        let place = Place::new(2);
+        let place = Place::new(2, threads);
         let store = place.options().balance(policy).open().unwrap();
         drop(create(&store, 2, 3000));
         store.close().unwrap();
@@ -186,9 +207,8 @@ fn a_damaged_device_is_read_around_and_healed() {
     }
 }
 
-#[test]
-fn a_store_opens_without_a_device_and_makes_the_copies_anew() {
-    let place = Place::new(3);
+fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usize>) {
+    let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     drop(create(&store, 2, 4000));
     store.close().unwrap();
@@ -216,7 +236,7 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew() {
     assert_eq!(error.kind(), ErrorKind::StaleDevice);
     assert!(error.to_string().contains("device 1 left the store"), "{error}");
     // And every frame has two copies again.
-    let alone = || options([place.devices[2].as_path()].into_iter());
+    let alone = || place.only(2);
     let store = alone().allow_degraded(true).open().unwrap();
     check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
     // The one that is left has the manifest twice from now on, as one that was alone from the start.
@@ -230,9 +250,8 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew() {
     check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
 }
 
-#[test]
-fn a_device_is_drained_and_removed() {
-    let place = Place::new(3);
+fn a_device_is_drained_and_removed(threads: Option<usize>) {
+    let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let sequence = create(&store, 1, 4000);
     let view = sequence.select_all(0).unwrap();
@@ -268,9 +287,8 @@ fn a_device_is_drained_and_removed() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-#[test]
-fn as_many_copies_as_devices() {
-    let place = Place::new(2);
+fn as_many_copies_as_devices(threads: Option<usize>) {
+    let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
     let with = |copies| store.create_sequence(&layout(), SequenceOptions::new().replicas(copies)).map(drop);
     assert_eq!(with(3).unwrap_err().kind(), ErrorKind::Configuration);
@@ -279,11 +297,10 @@ fn as_many_copies_as_devices() {
     with(2).unwrap();
 }
 
-#[test]
-fn forks_have_the_copies_of_what_they_share() {
+fn forks_have_the_copies_of_what_they_share(threads: Option<usize>) {
     // Whoever commits first announces the frames: the fork alone, the fork before, or the fork behind.
     for order in 0..3 {
-        let place = Place::new(2);
+        let place = Place::new(2, threads);
         let store = place.options().open().unwrap();
         let mut parent = store.create_sequence(&layout(), SequenceOptions::new().key("s").replicas(2)).unwrap();
         append(&mut parent, 0..3000);
@@ -312,9 +329,8 @@ fn forks_have_the_copies_of_what_they_share() {
     }
 }
 
-#[test]
-fn a_device_stays_while_somebody_holds_what_no_commit_names() {
-    let place = Place::new(2);
+fn a_device_stays_while_somebody_holds_what_no_commit_names(threads: Option<usize>) {
+    let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
     let mut parent = create(&store, 1, 3000);
     let mut fork = parent.fork_as("fork").unwrap();
@@ -335,9 +351,8 @@ fn a_device_stays_while_somebody_holds_what_no_commit_names() {
     check(&store, &store.open_sequence("fork").unwrap(), 6000).unwrap();
 }
 
-#[test]
-fn a_device_goes_while_sequences_are_written() {
-    let place = Place::new(3);
+fn a_device_goes_while_sequences_are_written(threads: Option<usize>) {
+    let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let mut kept: Vec<Sequence> =
         (0..8).map(|_| store.create_sequence(&layout(), SequenceOptions::new().replicas(2)).unwrap()).collect();
@@ -361,16 +376,15 @@ fn a_device_goes_while_sequences_are_written() {
     assert_eq!(place.check(Some(2)).findings.iter().filter(|f| f.severity == kvfsck::Severity::Damage).count(), 0);
 }
 
-#[test]
-fn a_device_joins() {
-    let place = Place::new(3);
-    let store = options([place.devices[0].as_path()].into_iter()).open().unwrap();
+fn a_device_joins(threads: Option<usize>) {
+    let place = Place::new(3, threads);
+    let store = place.only(0).open().unwrap();
     drop(create(&store, 1, 2000));
     for index in 1..3_u16 {
         assert_eq!(store.add_device(&place.devices[usize::from(index)]).unwrap(), index);
         assert_eq!(store.health().lost, Vec::<u16>::new());
     }
-    let other = Place::new(1);
+    let other = Place::new(1, threads);
     drop(other.options().open().unwrap());
     assert_eq!(store.add_device(&other.devices[0]).unwrap_err().kind(), ErrorKind::Configuration);
     let before: Vec<u64> = store.status().devices.iter().map(|d| d.counters.write_bytes).collect();
@@ -383,7 +397,7 @@ fn a_device_joins() {
     drop(copied);
     store.close().unwrap();
     assert_eq!(place.damage_found(), Vec::<String>::new());
-    let error = options([place.devices[0].as_path()].into_iter()).open().map(drop).unwrap_err();
+    let error = place.only(0).open().map(drop).unwrap_err();
     assert!(error.to_string().contains("is missing"), "{error}");
     place.damage(1);
     let store = place.options().open().unwrap();
@@ -391,9 +405,8 @@ fn a_device_joins() {
     check(&store, &store.open_sequence("s").unwrap(), 2000).unwrap();
 }
 
-#[test]
-fn a_device_that_was_lost_comes_back() {
-    let place = Place::new(2);
+fn a_device_that_was_lost_comes_back(threads: Option<usize>) {
+    let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
     drop(create(&store, 2, 3000));
     store.close().unwrap();
@@ -414,9 +427,8 @@ fn a_device_that_was_lost_comes_back() {
     check(&store, &store.open_sequence("s").unwrap(), 3500).unwrap();
 }
 
-#[test]
-fn what_only_a_lost_device_has_is_saved_when_it_comes_back() {
-    let place = Place::new(2);
+fn what_only_a_lost_device_has_is_saved_when_it_comes_back(threads: Option<usize>) {
+    let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
     drop(create(&store, 1, 4000));
     store.close().unwrap();
@@ -430,9 +442,8 @@ fn what_only_a_lost_device_has_is_saved_when_it_comes_back() {
     assert_eq!(place.damage_found(), Vec::<String>::new());
 }
 
-#[test]
-fn an_old_image_of_a_device_is_refused() {
-    let place = Place::new(3);
+fn an_old_image_of_a_device_is_refused(threads: Option<usize>) {
+    let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     drop(create(&store, 2, 2000));
     store.close().unwrap();
@@ -451,9 +462,8 @@ fn an_old_image_of_a_device_is_refused() {
     assert!(findings.iter().any(stale), "{findings:?}");
 }
 
-#[test]
-fn a_device_that_loses_its_files_is_not_missed_by_readers() {
-    let place = Place::new(3);
+fn a_device_that_loses_its_files_is_not_missed_by_readers(threads: Option<usize>) {
+    let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let sequence = create(&store, 2, 6000);
     assert!(store.health().is_well());
@@ -488,7 +498,7 @@ fn a_device_that_loses_its_files_is_not_missed_by_readers() {
     assert_eq!(place.check(Some(0)).findings.iter().filter(damage).count(), 0);
     // Every frame has two copies on what is left.
     for lost in 1..3 {
-        let left = options([place.devices[lost].as_path()].into_iter());
+        let left = place.only(lost);
         let store = left.read_only(true).allow_degraded(true).open().unwrap();
         check(&store, &store.open_sequence("s").unwrap(), 6000).unwrap();
     }

@@ -1,13 +1,16 @@
 //! What a driver is: it takes operations and gives each back with its outcome. Priorities, queues and callers are the
-//! shard's business; a driver neither blocks on nor calls anything but the operating system.
+//! shard's business; a driver neither blocks on nor calls anything but the operating system. It serves the devices of its thread,
+//! each under a number of its own.
 //!
 //! Invariant: the memory and file of an operation belong to the driver from `queue` until its completion, whatever happens.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::arena::{ReadTarget, WriteSource};
 use super::file::DeviceFile;
 use crate::error::Result;
+use crate::metrics::DeviceCounters;
 
 /// One operation. Direct files want offset, length and buffer position in multiples of the device's block, at most a page.
 pub(crate) enum Op {
@@ -80,13 +83,66 @@ pub(crate) trait Wake: Send + Sync {
     fn wake(&self);
 }
 
+/// A device as a driver knows it.
+pub(crate) struct Served<'a> {
+    /// For the threads that serve it alone.
+    pub(crate) name: &'a str,
+    /// What holds its lock, to be kept until its last operation has ended, whatever becomes of the process.
+    pub(crate) lock: Option<BorrowedFd<'a>>,
+    pub(crate) counters: &'a Arc<DeviceCounters>,
+}
+
+/// What a driver keeps of the devices that it serves, by their numbers.
+pub(super) struct Ports<T>(Vec<Option<T>>);
+
+impl<T> Default for Ports<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Ports<T> {
+    pub(super) fn put(&mut self, port: usize, kept: T) {
+        if self.0.len() <= port {
+            self.0.resize_with(port + 1, || None);
+        }
+        self.0[port] = Some(kept);
+    }
+
+    pub(super) fn take(&mut self, port: usize) -> Option<T> {
+        self.0.get_mut(port)?.take()
+    }
+
+    pub(super) fn get_mut(&mut self, port: usize) -> Option<&mut T> {
+        self.0.get_mut(port)?.as_mut()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().flatten()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+}
+
 /// Moves bytes between files and memory. Lives on one thread.
 pub(crate) trait Driver {
-    /// How many operations can be queued now.
-    fn room(&self) -> usize;
+    /// From now on it serves this device, under a small number that no other one has.
+    ///
+    /// # Errors
+    /// What the device needs for itself cannot be had; the others are served as before.
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()>;
 
-    /// Takes an operation under an id of the caller's choice, unique among those in flight. Call only with room.
-    fn queue(&mut self, id: u64, op: Op);
+    /// Lets go of a device that has nothing in flight, its lock included.
+    fn remove(&mut self, port: usize);
+
+    /// How many operations of one device may be under way, whatever the others do.
+    fn depth(&self) -> usize;
+
+    /// Takes an operation on a device under an id of the caller's choice, unique among those in flight, and at most
+    /// [`Driver::depth`] of a device at a time.
+    fn queue(&mut self, port: usize, id: u64, op: Op);
 
     /// Submits what is queued, waits as told, and appends what ended. Each id queued comes back exactly once.
     ///

@@ -1,37 +1,34 @@
-//! Driver `posix`: a small pool of threads that call pread, pwrite and fdatasync. For systems without io_uring.
+//! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without io_uring.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::driver::{Completion, Driver, Op, Wait, Wake, ignore_file_size_signal};
+use super::driver::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
 use super::progress::{InFlight, Step};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
 
-/// Requests in flight at most, waiting for a thread or in one.
+/// Requests of a device in flight at most, waiting for a thread or in one.
 const DEPTH: usize = 256;
-/// Threads, each with one system call in flight.
+/// Threads of a device, each with one system call in flight.
 pub(crate) const THREADS: usize = 12;
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<(u64, Op)>,
     done: Vec<Completion>,
     woken: bool,
     /// How many completions the driver's thread waits for.
     want: usize,
-    stopping: bool,
 }
 
+/// What the workers of all devices have done.
+#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Workers wait here for jobs.
-    work: Condvar,
     /// The driver's thread waits here for completions and wake-ups.
     news: Condvar,
-    counters: Arc<DeviceCounters>,
 }
 
 impl Wake for Shared {
@@ -41,58 +38,122 @@ impl Wake for Shared {
     }
 }
 
-/// See the top of the file.
-pub(crate) struct Posix {
-    shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
-    in_flight: usize,
-    queued: Vec<(u64, Op)>,
-    notes: Vec<String>,
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<(u64, Op)>,
+    stopping: bool,
 }
 
-impl Posix {
-    /// Starts the threads. `notes` say why this driver was chosen, where that was not asked for.
-    pub(crate) fn start(name: &str, counters: Arc<DeviceCounters>, notes: Vec<String>) -> Result<Self> {
-        ignore_file_size_signal();
-        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), news: Condvar::new(), counters });
-        let mut driver = Self { shared, workers: Vec::new(), in_flight: 0, queued: Vec::new(), notes };
+/// What the workers of one device have to do.
+struct Work {
+    jobs: Mutex<Jobs>,
+    /// Workers wait here for jobs.
+    more: Condvar,
+    counters: Arc<DeviceCounters>,
+    shared: Arc<Shared>,
+}
+
+/// The threads of one device. However long its calls take, other devices have threads of their own.
+struct Pool {
+    work: Arc<Work>,
+    workers: Vec<JoinHandle<()>>,
+    queued: Vec<(u64, Op)>,
+}
+
+impl Pool {
+    fn start(device: &Served<'_>, shared: &Arc<Shared>, notes: &mut Vec<String>) -> Result<Self> {
+        let (counters, shared) = (Arc::clone(device.counters), Arc::clone(shared));
+        let work = Arc::new(Work { jobs: Mutex::default(), more: Condvar::new(), counters, shared });
+        let mut pool = Self { work, workers: Vec::new(), queued: Vec::new() };
+        let name = device.name;
         for i in 0..THREADS {
-            let shared = Arc::clone(&driver.shared);
-            let spawned = std::thread::Builder::new().name(format!("{name}-io{i}")).spawn(move || work(&shared));
+            let work = Arc::clone(&pool.work);
+            let spawned = std::thread::Builder::new().name(format!("{name}-io{i}")).spawn(move || work.run());
             match spawned {
-                Ok(worker) => driver.workers.push(worker),
+                Ok(worker) => pool.workers.push(worker),
                 Err(e) if i == 0 => return Err(Error::io("start an I/O thread", e)),
                 Err(e) => {
-                    driver.notes.push(format!("only {i} of {THREADS} I/O threads could be started ({e})"));
+                    notes.push(format!("only {i} of {THREADS} I/O threads of {name} could be started ({e})"));
                     break;
                 }
             }
         }
-        Ok(driver)
+        Ok(pool)
+    }
+
+    /// Hands what is queued to the workers.
+    fn submit(&mut self) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let one = self.queued.len() == 1;
+        lock(&self.work.jobs).waiting.extend(self.queued.drain(..));
+        if one { self.work.more.notify_one() } else { self.work.more.notify_all() }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // What a worker has begun it ends; its memory stays alive that long. What waits is dropped.
+        {
+            let mut jobs = lock(&self.work.jobs);
+            jobs.stopping = true;
+            jobs.waiting.clear();
+        }
+        self.work.more.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+/// See the top of the file.
+pub(crate) struct Posix {
+    shared: Arc<Shared>,
+    pools: Ports<Pool>,
+    in_flight: usize,
+    notes: Vec<String>,
+}
+
+impl Posix {
+    /// `notes` say why this driver was chosen, where that was not asked for.
+    pub(crate) fn start(notes: Vec<String>) -> Self {
+        ignore_file_size_signal();
+        Self { shared: Arc::default(), pools: Ports::default(), in_flight: 0, notes }
     }
 }
 
 impl Driver for Posix {
-    fn room(&self) -> usize {
-        DEPTH - self.in_flight
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+        let pool = Pool::start(device, &self.shared, &mut self.notes)?;
+        self.pools.put(port, pool);
+        Ok(())
     }
 
-    fn queue(&mut self, id: u64, op: Op) {
+    fn remove(&mut self, port: usize) {
+        drop(self.pools.take(port));
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn queue(&mut self, port: usize, id: u64, op: Op) {
         self.in_flight += 1;
-        self.queued.push((id, op));
+        match self.pools.get_mut(port) {
+            Some(pool) => pool.queued.push((id, op)),
+            None => {
+                debug_assert!(false, "queued for a device that is not served");
+                drop(op);
+                let outcome = Err(Error::new(ErrorKind::Closed, "the device was closed"));
+                lock(&self.shared.state).done.push(Completion { id, outcome });
+            }
+        }
     }
 
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
         let before = done.len();
-        let mut state = lock(&self.shared.state);
-        if !self.queued.is_empty() {
-            if self.queued.len() == 1 {
-                self.shared.work.notify_one()
-            } else {
-                self.shared.work.notify_all()
-            }
-            state.jobs.extend(self.queued.drain(..));
-        }
+        self.pools.iter_mut().for_each(Pool::submit);
         let (want, limit) = match wait {
             Wait::No => (0, None),
             Wait::Wake => (1, None),
@@ -100,6 +161,7 @@ impl Driver for Posix {
                 (n.clamp(1, self.in_flight.max(1)), Some(Instant::now() + Duration::from_millis(2)))
             }
         };
+        let mut state = lock(&self.shared.state);
         while want > 0 && !state.woken && state.done.len() < want {
             // Past the limit, whatever has ended will do.
             let rest = limit.map(|l| l.saturating_duration_since(Instant::now()));
@@ -133,41 +195,29 @@ impl Driver for Posix {
     }
 }
 
-impl Drop for Posix {
-    fn drop(&mut self) {
-        // What a worker has begun it ends; its memory stays alive that long. What waits is dropped.
-        {
+impl Work {
+    /// What a worker does until its device goes.
+    fn run(&self) {
+        loop {
+            let (id, op) = {
+                let mut jobs = lock(&self.jobs);
+                loop {
+                    if let Some(job) = jobs.waiting.pop_front() {
+                        break job;
+                    }
+                    if jobs.stopping {
+                        return;
+                    }
+                    jobs = self.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            let outcome = run(InFlight::new(op), &self.counters);
             let mut state = lock(&self.shared.state);
-            state.stopping = true;
-            state.jobs.clear();
-        }
-        self.shared.work.notify_all();
-        for worker in self.workers.drain(..) {
-            let _ = worker.join();
-        }
-    }
-}
-
-fn work(shared: &Shared) {
-    loop {
-        let (id, op) = {
-            let mut state = lock(&shared.state);
-            loop {
-                if let Some(job) = state.jobs.pop_front() {
-                    break job;
-                }
-                if state.stopping {
-                    return;
-                }
-                state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.done.push(Completion { id, outcome });
+            if state.want > 0 && state.done.len() >= state.want {
+                drop(state);
+                self.shared.news.notify_one();
             }
-        };
-        let outcome = run(InFlight::new(op), &shared.counters);
-        let mut state = lock(&shared.state);
-        state.done.push(Completion { id, outcome });
-        if state.want > 0 && state.done.len() >= state.want {
-            drop(state);
-            shared.news.notify_one();
         }
     }
 }

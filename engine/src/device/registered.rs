@@ -1,4 +1,4 @@
-//! What a ring keeps registered: files, with the lock of the device first, and slabs as fixed buffers.
+//! What a ring keeps registered: files, with the locks of its devices first, and slabs as fixed buffers.
 //!
 //! Both tables are sparse and fill on first use. What does not fit or is refused is used unregistered.
 
@@ -16,9 +16,6 @@ const FILES_MAX: u32 = 1024;
 const BUFFERS_MAX: usize = 16_384;
 /// Slots beside those of the store's own slabs, for regions of the embedder.
 const BUFFERS_BESIDE: usize = 1024;
-
-/// Slot of the lock's descriptor.
-const LOCK_SLOT: u32 = 0;
 
 /// For keys that we make ourselves (identifiers, addresses): one multiplication, where the default hash would show per request.
 #[derive(Default)]
@@ -53,8 +50,8 @@ pub(super) struct FileTable {
 }
 
 impl FileTable {
-    /// Registers an empty table with the lock in it. Notes what could not be had.
-    pub(super) fn new(ring: &IoUring, lock: Option<BorrowedFd<'_>>, notes: &mut Vec<String>) -> Self {
+    /// Registers an empty table. Notes what could not be had.
+    pub(super) fn new(ring: &IoUring, notes: &mut Vec<String>) -> Self {
         let mut table = Self::default();
         // A table larger than the limit of open files is refused.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -66,14 +63,32 @@ impl FileTable {
             notes.push(format!("files could not be registered with io_uring ({e}); each request looks its file up"));
             return table;
         }
-        if let Some(lock) = lock
-            && let Err(e) = submitter.register_files_update(LOCK_SLOT, &[lock.as_raw_fd()])
-        {
-            notes.push(format!("the lock could not be registered with io_uring ({e})"));
-        }
         table.slots.resize_with(size as usize, || None);
-        table.free = (LOCK_SLOT + 1..size).rev().collect();
+        table.free = (0..size).rev().collect();
         table
+    }
+
+    /// Keeps a lock until [`Self::release`] or the end of the ring. Its slot; notes why there is none.
+    pub(super) fn hold(&mut self, ring: &IoUring, lock: BorrowedFd<'_>, notes: &mut Vec<String>) -> Option<u32> {
+        let registered = match self.free.pop() {
+            // Said already.
+            None if self.slots.is_empty() => return None,
+            None => Err("no room".to_owned()),
+            Some(slot) => match ring.submitter().register_files_update(slot, &[lock.as_raw_fd()]) {
+                Ok(_) => Ok(slot),
+                Err(e) => {
+                    self.free.push(slot);
+                    Err(e.to_string())
+                }
+            },
+        };
+        registered.inspect_err(|e| notes.push(format!("the lock could not be registered with io_uring ({e})"))).ok()
+    }
+
+    pub(super) fn release(&mut self, ring: &IoUring, slot: u32) {
+        if ring.submitter().register_files_update(slot, &[-1]).is_ok() {
+            self.free.push(slot);
+        }
     }
 
     /// The slot of a file, registering it if there is room.

@@ -1,10 +1,11 @@
 //! Driver `uring`: one io_uring per shard, a whole batch per system call, completions taken in slices.
 //!
-//! Invariants: at most [`DEPTH`] operations are queued or in the kernel, so neither ring overflows; a slot is freed only by
-//! its own completion; a wake-up poll on the eventfd is in the ring whenever the thread blocks in it.
+//! Invariants: at most [`DEPTH`] operations of a device are queued or in the kernel, so those of one device overflow neither ring, and
+//! where several overflow them, the submission ring is emptied before it is filled again and the kernel keeps the completions; a slot
+//! is freed only by its own completion; a wake-up poll on the eventfd is in the ring whenever the thread blocks in it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,19 +14,20 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::arena::Arena;
-use super::directory::Directory;
-use super::driver::{Completion, Driver, Op, Wait, Wake, ignore_file_size_signal};
+use super::driver::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
 use super::progress::{InFlight, Step};
 use super::registered::{BufferTable, FileTable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::DeviceCounters;
 
 const ENTRIES: u32 = 512;
-/// Operations queued or in the kernel at most: the ring less the wake-up poll.
+/// Operations of a device queued or in the kernel at most: the ring less the wake-up poll.
 const DEPTH: usize = ENTRIES as usize - 1;
 const WAKE: u64 = u64::MAX;
 /// A wait for several completions ends after this long if there is one.
 const SLICE_WAIT: Duration = Duration::from_millis(2);
+/// The same where the ring serves several devices: what one of them is asked for meanwhile does not wait for the others longer.
+const SLICE_WAIT_SHARED: Duration = Duration::from_micros(250);
 
 /// An eventfd that the ring polls.
 struct EventWake(OwnedFd);
@@ -38,14 +40,25 @@ impl Wake for EventWake {
 }
 
 struct Slot {
+    port: usize,
     id: u64,
     flight: InFlight,
+}
+
+/// What the ring keeps of a device.
+struct Port {
+    counters: Arc<DeviceCounters>,
+    /// Where its lock is registered.
+    lock: Option<u32>,
+    /// Operations queued or in the kernel.
+    in_flight: usize,
 }
 
 /// See the top of the file.
 pub(crate) struct Uring {
     // Dropped before what the kernel may touch; see also `Drop`.
     ring: IoUring,
+    ports: Ports<Port>,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     /// Slots to be handed to the kernel, in order.
@@ -60,7 +73,6 @@ pub(crate) struct Uring {
     /// Whether one poll reports every wake-up (Linux 5.13), or each needs a new one.
     multishot: bool,
     broken: bool,
-    counters: Arc<DeviceCounters>,
     notes: Vec<String>,
     /// Kept for its room.
     reaped: Vec<cqueue::Entry>,
@@ -69,26 +81,11 @@ pub(crate) struct Uring {
 impl Uring {
     pub(crate) const NAME: &'static str = "uring";
 
-    /// Sets a ring up for the calling thread, and keeps the lock of `dir` in it.
+    /// Sets a ring up for the calling thread.
     ///
     /// # Errors
     /// The kernel's refusal of a ring.
-    pub(crate) fn start(dir: &dyn Directory, arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
-        Self::with_lock(dir.lock_fd(), arena, counters)
-    }
-
-    /// The same for reads that the calling thread waits for itself: nobody wakes it, and the lock is not in it, for a read
-    /// that outlives its process harms nobody.
-    ///
-    /// # Errors
-    /// The kernel's refusal of a ring.
-    pub(crate) fn start_reader(arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
-        let mut ring = Self::with_lock(None, arena, counters)?;
-        ring.armed = true;
-        Ok(ring)
-    }
-
-    fn with_lock(lock: Option<BorrowedFd<'_>>, arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
+    pub(crate) fn start(arena: &Arena) -> std::io::Result<Self> {
         ignore_file_size_signal();
         let mut notes = Vec::new();
         let ring = build()?;
@@ -96,14 +93,13 @@ impl Uring {
             return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "io_uring of a kernel before 5.11"));
         }
         let wake = Arc::new(EventWake(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
-        let files = FileTable::new(&ring, lock, &mut notes);
+        let files = FileTable::new(&ring, &mut notes);
         let buffers = BufferTable::new(&ring, arena.slabs_max(), &mut notes);
-        let mut slots = Vec::new();
-        slots.resize_with(DEPTH, || None);
         Ok(Self {
             ring,
-            slots,
-            free: (0..DEPTH).rev().collect(),
+            ports: Ports::default(),
+            slots: Vec::new(),
+            free: Vec::new(),
             queued: VecDeque::new(),
             later: Vec::new(),
             in_kernel: 0,
@@ -113,13 +109,34 @@ impl Uring {
             armed: false,
             multishot: true,
             broken: false,
-            counters,
             notes,
             reaped: Vec::new(),
         })
     }
 
-    /// Fills the submission ring from the queue.
+    /// A ring for reads of one device, number 0, that the calling thread waits for itself: nobody wakes it, and it does not keep the
+    /// device's lock, for a read that outlives its process harms nobody.
+    ///
+    /// # Errors
+    /// The kernel's refusal of a ring.
+    pub(crate) fn start_reader(arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
+        let mut ring = Self::start(arena)?;
+        ring.armed = true;
+        ring.serve(0, Port { counters, lock: None, in_flight: 0 });
+        Ok(ring)
+    }
+
+    fn serve(&mut self, port: usize, device: Port) {
+        self.ports.put(port, device);
+        // Those of devices that have gone are used again.
+        let (before, all) = (self.slots.len(), self.ports.len() * DEPTH);
+        if before < all {
+            self.slots.resize_with(all, || None);
+            self.free.extend((before..all).rev());
+        }
+    }
+
+    /// Fills the submission ring from the queue, and empties it into the kernel where it is too small for all devices together.
     fn push_queued(&mut self) -> Result<()> {
         if !self.armed {
             let poll =
@@ -132,8 +149,15 @@ impl Uring {
                 self.queued.pop_front();
                 continue;
             };
+            let entry = entry.user_data(index as u64);
             // SAFETY: memory and file of the entry are owned by its slot, which only its completion frees.
-            if unsafe { self.ring.submission().push(&entry.user_data(index as u64)) }.is_err() {
+            let mut pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+            if !pushed {
+                self.enter(0, &SubmitArgs::new())?;
+                // SAFETY: as above.
+                pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+            }
+            if !pushed {
                 break;
             }
             self.queued.pop_front();
@@ -172,7 +196,7 @@ impl Uring {
 
     /// The one system call: submits, and waits for `want` completions or as told by `args`.
     fn enter(&mut self, want: usize, args: &SubmitArgs<'_, '_>) -> Result<()> {
-        self.counters.submissions.add(1);
+        self.count(|counters| counters.submissions.add(1));
         match self.ring.submitter().submit_with_args(want, args) {
             Ok(_) => Ok(()),
             Err(e) => match e.raw_os_error() {
@@ -180,7 +204,7 @@ impl Uring {
                 Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
                 Some(libc::EAGAIN) => {
                     // No memory for requests; what is not submitted stays in the ring.
-                    self.counters.retries.add(1);
+                    self.count(|counters| counters.retries.add(1));
                     std::thread::sleep(Duration::from_millis(1));
                     Ok(())
                 }
@@ -190,6 +214,13 @@ impl Uring {
                 }
             },
         }
+    }
+
+    /// Counts a call at the devices that it was made for: those with something under way, and where all are idle the first.
+    fn count(&mut self, add: impl Fn(&DeviceCounters)) {
+        let idle = self.ports.iter_mut().all(|port| port.in_flight == 0);
+        let involved = self.ports.iter_mut().filter(|port| idle || port.in_flight > 0);
+        involved.take(if idle { 1 } else { usize::MAX }).for_each(|port| add(&port.counters));
     }
 
     fn wait(&mut self, wait: Wait) -> Result<()> {
@@ -206,11 +237,12 @@ impl Uring {
         let mut limit = due;
         let mut args = SubmitArgs::new();
         if want > 1 {
+            let slice = if self.ports.len() > 1 { SLICE_WAIT_SHARED } else { SLICE_WAIT };
             if self.ring.params().is_feature_min_timeout() {
-                args = args.min_wait_usec(SLICE_WAIT.as_micros() as u32);
+                args = args.min_wait_usec(slice.as_micros() as u32);
             } else {
                 // Older kernels can only end the whole wait; a slow device costs a few more calls then.
-                limit = Some(limit.map_or(SLICE_WAIT, |l| l.min(SLICE_WAIT)));
+                limit = Some(limit.map_or(slice, |l| l.min(slice)));
             }
         }
         match limit {
@@ -242,10 +274,12 @@ impl Uring {
             let index = entry.user_data() as usize;
             self.in_kernel -= 1;
             let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { continue };
-            match slot.flight.on_result(entry.result(), &self.counters) {
+            let Some(port) = self.ports.get_mut(slot.port) else { continue };
+            match slot.flight.on_result(entry.result(), &port.counters) {
                 Step::Again => self.queued.push_back(index),
                 Step::Later(at) => self.later.push((at, index)),
                 Step::Done(outcome) => {
+                    port.in_flight -= 1;
                     done.push(Completion { id: slot.id, outcome });
                     self.slots[index] = None;
                     self.free.push(index);
@@ -257,10 +291,13 @@ impl Uring {
 
     /// Nothing to move: done without the kernel.
     fn finish_empty(&mut self, done: &mut Vec<Completion>) {
-        let Self { queued, slots, free, .. } = self;
+        let Self { queued, slots, free, ports, .. } = self;
         queued.retain(|&index| {
             let empty = |s: &Slot| s.flight.op().len() == 0 && !matches!(s.flight.op(), Op::Sync { .. });
             let Some(slot) = slots[index].take_if(|s| empty(s)) else { return true };
+            if let Some(port) = ports.get_mut(slot.port) {
+                port.in_flight -= 1;
+            }
             done.push(Completion { id: slot.id, outcome: Ok(()) });
             free.push(index);
             false
@@ -269,19 +306,39 @@ impl Uring {
 }
 
 impl Driver for Uring {
-    fn room(&self) -> usize {
-        self.free.len()
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+        let lock = device.lock.and_then(|lock| self.files.hold(&self.ring, lock, &mut self.notes));
+        self.serve(port, Port { counters: Arc::clone(device.counters), lock, in_flight: 0 });
+        Ok(())
     }
 
-    fn queue(&mut self, id: u64, op: Op) {
+    fn remove(&mut self, port: usize) {
+        let Some(gone) = self.ports.take(port) else { return };
+        debug_assert!(gone.in_flight == 0, "a device that has something in flight");
+        if let Some(lock) = gone.lock {
+            self.files.release(&self.ring, lock);
+        }
+        // What of the device's files nobody has open any more.
+        self.files.sweep(&self.ring);
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn queue(&mut self, port: usize, id: u64, op: Op) {
+        if let Some(port) = self.ports.get_mut(port) {
+            port.in_flight += 1;
+        }
+        let slot = Some(Slot { port, id, flight: InFlight::new(op) });
         let Some(index) = self.free.pop() else {
             debug_assert!(false, "queued without room");
             // Kept in order behind the others, in a slot of its own.
-            self.slots.push(Some(Slot { id, flight: InFlight::new(op) }));
+            self.slots.push(slot);
             self.queued.push_back(self.slots.len() - 1);
             return;
         };
-        self.slots[index] = Some(Slot { id, flight: InFlight::new(op) });
+        self.slots[index] = slot;
         self.queued.push_back(index);
     }
 

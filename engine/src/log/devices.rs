@@ -5,14 +5,14 @@ use super::members::DeviceList;
 use crate::cache::BlockCache;
 use crate::device::arena::{Arena, Exhausted, Lease};
 use crate::device::directory::{Access, Directory};
-use crate::device::driver::{DriverKind, Op};
+use crate::device::driver::Op;
 use crate::device::file::DeviceFile;
 use crate::device::lazy::{LazyFile, OpenFiles};
 use crate::device::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions};
-use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Waiter};
+use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Threads, Waiter};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -73,13 +73,6 @@ impl Device {
 /// What failed, by device.
 pub(crate) type Failures = BTreeMap<DeviceIndex, Error>;
 
-/// How devices are driven, those that join later too.
-pub(crate) struct Driving {
-    pub(crate) kind: DriverKind,
-    /// CPUs that their threads are kept on, by index, round and round; none: anywhere.
-    pub(crate) cpus: Vec<usize>,
-}
-
 /// All devices of an open store, by index, and the buffers they share.
 pub(crate) struct Devices {
     pub(crate) list: DeviceList,
@@ -99,7 +92,8 @@ pub(crate) struct Devices {
     pub(crate) balance: BalancePolicy,
     /// Bytes that a read takes along between two blocks at most.
     pub(crate) gap_limit: usize,
-    pub(crate) driving: Driving,
+    /// What serves the devices, those that join later too.
+    pub(crate) threads: Threads,
     /// Incompatible features that the store has: of copies, of codecs.
     pub(crate) incompat: AtomicU64,
     /// Rings of threads that read for themselves.

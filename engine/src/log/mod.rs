@@ -16,7 +16,7 @@ mod space;
 pub(crate) use commit::{CommitRequest, Committer, keep_spare};
 pub(crate) use copies::{CopyChange, Place, places};
 pub(crate) use core::{Claim, CopyAt, StoreInner, copies_of};
-pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Driving, Identity, exhausted};
+pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use draft::{AdapterPart, Draft, Ends, SequenceIdentity, Tail, TailRows};
 pub(crate) use frame::{WrittenFrame, front_limit, write as write_frame};
 pub(crate) use late::{Latencies, Suspects};

@@ -7,10 +7,12 @@ mod copies;
 mod event;
 mod hedge;
 mod progress;
+mod shared;
 mod ticket;
 mod times;
 mod verify;
 
+pub(crate) use ahead::ReadTimes;
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{PlaneBytes, ReadBatch, ViewBlocks};
 pub use event::EventWaker;

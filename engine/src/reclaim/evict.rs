@@ -76,18 +76,23 @@ pub(crate) fn next_expiry_ms(inner: &StoreInner) -> Option<u64> {
 /// The commit failed.
 pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
     let now = unix_ms();
-    let over: Vec<SequenceId> = {
+    let over = || -> Vec<SequenceId> {
         let catalog = lock(&inner.catalog);
         let open = lock(&inner.open_sequences);
         let over = catalog.sequences.iter().filter(|(_, meta)| meta.ends_ms().is_some_and(|end| end <= now));
-        over.map(|(id, _)| *id).filter(|id| !open.contains(id)).collect()
+        over.map(|(id, _)| *id).filter(|id| !open.contains(id)).take(BATCH).collect()
     };
-    // Without any as well: those that were kept are told.
-    let mut gone = delete(inner, &over[..over.len().min(BATCH)], EvictionReason::Expired)?.1;
-    for batch in over.chunks(BATCH).skip(1) {
-        gone += delete(inner, batch, EvictionReason::Expired)?.1;
+    // Without any as well: those that were kept are told, and those that only a queued commit names become known.
+    let (mut gone, mut batch) = (0, over());
+    loop {
+        let went = delete(inner, &batch, EvictionReason::Expired)?.1;
+        gone += went;
+        let stuck = went == 0 && !batch.is_empty();
+        batch = over();
+        if batch.is_empty() || stuck {
+            return Ok(gone);
+        }
     }
-    Ok(gone)
 }
 
 /// Evicts sequences until at least `bytes` more are dead, or none is left that may go: those of the highest priority first,

@@ -18,12 +18,20 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: a layer whose rotation the layout does not name
-    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)) or that has no V plane, a rank of 0 or above its joint keys.
+    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)) or that has no V plane, a rank of 0 or above its joint keys;
+    /// keys of f32 or bf16 so long that the sum of their squares is infinite.
     /// [`ErrorKind::MemoryLimit`]; keys that cannot be read. Layers before the one that failed have new ones.
     pub fn rebuild_keys(&mut self, options: &RebuildOptions) -> Result<()> {
         for layer in self.layers.iter().flatten() {
             check(layer, options).map_err(|e| e.during(format!("keys of layer {}", layer.index)))?;
         }
+        let outcome = self.rebuild_layers(options);
+        // Exact keys that are now at a low rank.
+        self.account_methods();
+        outcome
+    }
+
+    fn rebuild_layers(&mut self, options: &RebuildOptions) -> Result<()> {
         for at in 0..self.layers.len() {
             let Some(layer) = &self.layers[at] else { continue };
             let rebuilt = self.rebuilt(layer, options).map_err(|e| e.during(format!("keys of layer {at}")))?;
@@ -33,12 +41,13 @@ impl Sequence {
                 layer.kept = Some(kept);
             }
         }
-        self.reserve_methods(0, 0, 0)
+        Ok(())
     }
 
     /// Gives up what [`Self::rebuild_keys`] keeps.
     pub fn forget_keys(&mut self) {
         self.layers.iter_mut().flatten().for_each(|layer| layer.kept = None);
+        self.account_methods();
     }
 
     /// Bytes in memory of what [`Self::rebuild_keys`] keeps, exact keys of new tokens included.
@@ -68,7 +77,7 @@ impl Sequence {
                 Ok(())
             })?;
         }
-        let mut second = first.finish(rank, outliers, account);
+        let mut second = first.finish(rank, outliers, account)?;
         let mut group = 0;
         while group < layer.groups() {
             group = self.visit(layer, group, &mut |group, keys, block| {

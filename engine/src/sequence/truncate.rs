@@ -47,8 +47,9 @@ impl Sequence {
         }
         self.cut_frames(tokens);
         self.measure_frames();
-        // It only shrinks.
+        // They only shrink.
         self.account();
+        self.account_methods();
         Ok(())
     }
 

@@ -1,10 +1,16 @@
 //! Shards of simulated devices: they have no threads. Whoever waits on the simulating thread drives them, turn by turn, and
 //! the simulation chooses whose turn it is.
 
+use super::batch::closed;
+use super::door::Door;
+use super::port::Link;
 use super::run::Shard;
+use crate::device::sim::SimDriver;
 use crate::device::sim::thread::choose;
+use crate::error::Result;
 use crate::sync;
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 thread_local! {
     /// The shards of this thread; one that is having its turn is out.
@@ -12,16 +18,37 @@ thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(1) };
 }
 
-/// A shard that lives on this thread.
-pub(super) struct Inline(u64);
+/// A device of a shard that lives on this thread.
+pub(super) struct Inline {
+    pub(super) shard: u64,
+    port: usize,
+}
 
 impl Inline {
-    pub(super) fn new(shard: Shard) -> Self {
+    /// A shard with its first device.
+    pub(super) fn new(link: Link) -> Result<Self> {
+        let mut shard = Shard::new(Box::<SimDriver>::default(), Arc::new(Door::new()));
+        let port = shard.serve("simulated", link)?;
         let id = NEXT.get();
         NEXT.set(id + 1);
         SHARDS.with_borrow_mut(|shards| shards.push((id, Some(shard))));
         sync::set_drive(Some(turn));
-        Self(id)
+        Ok(Self { shard: id, port })
+    }
+
+    /// Another device of a shard that is not having its turn.
+    pub(super) fn join(shard: u64, link: Link) -> Result<Self> {
+        let mut served = Err(closed());
+        with(shard, |shard| served = shard.serve("simulated", link));
+        Ok(Self { shard, port: served? })
+    }
+
+    /// Devices of a shard; none: it has ended, or lives elsewhere.
+    pub(super) fn count(shard: u64) -> Option<usize> {
+        SHARDS.with_borrow(|shards| {
+            let (_, own) = shards.iter().find(|(id, _)| *id == shard)?;
+            Some(own.as_ref()?.served())
+        })
     }
 
     /// Something was handed over: it is taken in now or later, and something else may end meanwhile.
@@ -31,24 +58,26 @@ impl Inline {
             1 => {
                 turn();
             }
-            _ => with(self.0, Shard::take_in),
+            _ => with(self.shard, Shard::take_in),
         }
     }
 
-    /// Does all that is left, and ends it.
+    /// Does all that is left, and ends it, with the shard if it is the last of its devices.
     pub(super) fn close(&self) {
-        let is_here = |shards: &RefCell<Vec<(u64, Option<Shard>)>>| shards.borrow().iter().any(|(id, _)| *id == self.0);
+        let is_here =
+            |shards: &RefCell<Vec<(u64, Option<Shard>)>>| shards.borrow().iter().any(|(id, _)| *id == self.shard);
         if !SHARDS.with(is_here) {
             return;
         }
-        let mut left = true;
+        let (mut left, mut others) = (true, 0);
         while left {
             left = false;
-            with(self.0, |shard| left = shard.turn());
+            with(self.shard, |shard| left = shard.turn());
         }
+        with(self.shard, |shard| others = shard.let_go(self.port));
         // Dropped outside of the list: it completes what it still has.
         let gone = SHARDS.with_borrow_mut(|shards| {
-            let at = shards.iter().position(|(id, _)| *id == self.0);
+            let at = shards.iter().position(|(id, _)| *id == self.shard && others == 0);
             at.map(|at| shards.remove(at))
         });
         drop(gone);

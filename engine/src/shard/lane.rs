@@ -90,10 +90,10 @@ struct Work<'a> {
 impl Work<'_> {
     /// Queues what there is room for.
     fn feed(&mut self) {
-        while self.ring.room() > 0
+        while self.in_flight < self.ring.depth()
             && let Some(Request { op, tag }) = self.queue.next()
         {
-            self.ring.queue(self.tags.len() as u64, op);
+            self.ring.queue(0, self.tags.len() as u64, op);
             self.tags.push(Some(tag));
             self.in_flight += 1;
         }

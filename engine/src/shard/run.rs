@@ -1,31 +1,22 @@
-//! The loop of a shard: inbox to queues, queues to driver by priority, completions to sinks.
+//! The loop of a shard: inboxes to queues, queues to driver by priority, completions to sinks.
 //!
-//! A sync that fails poisons the device: later writes and syncs are refused, and no sync that was under way is believed. The
-//! kernel reports a write-back error to one sync of a file and success to the next, so a file has one sync in flight.
+//! A shard serves one device or several, each through a port of its own: they share the thread and the ring, and nothing that one of
+//! them could use up. A sync that fails poisons its device: later writes and syncs are refused, and no sync that was under way is
+//! believed. The kernel reports a write-back error to one sync of a file and success to the next, so a file has one sync in flight.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use super::batch::{Accepted, Pending, Priority};
-use super::inbox::Inbox;
-use crate::device::driver::{Completion, Driver, DriverStatus, Op, Wait};
-use crate::device::environment::{Mutant, mutated};
-use crate::device::file::Poison;
-use crate::error::{Error, ErrorKind};
-use crate::metrics::{DeviceCounters, lock};
-
-const CLASSES: usize = 4;
-/// Completions per slice.
-const SLICE: usize = 16;
-/// Requests in flight per priority when no demand read is about, and while one is: it queues behind these at the device.
-const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
-const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
-/// Room in the driver that demand reads leave to the others, so that a backlog of reads does not stop commits.
-const ROOM_FOR_OTHERS: usize = 16 + 8 + 2;
+use super::batch::Pending;
+use super::door::Door;
+use super::port::{CLASSES, Link, Port};
+use super::threads::{Joining, Kept};
+use crate::device::driver::{Completion, Driver, DriverStatus, Op, Served, Wait};
+use crate::error::{Error, Result};
+use crate::metrics::lock;
 
 struct Flight {
     pending: Pending,
+    port: usize,
     class: usize,
     /// The file that it syncs.
     sync: Option<u64>,
@@ -34,82 +25,111 @@ struct Flight {
 pub(super) struct Shard {
     // Dropped first: with the driver gone nothing is in flight any more.
     driver: Box<dyn Driver>,
-    inbox: Arc<Inbox>,
-    queues: [VecDeque<Accepted>; CLASSES],
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
-    in_flight: [usize; CLASSES],
-    /// Files with a sync in flight.
-    syncing: Vec<u64>,
-    /// Demand reads that callers drive themselves, see [`super::Lanes`].
-    beside: Arc<AtomicUsize>,
-    poison: Arc<Poison>,
-    status: Arc<Mutex<DriverStatus>>,
-    counters: Arc<DeviceCounters>,
+    /// By their numbers, as the driver knows them.
+    ports: Vec<Option<Port>>,
+    door: Arc<Door<Joining>>,
+    /// Notes of the driver that the devices' status has.
+    notes: usize,
 }
 
 impl Shard {
-    pub(super) fn new(
-        driver: Box<dyn Driver>,
-        inbox: Arc<Inbox>,
-        poison: Arc<Poison>,
-        status: Arc<Mutex<DriverStatus>>,
-        counters: Arc<DeviceCounters>,
-    ) -> Self {
-        inbox.set_waker(driver.waker());
-        *lock(&status) = DriverStatus { name: driver.name(), notes: driver.notes().to_vec() };
-        Self {
-            driver,
-            inbox,
-            queues: Default::default(),
-            flights: Vec::new(),
-            free: Vec::new(),
-            in_flight: [0; CLASSES],
-            syncing: Vec::new(),
-            beside: Arc::default(),
-            poison,
-            status,
-            counters,
-        }
+    pub(super) fn new(driver: Box<dyn Driver>, door: Arc<Door<Joining>>) -> Self {
+        door.set_waker(driver.waker());
+        Self { driver, flights: Vec::new(), free: Vec::new(), ports: Vec::new(), door, notes: 0 }
     }
 
-    pub(super) fn beside(self, beside: Arc<AtomicUsize>) -> Self {
-        Self { beside, ..self }
-    }
-
-    /// Until closed and all done, or until the driver breaks.
+    /// Until all devices are closed and all is done, or until the driver breaks.
     pub(super) fn run(mut self) {
         let mut done = Vec::new();
-        let mut notes = self.driver.notes().len();
         loop {
-            let closing = self.inbox.is_closing();
+            self.welcome();
             self.take_in();
-            let wait = self.wait();
-            if closing && wait == Wait::Wake {
+            if self.retire() {
                 return;
             }
+            let wait = self.wait();
             // Announced before every wait that may block, so that a new batch ends it, or its slice.
-            let wait = if self.inbox.fall_asleep() && self.inbox.is_closing() == closing { wait } else { Wait::No };
-            let driven = self.driver.drive(wait, &mut done);
-            self.inbox.woke_up();
+            let asleep = self.ports().all(Port::fall_asleep);
+            let driven = self.driver.drive(if asleep { wait } else { Wait::No }, &mut done);
+            self.ports().for_each(|port| port.link.inbox.woke_up());
             for completion in done.drain(..) {
                 self.complete(completion);
             }
             if let Err(e) = driven {
                 return self.fail(&e);
             }
-            if self.driver.notes().len() != notes {
-                notes = self.driver.notes().len();
-                lock(&self.status).notes = self.driver.notes().to_vec();
-            }
+            self.tell_notes();
         }
     }
 
-    /// From the inbox to the queues, and from there to the driver as far as there is room.
-    pub(super) fn take_in(&mut self) {
-        while let Some(batch) = self.inbox.pop() {
-            self.queues[batch.priority as usize].push_back(batch);
+    fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.ports.iter().flatten()
+    }
+
+    /// Takes in the devices that wait at the door.
+    fn welcome(&mut self) {
+        for Joining { name, dir, link, burial, report } in self.door.take() {
+            let served = Served { name: &name, lock: dir.lock_fd(), counters: &link.counters };
+            let added = self.add(&served, &link);
+            let outcome = added.map(|port| self.ports[port] = Some(Port::new(link, Some(Kept { dir, burial }))));
+            let _ = report.send(outcome);
         }
+    }
+
+    /// Where there is room for another port, once the driver serves it.
+    fn add(&mut self, served: &Served<'_>, link: &Link) -> Result<usize> {
+        let port = self.ports.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.ports.push(None);
+            self.ports.len() - 1
+        });
+        self.driver.add(port, served)?;
+        link.inbox.set_waker(self.driver.waker());
+        *lock(&link.status) = DriverStatus { name: self.driver.name(), notes: self.driver.notes().to_vec() };
+        Ok(port)
+    }
+
+    /// Serves a device that does not come through the door.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn serve(&mut self, name: &str, link: Link) -> Result<usize> {
+        let port = self.add(&Served { name, lock: None, counters: &link.counters }, &link)?;
+        self.ports[port] = Some(Port::new(link, None));
+        Ok(port)
+    }
+
+    #[cfg(feature = "sim")]
+    pub(super) fn served(&self) -> usize {
+        self.ports().count()
+    }
+
+    /// Lets go of a device that is closed and done. How many are left.
+    #[cfg(feature = "sim")]
+    pub(super) fn let_go(&mut self, port: usize) -> usize {
+        self.driver.remove(port);
+        self.ports[port] = None;
+        self.served()
+    }
+
+    /// Lets go of devices that were closed and are done. Whether nobody is left and nobody will come: then the ring goes before the
+    /// last one's lock does.
+    fn retire(&mut self) -> bool {
+        for port in 0..self.ports.len() {
+            if !self.ports[port].as_ref().is_some_and(Port::is_done) {
+                continue;
+            }
+            if self.ports().count() == 1 && self.door.shut() {
+                return true;
+            }
+            self.driver.remove(port);
+            self.ports[port] = None;
+        }
+        self.ports().next().is_none() && self.door.shut()
+    }
+
+    /// From the inboxes to the queues, and from there to the driver as far as there is room.
+    pub(super) fn take_in(&mut self) {
+        self.ports.iter_mut().flatten().for_each(Port::take_in);
         self.issue();
     }
 
@@ -118,7 +138,7 @@ impl Shard {
     #[cfg(feature = "sim")]
     pub(super) fn turn(&mut self) -> bool {
         self.take_in();
-        if self.in_flight.iter().all(|count| *count == 0) {
+        if self.ports().all(|port| port.under_way() == 0) {
             return false;
         }
         let mut done = Vec::new();
@@ -133,75 +153,41 @@ impl Shard {
     /// Whether a turn would do anything.
     #[cfg(feature = "sim")]
     pub(super) fn is_busy(&self) -> bool {
-        !self.inbox.is_empty() || self.in_flight.iter().any(|count| *count > 0)
+        self.ports().any(|port| !port.link.inbox.is_empty() || port.under_way() > 0)
     }
 
-    /// How to wait: idle for a wake-up, otherwise for a slice of what is most urgent. Syncs are slow and end alone. While nobody
-    /// waits, slices are short where few are in flight: a demand read that comes meanwhile may have to wait for the slice to end.
+    /// How to wait: idle for a wake-up, otherwise for a slice of what is most urgent, and of the device that has the least of it, which
+    /// is not to wait for the others.
     fn wait(&self) -> Wait {
-        let total: usize = self.in_flight.iter().sum();
-        let demand = self.in_flight[Priority::Demand as usize];
-        match (total, demand) {
-            (0, _) => Wait::Wake,
-            (_, 0) => Wait::Completions(((total - self.syncing.len()) / 4).clamp(1, SLICE)),
-            _ => Wait::Completions(demand.min(SLICE)),
-        }
+        let slices = || self.ports().filter_map(Port::slice);
+        let demand = slices().filter(|(demand, _)| *demand).map(|(_, slice)| slice).min();
+        let slice = demand.or_else(|| slices().map(|(_, slice)| slice).min());
+        slice.map_or(Wait::Wake, Wait::Completions)
     }
 
+    /// Demand reads of all devices go before anything else of any.
     fn issue(&mut self) {
+        let depth = self.driver.depth();
         for class in 0..CLASSES {
-            while self.in_flight[class] < self.limit(class) && self.driver.room() > self.room_kept(class) {
-                let Some(batch) = self.queues[class].front_mut() else { break };
-                if batch.next_sync().is_some_and(|file| self.syncing.contains(&file)) {
-                    break;
-                }
-                let cancelled = batch.is_cancelled();
-                let Some((op, pending)) = batch.next() else {
-                    self.queues[class].pop_front();
-                    continue;
-                };
-                if batch.is_empty() {
-                    self.counters.queued(class == Priority::Demand as usize, batch.waited());
-                    self.queues[class].pop_front();
-                }
-                match self.refusal(&op, cancelled) {
-                    Some(error) => {
-                        drop(op);
-                        pending.complete(Err(error));
-                    }
-                    None => self.fly(class, op, pending),
+            for port in 0..self.ports.len() {
+                while let Some((op, pending)) = self.ports[port].as_mut().and_then(|own| own.next(class, depth)) {
+                    self.fly(port, class, op, pending);
                 }
             }
         }
     }
 
-    fn room_kept(&self, class: usize) -> usize {
-        let demand = class == Priority::Demand as usize;
-        if demand && self.in_flight[class] > 0 { ROOM_FOR_OTHERS } else { 0 }
-    }
-
-    fn limit(&self, class: usize) -> usize {
-        let demand = self.in_flight[Priority::Demand as usize] > 0 || self.beside.load(Ordering::Relaxed) > 0;
-        if demand { LIMITS_BESIDE_DEMAND[class] } else { LIMITS[class] }
-    }
-
-    fn refusal(&self, op: &Op, cancelled: bool) -> Option<Error> {
-        if cancelled {
-            return Some(Error::new(ErrorKind::Cancelled, "cancelled before it was submitted"));
-        }
-        if op.is_read() { None } else { self.poison.check().err() }
-    }
-
-    fn fly(&mut self, class: usize, op: Op, pending: Pending) {
+    fn fly(&mut self, port: usize, class: usize, op: Op, pending: Pending) {
         let sync = if let Op::Sync { file } = &op { Some(file.id()) } else { None };
-        self.in_flight[class] += 1;
-        self.syncing.extend(sync);
+        if let Some(own) = &mut self.ports[port] {
+            own.began(class, sync);
+        }
         let id = self.free.pop().unwrap_or_else(|| {
             self.flights.push(None);
             self.flights.len() - 1
         });
-        self.flights[id] = Some(Flight { pending, class, sync });
-        self.driver.queue(id as u64, op);
+        self.flights[id] = Some(Flight { pending, port, class, sync });
+        self.driver.queue(port, id as u64, op);
     }
 
     fn complete(&mut self, completion: Completion) {
@@ -211,27 +197,34 @@ impl Shard {
             return;
         };
         self.free.push(id);
-        self.in_flight[flight.class] -= 1;
-        let mut outcome = completion.outcome;
-        if let Some(file) = flight.sync {
-            self.syncing.retain(|&f| f != file);
-            match &outcome {
-                Err(_) if mutated(Mutant::SyncRetried) => {}
-                Err(e) => self.poison.set(e),
-                Ok(()) => outcome = self.poison.check(),
-            }
-        }
-        flight.pending.complete(outcome);
+        let Flight { pending, port, class, sync } = flight;
+        let outcome = match self.ports.get_mut(port).and_then(Option::as_mut) {
+            Some(own) => own.ended(class, sync, completion.outcome),
+            None => completion.outcome,
+        };
+        pending.complete(outcome);
     }
 
-    /// The driver is broken: nothing of what is in flight will be heard of again.
+    fn tell_notes(&mut self) {
+        let notes = self.driver.notes();
+        if notes.len() != self.notes {
+            self.ports().for_each(|port| lock(&port.link.status).notes = notes.to_vec());
+            self.notes = notes.len();
+        }
+    }
+
+    /// The driver is broken: nothing of what is in flight will be heard of again, on any of its devices.
     fn fail(self, error: &Error) {
-        self.inbox.bury();
-        let Self { driver, flights, poison, counters, .. } = self;
-        poison.set(error);
+        let Self { driver, flights, ports, .. } = self;
+        for port in ports.iter().flatten() {
+            port.link.inbox.bury();
+            port.link.poison.set(error);
+        }
         drop(driver);
         for flight in flights.into_iter().flatten() {
-            counters.errors.add(1);
+            if let Some(port) = ports.get(flight.port).and_then(Option::as_ref) {
+                port.link.counters.errors.add(1);
+            }
             flight.pending.complete(Err(error.duplicate()));
         }
     }

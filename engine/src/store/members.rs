@@ -87,7 +87,7 @@ impl Store {
             weight: U32::new(0),
             bytes_limit: U64::new(0),
         };
-        let device = start_device(&devices.driving, &devices.arena, Known { directory, slot, member })?;
+        let device = start_device(&devices.threads, Known { directory, slot, member })?;
         let holders = devices.list.iter().filter(|own| !own.is_lost() && own.member().manifest_copies > 0).count();
         if !devices.list.add(device) {
             return Err(Error::new(ErrorKind::Busy, "another device is being added"));
@@ -123,7 +123,7 @@ impl Store {
         }
         if inner.devices.list.get(usize::from(device)).is_none() {
             let known = Known { directory: Arc::clone(directory), slot: *slot, member };
-            inner.devices.list.add(start_device(&inner.devices.driving, &inner.devices.arena, known)?);
+            inner.devices.list.add(start_device(&inner.devices.threads, known)?);
         }
         let done = repair.all()?;
         if inner.devices.list.get(usize::from(device)).is_none() {

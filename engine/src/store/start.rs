@@ -8,11 +8,11 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::OpenFiles;
 use crate::device::profile::{Measured, Profile};
 use crate::error::Result;
-use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Driving, Identity, Latencies, Suspects, exhausted};
+use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recover::SUPERBLOCK_NEW;
-use crate::shard::{Lanes, Priority, Request, ShardHandle};
+use crate::shard::{Affinity, Lanes, Priority, Request, Threads};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -52,8 +52,9 @@ pub(super) fn start_devices(
     slots: usize,
 ) -> Result<Devices> {
     let (budget, arena) = buffers(memory);
-    let driving = Driving { kind: driver_kind(options), cpus: options.shard_cpus.clone() };
-    let list = known.into_iter().map(|known| start_device(&driving, &arena, known)).collect::<Result<Vec<_>>>()?;
+    let affinity = Affinity::new(&options.shard_cpus, &options.shard_nodes)?;
+    let threads = Threads::new(driver_kind(options), arena.clone(), options.shard_threads, affinity);
+    let list = known.into_iter().map(|known| start_device(&threads, known)).collect::<Result<Vec<_>>>()?;
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = Lanes::new(arena.clone());
@@ -72,22 +73,18 @@ pub(super) fn start_devices(
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
         gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),
-        driving,
+        threads,
         incompat: AtomicU64::new(incompat),
         lanes,
         tend,
     })
 }
 
-pub(super) fn start_device(driving: &Driving, arena: &Arena, known: Known) -> Result<Device> {
+pub(super) fn start_device(threads: &Threads, known: Known) -> Result<Device> {
     let Known { directory, slot, member } = known;
     let index = DeviceIndex(member.device.get());
     let counters = Arc::<DeviceCounters>::default();
-    let name = format!("stratakv-{index}");
-    let shard = ShardHandle::spawn(&name, driving.kind, Arc::clone(&directory), arena.clone(), Arc::clone(&counters))?;
-    if let Some(cpu) = driving.cpus.iter().cycle().nth(usize::from(index.0)) {
-        shard.pin(*cpu)?;
-    }
+    let shard = threads.serve(&format!("stratakv-{index}"), Arc::clone(&directory), Arc::clone(&counters))?;
     let total_bytes = directory.space().map_or(0, |space| space.total);
     let profile = Arc::new(Profile::new(!directory.is_simulated()));
     let (slot, member) = (Mutex::new(slot), Mutex::new(member));

@@ -2,6 +2,7 @@
 
 mod commits;
 mod copies;
+mod hidden;
 mod opening;
 
 use super::{Store, StoreStatus};
@@ -10,7 +11,7 @@ use crate::device::slab::SLAB_BYTES;
 use crate::error::ErrorKind;
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::lock;
-use crate::options::{ByteSize, DriverChoice, Durability, SequenceOptions};
+use crate::options::{ByteSize, DriverChoice, Durability, SequenceOptions, StoreOptions};
 use crate::plan::{Spread, Urgency, plan};
 use crate::read::{AttendOptions, ReadBatch};
 use crate::sequence::Sequence;
@@ -34,13 +35,19 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Devices with a copy of everything each; every element of a group is its number.
 fn filled(dir: &std::path::Path, devices: u8) -> (Store, Sequence) {
+    filled_on(dir, devices, None)
+}
+
+/// The same with so many threads for the devices.
+fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Store, Sequence) {
     let options = (0..devices).fold(Store::options().driver(DriverChoice::Posix), |options, device| {
         let device = dir.join(device.to_string());
         std::fs::DirBuilder::new().mode(0o700).create(&device).unwrap();
         options.device(device)
     });
     let options = options.memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(1)).hedge_percentile(Some(0.9));
-    let store = options.frame_bytes(ByteSize::kib(128)).gap_limit(ByteSize(0)).open().unwrap();
+    let options = options.frame_bytes(ByteSize::kib(128)).gap_limit(ByteSize(0));
+    let store = StoreOptions { shard_threads: threads, ..options }.open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let options = SequenceOptions::new().key("s").replicas(devices);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
@@ -127,9 +134,18 @@ fn open_every_file(store: &Store) {
 
 #[test]
 fn what_is_late_or_fails_is_read_from_another_copy() {
+    late_or_failed(None);
+}
+
+#[test]
+fn what_is_late_or_fails_is_read_from_another_copy_of_the_same_thread() {
+    late_or_failed(Some(1));
+}
+
+fn late_or_failed(threads: Option<usize>) {
     let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();
-    let (store, sequence) = filled(dir.path(), 2);
+    let (store, sequence) = filled_on(dir.path(), 2, threads);
     warm_up(&store, &sequence);
     open_every_file(&store);
     let held = resources(&store, dir.path());
@@ -170,6 +186,8 @@ fn what_is_late_or_fails_is_read_from_another_copy() {
         }
         trouble::set(&[]);
         nothing_is_held(&store, dir.path(), &held);
+        // Copies that the background found bad meanwhile are made anew before the other device fails.
+        assert_eq!(store.repair().unwrap().left, 0);
     }
     let failed = store.status();
     assert!(sum(&failed, |d| d.errors) > sum(&late, |d| d.errors));

@@ -3,21 +3,21 @@
 use std::future::Future;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use glommio::io::{BufferedFile, DmaFile, ReadResult};
-use glommio::{GlommioError, LocalExecutor, LocalExecutorBuilder, Placement};
+use glommio::{GlommioError, LocalExecutor, LocalExecutorBuilder, Placement, PoolPlacement};
 
 use super::{DEPTH, OnRuntime, Runtime};
 use crate::device::driver::Driver;
 use crate::device::file::DeviceFile;
 use crate::device::progress::InFlight;
 use crate::error::Result;
-use crate::metrics::DeviceCounters;
 
 /// Bytes of the executor's own buffers that it registers; more are allocated as they are needed.
 const BUFFER_BYTES: usize = 16 << 20;
+/// Threads that write and sync, for all devices of the executor.
+const BLOCKING: usize = 4;
 
 /// See the top of the file.
 struct Glommio(LocalExecutor);
@@ -39,11 +39,12 @@ fn io_error(e: GlommioError<()>) -> io::Error {
 ///
 /// # Errors
 /// glommio's: no ring, or too little memory may be locked (it wants 512 KiB at least).
-pub(crate) fn start(counters: Arc<DeviceCounters>) -> io::Result<Box<dyn Driver>> {
+pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
     let builder = LocalExecutorBuilder::new(Placement::Unbound).io_memory(BUFFER_BYTES).ring_depth(DEPTH);
+    let builder = builder.blocking_thread_pool_placement(PoolPlacement::Unbound(BLOCKING));
     let executor = builder.make().map_err(io_error)?;
     let note = format!("glommio reads into memory of its own ({} MiB outside the memory limit)", BUFFER_BYTES >> 20);
-    Ok(Box::new(OnRuntime::new(Glommio(executor), counters, vec![note])))
+    Ok(Box::new(OnRuntime::new(Glommio(executor), vec![note])))
 }
 
 impl Runtime for Glommio {

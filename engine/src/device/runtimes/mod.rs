@@ -19,14 +19,14 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::driver::{Completion, Driver, Op, Wait, Wake, ignore_file_size_signal};
+use super::driver::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
 use super::file::DeviceFile;
 use super::posix;
 use super::progress::{InFlight, Step};
 use crate::error::{Error, Result};
 use crate::metrics::{DeviceCounters, OpKind, lock};
 
-/// Operations in flight at most.
+/// Operations of a device in flight at most.
 const DEPTH: usize = 256;
 /// A wait for several completions ends after this long if there is one.
 const SLICE_WAIT: Duration = Duration::from_millis(2);
@@ -99,16 +99,16 @@ struct OnRuntime<R: Runtime> {
     files: Files<R::File>,
     closed_seen: u64,
     runtime: R,
-    queued: Vec<(u64, Op)>,
+    queued: Vec<(usize, u64, Op)>,
     in_flight: usize,
     ended: Rc<Ended>,
     bell: Arc<Bell>,
-    counters: Arc<DeviceCounters>,
+    counters: Ports<Arc<DeviceCounters>>,
     notes: Vec<String>,
 }
 
 impl<R: Runtime> OnRuntime<R> {
-    fn new(runtime: R, counters: Arc<DeviceCounters>, notes: Vec<String>) -> Self {
+    fn new(runtime: R, notes: Vec<String>) -> Self {
         ignore_file_size_signal();
         Self {
             files: HashMap::new(),
@@ -118,7 +118,7 @@ impl<R: Runtime> OnRuntime<R> {
             in_flight: 0,
             ended: Rc::default(),
             bell: Arc::default(),
-            counters,
+            counters: Ports::default(),
             notes,
         }
     }
@@ -133,7 +133,8 @@ impl<R: Runtime> OnRuntime<R> {
                 *closed_seen = closed;
                 files.retain(|_, (file, _)| file.strong_count() > 0);
             }
-            for (id, op) in queued.drain(..) {
+            for (port, id, op) in queued.drain(..) {
+                let counters = counters.get_mut(port).map(|own| Arc::clone(own)).unwrap_or_default();
                 start::<R>(id, op, files, ended, counters).await;
             }
             let pause = async {
@@ -174,9 +175,9 @@ async fn start<R: Runtime>(
     op: Op,
     files: &mut Files<R::File>,
     ended: &Rc<Ended>,
-    counters: &Arc<DeviceCounters>,
+    counters: Arc<DeviceCounters>,
 ) {
-    let (ended, counters) = (Rc::clone(ended), Arc::clone(counters));
+    let ended = Rc::clone(ended);
     if !op.is_read() || op.len() == 0 {
         return R::spawn(async move {
             let outcome = R::spawn_blocking(move || posix::run(InFlight::new(op), &counters)).await;
@@ -223,13 +224,25 @@ async fn start<R: Runtime>(
 }
 
 impl<R: Runtime> Driver for OnRuntime<R> {
-    fn room(&self) -> usize {
-        DEPTH.saturating_sub(self.in_flight)
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+        self.counters.put(port, Arc::clone(device.counters));
+        Ok(())
     }
 
-    fn queue(&mut self, id: u64, op: Op) {
+    fn remove(&mut self, port: usize) {
+        self.counters.take(port);
+        // With the files of the device, which hold it.
+        let Self { files, runtime, .. } = self;
+        runtime.block_on(async { files.retain(|_, (file, _)| file.strong_count() > 0) });
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn queue(&mut self, port: usize, id: u64, op: Op) {
         self.in_flight += 1;
-        self.queued.push((id, op));
+        self.queued.push((port, id, op));
     }
 
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {

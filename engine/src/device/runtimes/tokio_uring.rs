@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_uring::buf::{IoBuf, IoBufMut};
@@ -13,7 +12,6 @@ use crate::device::driver::Driver;
 use crate::device::file::DeviceFile;
 use crate::device::progress::InFlight;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::DeviceCounters;
 
 /// See the top of the file.
 struct TokioUring(tokio_uring::Runtime);
@@ -22,9 +20,9 @@ struct TokioUring(tokio_uring::Runtime);
 ///
 /// # Errors
 /// The kernel's refusal of a ring.
-pub(crate) fn start(counters: Arc<DeviceCounters>) -> io::Result<Box<dyn Driver>> {
+pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
     let runtime = tokio_uring::Runtime::new(tokio_uring::builder().entries(DEPTH as u32))?;
-    Ok(Box::new(OnRuntime::new(TokioUring(runtime), counters, Vec::new())))
+    Ok(Box::new(OnRuntime::new(TokioUring(runtime), Vec::new())))
 }
 
 /// A read on its way, as the runtime's buffer.

@@ -2,7 +2,7 @@
 
 use super::directory::Arrival;
 use super::thread::choose;
-use crate::device::driver::{Completion, Driver, Op, Wait, Wake};
+use crate::device::driver::{Completion, Driver, Op, Ports, Served, Wait, Wake};
 use crate::device::environment::{Event, note};
 use crate::device::progress::{InFlight, Step};
 use crate::error::Result;
@@ -19,29 +19,34 @@ impl Wake for NoWake {
 }
 
 struct Slot {
+    port: usize,
     id: u64,
     flight: InFlight,
     arrival: Arrival,
 }
 
 /// See the top of the file.
+#[derive(Default)]
 pub(crate) struct SimDriver {
     slots: Vec<Slot>,
-    counters: Arc<DeviceCounters>,
-}
-
-impl SimDriver {
-    pub(crate) fn new(counters: Arc<DeviceCounters>) -> Self {
-        Self { slots: Vec::new(), counters }
-    }
+    counters: Ports<Arc<DeviceCounters>>,
 }
 
 impl Driver for SimDriver {
-    fn room(&self) -> usize {
-        DEPTH.saturating_sub(self.slots.len())
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+        self.counters.put(port, Arc::clone(device.counters));
+        Ok(())
     }
 
-    fn queue(&mut self, id: u64, op: Op) {
+    fn remove(&mut self, port: usize) {
+        self.counters.take(port);
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn queue(&mut self, port: usize, id: u64, op: Op) {
         let is_write_to = |slot: &Slot, id| matches!(slot.flight.op(), Op::Write { file, .. } if file.id() == id);
         if let Op::Sync { file } = &op
             && self.slots.iter().any(|slot| is_write_to(slot, file.id()))
@@ -50,7 +55,7 @@ impl Driver for SimDriver {
         }
         let flight = InFlight::new(op);
         let arrival = Arrival::of(&flight);
-        self.slots.push(Slot { id, flight, arrival });
+        self.slots.push(Slot { port, id, flight, arrival });
     }
 
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
@@ -67,7 +72,8 @@ impl Driver for SimDriver {
             note(Event::CutUnderWay);
         }
         let slot = &mut self.slots[at];
-        match slot.flight.on_result(result, &self.counters) {
+        let Some(counters) = self.counters.get_mut(slot.port) else { return Ok(()) };
+        match slot.flight.on_result(result, counters) {
             Step::Done(outcome) => {
                 done.push(Completion { id: slot.id, outcome });
                 self.slots.swap_remove(at);

@@ -5,22 +5,26 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::error::ErrorKind;
 
-/// Each test once per driver.
+/// Each test once per driver, alone on its thread and beside other devices.
 macro_rules! conformance {
     ($($name:ident),+ $(,)?) => {
-        mod uring {
-            $(#[test] fn $name() { super::$name(super::DriverKind::Uring); })+
-        }
-        mod posix {
-            $(#[test] fn $name() { super::$name(super::DriverKind::Posix); })+
-        }
+        conformance!(on uring Uring 0; $($name),+);
+        conformance!(on uring_shared Uring 3; $($name),+);
+        conformance!(on posix Posix 0; $($name),+);
+        conformance!(on posix_shared Posix 2; $($name),+);
         #[cfg(feature = "glommio")]
-        mod glommio {
-            $(#[test] fn $name() { super::$name(super::DriverKind::Glommio); })+
-        }
+        conformance!(on glommio Glommio 0; $($name),+);
+        #[cfg(feature = "glommio")]
+        conformance!(on glommio_shared Glommio 1; $($name),+);
         #[cfg(feature = "tokio-uring")]
-        mod tokio_uring {
-            $(#[test] fn $name() { super::$name(super::DriverKind::TokioUring); })+
+        conformance!(on tokio_uring TokioUring 0; $($name),+);
+        #[cfg(feature = "tokio-uring")]
+        conformance!(on tokio_uring_shared TokioUring 1; $($name),+);
+    };
+    (on $module:ident $kind:ident $beside:literal; $($name:ident),+) => {
+        mod $module {
+            use super::{DriverKind, On};
+            $(#[test] fn $name() { super::$name(On { kind: DriverKind::$kind, beside: $beside }); })+
         }
     };
 }
@@ -47,8 +51,8 @@ conformance!(
     trimmed_slabs_and_closed_files_are_let_go,
 );
 
-fn random_batches_come_back(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn random_batches_come_back(on: On) {
+    let rig = Rig::new(on);
     let mut random = Random(1);
     let size = 24 << 20;
     let mut model = random.bytes(size);
@@ -100,8 +104,8 @@ fn random_batches_come_back(kind: DriverKind) {
     assert_eq!((counted.reads, counted.errors, counted.syncs), (1200, 0, 1));
 }
 
-fn batches_larger_than_the_ring(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn batches_larger_than_the_ring(on: On) {
+    let rig = Rig::new(on);
     let bytes = Random(2).bytes(8 << 20);
     let file = rig.dir.create_file("f", bytes.len() as u64).expect("made");
     rig.write(&file, 0, &bytes).expect("written");
@@ -113,8 +117,8 @@ fn batches_larger_than_the_ring(kind: DriverKind) {
     }
 }
 
-fn reads_past_the_end(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn reads_past_the_end(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("short", 0).expect("made");
     rig.write(&file, 0, &[7; 8192]).expect("written");
     assert_eq!(rig.read(&file, 4096, 4096).expect("the last page"), [7; 4096]);
@@ -135,16 +139,16 @@ fn reads_past_the_end(kind: DriverKind) {
     assert!(write.to_string().contains("odd") && write.raw_os_error().is_some(), "{write}");
 }
 
-fn empty_requests(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn empty_requests(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 4096).expect("made");
     assert_eq!(rig.read(&file, 0, 0).expect("nothing to read"), []);
     rig.shard.run(Vec::new(), Priority::Demand).expect("nothing to do");
     rig.shard.run(vec![sync_of(&file, 0), sync_of(&file, 1)], Priority::Write).expect("synced");
 }
 
-fn bad_alignment_is_an_error(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn bad_alignment_is_an_error(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 1 << 20).expect("made");
     rig.write(&file, 0, &vec![3; 1 << 20]).expect("written");
     let odd = rig.read(&file, 100, 100);
@@ -157,8 +161,8 @@ fn bad_alignment_is_an_error(kind: DriverKind) {
     assert_eq!(rig.read(&file, 0, 4096).expect("goes on"), [3; 4096]);
 }
 
-fn cancelled_batches(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn cancelled_batches(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 8 << 20).expect("made");
     rig.write(&file, 0, &vec![1; 8 << 20]).expect("written");
     let cancel = Arc::new(AtomicBool::new(true));
@@ -184,8 +188,8 @@ fn cancelled_batches(kind: DriverKind) {
     assert!(seen.iter().filter_map(|(_, o)| o.as_ref().err()).all(|e| e.kind() == ErrorKind::Cancelled));
 }
 
-fn leases_dropped_in_flight(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn leases_dropped_in_flight(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 8 << 20).expect("made");
     rig.write(&file, 0, &vec![0xaa; 8 << 20]).expect("written");
     let sink = Arc::new(Outcomes::default());
@@ -203,8 +207,8 @@ fn leases_dropped_in_flight(kind: DriverKind) {
     assert_eq!(rig.arena.usage().leased_bytes, 0);
 }
 
-fn close_executes_what_was_submitted(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn close_executes_what_was_submitted(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 16 << 20).expect("made");
     let sink = Arc::new(Outcomes::default());
     for i in 0..16u64 {
@@ -222,8 +226,8 @@ fn close_executes_what_was_submitted(kind: DriverKind) {
     assert!(bytes.chunks(1 << 20).zip(1..).all(|(chunk, i)| chunk.iter().all(|&b| b == i)));
 }
 
-fn submit_after_close(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn submit_after_close(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 4096).expect("made");
     rig.shard.close();
     rig.shard.close();
@@ -265,8 +269,8 @@ fn release(gate: &Gate) {
     gate.1.notify_all();
 }
 
-fn full_inbox_gives_the_batch_back(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn full_inbox_gives_the_batch_back(on: On) {
+    let rig = Rig::new(on);
     let path = rig.dir.path().join("f");
     std::fs::write(&path, [0; 4096]).expect("written");
     let file = rig.dir.open_file("f", Access::ReadWrite).expect("opened");
@@ -291,8 +295,8 @@ fn full_inbox_gives_the_batch_back(kind: DriverKind) {
     assert!(sink.wait_for(accepted as usize + 1).iter().all(|(_, outcome)| outcome.is_ok()));
 }
 
-fn many_submitters(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn many_submitters(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 4 << 20).expect("made");
     let pages: Vec<u8> = (0..1024u32).flat_map(|page| page.to_le_bytes().repeat(1024)).collect();
     rig.write(&file, 0, &pages).expect("written");
@@ -311,8 +315,8 @@ fn many_submitters(kind: DriverKind) {
     });
 }
 
-fn priorities_all_progress(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn priorities_all_progress(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 16 << 20).expect("made");
     rig.write(&file, 0, &vec![5; 16 << 20]).expect("written");
     let sink = Arc::new(Outcomes::default());
@@ -340,8 +344,8 @@ fn priorities_all_progress(kind: DriverKind) {
     assert_eq!(rig.arena.usage().leased_bytes, 0);
 }
 
-fn demand_overtakes_queued_writes(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn demand_overtakes_queued_writes(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 64 << 20).expect("made");
     rig.write(&file, 0, &vec![5; 1 << 20]).expect("written");
     let gate = hold(&rig, &file);
@@ -358,22 +362,22 @@ fn demand_overtakes_queued_writes(kind: DriverKind) {
     assert!(place <= 8 + 16, "the read came after {place} of 200 writes");
 }
 
-fn panicking_sink(kind: DriverKind) {
+fn panicking_sink(on: On) {
     struct Panics;
     impl Sink for Panics {
         fn complete(&self, _tag: u64, _outcome: Result<()>) {
             std::panic::resume_unwind(Box::new("a sink's own fault"));
         }
     }
-    let rig = Rig::new(kind);
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 4096).expect("made");
     let requests = vec![sync_of(&file, 0)];
     rig.shard.submit_wait(Batch { requests, priority: Priority::Write, sink: Arc::new(Panics), cancel: None });
     rig.shard.run(vec![sync_of(&file, 1)], Priority::Write).expect("the shard lives on");
 }
 
-fn poisoned_device_refuses_writes(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn poisoned_device_refuses_writes(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 8192).expect("made");
     rig.write(&file, 0, &[1; 8192]).expect("written");
     // A sync that fails: of a file that cannot be synced.
@@ -393,12 +397,12 @@ fn poisoned_device_refuses_writes(kind: DriverKind) {
     assert_eq!(rig.dir.create_file("g", 0).map(|_| ()).expect_err("read-only").kind(), ErrorKind::Poisoned);
 }
 
-fn lock_is_free_after_close(kind: DriverKind) {
+fn lock_is_free_after_close(on: On) {
     let tmp = tempfile::tempdir().expect("temporary directory");
     for _ in 0..30 {
         let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("d"), OPTIONS).expect("free");
         let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
-        let shard = ShardHandle::spawn("t", kind, Arc::clone(&dir), arena, Arc::default()).expect("shard");
+        let shard = Shards::new("t", on, &dir, &arena, &Arc::default());
         let file = match dir.open_file("f", Access::ReadWrite) {
             Err(_) => dir.create_file("f", 4096).expect("made"),
             Ok(file) => file,
@@ -410,13 +414,13 @@ fn lock_is_free_after_close(kind: DriverKind) {
     }
 }
 
-fn idle_costs_nothing(kind: DriverKind) {
+fn idle_costs_nothing(on: On) {
     let tmp = tempfile::tempdir().expect("temporary directory");
     let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("d"), OPTIONS).expect("opened");
     let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
-    let name = format!("idle-{kind:?}");
+    let name = format!("idle-{:?}-{}", on.kind, on.beside);
     let counters = Arc::new(DeviceCounters::default());
-    let shard = ShardHandle::spawn(&name, kind, Arc::clone(&dir), arena, Arc::clone(&counters)).expect("shard");
+    let shard = Shards::new(&name, on, &dir, &arena, &counters);
     let file = dir.create_file("f", 4096).expect("made");
     shard.run(vec![sync_of(&file, 0)], Priority::Write).expect("synced");
     std::thread::sleep(Duration::from_millis(50));
@@ -430,8 +434,8 @@ fn idle_costs_nothing(kind: DriverKind) {
     assert!(start.elapsed() < Duration::from_secs(10));
 }
 
-fn read_bytes_agree_with_the_kernel(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn read_bytes_agree_with_the_kernel(on: On) {
+    let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 32 << 20).expect("made");
     if !file.is_direct() {
         println!("skipped: no direct I/O here: {:?}", rig.dir.direct_io());
@@ -458,8 +462,8 @@ fn read_bytes_agree_with_the_kernel(kind: DriverKind) {
     assert_eq!((rig.counters.snapshot().reads, rig.counters.snapshot().short_completions), (256, 0));
 }
 
-fn trimmed_slabs_and_closed_files_are_let_go(kind: DriverKind) {
-    let rig = Rig::new(kind);
+fn trimmed_slabs_and_closed_files_are_let_go(on: On) {
+    let rig = Rig::new(on);
     for round in 0..3 {
         let name = format!("f{round}");
         let file = rig.dir.create_file(&name, 4 << 20).expect("made");

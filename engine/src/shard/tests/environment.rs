@@ -42,7 +42,8 @@ fn forbidden_io_uring_falls_back_and_says_so() {
     let file = rig.dir.create_file("f", 8192).expect("made");
     rig.write(&file, 0, &[4; 8192]).expect("written");
     assert_eq!(rig.read(&file, 4096, 4096).expect("read"), [4; 4096]);
-    let forced = ShardHandle::spawn("t", DriverKind::Uring, rig.dir.clone(), rig.arena.clone(), Arc::default());
+    let threads = Threads::new(DriverKind::Uring, rig.arena.clone(), None, Affinity::default());
+    let forced = threads.serve("t", rig.dir.clone(), Arc::default());
     assert_eq!(forced.map(|_| ()).expect_err("forced").kind(), ErrorKind::Configuration);
 }
 

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::device::driver::{Completion, Driver, DriverStatus, Wait, Wake};
+use crate::device::driver::{Completion, Driver, Served, Wait, Wake};
 use crate::device::file::Poison;
 use crate::error::{Error, ErrorKind};
 use crate::shard::batch::Accepted;
+use crate::shard::door::Door;
 use crate::shard::inbox::Inbox;
+use crate::shard::port::Link;
 use crate::shard::run::Shard;
 
 struct NoWake;
@@ -24,12 +26,18 @@ struct Breaks {
 }
 
 impl Driver for Breaks {
-    fn room(&self) -> usize {
-        self.room - self.held.len()
+    fn add(&mut self, _port: usize, _device: &Served<'_>) -> Result<()> {
+        Ok(())
     }
 
-    fn queue(&mut self, id: u64, op: Op) {
-        assert!(self.held.iter().all(|(held, _)| *held != id) && self.room() > 0);
+    fn remove(&mut self, _port: usize) {}
+
+    fn depth(&self) -> usize {
+        self.room
+    }
+
+    fn queue(&mut self, _port: usize, id: u64, op: Op) {
+        assert!(self.held.iter().all(|(held, _)| *held != id) && self.held.len() < self.room);
         self.held.push((id, op));
     }
 
@@ -64,11 +72,12 @@ fn broken_driver_completes_everything_once() {
     let file = Arc::new(DeviceFile::new(null.into(), "null", false, false));
     let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
     for (good, room) in [(0, 8), (1, 1), (50, 8), (99, 500)] {
-        let inbox = Arc::new(Inbox::new());
         let poison = Arc::new(Poison::default());
-        let status = Arc::new(Mutex::new(DriverStatus::default()));
+        let link = Link::new(Arc::clone(&poison), Arc::default());
+        let inbox = Arc::clone(&link.inbox);
         let driver = Box::new(Breaks { good, held: Vec::new(), room });
-        let shard = Shard::new(driver, Arc::clone(&inbox), Arc::clone(&poison), status, Arc::default());
+        let mut shard = Shard::new(driver, Arc::new(Door::new()));
+        shard.serve("test", link).expect("served");
         let sink = Arc::new(Outcomes::default());
         for i in 0..10u64 {
             let priority = [Priority::Demand, Priority::Prefetch, Priority::Write, Priority::Clean][i as usize % 4];
@@ -91,6 +100,36 @@ fn broken_driver_completes_everything_once() {
     }
 }
 
+#[test]
+fn broken_driver_fails_every_device_of_its_thread() {
+    let null = std::fs::File::open("/dev/null").expect("exists");
+    let file = Arc::new(DeviceFile::new(null.into(), "null", false, false));
+    let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
+    for good in [0, 7, 30] {
+        let driver = Box::new(Breaks { good, held: Vec::new(), room: 100 });
+        let links: Vec<Link> = (0..3).map(|_| Link::new(Arc::default(), Arc::default())).collect();
+        let mut shard = Shard::new(driver, Arc::new(Door::new()));
+        for link in &links {
+            shard.serve("test", link.clone()).expect("served");
+        }
+        let sink = Arc::new(Outcomes::default());
+        for (link, device) in links.iter().zip(0..) {
+            let requests =
+                (0..12).map(|k| read_into(&file, 0, &mut arena.lease(4096).expect("room"), device * 12 + k)).collect();
+            assert!(link.inbox.push(Accepted::new(batch(requests, Priority::Demand, &sink))).is_ok());
+        }
+        shard.run();
+        let mut seen = std::mem::take(&mut *lock(&sink.seen));
+        assert_eq!(seen.iter().filter(|(_, outcome)| outcome.is_ok()).count(), good);
+        seen.sort_by_key(|(tag, _)| *tag);
+        assert!(seen.iter().map(|(tag, _)| *tag).eq(0..36), "each exactly once");
+        assert_eq!(arena.usage().leased_bytes, 0);
+        assert!(links.iter().all(|link| link.poison.check().is_err() && link.inbox.is_closing()));
+        let failed: u64 = links.iter().map(|link| link.counters.snapshot().errors).sum();
+        assert_eq!(failed, 36 - good as u64);
+    }
+}
+
 /// Like the kernel: the first sync of a file reports the failure, every later one success.
 struct ForgetsFailures {
     held: Vec<(u64, Op)>,
@@ -99,11 +138,17 @@ struct ForgetsFailures {
 }
 
 impl Driver for ForgetsFailures {
-    fn room(&self) -> usize {
-        100 - self.held.len()
+    fn add(&mut self, _port: usize, _device: &Served<'_>) -> Result<()> {
+        Ok(())
     }
 
-    fn queue(&mut self, id: u64, op: Op) {
+    fn remove(&mut self, _port: usize) {}
+
+    fn depth(&self) -> usize {
+        100
+    }
+
+    fn queue(&mut self, _port: usize, id: u64, op: Op) {
         self.held.push((id, op));
     }
 
@@ -138,11 +183,13 @@ fn no_sync_is_believed_after_one_failed() {
     let open = || std::fs::File::open("/dev/null").expect("exists");
     let file = |name| Arc::new(DeviceFile::new(open().into(), name, false, false));
     let (first, second) = (file("first"), file("second"));
-    let inbox = Arc::new(Inbox::new());
+    let link = Link::new(Arc::default(), Arc::default());
+    let inbox = Arc::clone(&link.inbox);
     let syncs_seen = Arc::new(Mutex::new(0));
     let driver =
         Box::new(ForgetsFailures { held: Vec::new(), syncs_seen: Arc::clone(&syncs_seen), inbox: Arc::clone(&inbox) });
-    let shard = Shard::new(driver, Arc::clone(&inbox), Arc::default(), Arc::default(), Arc::default());
+    let mut shard = Shard::new(driver, Arc::new(Door::new()));
+    shard.serve("test", link).expect("served");
     let sink = Arc::new(Outcomes::default());
     for (tag, file, priority) in [
         (0, &first, Priority::Write),

@@ -8,7 +8,13 @@ use crate::error::ErrorKind;
 
 #[test]
 fn ring_holds_the_lock() {
-    let rig = Rig::new(DriverKind::Uring);
+    for beside in [0, 2] {
+        ring_holds_the_locks(On { kind: DriverKind::Uring, beside });
+    }
+}
+
+fn ring_holds_the_locks(on: On) {
+    let rig = Rig::new(on);
     let fds = std::fs::read_dir("/proc/self/fdinfo").expect("procfs").flatten();
     let rings: Vec<String> = fds
         .filter_map(|fd| std::fs::read_to_string(fd.path()).ok())
@@ -19,9 +25,15 @@ fn ring_holds_the_lock() {
         return;
     }
     // Each ring of this process (other tests run beside this one) lists the files it holds, the lock first.
-    let path = rig.dir.path().display().to_string();
-    let holds = |ring: &String| ring.lines().any(|l| l.trim().strip_prefix("0: ").is_some_and(|f| path.ends_with(f)));
-    assert!(rings.iter().any(holds), "{rings:?}");
+    let dirs = rig.shard.beside.iter().map(|(_, dir, _)| dir).chain([&rig.dir]);
+    let paths: Vec<String> = dirs.map(|dir| dir.path().display().to_string()).collect();
+    let holds = |ring: &String, path: &String| {
+        let files = ring.lines().filter_map(|line| line.trim().split_once(": "));
+        files
+            .take_while(|(slot, _)| slot.parse() != Ok(paths.len()))
+            .any(|(_, file)| path.ends_with(file) && file.len() > 1)
+    };
+    assert!(rings.iter().any(|ring| paths.iter().all(|path| holds(ring, path))), "{paths:?} {rings:?}");
 }
 
 #[test]
@@ -29,12 +41,13 @@ fn killed_writer_frees_the_lock() {
     if let Some(path) = std::env::var_os("STRATAKV_TEST_VICTIM") {
         return write_for_ever(std::path::Path::new(&path));
     }
-    for _ in 0..5 {
+    for beside in [0, 1, 0, 3, 0] {
         let tmp = tempfile::tempdir().expect("temporary directory");
         let path = tmp.path().join("d");
         let mut victim = Command::new(std::env::current_exe().expect("this binary"))
             .args(["shard::tests::lock::killed_writer_frees_the_lock", "--exact", "--nocapture"])
             .env("STRATAKV_TEST_VICTIM", &path)
+            .env("STRATAKV_TEST_BESIDE", beside.to_string())
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");
@@ -54,8 +67,8 @@ fn killed_writer_frees_the_lock() {
 fn write_for_ever(path: &std::path::Path) {
     let dir: Arc<dyn Directory> = DeviceDir::open(path, OPTIONS).expect("opened");
     let arena = Arena::new(MemoryBudget::new(8 * SLAB_BYTES), usize::MAX);
-    let shard = ShardHandle::spawn("victim", DriverKind::Uring, Arc::clone(&dir), arena.clone(), Arc::default());
-    let shard = shard.expect("shard");
+    let beside = std::env::var("STRATAKV_TEST_BESIDE").expect("set").parse().expect("a number");
+    let shard = Shards::new("victim", On { kind: DriverKind::Uring, beside }, &dir, &arena, &Arc::default());
     let file = dir.create_file("f", 64 << 20).expect("made");
     let sink = Arc::new(Outcomes::default());
     for i in 0..100_000u64 {

@@ -7,6 +7,7 @@ use crate::device::slab::SLAB_BYTES;
 use crate::error::Result;
 use crate::metrics::MemoryBudget;
 use crate::shard::batch::{Accepted, Batch, Priority, Request, Sink, Waiter};
+use crate::shard::door::Door;
 use crate::shard::inbox::Inbox;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Condvar, EventCount, Mutex, hold};
@@ -60,28 +61,45 @@ fn complete(mut batch: Accepted) {
     }
 }
 
-/// The loop of a shard whose driver is done at once: as `Shard::run`.
-fn shard(inbox: &Inbox, bell: &Bell) {
+/// The loop of a shard whose driver is done at once: as `Shard::run`, for those devices and others that come through the door.
+fn shard(inboxes: &[Arc<Inbox>], door: &Door<Arc<Inbox>>, bell: &Bell) {
+    let mut inboxes = inboxes.to_vec();
     loop {
-        let closing = inbox.is_closing();
-        while let Some(batch) = inbox.pop() {
-            complete(batch);
+        inboxes.extend(door.take());
+        let closing: Vec<bool> = inboxes.iter().map(|inbox| inbox.is_closing()).collect();
+        for inbox in &inboxes {
+            while let Some(batch) = inbox.pop() {
+                complete(batch);
+            }
         }
-        if closing {
-            break;
+        let (gone, left): (Vec<_>, Vec<_>) = inboxes.into_iter().zip(closing).partition(|(_, closing)| *closing);
+        gone.iter().for_each(|(inbox, _)| inbox.bury());
+        if left.is_empty() && door.shut() {
+            return;
         }
-        if inbox.fall_asleep() && inbox.is_closing() == closing {
+        if left.iter().all(|(inbox, closing)| inbox.fall_asleep() && inbox.is_closing() == *closing) {
             bell.sleep();
         }
-        inbox.woke_up();
+        inboxes = left.into_iter().map(|(inbox, _)| inbox).collect();
+        inboxes.iter().for_each(|inbox| inbox.woke_up());
     }
-    inbox.bury();
+}
+
+fn door(bell: &Arc<Bell>) -> Arc<Door<Arc<Inbox>>> {
+    let door = Door::new();
+    door.set_waker(Arc::clone(bell) as Arc<dyn Wake>);
+    Arc::new(door)
+}
+
+fn inbox(bell: &Arc<Bell>) -> Arc<Inbox> {
+    let inbox = Arc::new(Inbox::new());
+    inbox.set_waker(Arc::clone(bell) as Arc<dyn Wake>);
+    inbox
 }
 
 fn rig() -> (Arc<Inbox>, Arc<Bell>, Arc<Count>) {
-    let (inbox, bell) = (Arc::new(Inbox::new()), Arc::new(Bell(Mutex::new(false), Condvar::new())));
-    inbox.set_waker(Arc::clone(&bell) as Arc<dyn Wake>);
-    (inbox, bell, Arc::new(Count(AtomicUsize::new(0))))
+    let bell = Arc::new(Bell(Mutex::new(false), Condvar::new()));
+    (inbox(&bell), bell, Arc::new(Count(AtomicUsize::new(0))))
 }
 
 #[test]
@@ -129,7 +147,7 @@ fn loom_a_sleeping_shard_hears_of_every_batch() {
         let (inbox, bell, count) = rig();
         let worker = {
             let (inbox, bell) = (Arc::clone(&inbox), Arc::clone(&bell));
-            thread::spawn(move || shard(&inbox, &bell))
+            thread::spawn(move || shard(&[inbox], &door(&bell), &bell))
         };
         // More than the inbox holds.
         inbox.push_wait(batch(&file, &count));
@@ -141,13 +159,67 @@ fn loom_a_sleeping_shard_hears_of_every_batch() {
 }
 
 #[test]
+fn loom_a_sleeping_shard_hears_of_every_device() {
+    let file = file();
+    loom::model(move || {
+        let (first, bell, count) = rig();
+        let second = inbox(&bell);
+        let worker = {
+            let (inboxes, bell) = ([Arc::clone(&first), Arc::clone(&second)], Arc::clone(&bell));
+            thread::spawn(move || shard(&inboxes, &door(&bell), &bell))
+        };
+        let producer = {
+            let (second, accepted) = (Arc::clone(&second), batch(&file, &count));
+            thread::spawn(move || {
+                second.push_wait(accepted);
+                second.close();
+            })
+        };
+        first.push_wait(batch(&file, &count));
+        first.close();
+        producer.join().expect("no panic");
+        worker.join().expect("no panic");
+        assert_eq!(count.0.load(Ordering::Acquire), 2);
+    });
+}
+
+#[test]
+fn loom_a_device_that_joins_is_served_or_turned_away() {
+    let file = file();
+    loom::model(move || {
+        let (first, bell, count) = rig();
+        let door = door(&bell);
+        let worker = {
+            let (first, door, bell) = (Arc::clone(&first), Arc::clone(&door), Arc::clone(&bell));
+            thread::spawn(move || shard(&[first], &door, &bell))
+        };
+        let joining = {
+            let (door, second, accepted) = (Arc::clone(&door), inbox(&bell), batch(&file, &count));
+            thread::spawn(move || {
+                if door.enter(Arc::clone(&second)).is_ok() {
+                    second.push_wait(accepted);
+                    second.close();
+                }
+            })
+        };
+        // The last device of the thread goes meanwhile.
+        first.close();
+        joining.join().expect("no panic");
+        worker.join().expect("no panic");
+        // By the shard, or because nobody took it.
+        assert_eq!(count.0.load(Ordering::Acquire), 1);
+        assert!(door.enter(inbox(&bell)).is_err());
+    });
+}
+
+#[test]
 fn loom_a_closing_shard_completes_each_batch_once() {
     let file = file();
     loom::model(move || {
         let (inbox, bell, count) = rig();
         let worker = {
             let (inbox, bell) = (Arc::clone(&inbox), Arc::clone(&bell));
-            thread::spawn(move || shard(&inbox, &bell))
+            thread::spawn(move || shard(&[inbox], &door(&bell), &bell))
         };
         let producer = {
             let (inbox, accepted) = (Arc::clone(&inbox), batch(&file, &count));

@@ -6,12 +6,14 @@ mod faults;
 mod lock;
 #[cfg(loom)]
 mod loom;
+mod shared;
 mod speed;
 
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Batch, Priority, Request, ShardHandle, Sink};
+use super::{Affinity, Batch, Priority, Request, ShardHandle, Sink, Threads};
 use crate::device::arena::{Arena, Lease};
 use crate::device::dir::{DeviceDir, DirOptions};
 use crate::device::directory::{Access, Directory};
@@ -21,10 +23,57 @@ use crate::device::slab::SLAB_BYTES;
 use crate::error::Result;
 use crate::metrics::{DeviceCounters, MemoryBudget, lock};
 
+/// What a test runs on.
+#[derive(Clone, Copy)]
+struct On {
+    kind: DriverKind,
+    /// Other devices that the thread of the test's device serves.
+    beside: usize,
+}
+
+impl From<DriverKind> for On {
+    fn from(kind: DriverKind) -> Self {
+        Self { kind, beside: 0 }
+    }
+}
+
+/// The shard of a test's device, with those of the devices that share its thread.
+struct Shards {
+    own: ShardHandle,
+    beside: Vec<(ShardHandle, Arc<dyn Directory>, tempfile::TempDir)>,
+}
+
+impl Shards {
+    fn new(name: &str, on: On, dir: &Arc<dyn Directory>, arena: &Arena, counters: &Arc<DeviceCounters>) -> Self {
+        let threads = Threads::new(on.kind, arena.clone(), Some(1), Affinity::default());
+        let mut shards = Vec::new();
+        let other = |nth: usize| {
+            let tmp = tempfile::tempdir().expect("temporary directory");
+            let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("beside"), OPTIONS).expect("opened");
+            let shard = threads.serve(&format!("{name}-{nth}"), Arc::clone(&dir), Arc::default()).expect("another");
+            (shard, dir, tmp)
+        };
+        // Some were there before it, some come later.
+        shards.extend((0..on.beside / 2).map(other));
+        let own = threads.serve(name, Arc::clone(dir), Arc::clone(counters)).expect("shard");
+        shards.extend((on.beside / 2..on.beside).map(other));
+        assert!(shards.iter().all(|(shard, ..)| shard.thread_id() == own.thread_id()));
+        Self { own, beside: shards }
+    }
+}
+
+impl Deref for Shards {
+    type Target = ShardHandle;
+
+    fn deref(&self) -> &ShardHandle {
+        &self.own
+    }
+}
+
 /// A device in a temporary directory with its shard.
 struct Rig {
     // Dropped in this order.
-    shard: ShardHandle,
+    shard: Shards,
     dir: Arc<dyn Directory>,
     arena: Arena,
     counters: Arc<DeviceCounters>,
@@ -34,16 +83,15 @@ struct Rig {
 const OPTIONS: DirOptions = DirOptions { access: Access::ReadWrite, create: true, lock_wait: Duration::ZERO };
 
 impl Rig {
-    fn new(kind: DriverKind) -> Self {
-        Self::within(kind, tempfile::tempdir().expect("temporary directory"), 32)
+    fn new(on: impl Into<On>) -> Self {
+        Self::within(on, tempfile::tempdir().expect("temporary directory"), 32)
     }
 
-    fn within(kind: DriverKind, tmp: tempfile::TempDir, slabs: usize) -> Self {
+    fn within(on: impl Into<On>, tmp: tempfile::TempDir, slabs: usize) -> Self {
         let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("device"), OPTIONS).expect("opened");
         let arena = Arena::new(MemoryBudget::new(slabs * SLAB_BYTES), usize::MAX);
         let counters = Arc::new(DeviceCounters::default());
-        let shard =
-            ShardHandle::spawn("test", kind, Arc::clone(&dir), arena.clone(), Arc::clone(&counters)).expect("shard");
+        let shard = Shards::new("test", on.into(), &dir, &arena, &counters);
         Self { shard, dir, arena, counters, _tmp: tmp }
     }
 
