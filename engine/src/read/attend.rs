@@ -1,6 +1,7 @@
 //! Attention over a view: its parts in order, each a partial of its own, then the tail, merged in order.
 
 use super::batch::ViewBlocks;
+use super::decodable::undecodable;
 use super::verify::not_there;
 use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
 use crate::cache::Resident;
@@ -159,7 +160,9 @@ impl<'a> Attending<'a> {
             for (plane, stored) in keys.into_iter().chain([(1, v)]).filter(|(plane, _)| coder.encodes(*plane)) {
                 let start = self.decoded.len();
                 self.decoded.resize(start + coder.plain_bytes(plane), 0);
-                coder.decode_plane(plane, stored, &mut self.decoded[start..])?;
+                // A block that was resident already may have come with a read that failed for it.
+                let decoded = coder.decode_plane(plane, stored, &mut self.decoded[start..]);
+                decoded.map_err(|_| undecodable(self.view, &self.view.units[nth], 0))?;
             }
         }
         Ok(())

@@ -4,6 +4,7 @@ mod ahead;
 mod attend;
 mod batch;
 mod copies;
+mod decodable;
 mod event;
 mod hedge;
 mod progress;

@@ -2,7 +2,6 @@
 //! once; then it is reported with its place.
 
 use super::copies;
-use crate::codec::BlockCoder;
 use crate::device::arena::Lease;
 use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
@@ -23,7 +22,6 @@ pub(super) fn part(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    let coder = BlockCoder::of(&view.layout, view.layer);
     if buffer.bytes().is_none() {
         // A driver that broke has said that its reads failed, but may still write what was under way.
         return Err(Error::new(ErrorKind::Io, "a read of a driver that broke may still be under way into the buffer"));
@@ -35,7 +33,6 @@ pub(super) fn part(
             mismatch(devices, view, unit, frame, *checksum, bytes.get(*at..).unwrap_or_default())
         };
         if bad(buffer).is_none() {
-            decodable(coder.as_ref(), view, unit, buffer, *at)?;
             continue;
         }
         let bytes = unit.bytes(view.layout.block(view.layer));
@@ -52,7 +49,6 @@ pub(super) fn part(
         if !mutated(Mutant::NotReadAgain)
             && copies::until_good(devices, read, frame, place, (&mut *buffer, &range), deadline, &is_bad)?
         {
-            decodable(coder.as_ref(), view, unit, buffer, *at)?;
             continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
@@ -71,27 +67,6 @@ pub(super) fn part(
     }
     admit(view, part, buffer);
     Ok(())
-}
-
-/// Sees that planes under a codec can be decoded. They are what was written by now: another copy would be no better.
-fn decodable(coder: Option<&BlockCoder>, view: &ViewInner, unit: &Unit, buffer: &Lease, at: usize) -> Result<()> {
-    let (Some(coder), UnitSource::Disk { frame, offset, .. }) = (coder, &unit.source) else { return Ok(()) };
-    let block = buffer.bytes().and_then(|bytes| bytes.get(at..)).unwrap_or_default();
-    let bad = unit.planes(view.layout.block(view.layer)).find_map(|(plane, place)| {
-        let start = place.start;
-        coder.first_bad(plane, block.get(place).unwrap_or_default()).map(|at| start + at)
-    });
-    let Some(bad) = bad else { return Ok(()) };
-    Err(Error::corrupt(Corruption {
-        code: "payload-codec",
-        device: frame.segment.key.0.0,
-        file: segment::file_name(frame.segment.key.1),
-        offset: offset + bad as u64,
-        len: view.layout.dtype().bytes() as u64,
-        expected: "finite ranges".into(),
-        found: "a range that is not finite".into(),
-    })
-    .during(format!("layer {}, group {}", view.layer, unit.group)))
 }
 
 /// What was read and is right may stay.
