@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use stratakv::pipeline::PipelineReport;
 
+use super::drift::Drift;
 use crate::kv::KvStats;
 
 /// Means over the prompts of one task and context.
@@ -125,6 +126,9 @@ impl Cell {
 pub struct Report {
     /// One per task and context.
     pub cells: Vec<Cell>,
+    /// How far the prompts' keys are from those of calibration, where the policy's method has codes.
+    #[serde(skip_serializing_if = "Drift::is_empty")]
+    pub drift: Drift,
 }
 
 impl Report {
@@ -186,8 +190,11 @@ impl fmt::Display for Report {
         for (context, accuracy, full) in self.means() {
             writeln!(f, "mean   {context:>8}      {:>7.1} {:>7.1}", 100.0 * full, 100.0 * accuracy)?;
         }
-        match self.pipeline() {
-            Some(report) => writeln!(f, "{}", pipeline_line(&report)),
+        if let Some(report) = self.pipeline() {
+            writeln!(f, "{}", pipeline_line(&report))?;
+        }
+        match self.drift.line(&first.policy) {
+            Some(line) => writeln!(f, "{line}"),
             None => Ok(()),
         }
     }
