@@ -247,7 +247,7 @@ mod tests {
         assert_eq!((cell.kv_bytes_read_per_step, cell.resident_bytes_peak, cell.same_answers), (20, 50, 1));
         assert_eq!(cell.tokens_per_s, 2.0);
         let other = Cell { task: "MK".into(), accuracy: 1.0, ..cell.clone() };
-        let report = Report { cells: vec![cell, other] };
+        let report = Report { cells: vec![cell, other], ..Report::default() };
         assert_eq!(report.means(), [(1024, 0.75, 1.0)]);
         let json = serde_json::to_value(&report).unwrap();
         for key in [
