@@ -4,6 +4,7 @@ mod ahead;
 mod attend;
 mod batch;
 mod copies;
+mod decodable;
 mod event;
 mod hedge;
 mod progress;
@@ -14,6 +15,6 @@ mod verify;
 
 pub(crate) use ahead::ReadTimes;
 pub use attend::{AttendOptions, attend, attend_with};
-pub use batch::{ReadBatch, ViewBlocks};
+pub use batch::{PlaneBytes, ReadBatch, ViewBlocks};
 pub use event::EventWaker;
 pub use ticket::ReadTicket;

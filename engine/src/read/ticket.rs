@@ -4,7 +4,7 @@ use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
 use super::hedge::Hedges;
 use super::progress::Progress;
-use super::{copies, verify};
+use super::{copies, decodable, verify};
 use crate::device::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
 use crate::device::driver::Op;
 use crate::device::region::ReadRegion;
@@ -372,7 +372,9 @@ impl ReadTicket {
                     true => Ok(()),
                     false => copies::recover(&self.devices, part, failed, buffer, deadline),
                 };
-                recovered.and_then(|()| verify::part(&self.devices, view, part, buffer, deadline))
+                recovered
+                    .and_then(|()| verify::part(&self.devices, view, part, buffer, deadline))
+                    .and_then(|()| decodable::part(view, part, buffer))
             }
         };
         if let Some(took) = took {

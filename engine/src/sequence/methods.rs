@@ -281,11 +281,11 @@ impl Sequence {
     /// Adds all sealed groups of a layer to a summary.
     fn fill(&self, layer: usize, summary: &mut dyn KeySummary) -> Result<()> {
         let state = self.layer(layer)?;
-        let (shape, key_bytes) = (state.shape(), state.block.key_bytes);
+        let shape = state.shape();
         let mut group = self.restore(layer, summary, 0)?;
         while group < state.groups() {
-            group = self.visit(state, group, &mut |group, block| {
-                summary.push(&KeyGroup::new(shape, &block[..key_bytes], group)?);
+            group = self.visit(state, group, &mut |group, keys, _| {
+                summary.push(&KeyGroup::new(shape, keys, group)?);
                 Ok(())
             })?;
             group = self.restore(layer, summary, group)?;

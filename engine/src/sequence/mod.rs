@@ -136,7 +136,7 @@ impl Sequence {
             layers.push(match layout.raw().layers[index].has_kv() {
                 true => {
                     // The tail itself, and the copy that a view may hold while it changes.
-                    tail_bytes += 2 * layout.block(index).block_bytes;
+                    tail_bytes += 2 * layout.plain_block(index).block_bytes;
                     Some(Layer::new(layout, index, has_summary, frame_limit)?)
                 }
                 false => None,

@@ -36,7 +36,7 @@ impl Sequence {
             let Some(layer) = &self.layers[at] else { continue };
             let rebuilt = self.rebuilt(layer, options).map_err(|e| e.during(format!("keys of layer {at}")))?;
             let fresh = options.exact_tokens / self.who.layout.group_tokens();
-            let kept = KeptKeys::new(rebuilt, fresh, layer.block.key_bytes);
+            let kept = KeptKeys::new(rebuilt, fresh, layer.plain.key_bytes);
             if let Some(layer) = &mut self.layers[at] {
                 layer.kept = Some(kept);
             }
@@ -69,20 +69,19 @@ impl Sequence {
         let account = reserve(RebuiltKeys::bytes_of(&shape, groups, rank, outliers, layer.block.block_bytes))?;
         let _scratch = reserve(FirstPass::bytes_of(&shape, groups))?;
         let rope = layer.geometry.rope.as_ref().ok_or_else(unknown_rotation)?;
-        let key_bytes = layer.block.key_bytes;
         let mut first = FirstPass::new(shape, Rotation::new(rope));
         let mut group = 0;
         while group < layer.groups() {
-            group = self.visit(layer, group, &mut |group, block| {
-                first.add(&KeyGroup::new(shape, &block[..key_bytes], group)?);
+            group = self.visit(layer, group, &mut |group, keys, _| {
+                first.add(&KeyGroup::new(shape, keys, group)?);
                 Ok(())
             })?;
         }
         let mut second = first.finish(rank, outliers, account)?;
         let mut group = 0;
         while group < layer.groups() {
-            group = self.visit(layer, group, &mut |group, block| {
-                second.add(&KeyGroup::new(shape, &block[..key_bytes], group)?, block);
+            group = self.visit(layer, group, &mut |group, keys, block| {
+                second.add(&KeyGroup::new(shape, keys, group)?, block);
                 Ok(())
             })?;
         }

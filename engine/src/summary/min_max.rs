@@ -346,7 +346,14 @@ mod tests {
     }
 
     fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
-        LayerGeometry { kv_heads, key_dim, value_dim: key_dim, window: None, rope: None }
+        LayerGeometry {
+            kv_heads,
+            key_dim,
+            value_dim: key_dim,
+            window: None,
+            rope: None,
+            codecs: stratakv_format::layout::RAW_PLANES,
+        }
     }
 
     fn plenty() -> impl FnMut(usize) -> Option<Reservation> {

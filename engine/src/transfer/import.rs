@@ -223,9 +223,8 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         return Err(damaged(start, "bytes behind the layout"));
     }
     if &stored != layout.raw() {
-        let same_model = stored.fingerprint == layout.raw().fingerprint;
-        let what = if same_model { "geometry" } else { "fingerprint" };
-        let text = format!("the sequence was written with another {what}: another model, dtype or group size");
+        let what = layout.difference(&stored);
+        let text = format!("the sequence was written with another {what}: another model, dtype, group size or codec");
         return Err(Error::new(ErrorKind::LayoutMismatch, text));
     }
     let mut key = String::new();
@@ -315,7 +314,15 @@ fn layer(
         let header = file.next(Some(layout), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
         for planes in bytes.chunks_exact(block.key_bytes + block.value_bytes) {
-            append(sequence, layout, at, group as usize, planes.split_at(block.key_bytes), start)?;
+            let planes = planes.split_at(block.key_bytes);
+            if geometry.is_encoded() {
+                sequence.append_stored(at, planes).map_err(|e| match e.kind() {
+                    ErrorKind::Corruption => damaged(start, e),
+                    _ => e,
+                })?;
+                continue;
+            }
+            append(sequence, layout, at, group as usize, planes, start)?;
         }
         let count = u64::from(header.tokens.get());
         if has_summary {

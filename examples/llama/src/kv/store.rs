@@ -8,8 +8,8 @@ use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{Codes, RebuildOptions, ScoreForm, Selector, SelectorId, summary_as};
 use stratakv::{
-    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, Planes,
-    SelectOptions, Sequence, Store, TensorView, View,
+    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, PlaneCodec,
+    Planes, SelectOptions, Sequence, Store, TensorView, View,
 };
 
 use super::probe::Probe;
@@ -101,7 +101,12 @@ pub(super) const fn engine_dtype(dtype: KvDType) -> DType {
 ///
 /// # Errors
 /// Sizes the engine does not take.
-pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 32]) -> Result<KvLayout> {
+pub fn kv_layout(
+    geometry: &KvGeometry,
+    group_tokens: usize,
+    codec: PlaneCodec,
+    fingerprint: [u8; 32],
+) -> Result<KvLayout> {
     let mut specs = Vec::with_capacity(geometry.layers.len());
     for layer in &geometry.layers {
         let (heads, dim) = (u16::try_from(layer.kv_heads)?, u16::try_from(layer.head_dim)?);
@@ -113,7 +118,7 @@ pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 3
     let dtype = engine_dtype(geometry.dtype);
     let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(u16::try_from(group_tokens)?);
     let builder = if let Some(rope) = geometry.rope { builder.rope(rope) } else { builder };
-    builder.fingerprint(fingerprint).build().map_err(engine_error)
+    builder.codec(codec).fingerprint(fingerprint).build().map_err(engine_error)
 }
 
 /// A KV cache that is a sequence of a store.
