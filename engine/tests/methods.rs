@@ -109,6 +109,40 @@ fn a_selector_of_another_sequence_is_refused() {
 }
 
 #[test]
+fn a_selector_that_is_taken_away_leaves_the_others_and_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let level = |group: usize| ((group * 37) % 100) as f32 / 10.0;
+    append_levels(&mut sequence, 0..100, level);
+    let before = summaries(&store);
+    let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
+    let with_oracle = summaries(&store);
+    let quest = sequence.attach(Arc::new(Quest)).unwrap();
+    let again = sequence.attach(Arc::new(Quest)).unwrap();
+    let leoam = sequence.attach(Arc::new(LeoAm::default())).unwrap();
+    let options = SelectOptions::new(Budget::tokens(10 * GROUP));
+    let expected = [groups(&sequence, quest, options), groups(&sequence, leoam, options)];
+    sequence.detach(oracle).unwrap();
+    for outcome in [sequence.detach(oracle), sequence.selector_bytes(oracle).map(drop)] {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    assert_eq!([groups(&sequence, quest, options), groups(&sequence, leoam, options)], expected);
+    // One that shares its summaries keeps them.
+    sequence.detach(quest).unwrap();
+    append_levels(&mut sequence, 100..120, level);
+    sequence.truncate(100 * GROUP as u64).unwrap();
+    assert_eq!([groups(&sequence, again, options), groups(&sequence, leoam, options)], expected);
+    for id in [again, leoam] {
+        sequence.detach(id).unwrap();
+    }
+    assert_eq!(summaries(&store), before);
+    let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
+    assert_eq!(summaries(&store), with_oracle);
+    assert_eq!(groups(&sequence, oracle, options).len(), 10);
+}
+
+#[test]
 fn combining_takes_any_shape() {
     for form in [ScoreForm::Raw, ScoreForm::Softmax] {
         let mut scores = [0.0; 2];

@@ -52,6 +52,9 @@ fn adapters_are_found_again_by_name_version_and_layout() {
         store.put_adapter(&layout, &half, 1).expect("stored");
         assert_eq!(store.adapter(&layout, name, None).expect("read"), half);
     }
+    // The same numbers for the other layer.
+    let turned = Adapter::new("no-first", 1, vec![codes(), none.clone()]).unwrap();
+    assert_eq!(store.put_adapter(&layout, &turned, 1).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(store.adapter(&layout, "kvswap", Some(1)).expect("read"), first);
     assert_eq!(store.adapter(&layout, "kvswap", None).expect("read"), second);
 

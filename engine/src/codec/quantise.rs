@@ -63,7 +63,7 @@ fn head_bytes<const BITS: u32>(shape: &PlaneShape) -> usize {
     codec.head_bytes(&shape.stored())
 }
 
-/// Whether it could be encoded: every element finite, and every range one that the dtype has.
+/// Whether it could be encoded: every element finite, and every range one that the dtype has and f32 can divide by.
 pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> bool {
     let groups = Groups::of(shape);
     let (tokens, dims) = (shape.tokens, shape.dims);
@@ -96,6 +96,10 @@ pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mu
             let exact = (f64::from(greatest) - f64::from(*least)) / f64::from(levels);
             *step = round_to(shape.dtype, exact as f32, true);
             if !least.is_finite() || !step.is_finite() || !(*least + levels * *step).is_finite() {
+                return false;
+            }
+            // Among the smallest numbers a step has no inverse, and all levels would be the lowest.
+            if greatest > *least && !(1.0 / *step).is_finite() {
                 return false;
             }
         }

@@ -87,7 +87,7 @@ fn of_view(
     };
     held.resize_with(view.units.len(), || None);
     if let Some(cache) = &view.cache {
-        let asker = (view.sequence, view.layer as u32, view.length);
+        let asker = (view.handle, view.layer as u32, view.length);
         // What an earlier view asks for was counted then.
         let new = asked.iter().zip(&held).map(|(asked, held)| match (asked, held) {
             (Some(asked), None) => Some((asked.key, asked.bytes)),

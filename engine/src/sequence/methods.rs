@@ -92,6 +92,27 @@ impl Sequence {
         Ok(id)
     }
 
+    /// Takes a selector away, and the summaries that no other one needs: their memory is free, and they are not written with new
+    /// groups any more. Those that are written stay where they are.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: a selector of another sequence, or one that was taken away before.
+    pub fn detach(&mut self, selector: SelectorId) -> Result<()> {
+        self.selector(selector)?;
+        let selectors = &mut self.methods.selectors;
+        selectors.retain(|(id, _)| *id != selector);
+        let used: Vec<bool> = (0..self.methods.kinds.len())
+            .map(|slot| selectors.iter().any(|(_, attached)| attached.slots.contains(&slot)))
+            .collect();
+        for (_, attached) in selectors {
+            attached.slots.iter_mut().for_each(|slot| *slot = used[..*slot].iter().filter(|used| **used).count());
+        }
+        keep(&mut self.methods.kinds, &used);
+        self.layers.iter_mut().flatten().for_each(|layer| keep(&mut layer.extras, &used));
+        self.account_methods();
+        Ok(())
+    }
+
     /// The kinds that a selector needs, and the memory of their adapters; kinds that are not there yet are built.
     fn slots_of(&mut self, selector: &dyn Selector) -> Result<(Vec<usize>, Vec<Arc<Reservation>>)> {
         let (mut slots, mut adapters) = (Vec::new(), Vec::new());
@@ -271,6 +292,12 @@ impl Sequence {
         }
         Ok(())
     }
+}
+
+/// Keeps the elements that are marked.
+fn keep<T>(list: &mut Vec<T>, marks: &[bool]) {
+    let mut marks = marks.iter();
+    list.retain(|_| marks.next().copied().unwrap_or(true));
 }
 
 impl Span {

@@ -172,7 +172,8 @@ impl Sequence {
             tail,
             rebuilt,
             instance: self.store.devices.identity.instance,
-            sequence: self.who.sequence.0,
+            handle: self.handle,
+            planes,
             cache: self.cache.clone(),
         };
         Ok(View { inner: Arc::new(inner) })

@@ -331,7 +331,7 @@ fn layer(
             let header = file.next(Some(layout), &expected)?;
             let element = sequence.stored_summaries(at, next / group..(next + count) / group, &mut summaries)?;
             let same = element == DType::from_code(header.element)
-                && file.bytes()[..header.bytes.get() as usize] == summaries[..];
+                && are_same(&file.bytes()[..header.bytes.get() as usize], &summaries);
             if !same {
                 return Err(damaged(start, format!("summaries of layer {at} that are not those of its keys")));
             }
@@ -348,6 +348,15 @@ fn layer(
         append(sequence, layout, at, left as usize, planes, start)?;
     }
     Ok(())
+}
+
+/// Whether two lists of 16-bit floats hold the same numbers: a zero of either sign is one, as earlier builds wrote both.
+fn are_same(a: &[u8], b: &[u8]) -> bool {
+    let number = |bits: &[u8; 2]| match u16::from_le_bytes(*bits) {
+        0x8000 => 0,
+        bits => bits,
+    };
+    a.len() == b.len() && a.as_chunks().0.iter().map(number).eq(b.as_chunks().0.iter().map(number))
 }
 
 /// Appends planes `[kv_heads, tokens, dim]` as they are.

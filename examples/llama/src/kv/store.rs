@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{RebuildOptions, ScoreForm, Selector, SelectorId};
+use stratakv::retrieval::{Codes, RebuildOptions, ScoreForm, Selector, SelectorId, summary_as};
 use stratakv::{
     AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, PlaneCodec,
     Planes, SelectOptions, Sequence, Store, TensorView, View,
@@ -240,6 +240,30 @@ impl StoreKv {
     /// A selector of another sequence.
     pub fn selector_bytes(&self, selector: SelectorId) -> stratakv::Result<u64> {
         Ok(self.sequence.selector_bytes(selector)? + self.sequence.rebuilt_bytes())
+    }
+
+    /// By layer, how far the keys that were appended are from those that the selector's codes were calibrated on
+    /// ([`Codes::drift`]); none for selectors without codes.
+    ///
+    /// # Errors
+    /// A selector of another sequence.
+    pub fn drift(&self, selector: SelectorId) -> stratakv::Result<Vec<Option<f64>>> {
+        let of = |layer: usize| -> stratakv::Result<Option<f64>> {
+            let summaries = self.sequence.selector_summaries(selector, layer)?;
+            Ok(summary_as::<Codes>(&summaries).ok().and_then(Codes::drift))
+        };
+        (0..self.geometry.layers.len()).map(of).collect()
+    }
+
+    /// [`Self::drift`] of the selector that its policy chooses by; nothing where there is none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn own_drift(&self) -> stratakv::Result<Vec<Option<f64>>> {
+        match self.policy {
+            StorePolicy::Selected { selector, .. } => self.drift(selector),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Compares each attend from now on with full attention over `mirror`, which holds the same tokens; `None` ends it.
