@@ -3,7 +3,7 @@
 use crate::selectors::Kept;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
-use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
+use stratakv::{ByteSize, ChecksumChoice, DriverChoice, PlaneCodec};
 
 const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
@@ -408,6 +408,12 @@ pub(crate) struct DecodeArgs {
     /// Tokens of a group.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) group: u16,
+    /// How groups are stored.
+    #[arg(long, value_enum, default_value = "raw")]
+    pub(crate) codec: DecodeCodec,
+    /// Share of the layers whose groups are stored under that codec: what `kvbench codec` solves theta for.
+    #[arg(long, default_value_t = 1.0, value_parser = share)]
+    pub(crate) codec_share: f64,
     /// Tokens selected per layer and sequence.
     #[arg(long, default_value_t = 400)]
     pub(crate) budget: u32,
@@ -524,6 +530,24 @@ pub(crate) struct CodecArgs {
 /// None: by itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheMib(pub(crate) Option<u64>);
+
+/// Codecs of `kvbench decode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DecodeCodec {
+    Raw,
+    Int8,
+    Int4,
+}
+
+impl From<DecodeCodec> for PlaneCodec {
+    fn from(codec: DecodeCodec) -> Self {
+        match codec {
+            DecodeCodec::Raw => Self::Raw,
+            DecodeCodec::Int8 => Self::Int8,
+            DecodeCodec::Int4 => Self::Int4,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DecodePolicy {

@@ -12,14 +12,14 @@ use crate::decode_select::Scorer;
 use crate::decode_trace::Trace;
 use crate::devices::{self, Devices, Spec};
 use crate::report::{median, print, ratio, rounded};
-use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout, open_store_with, settle};
+use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout_under, open_store_with, settle};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, Sequence, SequenceOptions, Store,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, KvLayout, Sequence, SequenceOptions, Store,
     StoreOptions, View,
 };
 
@@ -67,6 +67,8 @@ struct DecodeResult {
     budget: u32,
     overlap: f64,
     policy: String,
+    codec: String,
+    codec_share: f64,
     pipeline: bool,
     layer_compute_us: u64,
     cache_mib: u64,
@@ -151,10 +153,14 @@ fn key(member: u32) -> String {
     format!("decode-{member}")
 }
 
+fn layout_of(args: &DecodeArgs) -> Result<KvLayout> {
+    layout_under(args.layers, args.group, (args.codec.into(), args.codec_share))
+}
+
 fn fill(args: &DecodeArgs, stored: u32, home: &Path) -> Result<()> {
     let options = StoreOptions::default().memory_limit(ByteSize(WORKING_BYTES * 2));
     let store = open_store_with(&args.common, None, home, options)?;
-    let layout = layout(args.layers, args.group)?;
+    let layout = layout_of(args)?;
     eprintln!("kvbench: {}: {} sequences of {stored} tokens, {} layers", home.display(), args.batch, args.layers);
     let mut source = KvSource::new(CHUNK);
     for member in 0..args.batch {
@@ -203,10 +209,17 @@ impl Case<'_> {
         }
         self.args.cache_mib.0.unwrap_or_else(|| {
             // What a step selects, what the next one brings anew, and a little.
-            let block = u64::from(self.args.group) * TOKEN_LAYER_BYTES + 1024;
+            let block = self.block_bytes() + 1024;
             let blocks = self.groups_selected() as u64 * u64::from(self.args.layers) * u64::from(self.args.batch);
             (blocks * block * 5 / 4).div_ceil(2 << 20) * 2
         })
+    }
+
+    /// Bytes of a block as it is stored, a mean over the layers.
+    fn block_bytes(&self) -> u64 {
+        let token =
+            layout_of(self.args).map_or(0.0, |layout| layout.stored_token_bytes() / f64::from(self.args.layers));
+        (f64::from(self.args.group) * token) as u64
     }
 
     fn cache(&self) -> Option<CacheOptions> {
@@ -380,6 +393,8 @@ impl Case<'_> {
             budget: args.budget,
             overlap: args.overlap,
             policy: format!("{:?}", self.policy).to_lowercase(),
+            codec: format!("{:?}", args.codec).to_lowercase(),
+            codec_share: args.codec_share,
             pipeline: self.pipeline,
             layer_compute_us: self.compute_us,
             cache_mib: self.cache_mib(),

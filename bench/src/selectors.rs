@@ -33,7 +33,7 @@ impl Kept {
                     let width = TOKEN_LAYER_BYTES as usize / 4;
                     let rank = (width / SIGMA).max(1);
                     let matrix = (0..width * rank).map(|i| f32::from(u8::from(i / rank % rank == i % rank))).collect();
-                    Ok(LayerAdapter::LowRank(LowRankAdapter::new(width, rank, matrix)?))
+                    Ok(LowRankAdapter::new(width, rank, matrix)?.into())
                 };
                 let layers = (0..layout.layers()).map(layer).collect::<Result<_>>()?;
                 Arc::new(KvSwap::new(Arc::new(Adapter::new("bench", 1, layers)?)))

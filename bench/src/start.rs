@@ -15,7 +15,7 @@ use std::time::Instant;
 use stratakv::{ByteSize, DType, DeviceIndex, SequenceId};
 use stratakv_format::features::Features;
 use stratakv_format::frame::{CODEC_RAW, Descriptor, FramePlace, HeaderBuilder, KIND_GROUPS};
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, RECORDS_BYTES_MAX};
 use stratakv_format::segment::{self, KIND_LOG, POSITION_HEADER, POSITION_TRAILER, SegmentPage};
 use stratakv_format::superblock::{self, STATE_CLOSED, Slot};
@@ -133,6 +133,7 @@ impl Made {
             value_dim: HEAD_DIM as u16,
             window: None,
             rope: None,
+            codecs: RAW_PLANES,
         };
         let layout = Layout {
             dtype: DType::F16,

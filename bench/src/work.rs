@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use stratakv::{ByteSize, KvLayout, Store, StoreOptions, TensorView};
+use stratakv::{ByteSize, KvLayout, PlaneCodec, Store, StoreOptions, TensorView};
 use tempfile::TempDir;
 
 /// KV heads and head dim of LLaMA-3-8B, whose token takes 4 KiB per layer in f16.
@@ -92,8 +92,13 @@ pub(crate) fn open_store_with(
 
 /// LLaMA-3-8B's geometry with `layers` layers and groups of `group` tokens.
 pub(crate) fn layout(layers: u16, group: u16) -> Result<KvLayout> {
+    layout_under(layers, group, (PlaneCodec::Raw, 1.0))
+}
+
+/// The same, a share of the layers under a codec.
+pub(crate) fn layout_under(layers: u16, group: u16, (codec, share): (PlaneCodec, f64)) -> Result<KvLayout> {
     let builder = KvLayout::builder().layers(layers).kv_heads(KV_HEADS as u16).head_dim(HEAD_DIM as u16);
-    Ok(builder.group_tokens(group).fingerprint([0x5b; 32]).build()?)
+    Ok(builder.group_tokens(group).codec(codec).codec_share(share).fingerprint([0x5b; 32]).build()?)
 }
 
 /// Random finite f16 elements to take keys and values from, a different stretch every time.

@@ -139,7 +139,7 @@ fn select_is_compared_with_memory() {
 
 #[test]
 fn every_method_selects() {
-    let methods = "records,quest,leoam,shadowkv,signs,oracle,kvswap:8,infinigen:8,tck:64";
+    let methods = "records,quest,leoam,shadowkv,signs,oracle,kvswap:8,infinigen:8,infinigen:32,tck:64";
     let found = results(&[
         "select",
         "--tokens",
@@ -160,6 +160,18 @@ fn every_method_selects() {
     assert_eq!(found.len(), 2 * methods.split(',').count() - 1);
     for result in &found {
         assert_positive(result, &["p50_us", "tokens_per_us", "summary_bytes", "ratio_memory"]);
+        // What is scanned of 512 tokens of 1024 joint elements in 64 groups, not what their memory has room for.
+        let expected = match result["method"].as_str().expect("a method") {
+            "records" | "quest" | "leoam" => 64 * 2 * 1024 * 2,
+            "shadowkv" => 64 * (1024 * 2 + 4),
+            "signs" => 512 * 8 * (16 + 2),
+            "oracle" => 512 * 1024 * 2,
+            "kvswap:8" | "infinigen:8" => 512 * 128 * 2,
+            "infinigen:32" => 512 * 32 * 2,
+            "tck:64" => 512 * 8,
+            other => panic!("{other}"),
+        };
+        assert_eq!(result["summary_bytes"].as_u64(), Some(expected), "{result}");
     }
 }
 

@@ -105,7 +105,7 @@ pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
     SequenceOptions, StoreOptions, Summary,
 };
-pub use read::{AttendOptions, EventWaker, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
+pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
 pub use select::{Planes, SelectOptions, View};
 pub use sequence::{Sequence, SequenceReader};
@@ -114,7 +114,7 @@ pub use store::{
     Usage,
 };
 pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
-pub use stratakv_format::{DType, DeviceIndex, SequenceId};
+pub use stratakv_format::{DType, DeviceIndex, PlaneCodec, SequenceId};
 pub use transfer::{Exported, ImportOptions};
 
 /// The README's example is compiled and run.

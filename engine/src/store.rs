@@ -43,6 +43,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_REPLICAS};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::{SLOTS, STATE_CLOSED, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, LayoutId, PAGE_BYTES, SequenceId};
@@ -240,9 +241,9 @@ impl Store {
         if sequence.layout() == layout {
             return Ok(sequence);
         }
-        let theirs = sequence.layout();
-        let what = if theirs.raw().fingerprint == layout.raw().fingerprint { "geometry" } else { "fingerprint" };
-        let text = format!("sequence {key:?} was written with another {what}: another model, dtype or group size");
+        let what = layout.difference(sequence.layout().raw());
+        let text =
+            format!("sequence {key:?} was written with another {what}: another model, dtype, group size or codec");
         Err(Error::new(ErrorKind::LayoutMismatch, text))
     }
 
@@ -435,7 +436,10 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     let catalog = &replayed.catalog;
     let copies = catalog.frames.values().any(|frame| frame.copies() > 1)
         || catalog.sequences.values().any(|sequence| sequence.replicas > 1);
-    devices.replicas.fetch_or(copies, Ordering::Relaxed);
+    let codecs = catalog.layouts.values().any(|layout| layout.raw().is_encoded());
+    let features = [(copies, INCOMPAT_REPLICAS), (codecs, INCOMPAT_CODECS)];
+    let features = features.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit);
+    devices.incompat.fetch_or(features, Ordering::Relaxed);
     let account = replayed.catalog.memory_bytes();
     if options.read_only {
         check_account(account, memory)?;
@@ -568,6 +572,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         lazy: Mutex::new(lazy),
         repairing: Mutex::default(),
         adapters: Mutex::default(),
+        held_adapters: Mutex::default(),
         devices,
         cache,
         health: StoreCounters::default(),

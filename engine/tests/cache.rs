@@ -194,3 +194,30 @@ fn blocks_of_several_sizes_share_a_cache() {
         last = status.admitted;
     }
 }
+
+#[test]
+fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = CacheOptions::new(ByteSize::mib(2)).policy(COST);
+    let store = options(dir.path()).cache(cache).open().unwrap();
+    let mut writer = store.create_sequence(&layout(), SequenceOptions::new().key("s")).unwrap();
+    append(&mut writer, 500 * GROUP, 1);
+    writer.commit(Durability::Sync).unwrap();
+    drop(writer);
+    let mut writer = store.open_sequence("s").unwrap();
+    let reader = writer.reader().unwrap();
+    let (own, others): (Vec<u64>, Vec<u64>) = ((0..200).collect(), (200..400).collect());
+    for step in 0..6 {
+        append(&mut writer, 1, step);
+        attended(&store, &writer.select_groups(0, &own).unwrap());
+        attended(&store, &reader.select_groups(0, &others).unwrap());
+    }
+    let before = store.status().cache.unwrap();
+    assert_eq!((before.admitted, before.evicted), (400, 0));
+    // What was asked for in every step does not go for what is asked for once, by somebody who has just come.
+    let late = writer.reader().unwrap();
+    attended(&store, &late.select_groups(0, &(400..500).collect::<Vec<u64>>()).unwrap());
+    let after = store.status().cache.unwrap();
+    assert_eq!(after.evicted, 0, "{after:?}");
+    assert!(after.refused > 0, "{after:?}");
+}

@@ -327,3 +327,44 @@ fn memory_that_is_not_there_is_an_error_and_all_is_as_it_was() {
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
     assert_eq!(store.status().memory.used_bytes, before);
 }
+
+#[test]
+fn exact_keys_leave_the_account_with_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = committed(&store, 400);
+    let used = || {
+        let memory = store.status().memory;
+        let summaries = memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::Summaries);
+        summaries.map(|of| of.used_bytes).unwrap()
+    };
+    let before = used();
+    sequence.rebuild_keys(&RebuildOptions::default()).unwrap();
+    append(&mut sequence, 400..800);
+    assert!(used() > before + 400 * WIDTH * 2);
+    sequence.forget_keys();
+    assert_eq!((used(), sequence.rebuilt_bytes()), (before, 0));
+}
+
+#[test]
+fn keys_beyond_what_a_basis_can_hold_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let layout = layout.dtype(stratakv::DType::F32).rope(Rope::new(DIM as u16, 10_000.0)).build().unwrap();
+    for (magnitude, good) in [(1e10, true), (1e18, false), (1e19, false), (1e30, false), (3e38, false)] {
+        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
+        let rows: Vec<f32> = (0..20 * GROUP * WIDTH).map(|i| ((i * 7919) % 101) as f32 / 101.0 * magnitude).collect();
+        let values = vec![0.5; rows.len()];
+        let view = |rows| TensorView::token_major(rows, 20 * GROUP, HEADS, DIM);
+        sequence.append(0, view(&rows), view(&values)).unwrap();
+        let rebuilt = sequence.rebuild_keys(&RebuildOptions::default());
+        match good {
+            true => rebuilt.unwrap(),
+            false => {
+                assert_eq!(rebuilt.unwrap_err().kind(), ErrorKind::InvalidArgument, "{magnitude}");
+                assert_eq!(sequence.rebuilt_bytes(), 0);
+            }
+        }
+    }
+}

@@ -93,12 +93,12 @@ fn blocks_lie_in_the_region(driver: DriverChoice) {
         let blocks = batch.get(0).unwrap();
         for nth in 0..view.groups().count() {
             let (keys, values) = blocks.group(nth).unwrap();
-            assert_eq!((keys, values), plain.group(nth).unwrap());
+            assert_eq!((keys.clone(), values.clone()), plain.group(nth).unwrap());
             for plane in [keys, values] {
-                let at = region.offset_of(plane).expect("a plane in the region");
-                assert!(&memory.bytes()[at..at + plane.len()] == plane);
+                let at = region.offset_of(&plane).expect("a plane in the region");
+                assert!(memory.bytes()[at..at + plane.len()] == *plane);
             }
-            assert_eq!(region.offset_of(plain.group(nth).unwrap().0), None);
+            assert_eq!(region.offset_of(&plain.group(nth).unwrap().0), None);
         }
         assert!(region.in_use() >= view.groups().count() * BLOCK);
         drop(batch);
@@ -147,7 +147,7 @@ fn a_region_that_is_full_is_waited_for_and_one_that_is_too_small_refused() {
     let releasing = std::thread::spawn(move || drop(first));
     let batch = second.wait().unwrap();
     releasing.join().unwrap();
-    assert!(region.offset_of(batch.get(0).unwrap().group(0).unwrap().0).is_some());
+    assert!(region.offset_of(&batch.get(0).unwrap().group(0).unwrap().0).is_some());
 }
 
 /// Counts how often it was woken.

@@ -55,7 +55,7 @@ fn identity() -> Arc<Adapter> {
     let width = HEADS * DIM;
     let mut matrix = vec![0.0; width * width];
     (0..width).for_each(|i| matrix[i * width + i] = 1.0);
-    let layer = || LayerAdapter::LowRank(LowRankAdapter::new(width, width, matrix.clone()).unwrap());
+    let layer = || LayerAdapter::from(LowRankAdapter::new(width, width, matrix.clone()).unwrap());
     Arc::new(Adapter::new("identity", 1, vec![layer(), layer()]).unwrap())
 }
 

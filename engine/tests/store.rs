@@ -306,7 +306,7 @@ fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
             let (k, v) = batch.get(0).unwrap().group(nth).unwrap();
             for token in 0..group {
                 let t = at as usize * group + token;
-                for (plane, bytes) in [(0, k), (1, v)] {
+                for (plane, bytes) in [(0, &k), (1, &v)] {
                     let want = values(layer + model[t] * 10, t, plane);
                     for head in 0..KV_HEADS {
                         for i in 0..DIM {

@@ -13,7 +13,7 @@ pub const VERSION_MINOR: u16 = 1;
 pub const INCOMPAT_EXPERIMENTAL: u64 = 1 << 0;
 /// Incompatible feature, room kept: cluster pools.
 pub const INCOMPAT_POOLS: u64 = 1 << 1;
-/// Incompatible feature, room kept: codecs other than raw.
+/// Incompatible feature: layouts may name codecs other than raw.
 pub const INCOMPAT_CODECS: u64 = 1 << 2;
 /// Incompatible feature: frames have copies on other devices.
 pub const INCOMPAT_REPLICAS: u64 = 1 << 3;
@@ -23,7 +23,7 @@ pub const INCOMPAT_KEYED: u64 = 1 << 4;
 pub const INCOMPAT_ENCRYPTION: u64 = 1 << 5;
 
 /// Incompatible features this code knows.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL | INCOMPAT_REPLICAS;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL | INCOMPAT_CODECS | INCOMPAT_REPLICAS;
 /// Features this code must know to write, but not to read.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 
@@ -61,11 +61,29 @@ impl Features {
         }
     }
 
+    /// The same with these incompatible features.
+    #[must_use]
+    pub fn with(mut self, incompat: u64) -> Self {
+        self.incompat = U64::new(self.incompat.get() | incompat);
+        self
+    }
+
     /// The same with the feature of copies.
     #[must_use]
-    pub fn with_replicas(mut self) -> Self {
-        self.incompat = U64::new(self.incompat.get() | INCOMPAT_REPLICAS);
-        self
+    pub fn with_replicas(self) -> Self {
+        self.with(INCOMPAT_REPLICAS)
+    }
+
+    /// The same with the feature of codecs.
+    #[must_use]
+    pub fn with_codecs(self) -> Self {
+        self.with(INCOMPAT_CODECS)
+    }
+
+    /// Whether layouts may name codecs other than raw.
+    #[must_use]
+    pub fn has_codecs(&self) -> bool {
+        self.incompat.get() & INCOMPAT_CODECS != 0
     }
 
     /// Whether frames may have copies.

@@ -1,5 +1,6 @@
 //! The layout of a sequence: geometry per layer. It stands in the manifest and in every frame header.
 
+use crate::codec::{PlaneCodec, PlaneShape};
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::page::{PAGE_BYTES, round_up_to_page};
@@ -31,6 +32,8 @@ pub const LAYER_SLIDING: u8 = 2;
 pub const FLAG_PADDED_PLANES: u8 = 1;
 /// Layout flag: records of rotations stand behind the layers.
 pub const FLAG_ROPE: u8 = 2;
+/// Layout flag: codecs of the layers stand behind the rotations.
+pub const FLAG_CODECS: u8 = 4;
 
 /// Front of an encoded layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -44,7 +47,7 @@ pub struct RawLayoutHeader {
     pub group_tokens: U16,
     /// [`DType`].
     pub dtype: u8,
-    /// [`FLAG_PADDED_PLANES`], [`FLAG_ROPE`].
+    /// [`FLAG_PADDED_PLANES`], [`FLAG_ROPE`], [`FLAG_CODECS`].
     pub flags: u8,
     /// Records of rotations; 0 without [`FLAG_ROPE`].
     pub ropes: u8,
@@ -72,7 +75,18 @@ pub struct RawLayer {
     pub window: U32,
 }
 
+/// How the planes of one layer's groups are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawCodecs {
+    /// [`PlaneCodec`] of K planes.
+    pub keys: u8,
+    /// [`PlaneCodec`] of V planes; raw where there are none.
+    pub values: u8,
+}
+
 const _: () = assert!(size_of::<RawLayoutHeader>() == 48);
+const _: () = assert!(size_of::<RawCodecs>() == 2);
 const _: () = assert!(size_of::<RawLayer>() == 12);
 
 /// Geometry of one layer.
@@ -88,7 +102,12 @@ pub struct LayerGeometry {
     pub window: Option<u32>,
     /// How its keys were rotated, where the layout says so.
     pub rope: Option<Rope>,
+    /// How the K and the V plane of its groups are stored.
+    pub codecs: [PlaneCodec; 2],
 }
+
+/// No codec: both planes as they are.
+pub const RAW_PLANES: [PlaneCodec; 2] = [PlaneCodec::Raw; 2];
 
 impl LayerGeometry {
     /// Whether the layer has keys and values at all.
@@ -107,6 +126,18 @@ impl LayerGeometry {
     #[must_use]
     pub const fn value_elements(&self) -> usize {
         self.kv_heads as usize * self.value_dim as usize
+    }
+
+    /// Whether a plane of its groups is stored otherwise than as it is.
+    #[must_use]
+    pub fn is_encoded(&self) -> bool {
+        self.codecs != RAW_PLANES
+    }
+
+    /// The codecs as a descriptor of its groups says them.
+    #[must_use]
+    pub const fn codec_code(&self) -> u16 {
+        self.codecs[0].code() as u16 | (self.codecs[1].code() as u16) << 8
     }
 
     /// Planes of a block: K and V, or K alone.
@@ -174,12 +205,35 @@ impl BlockGeometry {
 }
 
 impl Layout {
-    /// Block geometry of a layer with KV.
+    /// The shape of a plane of a layer's groups: 0 = K, 1 = V.
+    #[must_use]
+    pub fn plane_shape(&self, layer: &LayerGeometry, plane: usize) -> PlaneShape {
+        let dims = usize::from(if plane == 0 { layer.key_dim } else { layer.value_dim });
+        let (heads, tokens) = (usize::from(layer.kv_heads), usize::from(self.group_tokens));
+        PlaneShape { plane, heads, tokens, dims, dtype: self.dtype }
+    }
+
+    /// Whether a plane of some layer is stored otherwise than as it is.
+    #[must_use]
+    pub fn is_encoded(&self) -> bool {
+        self.layers.iter().any(LayerGeometry::is_encoded)
+    }
+
+    /// Block geometry of a layer with KV, as its groups are stored.
     #[must_use]
     pub fn block(&self, layer: &LayerGeometry) -> BlockGeometry {
-        let tokens = self.group_tokens as usize;
-        let key_bytes = layer.key_elements() * tokens * self.dtype.bytes();
-        let value_bytes = layer.value_elements() * tokens * self.dtype.bytes();
+        let [key_bytes, value_bytes] = [0, 1].map(|plane| layer.codecs[plane].bytes(&self.plane_shape(layer, plane)));
+        self.geometry(key_bytes, value_bytes)
+    }
+
+    /// Block geometry of a layer with KV whose planes are as they are: what [`Self::block`] is without codecs.
+    #[must_use]
+    pub fn plain_block(&self, layer: &LayerGeometry) -> BlockGeometry {
+        let [key_bytes, value_bytes] = [0, 1].map(|plane| self.plane_shape(layer, plane).bytes());
+        self.geometry(key_bytes, value_bytes)
+    }
+
+    fn geometry(&self, key_bytes: usize, value_bytes: usize) -> BlockGeometry {
         let value_offset = if self.padded_planes && value_bytes > 0 { round_up_to_page(key_bytes) } else { key_bytes };
         let block_bytes = value_offset + value_bytes;
         let blocks_per_page = if block_bytes < PAGE_BYTES && block_bytes > 0 { PAGE_BYTES / block_bytes } else { 0 };
@@ -215,6 +269,14 @@ impl Layout {
                 if layer.key_dim != 0 || layer.value_dim != 0 || layer.window.is_some() || layer.rope.is_some() {
                     return Err(FormatError::range("head dim of a layer without KV", at, 0, u64::from(layer.key_dim)));
                 }
+                if layer.is_encoded() {
+                    return Err(FormatError::range(
+                        "codec of a layer without KV",
+                        at,
+                        0,
+                        u64::from(layer.codec_code()),
+                    ));
+                }
                 continue;
             }
             if layer.key_dim == 0 || layer.key_dim > HEAD_DIM_MAX {
@@ -234,9 +296,22 @@ impl Layout {
                     return Err(FormatError::range("rotated dims", at + 7, u64::from(layer.key_dim), end));
                 }
             }
-            let bytes = self.block(layer).block_bytes;
+            // As it is in memory: no codec makes it longer.
+            let bytes = self.plain_block(layer).block_bytes;
             if bytes > BLOCK_BYTES_MAX {
                 return Err(FormatError::range("block bytes", at, BLOCK_BYTES_MAX as u64, bytes as u64));
+            }
+            for plane in 0..2 {
+                let (codec, shape) = (layer.codecs[plane], self.plane_shape(layer, plane));
+                if !codec.suits(&shape) {
+                    let (bound, found) = (shape.bytes() / 20 * 19, codec.bytes(&shape));
+                    return Err(FormatError::range(
+                        "codec of a plane that it does not shrink",
+                        at,
+                        bound as u64,
+                        found as u64,
+                    ));
+                }
             }
         }
         let ropes = self.ropes().len();
@@ -261,19 +336,20 @@ impl Layout {
     /// Bytes of the encoded layout.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
-        encoded_bytes(self.layers.len(), self.ropes().len())
+        encoded_bytes(self.layers.len(), self.ropes().len(), self.is_encoded())
     }
 
     /// Appends the encoded layout. The layout must pass [`Layout::check`]; fields beyond their type are cut.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let ropes = self.ropes();
         let header = RawLayoutHeader {
-            bytes: U32::new(encoded_bytes(self.layers.len(), ropes.len()) as u32),
+            bytes: U32::new(self.encoded_bytes() as u32),
             layers: U16::new(self.layers.len() as u16),
             group_tokens: U16::new(self.group_tokens),
             dtype: self.dtype.code(),
             flags: if self.padded_planes { FLAG_PADDED_PLANES } else { 0 }
-                | if ropes.is_empty() { 0 } else { FLAG_ROPE },
+                | if ropes.is_empty() { 0 } else { FLAG_ROPE }
+                | if self.is_encoded() { FLAG_CODECS } else { 0 },
             ropes: ropes.len() as u8,
             reserved: [0; 5],
             fingerprint: self.fingerprint,
@@ -298,12 +374,15 @@ impl Layout {
         for rope in ropes {
             out.extend_from_slice(rope.to_raw().as_bytes());
         }
+        if self.is_encoded() {
+            out.extend(self.layers.iter().flat_map(|layer| layer.codecs.map(PlaneCodec::code)));
+        }
     }
 
     /// Reads the layout at the front of `bytes`.
     ///
     /// # Errors
-    /// Too few bytes, an unknown dtype, flag, layer kind, pairing or scaling, or a value out of range.
+    /// Too few bytes, an unknown dtype, flag, layer kind, pairing, scaling or codec, or a value out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let Ok((header, rest)) = RawLayoutHeader::ref_from_prefix(bytes) else {
             return Err(FormatError::truncated("layout", size_of::<RawLayoutHeader>(), bytes.len()));
@@ -312,15 +391,16 @@ impl Layout {
         let Some(dtype) = DType::from_code(header.dtype) else {
             return Err(FormatError::new(FormatErrorCode::Unsupported, "dtype", 8, 3, u64::from(header.dtype)));
         };
-        if header.flags & !(FLAG_PADDED_PLANES | FLAG_ROPE) != 0 {
+        if header.flags & !(FLAG_PADDED_PLANES | FLAG_ROPE | FLAG_CODECS) != 0 {
             let flags = u64::from(header.flags);
-            return Err(FormatError::new(FormatErrorCode::Unsupported, "layout flags", 9, 3, flags));
+            return Err(FormatError::new(FormatErrorCode::Unsupported, "layout flags", 9, 7, flags));
         }
         let (count, rope_count) = (usize::from(header.layers.get()), usize::from(header.ropes));
         if (header.flags & FLAG_ROPE != 0) != (rope_count > 0) {
             return Err(FormatError::range("rotations", 10, 0, rope_count as u64));
         }
-        let expected = encoded_bytes(count, rope_count);
+        let has_codecs = header.flags & FLAG_CODECS != 0;
+        let expected = encoded_bytes(count, rope_count, has_codecs);
         if header.bytes.get() as usize != expected {
             return Err(FormatError::range("layout bytes", 0, expected as u64, u64::from(header.bytes.get())));
         }
@@ -328,7 +408,9 @@ impl Layout {
         let Ok((raw, rest)) = <[RawLayer]>::ref_from_prefix_with_elems(rest, count) else {
             return Err(FormatError::truncated("layout", expected, bytes.len()));
         };
-        let ropes = decode_ropes(rest, rope_count, encoded_bytes(count, 0))?;
+        let ropes = decode_ropes(rest, rope_count, encoded_bytes(count, 0, false))?;
+        let codecs_at = encoded_bytes(count, rope_count, false);
+        let codecs = if has_codecs { decode_codecs(bytes, count, codecs_at)? } else { Vec::new() };
         // Rotations stand once, in the order of the first layer with them: equal layouts are equal bytes.
         let mut seen = 0;
         let mut layers = Vec::with_capacity(count);
@@ -357,6 +439,7 @@ impl Layout {
                 value_dim: layer.value_dim.get(),
                 window,
                 rope: rope.checked_sub(1).map(|at| ropes[at]),
+                codecs: codecs.get(index).copied().unwrap_or(RAW_PLANES),
             });
         }
         if seen != rope_count {
@@ -369,14 +452,35 @@ impl Layout {
             fingerprint: header.fingerprint,
             layers,
         };
+        if has_codecs && !layout.is_encoded() {
+            return Err(FormatError::range("codecs", codecs_at, 1, 0));
+        }
         layout.check()?;
         Ok(layout)
     }
 }
 
 /// Bytes of an encoded layout.
-const fn encoded_bytes(layers: usize, ropes: usize) -> usize {
-    size_of::<RawLayoutHeader>() + layers * size_of::<RawLayer>() + ropes * size_of::<RawRope>()
+const fn encoded_bytes(layers: usize, ropes: usize, codecs: bool) -> usize {
+    let codecs = if codecs { layers * size_of::<RawCodecs>() } else { 0 };
+    size_of::<RawLayoutHeader>() + layers * size_of::<RawLayer>() + ropes * size_of::<RawRope>() + codecs
+}
+
+/// The codecs of the layers, which stand from `base` on.
+fn decode_codecs(bytes: &[u8], count: usize, base: usize) -> Result<Vec<[PlaneCodec; 2]>, FormatError> {
+    let there = bytes.get(base..).and_then(|rest| <[RawCodecs]>::ref_from_prefix_with_elems(rest, count).ok());
+    let Some((raw, _)) = there else {
+        return Err(FormatError::truncated("layout", base + count * size_of::<RawCodecs>(), bytes.len()));
+    };
+    let known = |(index, raw): (usize, &RawCodecs)| {
+        let codec = |code: u8, at: usize| {
+            let at = base + index * size_of::<RawCodecs>() + at;
+            PlaneCodec::from_code(code)
+                .ok_or_else(|| FormatError::new(FormatErrorCode::Unsupported, "codec", at, 2, u64::from(code)))
+        };
+        Ok([codec(raw.keys, 0)?, codec(raw.values, 1)?])
+    };
+    raw.iter().enumerate().map(known).collect()
 }
 
 /// The records of rotations at the front of `bytes`, which stand from `base` on; no two are equal.

@@ -12,6 +12,7 @@ extern crate alloc;
 const _: () = assert!(usize::BITS >= 64);
 
 pub mod checksum;
+pub mod codec;
 pub mod dtype;
 pub mod error;
 pub mod export;
@@ -27,6 +28,7 @@ pub mod superblock;
 pub mod verify;
 
 pub use checksum::{PayloadChecksum, PlaneIdentity};
+pub use codec::PlaneCodec;
 pub use dtype::DType;
 pub use error::FormatError;
 pub use ids::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};

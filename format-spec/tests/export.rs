@@ -11,7 +11,7 @@ use stratakv_format::export::{
 };
 use stratakv_format::features::Features;
 use stratakv_format::frame::SUMMARY_MIN_MAX;
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::page::{PAGE_CRC_OFFSET, SECTOR_BYTES};
 use stratakv_format::{DType, PAGE_BYTES, Unverified};
 use zerocopy::IntoBytes;
@@ -28,8 +28,14 @@ fn golden() -> PathBuf {
 
 /// Two groups of four and a tail of one; a layer of two planes, one without KV, one without values.
 fn layout() -> Layout {
-    let layer =
-        |kv_heads, key_dim, value_dim, window| LayerGeometry { kv_heads, key_dim, value_dim, window, rope: None };
+    let layer = |kv_heads, key_dim, value_dim, window| LayerGeometry {
+        kv_heads,
+        key_dim,
+        value_dim,
+        window,
+        rope: None,
+        codecs: RAW_PLANES,
+    };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,

@@ -1,6 +1,7 @@
 //! Golden files: each is read completely and written again byte for byte. They are never written anew; a new version of
 //! the format gets a new directory beside the old ones.
 
+mod codecs;
 mod copies;
 mod golden_store;
 mod planes;

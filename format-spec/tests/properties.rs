@@ -10,12 +10,12 @@ use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
 use stratakv_format::frame::{Descriptor, FramePlace, FrameView, HeaderBuilder, header_bytes};
 use stratakv_format::ids::{FrameId, LayoutId, RawLocation, SequenceId};
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, Record, Records, encode_record};
 use stratakv_format::rope::{Rope, RopeScaling};
 use stratakv_format::segment::{self, SegmentPage};
 use stratakv_format::superblock::{self, SLOTS, Slot};
-use stratakv_format::{DType, DeviceIndex, FormatError, Location, PAGE_BYTES, SegmentId, Unverified};
+use stratakv_format::{DType, DeviceIndex, FormatError, Location, PAGE_BYTES, PlaneCodec, SegmentId, Unverified};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -42,22 +42,34 @@ fn layer() -> impl Strategy<Value = LayerGeometry> {
     let with_kv = (1..=16_u16, 1..=256_u16, 0..=256_u16, proptest::option::of(1..=u32::MAX), rope()).prop_map(
         |(kv_heads, key_dim, value_dim, window, rope)| {
             let rope = rope.filter(|rope| rope.first() + rope.dims() <= usize::from(key_dim));
-            LayerGeometry { kv_heads, key_dim, value_dim, window, rope }
+            LayerGeometry { kv_heads, key_dim, value_dim, window, rope, codecs: RAW_PLANES }
         },
     );
-    let without = Just(LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None });
+    let without =
+        Just(LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None, codecs: RAW_PLANES });
     prop_oneof![4 => with_kv, 1 => without]
 }
 
 /// Layouts that pass their check (the first layer always has KV; blocks over the limit are cut down).
 fn layout() -> impl Strategy<Value = Layout> {
     let layers = proptest::collection::vec(layer(), 0..8);
-    (dtype(), 1..=128_u16, any::<bool>(), any::<[u8; 32]>(), layers).prop_map(
-        |(dtype, group_tokens, padded_planes, fingerprint, mut layers)| {
-            layers.insert(0, LayerGeometry { kv_heads: 2, key_dim: 64, value_dim: 64, window: None, rope: None });
+    let codecs = proptest::option::of(any::<[[u8; 2]; 8]>());
+    (dtype(), 1..=128_u16, any::<bool>(), any::<[u8; 32]>(), layers, codecs).prop_map(
+        |(dtype, group_tokens, padded_planes, fingerprint, mut layers, codecs)| {
+            layers.insert(
+                0,
+                LayerGeometry { kv_heads: 2, key_dim: 64, value_dim: 64, window: None, rope: None, codecs: RAW_PLANES },
+            );
             let mut layout = Layout { dtype, group_tokens, padded_planes, fingerprint, layers };
             while layout.check().is_err() {
                 layout.group_tokens /= 2;
+            }
+            for (at, codecs) in codecs.iter().flatten().enumerate().take(layout.layers.len()) {
+                for (plane, code) in codecs.iter().enumerate() {
+                    let shape = layout.plane_shape(&layout.layers[at], plane);
+                    let codec = PlaneCodec::from_code(code % 3).unwrap_or_default();
+                    layout.layers[at].codecs[plane] = if codec.suits(&shape) { codec } else { PlaneCodec::Raw };
+                }
             }
             layout
         },
@@ -314,7 +326,7 @@ proptest! {
             let bytes = layout.block(&layout.layers[layer]).extent_bytes(pieces as usize) as u64;
             let count = pieces * planes(layer) as u32;
             descriptors.push(Descriptor {
-                kind: U16::new(1), layer: U16::new(layer as u16), codec: U16::new(0), summary: U16::new(0),
+                kind: U16::new(1), layer: U16::new(layer as u16), codec: U16::new(layout.layers[layer].codec_code()), summary: U16::new(0),
                 first_token: U64::new(first_group * group), tokens: U32::new(pieces * group as u32),
                 pieces: U32::new(pieces), offset: U64::new(offset), bytes: U64::new(bytes),
                 checksum_first: U32::new(first), checksum_count: U32::new(count), element: 0, cipher: 0,

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{offset_of, size_of};
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
+use stratakv_format::codec::{self, PlaneShape};
 use stratakv_format::ids::RawLocation;
-use stratakv_format::layout::{self, LayerGeometry, Layout, RawLayer, RawLayoutHeader};
+use stratakv_format::layout::{self, LayerGeometry, Layout, RawCodecs, RawLayer, RawLayoutHeader};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::rope::{self, RawRope};
 use stratakv_format::{DType, SequenceId, export, features as f, frame, page, segment, superblock};
@@ -110,6 +111,7 @@ fn in_code() -> BTreeMap<String, (usize, Vec<Row>)> {
         Superseded: m::Superseded { generation, nonce }
         RawLayoutHeader: RawLayoutHeader { bytes, layers, group_tokens, dtype, flags, ropes, reserved, fingerprint }
         RawLayer: RawLayer { kv_heads, key_dim, value_dim, kind, rope, window }
+        RawCodecs: RawCodecs { keys, values }
         RawRope: RawRope { first, dims, pairing, scaling, reserved, theta, factor, low, high, original }
         SegmentPage: segment::SegmentPage {
             magic, features, store_id, generation, nonce, created_unix_s, segment, pages, device, kind, position, reserved,
@@ -252,6 +254,7 @@ fn codes_are_those_of_the_code() {
         ("codes layer kind", names![layout::LAYER_NONE, layout::LAYER_FULL, layout::LAYER_SLIDING]),
         ("codes pairing", names![rope::PAIRING_HALVES, rope::PAIRING_INTERLEAVED]),
         ("codes scaling", names![rope::SCALING_NONE, rope::SCALING_LINEAR, rope::SCALING_LLAMA3]),
+        ("codes codec", names![codec::CODEC_RAW, codec::CODEC_INT8, codec::CODEC_INT4]),
         ("codes segment kind", names![segment::KIND_LOG, segment::KIND_POOL]),
         ("codes segment position", names![segment::POSITION_HEADER, segment::POSITION_TRAILER]),
         (
@@ -313,8 +316,8 @@ fn codes_are_those_of_the_code() {
         assert!(held || !heading.starts_with("codes "), "no test holds {heading}");
     }
     assert_eq!(
-        (m::FLAG_IGNORABLE, layout::FLAG_PADDED_PLANES, layout::FLAG_ROPE, frame::CODEC_RAW, frame::SUMMARY_MIN_MAX),
-        (1, 1, 2, 0, 1)
+        (m::FLAG_IGNORABLE, layout::FLAG_PADDED_PLANES, layout::FLAG_ROPE, layout::FLAG_CODECS, frame::SUMMARY_MIN_MAX),
+        (1, 1, 2, 4, 1)
     );
     assert_eq!((f::VERSION_MAJOR, f::VERSION_MINOR, page::PAGE_CRC_OFFSET), (0, 1, 508));
 }
@@ -382,6 +385,7 @@ fn block_examples_are_right() {
             value_dim: n(2) as u16,
             window: None,
             rope: None,
+            codecs: layout::RAW_PLANES,
         };
         let layout = Layout {
             dtype,
@@ -395,6 +399,22 @@ fn block_examples_are_right() {
         let found = [block.key_bytes, block.value_offset, block.value_bytes, block.block_bytes, block.blocks_per_page];
         assert_eq!(found, [n(6), n(7), n(8), n(9), n(10)], "{row:?}");
         assert_eq!((block.block_offset(5), block.extent_bytes(6)), (n(11), n(12)), "{row:?}");
+    }
+}
+
+#[test]
+fn codec_examples_are_right() {
+    use stratakv_format::PlaneCodec;
+    let (_, rows) = tables(SPEC).into_iter().find(|(h, _)| h == "examples codecs").expect("examples");
+    for row in rows {
+        let n = |index: usize| number(&row[index]) as usize;
+        let dtype = [DType::F32, DType::F16, DType::Bf16].into_iter().find(|d| d.name() == row[4]).expect("a dtype");
+        let plane = ["K", "V"].iter().position(|plane| *plane == row[0]).expect("a plane");
+        let shape = PlaneShape { plane, heads: n(1), tokens: n(2), dims: n(3), dtype };
+        for (codec, column) in [(PlaneCodec::Int8, 6), (PlaneCodec::Int4, 7)] {
+            assert_eq!((shape.bytes(), codec.bytes(&shape)), (n(5), n(column)), "{row:?}");
+            assert_eq!(codec.suits(&shape), row[column + 2] == "yes", "{row:?}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! An exported sequence (SPEC.md section 17), read from front to back by itself: no store, nothing of the engine.
 
 use crate::finding::{Code, FilePlace, Finding, Sink};
+use crate::planes;
 use crate::{CheckError, EXIT_CLEAN, Options, Progress, Report, Severity};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -14,7 +15,7 @@ use stratakv_format::export::{
     PIECE_TOKEN_IDS, PieceHeader, piece_checksum,
 };
 use stratakv_format::layout::{LayerGeometry, Layout};
-use stratakv_format::{DType, PAGE_BYTES, Unverified};
+use stratakv_format::{DType, PAGE_BYTES, PlaneCodec, Unverified};
 use zerocopy::FromBytes;
 
 /// What the file says it holds.
@@ -332,22 +333,31 @@ impl<R: Read> Walk<'_, R> {
         let sealed = tokens - tokens % group;
         let element = layout.dtype.bytes();
         let (key, value) = (layer.key_elements() * element, layer.value_elements() * element);
+        let stored = layout.block(layer);
+        let block = stored.key_bytes + stored.value_bytes;
         let mut first = 0;
         while first < sealed {
             let (header, start, right) = self.next(PIECE_GROUPS)?;
             let count = u64::from(header.tokens.get());
             let whole = count > 0 && count.is_multiple_of(group) && count <= sealed - first;
             let fits = usize::from(header.layer.get()) == index && header.first.get() == first && whole;
-            if !fits || u64::from(header.bytes.get()) != count * (key + value) as u64 {
+            if !fits || u64::from(header.bytes.get()) != count / group * block as u64 {
                 let text = format!("groups of layer {index} from token {first} on are due");
                 return Err(self.stop(Code::ExportOrder, text, start));
             }
-            if right {
-                self.finite(layout, &header, start);
-            }
+            let right = match layer.is_encoded() {
+                true => right && self.decodable(layout, layer, &header, start),
+                false => {
+                    if right {
+                        self.finite(layout, &header, start);
+                    }
+                    right
+                }
+            };
             if summaries {
-                let block = (key + value) * group as usize;
-                let keys = self.piece.chunks_exact(block).map(|block| block[..key * group as usize].to_vec());
+                let keys = self.piece.chunks_exact(block).map(|block| {
+                    planes::decoded(layer.codecs[0], &layout.plane_shape(layer, 0), &block[..stored.key_bytes])
+                });
                 let keys: Vec<Vec<u8>> = if right { keys.collect() } else { Vec::new() };
                 self.summary(layout, &header, layer, &keys)?;
             }
@@ -374,22 +384,34 @@ impl<R: Read> Walk<'_, R> {
         Ok(())
     }
 
+    /// The ranges of encoded planes are finite, and so are the elements of the others.
+    fn decodable(&self, layout: &Layout, layer: &LayerGeometry, header: &PieceHeader, start: u64) -> bool {
+        let stored = layout.block(layer);
+        let block = stored.key_bytes + stored.value_bytes;
+        let bad = self.piece.chunks_exact(block).enumerate().find_map(|(nth, planes)| {
+            let (keys, values) = planes.split_at(stored.key_bytes);
+            [(0, keys), (stored.key_bytes, values)].into_iter().enumerate().find_map(|(plane, (base, bytes))| {
+                let at = match layer.codecs[plane] {
+                    PlaneCodec::Raw => first_infinite(layout.dtype, bytes),
+                    codec => codec.first_bad(&layout.plane_shape(layer, plane), bytes),
+                };
+                at.map(|at| nth * block + base + at)
+            })
+        });
+        if let Some(at) = bad {
+            let finding = Finding::damage(Code::ExportPiece, "a range or an element is not a finite number");
+            let at = start + (size_of::<PieceHeader>() + at) as u64;
+            self.push(self.of(finding, header), at, layout.dtype.bytes() as u64);
+        }
+        bad.is_none()
+    }
+
     /// Keys and values are finite.
     fn finite(&self, layout: &Layout, header: &PieceHeader, start: u64) {
-        // The exponent of what is not finite is all ones.
-        let (bytes, exponent) = match layout.dtype {
-            DType::F32 => (4, 0x7f80),
-            DType::F16 => (2, 0x7c00),
-            DType::Bf16 => (2, 0x7f80),
-        };
-        let infinite = |element: &[u8]| {
-            let upper = u16::from_le_bytes([element[bytes - 2], element[bytes - 1]]);
-            upper & exponent == exponent
-        };
-        if let Some(nth) = self.piece.chunks_exact(bytes).position(infinite) {
+        if let Some(at) = first_infinite(layout.dtype, &self.piece) {
             let finding = Finding::damage(Code::ExportPiece, "an element is not a finite number");
-            let at = start + (size_of::<PieceHeader>() + nth * bytes) as u64;
-            self.push(self.of(finding, header), at, bytes as u64);
+            let at = start + (size_of::<PieceHeader>() + at) as u64;
+            self.push(self.of(finding, header), at, layout.dtype.bytes() as u64);
         }
     }
 
@@ -428,6 +450,20 @@ impl<R: Read> Walk<'_, R> {
         }
         Ok(())
     }
+}
+
+/// The offset of the first element that is not finite: its exponent is all ones.
+fn first_infinite(dtype: DType, elements: &[u8]) -> Option<usize> {
+    let (bytes, exponent) = match dtype {
+        DType::F32 => (4, 0x7f80),
+        DType::F16 => (2, 0x7c00),
+        DType::Bf16 => (2, 0x7f80),
+    };
+    let infinite = |element: &[u8]| {
+        let upper = u16::from_le_bytes([element[bytes - 2], element[bytes - 1]]);
+        upper & exponent == exponent
+    };
+    elements.chunks_exact(bytes).position(infinite).map(|nth| nth * bytes)
 }
 
 /// A number whose order is that of the float with these bits.

@@ -72,6 +72,8 @@ codes! {
     FrameHeader = "frame-header";
     /// A payload plane does not match its checksum.
     PayloadChecksum = "payload-checksum";
+    /// A plane under a codec, with the right checksum, that cannot be decoded.
+    PayloadCodec = "payload-codec";
     /// A byte between or behind the extents of a frame is not zero.
     Padding = "padding";
     /// A committed token of a layer lies in no frame.

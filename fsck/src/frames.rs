@@ -8,11 +8,12 @@ use crate::report::{Counts, Progress};
 use crate::segments::Job;
 use std::ops::Range;
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
+use stratakv_format::codec::PlaneShape;
 use stratakv_format::frame::{
     CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS,
     KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, tail_plane_bytes,
 };
-use stratakv_format::{PAGE_BYTES, SequenceId};
+use stratakv_format::{PAGE_BYTES, PlaneCodec, SequenceId};
 use zerocopy::IntoBytes;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -274,8 +275,19 @@ impl Payload<'_> {
                         let (offset, bytes) = block.plane(plane);
                         self.zeros(at + offset as u64);
                         let first = whole.first + piece as u64 * u64::from(group);
-                        let (plane, bytes, checksum) = (plane as u16, bytes as u64, checksum.get());
-                        self.plane(nonce, &Plane { first, tokens: group, plane, bytes, checksum, ..whole });
+                        let own = Plane {
+                            first,
+                            tokens: group,
+                            plane: plane as u16,
+                            bytes: bytes as u64,
+                            checksum: checksum.get(),
+                            ..whole
+                        };
+                        if layer.codecs[plane] == PlaneCodec::Raw {
+                            self.plane(nonce, &own);
+                        } else {
+                            self.encoded(nonce, &own, layer.codecs[plane], &layout.plane_shape(layer, plane));
+                        }
                     }
                 }
             }
@@ -364,6 +376,23 @@ impl Payload<'_> {
             let finding = Finding::damage(Code::Padding, "padding is not zero").values(0, u64::from(value));
             let finding = finding.frame(self.frame).sequence(self.origin);
             self.checker.sink.push(finding.at(&self.file.place, first, end - first));
+        }
+    }
+
+    /// Checks a plane under a codec: also that its ranges are numbers.
+    fn encoded(&mut self, nonce: u64, plane: &Plane, codec: PlaneCodec, shape: &PlaneShape) {
+        let start = self.at;
+        let mut stored = Vec::with_capacity(plane.bytes as usize);
+        if !self.plane_with(nonce, plane, |bytes| stored.extend_from_slice(bytes)) {
+            return;
+        }
+        if let Some(at) = codec.first_bad(shape, &stored) {
+            let finding = Finding::damage(Code::PayloadCodec, "a range of an encoded plane is not a finite number");
+            let finding = finding.frame(self.frame).sequence(self.origin).layer(plane.layer);
+            let finding = finding.tokens(plane.first, plane.first.saturating_add(u64::from(plane.tokens)));
+            let finding = finding.plane(["k", "v"][shape.plane.min(1)]);
+            let (at, bytes) = (start + at as u64, shape.dtype.bytes() as u64);
+            self.checker.sink.push(finding.at(&self.file.place, at, bytes));
         }
     }
 

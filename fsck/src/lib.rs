@@ -20,6 +20,7 @@ mod finding;
 mod frames;
 mod io;
 mod manifest;
+mod planes;
 mod replay;
 mod report;
 mod segments;
@@ -198,6 +199,7 @@ fn check_manifest(devices: &Devices, checked: &mut Checked, sink: &Sink) -> Opti
             segment_pages: devices.slot().segment_bytes.get() / PAGE_BYTES as u64,
             generation: generation.number,
             replicas: manifest.replicas,
+            codecs: manifest.codecs,
         };
         let mut replay = Replay::new(bounds, sink);
         for (index, batch_ref) in manifest.batches.iter().enumerate() {

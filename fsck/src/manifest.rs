@@ -42,6 +42,8 @@ pub(crate) struct Manifest {
     pub(crate) batches: Vec<BatchRef>,
     /// Its header has the feature of copies.
     pub(crate) replicas: bool,
+    /// It has the feature of codecs.
+    pub(crate) codecs: bool,
     /// Nothing durable is missing.
     pub(crate) complete: bool,
     pub(crate) bytes: u64,
@@ -74,7 +76,8 @@ struct Deviation {
 /// Compares all copies of a generation from front to end. `None`: no copy is there.
 pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u64>, sink: &Sink) -> Option<Manifest> {
     let (copies, batches) = (Vec::new(), Vec::new());
-    let mut manifest = Manifest { generation, copies, batches, replicas: false, complete: false, bytes: 0 };
+    let mut manifest =
+        Manifest { generation, copies, batches, replicas: false, codecs: false, complete: false, bytes: 0 };
     let mut header: Option<ManifestPage> = None;
     for device in &devices.devices {
         for copy in 0..device.newest.manifest_copies {
@@ -93,6 +96,7 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
         return None;
     }
     manifest.replicas = header.is_none_or(|page| page.features.has_replicas());
+    manifest.codecs = header.is_none_or(|page| page.features.has_codecs());
     let first = match header {
         Some(page) => page.first_batch.get(),
         // Every header page is damaged: the batch behind it says its number itself.

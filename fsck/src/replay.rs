@@ -89,6 +89,8 @@ pub(crate) struct Bounds {
     pub(crate) generation: u64,
     /// The manifest has the feature of copies.
     pub(crate) replicas: bool,
+    /// The manifest has the feature of codecs.
+    pub(crate) codecs: bool,
 }
 
 /// Applies batches in order.
@@ -319,6 +321,9 @@ impl<'a> Replay<'a> {
         check(defined.reserved.get() == 0, reserved)?;
         let layout = Layout::decode(bytes).map_err(|e: FormatError| e.to_string())?;
         check(layout.encoded_bytes() == bytes.len(), || format!("layout {id} has bytes behind its end"))?;
+        check(self.bounds.codecs || !layout.is_encoded(), || {
+            format!("layout {id} has codecs in a store without the feature of codecs")
+        })?;
         self.saw(3, u64::from(id));
         check(self.state.layouts.insert(id, layout).is_none(), || format!("layout {id} exists already"))
     }

@@ -419,3 +419,27 @@ fn reads_and_the_memory_limit() {
     store.close().expect("close");
     assert_clean(&dirs, "in the end");
 }
+
+#[test]
+fn token_ids_beyond_the_memory_are_refused_and_those_before_stay() {
+    let scratch = TempDir::new().unwrap();
+    let dirs = device_dirs(scratch.path(), 1);
+    let options = || small_options(&dirs).memory_limit(ByteSize::mib(8));
+    let store = options().open().unwrap();
+    let mut sequence = create(&store, "s");
+    grow(&mut sequence, 1, 20).unwrap();
+    let ids: Vec<u32> = (0..20).collect();
+    sequence.push_token_ids(&ids).unwrap();
+    let error = sequence.push_token_ids(&vec![7; 4 << 20]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
+    assert_eq!(sequence.token_ids(), ids);
+    grow(&mut sequence, 1, 21).unwrap();
+    sequence.push_token_ids(&[20]).unwrap();
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    store.close().unwrap();
+    let store = options().open().unwrap();
+    let sequence = store.open_sequence("s").unwrap();
+    assert_eq!((sequence.len(), sequence.token_ids().len()), (21, 21));
+    shape().check_all(&store, &sequence, |_| seeds(1, 0..21));
+}

@@ -441,7 +441,7 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
             seen.truncate(view.length() as usize);
             for (nth, group) in view.groups().enumerate() {
                 let [keys, values] = shape.block(layer, &seen[group as usize * 8..][..8]);
-                assert_eq!(batch.get(0).unwrap().group(nth).unwrap(), (&keys[..], &values[..]));
+                assert_eq!(batch.get(0).unwrap().group(nth).unwrap(), (keys[..].into(), values[..].into()));
             }
         }
     }

@@ -184,6 +184,50 @@ fn the_store_with_planes_apart_and_rotations() {
     assert_clean(&dirs, "after it was opened");
 }
 
+#[test]
+fn the_store_with_codecs() {
+    use stratakv::{KvLayout, LayerSpec, PlaneCodec};
+    let root = fast_scratch();
+    let dirs = golden("v0.3/store-codecs", root.path());
+    assert_clean(&dirs, "as it is");
+    let layers = [
+        LayerSpec::full(2, 40).codecs(PlaneCodec::Int8, PlaneCodec::Int8),
+        LayerSpec::none(),
+        LayerSpec::full(2, 33).codecs(PlaneCodec::Int4, PlaneCodec::Int4),
+        // There is no V plane: its codec is raw whatever is asked for.
+        LayerSpec::full(2, 64).value_dim(0).codecs(PlaneCodec::Int8, PlaneCodec::Int4),
+    ];
+    let builder = KvLayout::builder().layer_specs(layers).group_tokens(8);
+    let layout = builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout");
+    for read_only in [true, false] {
+        let store = open(&dirs, read_only);
+        let sequence = store.open_sequence_as("golden", &layout).expect("a sequence of this layout");
+        assert_eq!(sequence.len(), 19);
+        for (layer, dim, levels) in [(0, 40, 256), (2, 33, 16), (3, 64, 256)] {
+            let view = sequence.select_all(layer).expect("a view");
+            let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            for group in 0..2 {
+                let (keys, values) = batch.get(0).and_then(|b| b.group(group)).expect("a group");
+                for (plane, bytes) in [keys, values].into_iter().enumerate() {
+                    let runs = dim / 32 + 1;
+                    let element = |at: usize| {
+                        let (head, token, channel) = (at / (8 * dim), at / dim % 8, at % dim);
+                        let level = (channel * 37 + token * 11 + head * 5 + group * 3 + plane) % levels;
+                        let range = if plane == 0 { channel } else { token * runs + channel / 32 };
+                        half::f16::from_f32(level as f32 / 16.0 - range as f32 / 8.0).to_le_bytes()
+                    };
+                    let count = if layer == 3 && plane == 1 { 0 } else { 2 * 8 * dim };
+                    let wanted = (0..count).flat_map(element).collect::<Vec<u8>>();
+                    assert!(bytes == wanted, "layer {layer}, group {group}, plane {plane}");
+                }
+            }
+        }
+        drop(sequence);
+        store.close().expect("closed");
+    }
+    assert_clean(&dirs, "after it was opened");
+}
+
 fn layout() -> stratakv::KvLayout {
     use stratakv::{DType, KvLayout, LayerSpec};
     let layers = [LayerSpec::full(2, 8), LayerSpec::none(), LayerSpec::full(2, 8)];

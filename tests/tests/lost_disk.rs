@@ -113,7 +113,7 @@ fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
         let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
         let (keys, values) = batch.get(0).unwrap().group(nth).unwrap();
         let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
-        assert!(same(keys) && same(values), "group {group} holds something else");
+        assert!(same(&keys) && same(&values), "group {group} holds something else");
     }
     took
 }

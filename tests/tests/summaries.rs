@@ -27,7 +27,7 @@ fn noise(salt: usize, count: usize) -> Vec<f32> {
 }
 
 fn low_rank(salt: usize) -> Arc<Adapter> {
-    let layer = |at: usize| LowRankAdapter::new(48, 6, noise(salt + at, 48 * 6)).map(LayerAdapter::LowRank);
+    let layer = |at: usize| LowRankAdapter::new(48, 6, noise(salt + at, 48 * 6)).map(LayerAdapter::from);
     let layers = (0..LAYERS).map(layer).collect::<Result<_, _>>().expect("matrices");
     Arc::new(Adapter::new("low", 1, layers).expect("an adapter"))
 }
@@ -37,7 +37,7 @@ fn codes() -> Arc<Adapter> {
         let packing = vec![vec![0, 1], vec![2]];
         let levels = vec![vec![-1.0, 1.0], vec![-1.0, -0.5, 0.5, 1.0], vec![0.0, 3.0]];
         let (forward, query) = (noise(salt, 144), noise(salt + 9, 144));
-        Codebook::new(vec![0.1; 48], forward, query, packing, levels, 0.25).map(LayerAdapter::Codes)
+        Codebook::new(vec![0.1; 48], forward, query, packing, levels, 0.25).map(LayerAdapter::from)
     };
     let layers = (0..LAYERS).map(layer).collect::<Result<_, _>>().expect("codebooks");
     Arc::new(Adapter::new("codes", 1, layers).expect("an adapter"))
@@ -330,7 +330,7 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
     let shape = Shape { layers: vec![LayerShape::full(1, WIDTH as u16)], dtype: DType::F16, group: GROUP };
     let adapter = |rank| {
         let layer = LowRankAdapter::new(WIDTH, rank, noise(rank, WIDTH * rank)).expect("a matrix");
-        Arc::new(Adapter::new("wide", 1, vec![LayerAdapter::LowRank(layer)]).expect("an adapter"))
+        Arc::new(Adapter::new("wide", 1, vec![layer.into()]).expect("an adapter"))
     };
     for (rank, fits) in [(8, true), (rank, false)] {
         let root = fast_scratch();

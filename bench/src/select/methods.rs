@@ -39,8 +39,8 @@ pub(crate) fn selector(text: &str, layers: u16) -> Result<Arc<dyn Selector>> {
             Arc::new(KvSwap::new(fit(layers, |calibrator| calibrator.low_rank(text, 1, rank))?))
         }
         "infinigen" => {
-            // Its ranks are per head.
-            let rank = (rank()? / KV_HEADS).max(1);
+            // Columns of all heads together, equally many for each.
+            let rank = rank()?.next_multiple_of(KV_HEADS);
             Arc::new(InfiniGen::new(fit(layers, |calibrator| calibrator.per_head(text, 1, rank))?))
         }
         "tck" => {

@@ -79,7 +79,7 @@ impl CacheStatus {
 struct Table {
     policy: Box<dyn Replacement<BlockKey>>,
     blocks: HashMap<BlockKey, Resident, WordHash>,
-    /// Who has asked in this step, layers of sequences, and how many tokens they had.
+    /// Who has asked in this step, layers of handles, and how many tokens they had.
     asked: HashMap<(u64, u32), u64, WordHash>,
     counts: CacheStatus,
 }
@@ -113,22 +113,22 @@ impl BlockCache {
         Ok(Arc::new(Self { arena, table: Mutex::new(table), _account: account }))
     }
 
-    /// What is resident of the blocks that layer `layer` of `sequence` asks for when it has `tokens`, each with its bytes.
+    /// What is resident of the blocks that layer `layer` of a handle asks for when it has `tokens`, each with its bytes.
     /// The same layer asking with more or fewer tokens means that another decode step has begun, and so do very many askers. Asking `ahead` of need is
     /// not counted and begins nothing.
     pub(crate) fn find(
         &self,
-        (sequence, layer, tokens): (u64, u32, u64),
+        (handle, layer, tokens): (u64, u32, u64),
         asked: impl Iterator<Item = Option<(BlockKey, usize)>>,
         ahead: bool,
     ) -> Vec<Option<Resident>> {
         let mut table = lock(&self.table);
         if !ahead
-            && (table.asked.insert((sequence, layer), tokens).is_some_and(|before| before != tokens)
+            && (table.asked.insert((handle, layer), tokens).is_some_and(|before| before != tokens)
                 || table.asked.len() > ASKERS_MAX)
         {
             table.asked.clear();
-            table.asked.insert((sequence, layer), tokens);
+            table.asked.insert((handle, layer), tokens);
             table.policy.end_step();
         }
         let found = asked.map(|asked| {

@@ -12,6 +12,7 @@
 //! Keys have channels that are large in every token, so a key channel gets a range of its own; values do not, and a token is
 //! what attention weighs.
 
+mod block;
 mod quantise;
 mod split;
 #[cfg(test)]
@@ -19,7 +20,9 @@ mod tests;
 mod theta;
 
 use crate::error::{Error, ErrorKind, Result};
-pub use quantise::{VALUE_RUN, error_bound};
+pub(crate) use block::BlockCoder;
+pub use quantise::error_bound;
+pub use stratakv_format::codec::VALUE_RUN;
 pub use theta::{TransferModel, solve_theta};
 
 use stratakv_format::DType;
@@ -86,6 +89,12 @@ pub struct PlaneShape {
 const ELEMENTS_MAX: usize = 1 << 28;
 
 impl PlaneShape {
+    /// The same as the format says it.
+    fn stored(&self) -> stratakv_format::codec::PlaneShape {
+        let Self { kind, heads, tokens, dims, dtype } = *self;
+        stratakv_format::codec::PlaneShape { plane: usize::from(kind == PlaneKind::Values), heads, tokens, dims, dtype }
+    }
+
     /// Bytes of the plane as it is.
     ///
     /// # Errors

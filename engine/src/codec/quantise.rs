@@ -5,14 +5,11 @@
 //! every level is used for something that occurs. A row of `dims` levels takes `dims` bytes, or half: two levels in a byte,
 //! the lower half of the row in the low nibbles.
 
-use super::{PlaneKind, PlaneShape, damaged};
+use super::{PlaneKind, PlaneShape, VALUE_RUN, damaged};
 use crate::error::Result;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use stratakv_format::DType;
-
-/// Channels of a token's value that share a range.
-pub const VALUE_RUN: usize = 32;
+use stratakv_format::{DType, PlaneCodec};
 
 /// The most by which a decoded element differs from what was encoded, when its group spans `range` (greatest less least) and
 /// holds no element larger than `magnitude`: half a step, the rounding of the parameters, and the rounding of the result to
@@ -62,10 +59,11 @@ fn row_bytes<const BITS: u32>(dims: usize) -> usize {
 }
 
 fn head_bytes<const BITS: u32>(shape: &PlaneShape) -> usize {
-    2 * Groups::of(shape).count * shape.dtype.bytes() + shape.tokens * row_bytes::<BITS>(shape.dims)
+    let codec = if BITS == 4 { PlaneCodec::Int4 } else { PlaneCodec::Int8 };
+    codec.head_bytes(&shape.stored())
 }
 
-/// Whether it could be encoded: every element finite, and every range one that the dtype has.
+/// Whether it could be encoded: every element finite, and every range one that the dtype has and f32 can divide by.
 pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> bool {
     let groups = Groups::of(shape);
     let (tokens, dims) = (shape.tokens, shape.dims);
@@ -98,6 +96,10 @@ pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mu
             let exact = (f64::from(greatest) - f64::from(*least)) / f64::from(levels);
             *step = round_to(shape.dtype, exact as f32, true);
             if !least.is_finite() || !step.is_finite() || !(*least + levels * *step).is_finite() {
+                return false;
+            }
+            // Among the smallest numbers a step has no inverse, and all levels would be the lowest.
+            if greatest > *least && !(1.0 / *step).is_finite() {
                 return false;
             }
         }

@@ -65,6 +65,39 @@ fn ranges(shape: &PlaneShape, values: &[f32]) -> Vec<(f32, f32)> {
     (0..values.len()).map(|at| found[&group(at)]).collect()
 }
 
+#[test]
+fn the_smallest_numbers_are_refused_or_within_the_bound() {
+    for (dtype, sizes) in
+        [(DType::F32, [1e-36, 7e-37, 1e-38, 1e-40, 1e-44]), (DType::Bf16, [1e-36, 7e-37, 1e-38, 1e-40, 0.0])]
+    {
+        for (size, kind) in sizes.into_iter().flat_map(|size| [(size, PlaneKind::Keys), (size, PlaneKind::Values)]) {
+            let shape = PlaneShape { kind, heads: 1, tokens: 8, dims: 4, dtype };
+            let values: Vec<f32> =
+                (0..32).map(|at| if at % 3 == 0 { 0.0 } else { size * (1.0 + at as f32 / 32.0) }).collect();
+            let plane = to_bytes(dtype, &values);
+            let values = to_values(dtype, &plane);
+            for (codec, bits) in [(Codec::Int8, 8), (Codec::Int4, 4)] {
+                let mut out = Vec::new();
+                let encoded = match bits {
+                    8 => quantise::encode::<8>(&shape, &plane, &mut out),
+                    _ => quantise::encode::<4>(&shape, &plane, &mut out),
+                };
+                if !encoded {
+                    assert!(size < 1e-35, "{size} is refused");
+                    continue;
+                }
+                let mut back = vec![0; plane.len()];
+                decode(codec, &shape, &out, &mut back).unwrap();
+                for ((x, found), (low, high)) in values.iter().zip(to_values(dtype, &back)).zip(ranges(&shape, &values))
+                {
+                    let bound = error_bound(bits, dtype, high - low, low.abs().max(high.abs()));
+                    assert!((x - found).abs() <= bound, "{dtype:?} {x:e} came back as {found:e}, bound {bound:e}");
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn lossless_codecs_give_the_very_bytes((shape, plane) in planes(), noise in any::<u64>()) {

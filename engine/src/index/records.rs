@@ -4,6 +4,7 @@ use super::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
 use std::collections::BTreeMap;
+use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_REPLICAS};
 use stratakv_format::manifest::{Kind, LayoutDefined, Record, Records, encode_record};
 use stratakv_format::{DeviceIndex, LayoutId, Location};
 use zerocopy::little_endian::U32;
@@ -15,27 +16,33 @@ pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
     /// End of each record.
     ends: Vec<usize>,
-    /// They speak of copies.
-    replicas: bool,
+    /// Incompatible features of the format that they take: of copies, of codecs.
+    features: u64,
 }
 
 impl RecordBuffer {
     pub(crate) fn push(&mut self, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
         encode_record(&mut self.bytes, kind, body, tail);
         self.ends.push(self.bytes.len());
-        self.replicas |= kind == Kind::Replica;
+        if kind == Kind::Replica {
+            self.require_replicas();
+        }
     }
 
     /// Only a manifest with the feature of copies may hold them.
     pub(crate) fn require_replicas(&mut self) {
-        self.replicas = true;
+        self.features |= INCOMPAT_REPLICAS;
     }
 
-    pub(crate) fn needs_replicas(&self) -> bool {
-        self.replicas
+    /// Incompatible features that the manifest which holds them has to name.
+    pub(crate) fn features(&self) -> u64 {
+        self.features
     }
 
     pub(crate) fn push_layout(&mut self, id: LayoutId, layout: &KvLayout) {
+        if layout.raw().is_encoded() {
+            self.features |= INCOMPAT_CODECS;
+        }
         let mut encoded = Vec::new();
         layout.raw().encode(&mut encoded);
         self.push(Kind::Layout, &LayoutDefined { layout: U32::new(id.0), reserved: U32::new(0) }, &encoded);
@@ -45,7 +52,7 @@ impl RecordBuffer {
         let base = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
         self.ends.extend(other.ends.iter().map(|end| base + end));
-        self.replicas |= other.replicas;
+        self.features |= other.features;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -117,7 +124,7 @@ impl RecordBuffer {
     /// Takes the records with these rising indexes out.
     fn drop_records(&mut self, dropped: &[usize]) {
         let old = std::mem::take(self);
-        self.replicas = old.replicas;
+        self.features = old.features;
         let mut dropped = dropped.iter().copied().peekable();
         let mut start = 0;
         for (index, &end) in old.ends.iter().enumerate() {

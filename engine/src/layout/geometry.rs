@@ -2,10 +2,10 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use stratakv_format::DType;
-use stratakv_format::layout::{BlockGeometry, GROUP_TOKENS_MAX, LayerGeometry, Layout};
+use stratakv_format::layout::{BlockGeometry, GROUP_TOKENS_MAX, LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::page::round_up_to_page;
 use stratakv_format::rope::Rope;
+use stratakv_format::{DType, PlaneCodec};
 
 /// Bytes of blocks in a part of a view.
 const PART_BYTES: usize = 256 << 10;
@@ -22,28 +22,58 @@ impl LayerSpec {
     /// A layer that attends to every earlier token: `kv_heads` KV heads of `head_dim` for keys and values.
     #[must_use]
     pub const fn full(kv_heads: u16, head_dim: u16) -> Self {
-        let geometry = LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None, rope: None };
+        let geometry = LayerGeometry {
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            window: None,
+            rope: None,
+            codecs: RAW_PLANES,
+        };
         Self { geometry }
     }
 
     /// A layer that attends to the newest `window` tokens.
     #[must_use]
     pub const fn sliding(kv_heads: u16, head_dim: u16, window: u32) -> Self {
-        let geometry =
-            LayerGeometry { kv_heads, key_dim: head_dim, value_dim: head_dim, window: Some(window), rope: None };
+        let geometry = LayerGeometry {
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            window: Some(window),
+            rope: None,
+            codecs: RAW_PLANES,
+        };
         Self { geometry }
     }
 
     /// A layer without keys and values.
     #[must_use]
     pub const fn none() -> Self {
-        Self { geometry: LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None } }
+        Self {
+            geometry: LayerGeometry {
+                kv_heads: 0,
+                key_dim: 0,
+                value_dim: 0,
+                window: None,
+                rope: None,
+                codecs: RAW_PLANES,
+            },
+        }
     }
 
     /// The same layer with another head dim for values; 0 where values are a prefix of the keys (MLA).
     #[must_use]
     pub const fn value_dim(mut self, value_dim: u16) -> Self {
         self.geometry.value_dim = value_dim;
+        self
+    }
+
+    /// The same layer, whose groups are stored under these codecs: K planes, V planes. As with
+    /// [`KvLayoutBuilder::codec`], which it goes before, a plane that a codec would not shrink by 5 % stays raw.
+    #[must_use]
+    pub const fn codecs(mut self, keys: PlaneCodec, values: PlaneCodec) -> Self {
+        self.geometry.codecs = [keys, values];
         self
     }
 
@@ -64,6 +94,8 @@ pub struct KvLayoutBuilder {
     value_dim: Option<u16>,
     specs: Option<Vec<LayerSpec>>,
     rope: Option<Rope>,
+    codec: PlaneCodec,
+    codec_share: f64,
     dtype: DType,
     group_tokens: u16,
     separate_planes: bool,
@@ -105,6 +137,28 @@ impl KvLayoutBuilder {
     #[must_use]
     pub fn rope(mut self, rope: Rope) -> Self {
         self.rope = Some(rope);
+        self
+    }
+
+    /// Stores the keys and values of groups under this codec, in every layer that does not [say it itself](LayerSpec::codecs).
+    /// Default [`PlaneCodec::Raw`]. The quantised codecs keep each element to within [`error_bound`](crate::codec::error_bound)
+    /// in steps of a range: that of its channel over the group for keys, that of 32 channels of its token for values. What is read,
+    /// cached and written is as much smaller; attention, [`ViewBlocks::group`](crate::ViewBlocks::group), summaries and exports see
+    /// the rounded numbers. The newest tokens, which fill no group yet, stay exact.
+    ///
+    /// A plane that would not shrink by 5 % stays raw: for f16 under int8 that is keys in groups of 4 tokens or fewer. It is part of
+    /// the layout: sequences of layouts with different codecs are not compatible.
+    #[must_use]
+    pub fn codec(mut self, codec: PlaneCodec) -> Self {
+        self.codec = codec;
+        self
+    }
+
+    /// Uses [`Self::codec`] in this share of the layers with keys and values only, 0 to 1, spread evenly over them: what
+    /// [`solve_theta`](crate::codec::solve_theta) gives. Default 1.
+    #[must_use]
+    pub fn codec_share(mut self, share: f64) -> Self {
+        self.codec_share = share;
         self
     }
 
@@ -159,6 +213,7 @@ impl KvLayoutBuilder {
                     value_dim: self.value_dim.unwrap_or(self.head_dim),
                     window: None,
                     rope: None,
+                    codecs: RAW_PLANES,
                 };
                 vec![geometry; usize::from(self.layers)]
             }
@@ -166,13 +221,32 @@ impl KvLayoutBuilder {
         for layer in layers.iter_mut().filter(|layer| layer.has_kv()) {
             layer.rope = layer.rope.or(self.rope);
         }
-        let layout = Layout {
+        if !(0.0..=1.0).contains(&self.codec_share) {
+            let text = format!("layout: a codec for {} of the layers; 0 to 1", self.codec_share);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        for (at, layer) in layers.iter_mut().filter(|layer| layer.has_kv()).enumerate() {
+            let before = |layers: usize| (layers as f64 * self.codec_share).floor();
+            if !layer.is_encoded() && before(at + 1) > before(at) {
+                layer.codecs = [self.codec; 2];
+            }
+        }
+        let mut layout = Layout {
             dtype: self.dtype,
             group_tokens: self.group_tokens,
             padded_planes: self.separate_planes,
             fingerprint: self.fingerprint,
             layers,
         };
+        for at in 0..layout.layers.len() {
+            for plane in 0..2 {
+                let shape = layout.plane_shape(&layout.layers[at], plane);
+                let codec = &mut layout.layers[at].codecs[plane];
+                if !codec.suits(&shape) {
+                    *codec = PlaneCodec::Raw;
+                }
+            }
+        }
         KvLayout::new(layout).map_err(|e| e.during("layout"))
     }
 }
@@ -186,7 +260,10 @@ pub struct KvLayout {
 #[derive(Debug, PartialEq, Eq)]
 struct Inner {
     layout: Layout,
+    /// As they are stored.
     blocks: Vec<BlockGeometry>,
+    /// As they are without codecs.
+    plain: Vec<BlockGeometry>,
 }
 
 impl KvLayout {
@@ -200,6 +277,8 @@ impl KvLayout {
             value_dim: None,
             specs: None,
             rope: None,
+            codec: PlaneCodec::Raw,
+            codec_share: 1.0,
             dtype: DType::F16,
             group_tokens: 8,
             separate_planes: false,
@@ -210,14 +289,32 @@ impl KvLayout {
     pub(crate) fn new(layout: Layout) -> Result<Self> {
         layout.check().map_err(|e| Error::new(ErrorKind::InvalidArgument, e.to_string()))?;
         let blocks = layout.layers.iter().map(|layer| layout.block(layer)).collect();
-        Ok(Self { inner: Arc::new(Inner { layout, blocks }) })
+        let plain = layout.layers.iter().map(|layer| layout.plain_block(layer)).collect();
+        Ok(Self { inner: Arc::new(Inner { layout, blocks, plain }) })
     }
 
     pub(crate) fn raw(&self) -> &Layout {
         &self.inner.layout
     }
 
-    /// Block geometry of `layer`, which must exist.
+    /// What another layout has that this one has not.
+    pub(crate) fn difference(&self, other: &Layout) -> &'static str {
+        let own = self.raw();
+        let mut recoded = other.clone();
+        recoded.layers.iter_mut().zip(&own.layers).for_each(|(layer, own)| layer.codecs = own.codecs);
+        match () {
+            () if own.fingerprint != other.fingerprint => "fingerprint",
+            () if *own == recoded => "codec",
+            () => "geometry",
+        }
+    }
+
+    /// Block geometry of `layer`, which must exist, before its planes are encoded.
+    pub(crate) fn plain_block(&self, layer: usize) -> &BlockGeometry {
+        &self.inner.plain[layer]
+    }
+
+    /// Block geometry of `layer`, which must exist, as blocks are stored.
     pub(crate) fn block(&self, layer: usize) -> &BlockGeometry {
         &self.inner.blocks[layer]
     }
@@ -255,22 +352,38 @@ impl KvLayout {
         self.inner.layout.dtype
     }
 
-    /// Bytes of keys and values of one token over all layers.
+    /// Codecs of the K and V planes of a layer's groups.
+    ///
+    /// # Errors
+    /// No such layer, or one without KV.
+    pub fn codecs(&self, layer: usize) -> Result<[PlaneCodec; 2]> {
+        Ok(self.kv_layer(layer)?.codecs)
+    }
+
+    /// Bytes of keys and values of one token over all layers as they are in groups on disk: less than [`Self::token_bytes`] under
+    /// a codec.
+    #[must_use]
+    pub fn stored_token_bytes(&self) -> f64 {
+        let blocks = self.inner.blocks.iter().map(|block| block.key_bytes + block.value_bytes).sum::<usize>();
+        blocks as f64 / self.group_tokens() as f64
+    }
+
+    /// Bytes of keys and values of one token over all layers, as they are in memory.
     #[must_use]
     pub fn token_bytes(&self) -> usize {
         let layers = self.inner.layout.layers.iter();
         layers.map(|l| (l.key_elements() + l.value_elements()) * self.dtype().bytes()).sum()
     }
 
-    /// Bytes read for one group of `layer` that is selected alone, over the bytes of its keys and values, on a device that
+    /// Bytes read for one group of `layer` that is selected alone, over the bytes of its planes as they are stored, on a device that
     /// reads whole pages: 1.0 when blocks are whole pages. Devices that read 512 bytes at a time read less of small blocks.
     ///
     /// # Errors
     /// No such layer, or one without KV.
     pub fn read_amplification(&self, layer: usize) -> Result<f64> {
-        let geometry = self.kv_layer(layer)?;
-        let useful = (geometry.key_elements() + geometry.value_elements()) * self.dtype().bytes() * self.group_tokens();
-        Ok(round_up_to_page(self.block(layer).block_bytes) as f64 / useful as f64)
+        self.kv_layer(layer)?;
+        let block = self.block(layer);
+        Ok(round_up_to_page(block.block_bytes) as f64 / (block.key_bytes + block.value_bytes) as f64)
     }
 
     /// Groups of `layer` in a part of a view. Attention over a view adds up one

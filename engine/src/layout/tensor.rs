@@ -150,6 +150,31 @@ impl<'a> TensorView<'a> {
         Ok(())
     }
 
+    /// Checks that no element of a checked view is larger than this.
+    pub(crate) fn check_magnitude(&self, what: &str, largest: f32) -> Result<()> {
+        // f16 has no such numbers.
+        if matches!(self.elements, Elements::F16(_)) || self.dim == 0 {
+            return Ok(());
+        }
+        for token in 0..self.tokens {
+            for head in 0..self.heads {
+                let bad = match self.elements {
+                    Elements::F32(e) => first_bad(self.row(e, token, head), |x: f32| x.abs() > largest),
+                    Elements::Bf16(e) => first_bad(self.row(e, token, head), |x: bf16| x.to_f32().abs() > largest),
+                    Elements::F16(_) => None,
+                };
+                if let Some(index) = bad {
+                    let value = self.value(token, head, index);
+                    let text = format!(
+                        "{what}: element {index} of head {head} of token {token} is {value}; the codec of the layer holds up to {largest}"
+                    );
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn start(&self, token: usize, head: usize) -> usize {
         token * self.token_stride + head * self.head_stride
     }

@@ -388,13 +388,14 @@ impl Committer {
     /// other devices have the records.
     fn append(&self, mut records: RecordBuffer, group: &mut [Queued], counted: bool) -> Result<Failures, Failed> {
         let mut manifest = lock(&self.manifest);
-        // The first records of copies go to a generation that says so: nobody who does not know them reads past it.
-        let first_copies = records.needs_replicas() && !self.devices.replicas.swap(true, Ordering::Relaxed);
+        // The first records of copies, and of codecs, go to a generation that says so: nobody who does not know them reads past it.
+        let needed = records.features();
+        let first = needed & !self.devices.incompat.fetch_or(needed, Ordering::Relaxed);
         let mut recorded = false;
-        if first_copies || !manifest.has_room(&records) {
+        if first != 0 || !manifest.has_room(&records) {
             let made = self.begin_anew(&mut manifest, &records);
-            if made.is_err() && first_copies {
-                self.devices.replicas.store(false, Ordering::Relaxed);
+            if made.is_err() {
+                self.devices.incompat.fetch_and(!first, Ordering::Relaxed);
             }
             recorded = made?;
         }

@@ -11,9 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot, SegmentKey, SequenceMeta};
 use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stratakv_format::manifest::{self as m, Kind};
@@ -37,6 +37,8 @@ pub(crate) struct StoreInner {
     pub(crate) devices: Arc<Devices>,
     /// One change of adapters at a time.
     pub(crate) adapters: Mutex<()>,
+    /// Memory of adapters that selectors of open sequences choose by, by the address of each: it is accounted for once.
+    pub(crate) held_adapters: Mutex<HashMap<usize, Weak<Reservation>>>,
     /// One repair at a time.
     pub(crate) repairing: Mutex<()>,
     pub(crate) health: StoreCounters,

@@ -14,7 +14,7 @@ use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reserva
 use crate::options::{BalancePolicy, CacheOptions};
 use crate::shard::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Threads, Waiter};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::features::Features;
 use stratakv_format::manifest::Member;
@@ -94,8 +94,8 @@ pub(crate) struct Devices {
     pub(crate) gap_limit: usize,
     /// What serves the devices, those that join later too.
     pub(crate) threads: Threads,
-    /// The store has the feature of copies.
-    pub(crate) replicas: AtomicBool,
+    /// Incompatible features that the store has: of copies, of codecs.
+    pub(crate) incompat: AtomicU64,
     /// Rings of threads that read for themselves.
     pub(crate) lanes: Lanes,
     /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
@@ -114,8 +114,12 @@ impl Devices {
 
     /// What new metadata says of the format.
     pub(crate) fn features(&self) -> Features {
-        let features = Features::current();
-        if self.replicas.load(Ordering::Relaxed) { features.with_replicas() } else { features }
+        Features::current().with(self.incompat.load(Ordering::Relaxed))
+    }
+
+    /// Whether frames may have copies.
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.features().has_replicas()
     }
 
     /// Bytes that the devices took since the store was opened.

@@ -13,6 +13,7 @@ use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
+use stratakv_format::layout::LayerGeometry;
 use stratakv_format::page::round_up_to_page;
 use stratakv_format::{DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -199,7 +200,7 @@ impl<'a> Tables<'a> {
         self.descriptors.push(Descriptor {
             kind: U16::new(piece.kind),
             layer: U16::new(piece.layer as u16),
-            codec: U16::new(frame::CODEC_RAW),
+            codec: U16::new(self.codec(piece)),
             summary: U16::new(summary),
             first_token: U64::new(piece.first_token),
             tokens: U32::new(piece.tokens),
@@ -213,6 +214,11 @@ impl<'a> Tables<'a> {
             key: U16::new(0),
             record_bytes: U32::new(record_bytes),
         });
+    }
+
+    fn codec(&self, piece: &Piece) -> u16 {
+        let layer = self.who.layout.raw().layers.get(piece.layer).filter(|_| piece.kind == frame::KIND_GROUPS);
+        layer.map_or(frame::CODEC_RAW, LayerGeometry::codec_code)
     }
 
     /// Puts planes, each in parts, into the front, one checksum each.

@@ -3,7 +3,7 @@
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::read::AttendOptions;
-use crate::select::{Planes, SelectOptions, View};
+use crate::select::{SelectOptions, View};
 use crate::sequence::Sequence;
 
 /// A model during decode, as [`Pipeline::decode`] drives it: per layer `project`, then `predict` of the next, then `finish`.
@@ -55,16 +55,14 @@ impl Pipeline {
             return Err(Error::new(ErrorKind::InvalidArgument, "the sequences of a step have different layouts"));
         }
         let layers: Vec<usize> = (0..layout.layers()).filter(|layer| layout.kv_layer(*layer).is_ok()).collect();
-        let mut trusted: Option<Vec<Vec<u64>>> = None;
+        let mut trusted: Option<Vec<View>> = None;
         for (nth, &layer) in layers.iter().enumerate() {
             let queries = model.project(layer, sequences)?;
-            let views =
-                match trusted.take().map(|groups| with_newest(sequences, layer, &groups, self.select_options().planes))
-                {
-                    Some(Ok(views)) => views,
-                    // Nothing was predicted, or a window has left a group behind.
-                    _ => self.select(sequences, layer, &queries, model)?,
-                };
+            let views = match trusted.take().map(|predicted| with_newest(sequences, layer, &predicted)) {
+                Some(Ok(views)) => views,
+                // Nothing was predicted, or a window has left a group behind.
+                _ => self.select(sequences, layer, &queries, model)?,
+            };
             self.read(layer, &views)?;
             if let Some(&next) = layers.get(nth + 1)
                 && let Some(predicted) = model.predict(next)
@@ -72,7 +70,7 @@ impl Pipeline {
                 // A prediction that selects nothing, or a layer without tokens, is no reason to stop.
                 if let Ok(views) = self.select(sequences, next, &predicted, model) {
                     self.predict(next, &views)?;
-                    trusted = self.trusts().then(|| views.iter().map(|view| view.groups().collect()).collect());
+                    trusted = self.trusts().then_some(views);
                 }
             }
             let options = model.attend_options(layer);
@@ -110,17 +108,14 @@ impl Pipeline {
     }
 }
 
-/// The views of groups chosen before the newest token was there: if it has filled a group, that one too, so that a token
-/// always attends to itself.
-fn with_newest(sequences: &[&mut Sequence], layer: usize, groups: &[Vec<u64>], planes: Planes) -> Result<Vec<View>> {
-    let one = |(sequence, groups): (&&mut Sequence, &Vec<u64>)| {
-        let (tokens, group) = (sequence.layer_len(layer)?, sequence.layout().group_tokens() as u64);
-        let mut groups = groups.clone();
-        let sealed = tokens / group;
-        if tokens.is_multiple_of(group) && sealed > 0 && groups.last() != Some(&(sealed - 1)) {
-            groups.push(sealed - 1);
-        }
-        sequence.select_planes(layer, &groups, planes)
+/// The views of groups chosen before the newest tokens were there, and of all groups that were sealed since: what was the tail
+/// then is attended to, and so is every new token.
+fn with_newest(sequences: &[&mut Sequence], layer: usize, predicted: &[View]) -> Result<Vec<View>> {
+    let one = |(sequence, predicted): (&&mut Sequence, &View)| {
+        let group = sequence.layout().group_tokens() as u64;
+        let sealed = predicted.length() / group..sequence.layer_len(layer)? / group;
+        let groups: Vec<u64> = predicted.groups().chain(sealed).collect();
+        sequence.select_planes(layer, &groups, predicted.inner.planes)
     };
-    sequences.iter().zip(groups).map(one).collect()
+    sequences.iter().zip(predicted).map(one).collect()
 }

@@ -31,10 +31,11 @@ pub struct PipelineReport {
     pub read_bytes: u64,
     /// Reads ahead that were given up: no buffers were free, or the layer came without them.
     pub dropped_reads: u64,
-    /// Time that reads spent at the devices, from submission to their last block; reads that overlap count each.
+    /// Time in which reads that a layer needed were at the devices, from submission to their last block; where reads overlap,
+    /// once.
     #[serde(rename = "device_ns", serialize_with = "nanoseconds")]
     pub device_time: Duration,
-    /// Time that the caller spent waiting for them.
+    /// Time that the caller spent waiting for them, and for buffers for them.
     #[serde(rename = "waited_ns", serialize_with = "nanoseconds")]
     pub waited: Duration,
 }

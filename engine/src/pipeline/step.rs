@@ -4,15 +4,17 @@ use super::report::PipelineReport;
 use crate::cache::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Urgency;
-use crate::read::{AttendOptions, ReadTicket};
+use crate::read::{AttendOptions, ReadTicket, ReadTimes};
 use crate::select::{SelectOptions, View};
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
 
 /// A read ahead under way.
 struct Ahead {
     ticket: ReadTicket,
     selected: HashSet<BlockKey>,
+    resident: HashSet<BlockKey>,
     reads: HashMap<BlockKey, usize>,
 }
 
@@ -31,6 +33,8 @@ pub struct Pipeline {
     ahead: BTreeMap<usize, Ahead>,
     current: Option<Current>,
     report: PipelineReport,
+    /// Up to when time at the devices is in the report.
+    counted_until: Option<Instant>,
     trust: bool,
 }
 
@@ -39,7 +43,8 @@ impl Pipeline {
     #[must_use]
     pub fn new(store: &Store, select: impl Into<SelectOptions>) -> Self {
         let (ahead, report) = (BTreeMap::new(), PipelineReport::default());
-        Self { store: store.clone(), select: select.into(), ahead, current: None, report, trust: false }
+        let (store, select) = (store.clone(), select.into());
+        Self { store, select, ahead, current: None, report, counted_until: None, trust: false }
     }
 
     /// Whether [`decode`](Self::decode) attends to the groups that the prediction selected, and the newest, as KVSwap does,
@@ -88,9 +93,9 @@ impl Pipeline {
         }
         match self.store.read_ahead(&views.iter().collect::<Vec<_>>()) {
             Ok(ticket) if ticket.is_submitted() => {
-                let (selected, reads) = (ticket.selected(), ticket.reads());
+                let (selected, resident, reads) = (ticket.selected(), ticket.resident(), ticket.reads());
                 self.report.read_bytes += ticket.device_bytes();
-                self.ahead.insert(layer, Ahead { ticket, selected, reads });
+                self.ahead.insert(layer, Ahead { ticket, selected, resident, reads });
                 Ok(())
             }
             Ok(_) => {
@@ -153,8 +158,7 @@ impl Pipeline {
         if let Some(ahead) = current.ahead.take() {
             let times = ahead.ticket.times();
             let brought = ahead.ticket.wait();
-            self.report.device_time += times.at_devices();
-            self.report.waited += times.waited();
+            self.count_times(&times);
             let complete = brought.is_ok_and(|batch| current.ticket.fill(&batch));
             if !complete {
                 // A block that could not be read ahead is read once more; if it is damaged, this read says so.
@@ -169,10 +173,17 @@ impl Pipeline {
         for (index, (view, (query, out))) in current.views.iter().zip(queries.iter().zip(outs)).enumerate() {
             current.ticket.attend(index, query, view, options, out)?;
         }
-        let times = current.ticket.times();
-        self.report.device_time += times.at_devices();
-        self.report.waited += times.waited();
+        self.count_times(&current.ticket.times());
         Ok(())
+    }
+
+    /// Counts the time of a read that has ended: of what it overlaps with reads counted before, nothing.
+    fn count_times(&mut self, times: &ReadTimes) {
+        self.report.waited += times.waited();
+        let Some((begun, ended)) = times.at_devices() else { return };
+        let counted = self.counted_until.filter(|counted| *counted > begun).unwrap_or(begun);
+        self.report.device_time += ended.saturating_duration_since(counted);
+        self.counted_until = Some(ended.max(counted));
     }
 
     fn give_all_up(&mut self) {
@@ -193,7 +204,6 @@ impl Pipeline {
         report.layers += 1;
         report.read_bytes += ticket.device_bytes();
         report.selected += selected.len() as u64;
-        let mut used = 0;
         if let Some(ahead) = ahead {
             report.predicted_layers += 1;
             report.predictable += selected.len() as u64;
@@ -201,14 +211,19 @@ impl Pipeline {
             report.corrected += reads.len() as u64;
             for (key, bytes) in &ahead.reads {
                 if selected.contains(key) {
-                    used += 1;
+                    report.prefetched += 1;
                 } else {
                     report.wasted += 1;
                     report.wasted_bytes += *bytes as u64;
                 }
             }
-            report.prefetched += used;
         }
-        report.resident += selected.len() as u64 - reads.len() as u64 - used;
+        // Now, or when it was read ahead; what was then read counts as that.
+        let mut resident = ticket.resident();
+        if let Some(ahead) = ahead {
+            resident.extend(ahead.resident.intersection(&selected));
+            resident.retain(|key| !ahead.reads.contains_key(key));
+        }
+        report.resident += resident.iter().filter(|key| !reads.contains_key(key)).count() as u64;
     }
 }

@@ -4,6 +4,7 @@
 //! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
 
 mod balance;
+mod share;
 
 pub(crate) use balance::{Load, Pieces};
 
@@ -15,6 +16,7 @@ use crate::layout::part_groups;
 use crate::log::Devices;
 use crate::options::BalancePolicy;
 use crate::select::{Unit, UnitSource, ViewInner};
+use share::Held;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -110,60 +112,75 @@ pub(crate) struct Part {
     pub(crate) blocks: Vec<Option<usize>>,
     /// Blocks of units that are on devices but need not be read.
     pub(crate) resident: Vec<Option<Resident>>,
+    /// Units, counted within the part, whose blocks a part of an earlier view reads.
+    pub(crate) shared: Vec<(usize, Origin)>,
     pub(crate) reads: Vec<PlannedRead>,
     pub(crate) buffer_bytes: usize,
 }
 
-/// All parts of all views, view after view, less what `ahead` brings or a cache holds.
+/// A unit of another part.
+#[derive(Clone, Copy)]
+pub(crate) struct Origin {
+    pub(crate) part: usize,
+    /// Within it.
+    pub(crate) nth: usize,
+}
+
+impl Part {
+    /// Whether the block of a unit, counted within the part, is read for another part.
+    pub(crate) fn shares(&self, nth: usize) -> bool {
+        self.shared.iter().any(|(own, _)| *own == nth)
+    }
+}
+
+/// All parts of all views, view after view, less what `ahead` brings, a cache holds, or an earlier view reads.
 pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>, spread: &Spread) -> Vec<Part> {
-    let residents: Vec<Vec<Option<Resident>>> = views.iter().map(|view| resident(view, urgency)).collect();
-    let copies = choose_copies(views, &residents, urgency, spread);
+    let held = share::held(views, urgency);
+    let copies = choose_copies(views, &held, urgency, spread);
     let mut copies = copies.iter().copied();
     let mut parts = Vec::new();
-    for ((index, view), resident) in views.iter().enumerate().zip(residents) {
+    // The first part of each view and the units of its parts.
+    let mut cuts: Vec<(usize, usize)> = Vec::with_capacity(views.len());
+    for ((index, view), held) in views.iter().enumerate().zip(held) {
         let per_part = part_groups(view.layout.block(view.layer));
-        let mut resident = resident.into_iter();
+        cuts.push((parts.len(), per_part));
+        let origin = |view: usize, unit: usize| {
+            let (first, per_part) = cuts[view];
+            Origin { part: first + unit / per_part, nth: unit % per_part }
+        };
         for start in (0..view.units.len()).step_by(per_part) {
             let units = start..(start + per_part).min(view.units.len());
-            let resident = resident.by_ref().take(units.len()).collect();
             let copies: Vec<u8> = copies.by_ref().take(units.len()).collect();
-            parts.push(plan_part(index, view, units, resident, &copies, urgency, spread));
+            let held = &held[units.clone()];
+            let mut part = plan_part(index, view, units, held, &copies, urgency, spread);
+            for (nth, held) in held.iter().enumerate() {
+                if let Some(Held::Shared { view, unit }) = held {
+                    part.shared.push((nth, origin(*view, *unit)));
+                }
+            }
+            parts.push(part);
         }
     }
     parts
-}
-
-fn resident(view: &ViewInner, urgency: Urgency<'_>) -> Vec<Option<Resident>> {
-    let mut resident = match &view.cache {
-        None => Vec::new(),
-        Some(cache) => {
-            let asker = (view.sequence, view.layer as u32, view.length);
-            let block = view.layout.block(view.layer);
-            let asked = view.units.iter().map(|unit| Some((unit.source.key(view.layer)?, unit.bytes(block))));
-            cache.find(asker, asked, urgency.is_ahead())
-        }
-    };
-    resident.resize_with(view.units.len(), || None);
-    resident
 }
 
 /// The frame and offset of a unit that has to be read.
 fn on_disk<'a>(
     view: &'a ViewInner,
     unit: &'a Unit,
-    resident: Option<&Resident>,
+    held: Option<&Held>,
     urgency: Urgency<'_>,
 ) -> Option<(&'a Arc<FrameBody>, u64)> {
     let UnitSource::Disk { frame, offset, .. } = &unit.source else { return None };
     let awaited = || unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key));
-    (resident.is_none() && !awaited()).then_some((frame, *offset))
+    (held.is_none() && !awaited()).then_some((frame, *offset))
 }
 
 /// The copy that each unit of all views is read from; nothing when no frame has copies. Neighbours form pieces, which are balanced
 /// over the devices as one.
 fn choose_copies(
     views: &[Arc<ViewInner>],
-    residents: &[Vec<Option<Resident>>],
+    held: &[Vec<Option<Held>>],
     urgency: Urgency<'_>,
     spread: &Spread,
 ) -> Vec<u8> {
@@ -173,12 +190,12 @@ fn choose_copies(
     }
     let mut pieces = Pieces::default();
     let mut piece_of = Vec::new();
-    for (view, resident) in views.iter().zip(residents) {
+    for (view, held) in views.iter().zip(held) {
         let block = view.layout.block(view.layer);
         // Frame, end and bytes of the piece that may go on.
         let mut open: Option<(&Arc<FrameBody>, u64, usize)> = None;
-        for (unit, resident) in view.units.iter().zip(resident) {
-            let Some((frame, offset)) = on_disk(view, unit, resident.as_ref(), urgency) else {
+        for (unit, held) in view.units.iter().zip(held) {
+            let Some((frame, offset)) = on_disk(view, unit, held.as_ref(), urgency) else {
                 piece_of.push(None);
                 continue;
             };
@@ -208,7 +225,7 @@ fn plan_part(
     index: usize,
     view: &ViewInner,
     units: Range<usize>,
-    resident: Vec<Option<Resident>>,
+    held: &[Option<Held>],
     copies: &[u8],
     urgency: Urgency<'_>,
     spread: &Spread,
@@ -218,7 +235,8 @@ fn plan_part(
         view: index,
         units: units.clone(),
         blocks: Vec::with_capacity(units.len()),
-        resident,
+        resident: held.iter().map(Held::resident).collect(),
+        shared: Vec::new(),
         reads: Vec::new(),
         buffer_bytes: 0,
     };
@@ -226,7 +244,7 @@ fn plan_part(
     let unit_most = round_up_to_page(block.block_bytes) + PAGE_BYTES;
     let count = units.len();
     for (nth, unit) in view.units[units].iter().enumerate() {
-        let Some((frame, offset)) = on_disk(view, unit, part.resident[nth].as_ref(), urgency) else {
+        let Some((frame, offset)) = on_disk(view, unit, held[nth].as_ref(), urgency) else {
             part.blocks.push(None);
             continue;
         };

@@ -8,28 +8,43 @@ use crate::plan::Part;
 use crate::select::{UnitSource, ViewInner};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Blocks on devices that a part stands for: name, bytes, whether it is read.
-fn blocks<'a>(view: &'a ViewInner, part: &'a Part) -> impl Iterator<Item = (BlockKey, usize, bool)> + 'a {
+/// A block on a device that a part stands for.
+struct Wanted {
+    key: BlockKey,
+    bytes: usize,
+    is_read: bool,
+    is_resident: bool,
+}
+
+fn blocks<'a>(view: &'a ViewInner, part: &'a Part) -> impl Iterator<Item = Wanted> + 'a {
     let block = view.layout.block(view.layer);
-    let units = view.units[part.units.clone()].iter().zip(&part.blocks);
-    units.filter_map(|(unit, at)| Some((unit.source.key(view.layer)?, unit.bytes(block), at.is_some())))
+    let units = view.units[part.units.clone()].iter().zip(part.blocks.iter().zip(&part.resident));
+    units.filter_map(|(unit, (at, resident))| {
+        let (key, bytes) = (unit.source.key(view.layer)?, unit.bytes(block));
+        Some(Wanted { key, bytes, is_read: at.is_some(), is_resident: resident.is_some() })
+    })
 }
 
 impl ReadTicket {
-    fn blocks(&self) -> impl Iterator<Item = (BlockKey, usize, bool)> + '_ {
+    fn blocks(&self) -> impl Iterator<Item = Wanted> + '_ {
         self.parts.iter().flat_map(|part| blocks(&self.views[part.view], part))
     }
 
     /// Blocks on devices that it selects, those in a cache included.
     pub(crate) fn selected(&self) -> HashSet<BlockKey> {
-        self.blocks().map(|(key, ..)| key).collect()
+        self.blocks().map(|block| block.key).collect()
     }
 
     /// Blocks that it reads, each with its bytes in the view.
     pub(crate) fn reads(&self) -> HashMap<BlockKey, usize> {
-        self.blocks().filter(|(.., read)| *read).map(|(key, bytes, _)| (key, bytes)).collect()
+        self.blocks().filter(|block| block.is_read).map(|block| (block.key, block.bytes)).collect()
+    }
+
+    /// Blocks that a cache held when it was planned.
+    pub(crate) fn resident(&self) -> HashSet<BlockKey> {
+        self.blocks().filter(|block| block.is_resident).map(|block| block.key).collect()
     }
 
     /// Whether it was handed to the devices.
@@ -47,6 +62,7 @@ impl ReadTicket {
                 if !matches!(unit.source, UnitSource::Disk { .. })
                     || part.blocks[nth].is_some()
                     || part.resident[nth].is_some()
+                    || part.shares(nth)
                 {
                     continue;
                 }
@@ -68,11 +84,11 @@ pub(crate) struct ReadTimes(Arc<Progress>);
 
 impl ReadTimes {
     /// From submission to the end of the last part that ended.
-    pub(crate) fn at_devices(&self) -> Duration {
+    pub(crate) fn at_devices(&self) -> Option<(Instant, Instant)> {
         self.0.times.at_devices()
     }
 
-    /// How long callers have waited for its blocks.
+    /// How long callers have waited for its buffers and its blocks.
     pub(crate) fn waited(&self) -> Duration {
         self.0.times.waited()
     }

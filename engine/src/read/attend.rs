@@ -1,9 +1,11 @@
 //! Attention over a view: its parts in order, each a partial of its own, then the tail, merged in order.
 
 use super::batch::ViewBlocks;
+use super::decodable::undecodable;
 use super::verify::not_there;
 use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
 use crate::cache::Resident;
+use crate::codec::BlockCoder;
 use crate::device::arena::Lease;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Part;
@@ -66,6 +68,9 @@ pub(super) struct Attending<'a> {
     keys: Vec<u8>,
     /// The part that they are of, by its first unit.
     keys_of: Option<usize>,
+    /// How the blocks are stored, where not as they are, and the planes of a part decoded, one behind the other.
+    coder: Option<BlockCoder>,
+    decoded: Vec<u8>,
 }
 
 impl<'a> Attending<'a> {
@@ -86,7 +91,18 @@ impl<'a> Attending<'a> {
         }
         let query = Query::new(&shape, query)?;
         let (total, part) = (Partial::new(&shape), Partial::new(&shape));
-        Ok(Self { view, query, total, part, workspace: Workspace::new(), keys: Vec::new(), keys_of: None })
+        let coder = BlockCoder::of(&view.layout, view.layer);
+        Ok(Self {
+            view,
+            query,
+            total,
+            part,
+            workspace: Workspace::new(),
+            keys: Vec::new(),
+            keys_of: None,
+            coder,
+            decoded: Vec::new(),
+        })
     }
 
     /// Rebuilds the keys of a part, for which nothing needs to have arrived.
@@ -103,12 +119,24 @@ impl<'a> Attending<'a> {
     /// One part, whose buffer has arrived and was checked.
     pub(super) fn part(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
         self.rebuild(part);
+        self.decode(part, buffer)?;
         let tokens = self.view.group_tokens();
-        let mut rebuilt = self.keys.chunks_exact(self.view.layout.block(self.view.layer).key_bytes);
+        let mut rebuilt = self.keys.chunks_exact(self.view.layout.plain_block(self.view.layer).key_bytes);
+        let mut decoded = &self.decoded[..];
         let mut pieces = Vec::with_capacity(part.units.len());
         for nth in part.units.clone() {
             let unit = &self.view.units[nth];
-            let (k, v) = planes(self.view, part, buffer, nth)?;
+            let stored = planes(self.view, part, buffer, nth)?;
+            let mut plane = |plane: usize, stored| match &self.coder {
+                Some(coder) if coder.encodes(plane) => {
+                    let (plain, rest) = decoded.split_at(coder.plain_bytes(plane).min(decoded.len()));
+                    decoded = rest;
+                    plain
+                }
+                _ => stored,
+            };
+            let k = if unit.reads_keys() { plane(0, stored.0) } else { stored.0 };
+            let v = plane(1, stored.1);
             let k = match &unit.keys {
                 UnitKeys::Stored => k,
                 UnitKeys::Kept(plane) => plane,
@@ -122,10 +150,28 @@ impl<'a> Attending<'a> {
         self.total.merge(&self.part)
     }
 
+    /// Decodes the planes of a part that are under a codec.
+    fn decode(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
+        self.decoded.clear();
+        let Some(coder) = &self.coder else { return Ok(()) };
+        for nth in part.units.clone() {
+            let (k, v) = planes(self.view, part, buffer, nth)?;
+            let keys = self.view.units[nth].reads_keys().then_some((0, k));
+            for (plane, stored) in keys.into_iter().chain([(1, v)]).filter(|(plane, _)| coder.encodes(*plane)) {
+                let start = self.decoded.len();
+                self.decoded.resize(start + coder.plain_bytes(plane), 0);
+                // A block that was resident already may have come with a read that failed for it.
+                let decoded = coder.decode_plane(plane, stored, &mut self.decoded[start..]);
+                decoded.map_err(|_| undecodable(self.view, &self.view.units[nth], 0))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The tail, then the result.
     pub(super) fn finish(mut self, out: &mut [f32]) -> Result<()> {
         if let Some(tail) = &self.view.tail {
-            let geometry = self.view.layout.block(self.view.layer);
+            let geometry = self.view.layout.plain_block(self.view.layer);
             let heads = usize::from(self.view.layout.kv_layer(self.view.layer)?.kv_heads);
             let (start, len) = geometry.plane(1);
             let piece = Piece {
@@ -144,7 +190,7 @@ impl<'a> Attending<'a> {
     }
 }
 
-/// The planes of unit `nth` of a view, which `part` holds; no keys where they are not read.
+/// The planes of unit `nth` of a view, which `part` holds, as they are stored; no keys where they are not read.
 pub(super) fn planes<'a>(
     view: &'a ViewInner,
     part: &'a Part,

@@ -1,10 +1,12 @@
 //! What a read brought.
 
 use super::verify::not_there;
+use crate::codec::BlockCoder;
 use crate::device::arena::Lease;
 use crate::error::{Error, Result};
 use crate::plan::Part;
 use crate::select::ViewInner;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 pub(super) struct PartBuffer {
@@ -53,6 +55,9 @@ impl ReadBatch {
     }
 }
 
+/// A plane of a group: borrowed where it is stored so, owned where it was decoded.
+pub type PlaneBytes<'a> = Cow<'a, [u8]>;
+
 /// The blocks of one view of a [`ReadBatch`].
 #[derive(Clone, Copy)]
 pub struct ViewBlocks<'a> {
@@ -67,13 +72,31 @@ impl<'a> ViewBlocks<'a> {
         self.batch.parts.iter().filter(move |p| p.part.view == index)
     }
 
-    /// Keys and values of the `nth` selected group as they are stored: the K plane `[kv_heads, G, key_dim]` and the V plane
-    /// `[kv_heads, G, value_dim]`, little-endian elements of the layout's dtype. The K plane is empty where
+    /// Keys and values of the `nth` selected group: the K plane `[kv_heads, G, key_dim]` and the V plane
+    /// `[kv_heads, G, value_dim]`, little-endian elements of the layout's dtype. They are borrowed where they are stored so, and decoded
+    /// where the layout has [a codec](crate::KvLayoutBuilder::codec). The K plane is empty where
     /// [values alone](crate::Planes) were read: attention rebuilds keys for itself.
     ///
     /// # Errors
     /// The view selected fewer groups.
-    pub fn group(&self, nth: usize) -> Result<(&'a [u8], &'a [u8])> {
+    pub fn group(&self, nth: usize) -> Result<(PlaneBytes<'a>, PlaneBytes<'a>)> {
+        let (keys, values) = self.stored(nth)?;
+        let coder = BlockCoder::of(&self.view.layout, self.view.layer);
+        let decoded = |plane: usize, stored: &'a [u8]| -> Result<PlaneBytes<'a>> {
+            match &coder {
+                Some(coder) if coder.encodes(plane) && !stored.is_empty() => {
+                    let mut plain = vec![0; coder.plain_bytes(plane)];
+                    coder.decode_plane(plane, stored, &mut plain)?;
+                    Ok(Cow::Owned(plain))
+                }
+                _ => Ok(Cow::Borrowed(stored)),
+            }
+        };
+        Ok((decoded(0, keys)?, decoded(1, values)?))
+    }
+
+    /// The planes of the `nth` selected group as they are stored.
+    pub(crate) fn stored(&self, nth: usize) -> Result<(&'a [u8], &'a [u8])> {
         let part = self.parts().find(|p| p.part.units.contains(&nth));
         let Some(PartBuffer { part, buffer }) = part else {
             return Err(not_there(&format!("group {nth} of a view of {}", self.view.units.len())));

@@ -106,6 +106,7 @@ impl ReadTicket {
             units: part.units.clone(),
             blocks: part.blocks.clone(),
             resident: Vec::new(),
+            shared: Vec::new(),
             reads,
             buffer_bytes: part.buffer_bytes,
         };
@@ -129,9 +130,10 @@ impl ReadTicket {
                     let device = |(nth, _): &(usize, _)| twin.reads.get(*nth).map(|read| read.segment.key.0);
                     return Some(failed.iter().filter_map(device).collect());
                 }
-                let resident = std::mem::take(&mut self.parts[index].resident);
-                self.parts[index] = Part { resident, ..twin };
-                self.buffers[index] = Some(buffer);
+                let late = &mut self.parts[index];
+                let (resident, shared) = (std::mem::take(&mut late.resident), std::mem::take(&mut late.shared));
+                self.parts[index] = Part { resident, shared, ..twin };
+                self.buffers[index] = Some(Arc::new(buffer));
                 self.hedges.0.insert(index);
                 if let Some(start) = self.progress.since() {
                     devices.latencies.add(start.elapsed());

@@ -4,14 +4,17 @@ mod ahead;
 mod attend;
 mod batch;
 mod copies;
+mod decodable;
 mod event;
 mod hedge;
 mod progress;
+mod shared;
 mod ticket;
 mod times;
 mod verify;
 
+pub(crate) use ahead::ReadTimes;
 pub use attend::{AttendOptions, attend, attend_with};
-pub use batch::{ReadBatch, ViewBlocks};
+pub use batch::{PlaneBytes, ReadBatch, ViewBlocks};
 pub use event::EventWaker;
 pub use ticket::ReadTicket;

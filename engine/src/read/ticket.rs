@@ -4,7 +4,7 @@ use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
 use super::hedge::Hedges;
 use super::progress::Progress;
-use super::{copies, verify};
+use super::{copies, decodable, verify};
 use crate::device::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
 use crate::device::driver::Op;
 use crate::device::region::ReadRegion;
@@ -35,13 +35,14 @@ pub struct ReadTicket {
     pub(super) devices: Arc<Devices>,
     /// Where its buffers come from: the store's arena or a region of the embedder.
     pub(super) arena: Arena,
-    in_region: bool,
+    pub(super) in_region: bool,
     pub(super) views: Vec<Arc<ViewInner>>,
     pub(super) parts: Vec<Part>,
-    pub(super) buffers: Vec<Option<Lease>>,
-    /// Parts whose blocks were checked.
-    verified: Vec<bool>,
-    failures: Vec<Option<Error>>,
+    /// Shared only once they are checked: nothing is written into them then.
+    pub(super) buffers: Vec<Option<Arc<Lease>>>,
+    /// Of parts whose blocks were checked, whether all are good.
+    pub(super) verified: Vec<Option<bool>>,
+    pub(super) failures: Vec<Option<Error>>,
     pub(super) progress: Arc<Progress>,
     pub(super) hedges: Hedges,
     cancel: Arc<AtomicBool>,
@@ -51,33 +52,31 @@ pub struct ReadTicket {
 
 impl ReadTicket {
     pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
-        let mut ticket = Self::prepare(devices, views, urgency, None)?;
+        let arena = devices.arena.clone();
+        let mut ticket = Self::prepare(devices, views, urgency, (arena, false))?;
         ticket.try_submit()?;
         Ok(ticket)
     }
 
     /// A demand read into a region.
     pub(crate) fn read_into(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, region: &ReadRegion) -> Result<Self> {
-        let mut ticket = Self::prepare(devices, views, Urgency::Demand(None), Some(region))?;
+        let mut ticket = Self::prepare(devices, views, Urgency::Demand(None), (region.arena.clone(), true))?;
         ticket.try_submit()?;
         Ok(ticket)
     }
 
-    fn prepare(
+    pub(super) fn prepare(
         devices: Arc<Devices>,
         views: Vec<Arc<ViewInner>>,
         urgency: Urgency<'_>,
-        region: Option<&ReadRegion>,
+        (arena, in_region): (Arena, bool),
     ) -> Result<Self> {
-        let (arena, bound) = match region {
-            Some(region) => (region.arena.clone(), "the region has"),
-            None => (devices.arena.clone(), "memory_limit allows"),
-        };
+        let bound = if in_region { "the region has" } else { "memory_limit allows" };
         let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = arena.slabs_max() * SLAB_BYTES;
         // They stay where they are until their sequences commit again, which may be waiting for this read.
-        let gathered = if region.is_none() { devices.gathering.used() } else { 0 };
+        let gathered = if in_region { 0 } else { devices.gathering.used() };
         if needed + gathered.next_multiple_of(SLAB_BYTES) > limit {
             let beside = if gathered > 0 {
                 format!(", beside {gathered} of groups that sequences gather")
@@ -91,10 +90,10 @@ impl ReadTicket {
         let progress = Progress::new(&devices, &parts);
         Ok(Self {
             buffers: parts.iter().map(|_| None).collect(),
-            verified: vec![false; parts.len()],
+            verified: vec![None; parts.len()],
             failures: views.iter().map(|_| None).collect(),
             arena,
-            in_region: region.is_some(),
+            in_region,
             devices,
             views,
             parts,
@@ -108,7 +107,8 @@ impl ReadTicket {
 
     /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
     pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<ReadBatch> {
-        let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None), None)?;
+        let arena = devices.arena.clone();
+        let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None), (arena, false))?;
         // Reads that other copies can take over when they are late go through the shards: they do not block this thread.
         let may_hedge = ticket.may_hedge();
         if may_hedge || !ticket.take_buffers()? {
@@ -198,7 +198,7 @@ impl ReadTicket {
             Ok(leases) => {
                 let mut leases = leases.into_iter();
                 let places = self.buffers.iter_mut().zip(&self.parts).filter(|(_, part)| part.buffer_bytes > 0);
-                places.for_each(|(buffer, _)| *buffer = leases.next());
+                places.for_each(|(buffer, _)| *buffer = leases.next().map(Arc::new));
                 Ok(true)
             }
             Err(Exhausted::Now) => Ok(false),
@@ -213,7 +213,7 @@ impl ReadTicket {
         self.progress.times.begun();
         let mut batches: BTreeMap<DeviceIndex, Vec<Request>> = BTreeMap::new();
         for (index, (part, buffer)) in self.parts.iter().zip(&mut self.buffers).enumerate() {
-            let Some(buffer) = buffer else { continue };
+            let Some(buffer) = buffer.as_mut().and_then(Arc::get_mut) else { continue };
             let tags = self.progress.first_tag(index)..;
             for (read, tag) in part.reads.iter().zip(tags) {
                 match request(&self.devices, read, buffer) {
@@ -271,6 +271,11 @@ impl ReadTicket {
     }
 
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
+        if self.try_submit()? {
+            return Ok(());
+        }
+        let progress = Arc::clone(&self.progress);
+        let _waiting = progress.times.wait();
         loop {
             let seen = self.arena.returned().epoch();
             if self.try_submit()? || self.can_ever_fit()? {
@@ -300,22 +305,21 @@ impl ReadTicket {
     pub fn wait_deadline(mut self, deadline: Option<Instant>) -> Result<ReadBatch> {
         self.submit_by(deadline)?;
         for part in 0..self.parts.len() {
-            self.wait_part(part, deadline)?;
-            self.verify_part(part, deadline)?;
+            self.complete_part(part, deadline)?;
         }
         Ok(self.into_batch())
     }
 
     /// Whether a part needs no waiting for: it has ended, or another copy gave it, however long the late one takes.
     fn has_arrived(&self, part: usize) -> bool {
-        self.verified[part] || self.hedges.won(part) || self.progress.is_done(part)
+        self.verified[part].is_some() || self.hedges.won(part) || self.progress.is_done(part)
     }
 
     fn all_arrived(&self) -> bool {
         (0..self.parts.len()).all(|part| self.has_arrived(part))
     }
 
-    fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
+    pub(super) fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
         if self.has_arrived(part) {
             return Ok(());
         }
@@ -350,24 +354,27 @@ impl ReadTicket {
     ///
     /// # Errors
     /// [`ErrorKind::Deadline`]: it passed while something was read again.
-    fn verify_part(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
-        if std::mem::replace(&mut self.verified[index], true) {
+    pub(super) fn verify_part(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
+        if self.verified[index].is_some() {
             return Ok(());
         }
+        self.verified[index] = Some(false);
         let part = &self.parts[index];
         let view = &self.views[part.view];
         let won = self.hedges.won(index);
         let failed = if won { Vec::new() } else { self.progress.take_errors(index) };
         // What failed ended early, and what another copy gave was counted then.
         let took = self.progress.took(index).filter(|_| !won && failed.is_empty());
-        let outcome = match &mut self.buffers[index] {
+        let outcome = match self.buffers[index].as_mut().and_then(Arc::get_mut) {
             None => Ok(()),
             Some(buffer) => {
                 let recovered = match failed.is_empty() {
                     true => Ok(()),
                     false => copies::recover(&self.devices, part, failed, buffer, deadline),
                 };
-                recovered.and_then(|()| verify::part(&self.devices, view, part, buffer, deadline))
+                recovered
+                    .and_then(|()| verify::part(&self.devices, view, part, buffer, deadline))
+                    .and_then(|()| decodable::part(view, part, buffer))
             }
         };
         if let Some(took) = took {
@@ -378,7 +385,7 @@ impl ReadTicket {
             Err(e) => {
                 self.failures[part.view].get_or_insert(e);
             }
-            Ok(()) => {}
+            Ok(()) => self.verified[index] = Some(true),
         }
         Ok(())
     }
@@ -386,7 +393,7 @@ impl ReadTicket {
     /// A read into the first buffer that does not end while this is held.
     #[cfg(test)]
     pub(crate) fn never_ends(&mut self) -> Option<crate::device::arena::ReadTarget> {
-        self.buffers.iter_mut().flatten().next()?.read_target(0..PAGE_BYTES).ok()
+        Arc::get_mut(self.buffers.iter_mut().flatten().next()?)?.read_target(0..PAGE_BYTES).ok()
     }
 
     fn into_batch(mut self) -> ReadBatch {
@@ -394,7 +401,7 @@ impl ReadTicket {
         let parts = std::mem::take(&mut self.parts).into_iter().zip(buffers);
         ReadBatch::new(
             std::mem::take(&mut self.views),
-            parts.map(|(part, buffer)| PartBuffer { part, buffer: buffer.map(Arc::new) }).collect(),
+            parts.map(|(part, buffer)| PartBuffer { part, buffer }).collect(),
             std::mem::take(&mut self.failures),
         )
     }
@@ -423,12 +430,11 @@ impl ReadTicket {
                 continue;
             }
             attending.rebuild(&self.parts[at]);
-            self.wait_part(at, None)?;
-            self.verify_part(at, None)?;
+            self.complete_part(at, None)?;
             if let Some(e) = &self.failures[index] {
                 return Err(e.duplicate());
             }
-            attending.part(&self.parts[at], self.buffers[at].as_ref())?;
+            attending.part(&self.parts[at], self.buffers[at].as_deref())?;
         }
         attending.finish(out)
     }
@@ -466,7 +472,7 @@ impl Future for ReadTicket {
             }
         }
         for part in 0..this.parts.len() {
-            if let Err(e) = this.verify_part(part, None) {
+            if let Err(e) = this.complete_part(part, None) {
                 return Poll::Ready(Err(e));
             }
         }

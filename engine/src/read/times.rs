@@ -33,9 +33,10 @@ impl Times {
         Waiting { times: self, since: Instant::now() }
     }
 
-    /// From submission to the end of the last part.
-    pub(super) fn at_devices(&self) -> Duration {
-        Duration::from_nanos(self.ended_ns.load(Ordering::Relaxed))
+    /// From submission to the end of the last part that has ended; none before submission.
+    pub(super) fn at_devices(&self) -> Option<(Instant, Instant)> {
+        let begun = *self.begun.get()?;
+        Some((begun, begun + Duration::from_nanos(self.ended_ns.load(Ordering::Relaxed))))
     }
 
     pub(super) fn waited(&self) -> Duration {

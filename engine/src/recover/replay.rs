@@ -17,6 +17,7 @@ use crate::log::ManifestPlace;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
+use stratakv_format::layout::Layout;
 use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
 use stratakv_format::segment::KIND_LOG;
 use stratakv_format::superblock::Slot;
@@ -213,8 +214,13 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
     for record in batch.records() {
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
         let replicated = copies.iter().any(|copy| copy.features.has_replicas());
+        let encoded = copies.iter().any(|copy| copy.features.has_codecs());
+        let has_codecs = |bytes: &[u8]| Layout::decode(bytes).is_ok_and(|layout| layout.is_encoded());
         let applied = match &record {
             Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that is superseded".into()),
+            Record::Layout(_, bytes) if !encoded && has_codecs(bytes) => {
+                Err("a layout with codecs in a manifest without the feature of codecs".into())
+            }
             Record::Replica(_) if !replicated => Err("a copy in a manifest without the feature of copies".into()),
             _ => catalog.apply(&record),
         };

@@ -120,8 +120,8 @@ mod tests {
             fill(summary.as_mut(), &mut keys, &mut random);
             let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| random()).collect();
             let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
-            let ask =
-                Ask { query: &query, shape, scale: 1.0, form: ScoreForm::Raw, groups: 0..groups, count: groups };
+            let (form, forced) = (ScoreForm::Raw, [0..0, groups..groups]);
+            let ask = Ask { query: &query, shape, scale: 1.0, form, groups: 0..groups, forced, count: groups };
             let (mut bounded, heads) = (BoundQuery::new(&ask), kv_heads * ratio);
             let mut summed = vec![0.0; groups];
             summed_upper(bounds, &ask, &mut summed);

@@ -131,15 +131,17 @@ impl Selector for LeoAm {
         while left > 0
             && let Some(chunk) = heap.pop()
         {
-            let span = 1 << chunk.level;
+            let first = chunk.run << chunk.level;
+            let members = first..first + (1 << chunk.level);
+            // Those that are chosen anyway take no place that is left.
+            let takes = members.clone().filter(|group| !ask.is_forced(*group)).count();
             let beats_rest = heap.peek().is_none_or(|next| chunk.lower >= next.upper);
-            if chunk.level == 0 || (beats_rest && span <= left) {
-                let first = chunk.run << chunk.level;
-                for group in first..first + span {
+            if chunk.level == 0 || (beats_rest && takes <= left) {
+                for group in members {
                     rank -= 1.0;
                     scores[group - groups.start] = rank;
                 }
-                left -= span;
+                left -= takes;
                 continue;
             }
             let (level, halves) = (chunk.level - 1, 2 * chunk.run..2 * chunk.run + 2);

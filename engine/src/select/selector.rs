@@ -32,8 +32,19 @@ pub struct Ask<'a> {
     pub form: ScoreForm,
     /// Groups to score.
     pub groups: Range<usize>,
-    /// Groups that the budget has room for beside those chosen anyway.
+    /// Groups among these that are chosen whatever their scores are: sinks, then the newest; the two may overlap.
+    pub forced: [Range<usize>; 2],
+    /// Groups that the budget has room for beside those chosen anyway. A method that stops when it has found so many must not
+    /// count [forced](Self::is_forced) ones: their places would go to groups that it did not score.
     pub count: usize,
+}
+
+impl Ask<'_> {
+    /// Whether a group is chosen whatever its score is.
+    #[must_use]
+    pub fn is_forced(&self, group: usize) -> bool {
+        self.forced.iter().any(|forced| forced.contains(&group))
+    }
 }
 
 /// A method of choosing groups.
@@ -62,7 +73,8 @@ pub fn summary_as<'a, S: KeySummary>(summaries: &[&'a dyn KeySummary]) -> Result
 }
 
 /// Adds up scores of units (tokens, or groups with `per_group` 1) over heads: `scores[g]` is the highest of the units of
-/// group `g`. `units` is `[groups * per_group, lanes]`, lanes a multiple of 8 of which the first `heads` count; it is used up.
+/// group `g`. `units` is `[groups * per_group, lanes]`, of which the first `heads` lanes count; it is used up. Fastest with lanes a
+/// multiple of 8. Without lanes, or with groups of no units, scores stay as they are.
 pub fn combine(
     units: &mut [f32],
     (heads, lanes): (usize, usize),
@@ -71,6 +83,9 @@ pub fn combine(
     scale: f32,
     scores: &mut [f32],
 ) {
+    if lanes == 0 || per_group == 0 {
+        return;
+    }
     if form == ScoreForm::Softmax {
         let weights = pulp::Arch::new().dispatch(|| softmax(units, heads, lanes, scale));
         pulp::Arch::new().dispatch(|| best(units, &weights, lanes, per_group, scores));
@@ -89,7 +104,8 @@ pub(super) fn softmax(units: &mut [f32], heads: usize, lanes: usize, scale: f32)
             *max = if *x > *max { *x } else { *max };
         }
     }
-    let factor = scale * std::f32::consts::LOG2_E;
+    // Infinity times a difference of zero is no number.
+    let factor = (scale * std::f32::consts::LOG2_E).min(f32::MAX);
     for unit in units.chunks_exact_mut(lanes) {
         for ((x, max), sum) in unit.iter_mut().zip(&maxima).zip(&mut sums) {
             *x = exp2((*x - max) * factor);
@@ -104,14 +120,18 @@ pub(super) fn softmax(units: &mut [f32], heads: usize, lanes: usize, scale: f32)
 
 #[inline(always)]
 fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
-    for (group, score) in units.chunks(lanes * per_group).zip(scores) {
+    for (group, score) in units.chunks(lanes.saturating_mul(per_group)).zip(scores) {
         let mut highest = f32::NEG_INFINITY;
         for unit in group.chunks_exact(lanes) {
             let mut sums = [0.0_f32; 8];
-            for (x, weights) in unit.as_chunks::<8>().0.iter().zip(weights.as_chunks::<8>().0) {
+            let ((units, rest), (weights, rest_weights)) = (unit.as_chunks::<8>(), weights.as_chunks::<8>());
+            for (x, weights) in units.iter().zip(weights) {
                 for i in 0..8 {
                     sums[i] += x[i] * weights[i];
                 }
+            }
+            for ((sum, x), weight) in sums.iter_mut().zip(rest).zip(rest_weights) {
+                *sum += x * weight;
             }
             highest = highest.max(sums.iter().sum());
         }

@@ -1,5 +1,6 @@
 //! ShadowKV's choice of chunks: landmarks (mean keys), softmax, the maximum over the query heads of each KV head; chunks
-//! whose tokens are unlike their mean are always chosen. Keys are read with the values here, not rebuilt from low rank.
+//! whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank where the view
+//! says so ([`Planes::Rebuilt`](super::Planes)).
 
 use super::selector::{Ask, ScoreForm, Selector, softmax, summary_as};
 use crate::attention::RowQuery;

@@ -119,7 +119,10 @@ pub(crate) struct ViewInner {
     pub(crate) rebuilt: Option<Arc<RebuiltKeys>>,
     /// The opening of a store that it belongs to.
     pub(crate) instance: u64,
-    pub(crate) sequence: u64,
+    /// Which handle selected it: a sequence, or a reader of it.
+    pub(crate) handle: u64,
+    /// What it was to read of its groups.
+    pub(crate) planes: Planes,
     /// Where its blocks may be resident.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }

@@ -4,15 +4,37 @@ use super::Sequence;
 use super::load::load_adapter_parts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{AdapterMeta, RecordBuffer, SequenceMeta};
-use crate::log::{AdapterPart, Claim, Draft, SequenceIdentity};
-use crate::metrics::Category;
+use crate::log::{AdapterPart, Claim, Draft, SequenceIdentity, StoreInner};
+use crate::metrics::{Category, Reservation, lock};
 use crate::options::Durability;
 use crate::summary::{Adapter, LayerAdapter};
+use std::sync::{Arc, Weak};
 use stratakv_format::SequenceId;
 use stratakv_format::checksum::crc64;
 
 /// The most bytes of one piece.
 const PIECE_BYTES: usize = 1 << 20;
+
+impl StoreInner {
+    /// Accounts for the numbers of an adapter while selectors choose by it, once for all of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`].
+    pub(super) fn hold_adapter(&self, adapter: &Arc<Adapter>) -> Result<Arc<Reservation>> {
+        let mut held = lock(&self.held_adapters);
+        held.retain(|_, memory| memory.strong_count() > 0);
+        // Whoever holds the memory holds the adapter too: its address is nobody else's.
+        let address = Arc::as_ptr(adapter).addr();
+        if let Some(memory) = held.get(&address).and_then(Weak::upgrade) {
+            return Ok(memory);
+        }
+        let bytes = usize::try_from(adapter.bytes()).unwrap_or(usize::MAX);
+        let memory = self.devices.reserve(bytes, Category::Summaries);
+        let memory = Arc::new(memory.ok_or_else(|| super::no_memory(&format!("adapter {}", adapter.id())))?);
+        held.insert(address, Arc::downgrade(&memory));
+        Ok(memory)
+    }
+}
 
 /// What the manifest says of an adapter with these layers.
 pub(crate) fn adapter_meta(adapter: &Adapter, layers: &[Vec<u8>]) -> AdapterMeta {

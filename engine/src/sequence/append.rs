@@ -2,6 +2,7 @@
 
 use super::layer::Layer;
 use super::{Held, Sequence};
+use crate::codec::BlockCoder;
 use crate::device::arena::{Exhausted, Lease};
 use crate::device::environment::sizes;
 use crate::error::{Error, ErrorKind, Result};
@@ -57,6 +58,10 @@ impl Sequence {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let tokens = keys.tokens();
+        if geometry.is_encoded() {
+            keys.check_magnitude("keys", BlockCoder::largest()).map_err(|e| e.during(&place))?;
+            values.check_magnitude("values", BlockCoder::largest()).map_err(|e| e.during(&place))?;
+        }
         let before = self.layer(layer)?.mark(tokens);
         self.reserve_for(layer, tokens).map_err(|e| e.during(&place))?;
         let outcome = self.append_checked(layer, &keys, &values, tokens);
@@ -64,6 +69,28 @@ impl Sequence {
             self.layer_mut(layer)?.reset(before);
         }
         outcome.map_err(|e| e.during(&place))
+    }
+
+    /// Appends a group to a layer under a codec as it is stored: K plane, V plane. The layer has no tail.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: planes that cannot be decoded. As [`Self::append`].
+    pub(crate) fn append_stored(&mut self, layer: usize, planes: (&[u8], &[u8])) -> Result<()> {
+        let group = self.who.layout.group_tokens();
+        let before = self.layer(layer)?.mark(group);
+        self.reserve_for(layer, group)?;
+        let state = self.layer(layer)?;
+        if let Some(bytes) = state.wants_buffer(1) {
+            let zeroed = state.has_padding();
+            let buffer = self.buffer(bytes, zeroed)?;
+            self.layer_mut(layer)?.give_buffer(buffer)?;
+        }
+        let outcome = self.layer_mut(layer)?.take_stored(planes);
+        if outcome.is_err() {
+            self.layer_mut(layer)?.reset(before);
+        }
+        outcome?;
+        self.write_full(layer)
     }
 
     /// Adds to the ids of the sequence's tokens, in order; they become durable with the next commit.
@@ -116,9 +143,15 @@ impl Sequence {
                 self.layer_mut(layer)?.give_buffer(buffer)?;
             }
             at += self.layer_mut(layer)?.take(keys, values, at..tokens)?;
-            if self.layer(layer)?.wants_buffer(1).is_some() && self.pending_bytes() >= self.gather_bytes(layer)? {
-                self.write_groups()?;
-            }
+            self.write_full(layer)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the groups collected, where the buffer of a layer is full and they are enough for a frame.
+    fn write_full(&mut self, layer: usize) -> Result<()> {
+        if self.layer(layer)?.wants_buffer(1).is_some() && self.pending_bytes() >= self.gather_bytes(layer)? {
+            self.write_groups()?;
         }
         Ok(())
     }

@@ -156,18 +156,26 @@ pub(super) fn check_block(
             plane as u16,
         );
         let data = block.get(start..start + len).unwrap_or_default();
+        let corrupt = |code, at: usize, len: usize, expected, found| {
+            Error::corrupt(Corruption {
+                code,
+                device: own.key.0.0,
+                file: segment::file_name(own.key.1),
+                offset: offset + (start + at) as u64,
+                len: len as u64,
+                expected,
+                found,
+            })
+        };
         let found = devices.identity.checksum.compute(&identity, covered(data));
         let expected = place.frame.checksums.get(place.checksum + plane).copied();
         if expected != Some(found) {
-            return Err(Error::corrupt(Corruption {
-                code: "payload-checksum",
-                device: own.key.0.0,
-                file: segment::file_name(own.key.1),
-                offset: offset + start as u64,
-                len: len as u64,
-                expected: format!("checksum {:#018x}", expected.unwrap_or(0)),
-                found: format!("{found:#018x}"),
-            }));
+            let expected = format!("checksum {:#018x}", expected.unwrap_or(0));
+            return Err(corrupt("payload-checksum", 0, len, expected, format!("{found:#018x}")));
+        }
+        if let Some(at) = layer.coder.and_then(|coder| coder.first_bad(plane, data)) {
+            let (expected, found) = ("finite ranges".to_owned(), "a range that is not finite".to_owned());
+            return Err(corrupt("payload-codec", at, 4.min(len), expected, found));
         }
     }
     Ok(())

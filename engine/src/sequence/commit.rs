@@ -173,9 +173,13 @@ impl Sequence {
     /// Whether a commit of `length` tokens writes the groups in memory. While few tokens are new it does not: it writes them by
     /// themselves, into a small frame, and a later commit writes the groups that have gathered, for good, and lets the small
     /// frames go. So a sequence that is committed token by token writes everything twice, and ends up with few large frames.
+    /// Groups under a codec do not gather.
     fn writes_groups(&mut self, length: u64) -> bool {
         // Groups on their way stand for small frames as well.
         if self.frames.iter().any(|frame| frame.small.is_none()) {
+            return true;
+        }
+        if self.layers.iter().flatten().any(super::Layer::has_encoded_pending) {
             return true;
         }
         let bytes = self.pending_bytes();

@@ -1,11 +1,13 @@
 //! One layer of an open sequence: sealed groups, the buffer they are collected in, the rolling tail, the summary.
 
+use crate::codec::BlockCoder;
 use crate::device::arena::{Lease, PAGE_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Extent, ExtentTable, Run, Source};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
 use crate::summary::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -29,7 +31,12 @@ struct Building {
 pub(crate) struct Layer {
     pub(crate) index: usize,
     pub(crate) geometry: LayerGeometry,
+    /// Of its groups as they are stored, in memory as well as on devices.
     pub(crate) block: BlockGeometry,
+    /// Of the tail, and of groups that were decoded.
+    pub(crate) plain: BlockGeometry,
+    /// What makes the one of the other, where they differ.
+    pub(crate) coder: Option<BlockCoder>,
     dtype: DType,
     group_tokens: usize,
     /// Tokens appended.
@@ -62,7 +69,7 @@ pub(crate) struct LayerMark {
 impl Layer {
     pub(crate) fn new(layout: &KvLayout, index: usize, summary: bool, frame_limit: usize) -> Result<Self> {
         let geometry = *layout.kv_layer(index)?;
-        let block = *layout.block(index);
+        let (block, plain) = (*layout.block(index), *layout.plain_block(index));
         // A run goes into one frame with its summaries and checksums.
         let groups = block.blocks_per_page.max(1);
         let disk = block.extent_bytes(groups);
@@ -72,6 +79,8 @@ impl Layer {
             index,
             geometry,
             block,
+            plain,
+            coder: BlockCoder::of(layout, index),
             dtype: layout.dtype(),
             group_tokens: layout.group_tokens(),
             run_bytes: RUN_BYTES_MAX.min(run_limit),
@@ -79,7 +88,7 @@ impl Layer {
             table: ExtentTable::default(),
             building: None,
             pending: Vec::new(),
-            tail: vec![0; block.block_bytes].into(),
+            tail: vec![0; plain.block_bytes].into(),
             written: 0,
             summary: summary.then(|| MinMax::new(&geometry, layout.dtype())),
             extras: Vec::new(),
@@ -182,15 +191,15 @@ impl Layer {
     }
 
     /// Cuts the layer to its first `tokens`, which are not more than there are. `block` is that of the group the cut falls
-    /// into; needed when that group is sealed and some of its tokens are kept. The next commit writes the tail anew.
+    /// into, decoded; needed when that group is sealed and some of its tokens are kept. The next commit writes the tail anew.
     pub(crate) fn cut(&mut self, tokens: u64, block: Option<&[u8]>) {
         let rows = (tokens % self.group_tokens as u64) as usize;
-        let tail = block.map(|_| vec![0; self.block.block_bytes].into());
+        let tail = block.map(|_| vec![0; self.plain.block_bytes].into());
         self.reset(LayerMark { tokens, tail });
         if let Some(block) = block {
-            let (start, len) = self.block.plane(1);
+            let (start, len) = self.plain.plane(1);
             self.restore_rows(
-                [&block[..self.block.key_bytes], &block[start..start + len]],
+                [&block[..self.plain.key_bytes], &block[start..start + len]],
                 self.group_tokens,
                 0..rows,
                 0,
@@ -269,20 +278,47 @@ impl Layer {
         let count = range.len().min(self.group_tokens - start);
         let tokens = range.start..range.start + count;
         if start == 0 && count == self.group_tokens {
-            let (layer, block) = (self.geometry, self.block);
-            let (dtype, group) = (self.dtype, self.group_tokens);
+            let (layer, plain) = (self.geometry, self.plain);
+            let (dtype, group, coder) = (self.dtype, self.group_tokens, self.coder);
             let slot = self.slot()?;
-            write_rows(&layer, &block, dtype, group, slot, 0, keys, values, tokens);
+            match coder {
+                None => write_rows(&layer, &plain, dtype, group, slot, 0, keys, values, tokens),
+                Some(coder) => {
+                    let mut whole = vec![0; plain.block_bytes];
+                    write_rows(&layer, &plain, dtype, group, &mut whole, 0, keys, values, tokens);
+                    coder.encode(&whole, slot)?;
+                }
+            }
             self.sealed()?;
         } else {
             let tail = unique(&mut self.tail);
-            write_rows(&self.geometry, &self.block, self.dtype, self.group_tokens, tail, start, keys, values, tokens);
+            write_rows(&self.geometry, &self.plain, self.dtype, self.group_tokens, tail, start, keys, values, tokens);
             if start + count == self.group_tokens {
                 self.seal_tail()?;
             }
         }
         self.tokens += count as u64;
         Ok(count)
+    }
+
+    /// Takes a group under a codec as it is stored, for which there is room and no tail before it.
+    pub(crate) fn take_stored(&mut self, planes: (&[u8], &[u8])) -> Result<()> {
+        let damaged = |what: &str| Error::new(ErrorKind::Corruption, what.to_owned());
+        let coder = self.coder.filter(|_| self.tail_tokens() == 0);
+        let coder = coder.ok_or_else(|| damaged("a group where none is due"))?;
+        if [planes.0, planes.1].into_iter().enumerate().any(|(plane, stored)| coder.first_bad(plane, stored).is_some())
+        {
+            return Err(damaged("a plane with a range that is not finite"));
+        }
+        let block = self.block;
+        let slot = self.slot()?;
+        for (plane, stored) in [planes.0, planes.1].into_iter().enumerate() {
+            let (start, len) = block.plane(plane);
+            slot[start..start + len].copy_from_slice(stored);
+        }
+        self.sealed()?;
+        self.tokens += self.group_tokens as u64;
+        Ok(())
     }
 
     fn slot(&mut self) -> Result<&mut [u8]> {
@@ -312,14 +348,23 @@ impl Layer {
         let shape = self.shape();
         let Some(building) = &mut self.building else { return Ok(()) };
         let start = self.block.block_offset(building.groups);
+        let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
+        let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
+        let needed = self.summary.is_some() || !self.extras.is_empty() || self.kept.is_some();
+        // Summaries are of what attention will see.
+        let mut decoded = Vec::new();
+        let keys = match &self.coder {
+            Some(coder) if needed && coder.encodes(0) => {
+                decoded.resize(coder.plain_bytes(0), 0);
+                coder.decode_plane(0, keys, &mut decoded)?;
+                &decoded[..]
+            }
+            _ => keys,
+        };
         if let Some(summary) = &mut self.summary {
-            let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
-            let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
             summary.push(keys, usize::from(self.geometry.kv_heads), self.group_tokens, self.dtype);
         }
         if !self.extras.is_empty() || self.kept.is_some() {
-            let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
-            let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
             let group = KeyGroup::new(shape, keys, building.first_group + building.groups as u64)?;
             self.extras.iter_mut().for_each(|summary| summary.push(&group));
             if let Some(kept) = &mut self.kept {
@@ -333,8 +378,27 @@ impl Layer {
     /// The tail, whose tokens now fill a group, goes where groups are collected.
     pub(crate) fn seal_tail(&mut self) -> Result<()> {
         let tail = Arc::clone(&self.tail);
-        self.slot()?.copy_from_slice(&tail);
+        let coder = self.coder;
+        let slot = self.slot()?;
+        match coder {
+            None => slot.copy_from_slice(&tail),
+            Some(coder) => coder.encode(&tail, slot)?,
+        }
         self.sealed()
+    }
+
+    /// A stored block decoded: what attention sees.
+    pub(crate) fn decoded<'a>(&self, block: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        match &self.coder {
+            None => Ok(Cow::Borrowed(block)),
+            Some(coder) => coder.decoded(block).map(Cow::Owned),
+        }
+    }
+
+    /// Whether groups in memory have to go into the next frame as groups: what was appended is not there any more, and tokens by
+    /// themselves are exact.
+    pub(crate) fn has_encoded_pending(&self) -> bool {
+        self.coder.is_some() && self.pending_bytes() > 0
     }
 
     /// The block of a group that is still being collected, if it is.
@@ -381,7 +445,7 @@ impl Layer {
     pub(crate) fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()> {
         let (first, end) = (tail.first_token, tail.first_token + u64::from(tail.tokens));
         let size = self.group_tokens as u64;
-        let (start, len) = self.block.plane(plane);
+        let (start, len) = self.plain.plane(plane);
         let block = |group: u64| {
             self.block_in_memory(group).and_then(|block| block.get(start..start + len)).ok_or_else(|| {
                 Error::new(ErrorKind::Corruption, format!("group {group} of layer {} is not in memory", self.index))
@@ -408,10 +472,13 @@ impl Layer {
         Ok(())
     }
 
-    /// The block of a group that is in memory, or of the tail behind the last one.
+    /// The block of a group that is in memory as it is, or of the tail behind the last one.
     fn block_in_memory(&self, group: u64) -> Option<&[u8]> {
         if group == self.groups() {
             return Some(&self.tail);
+        }
+        if self.coder.is_some() {
+            return None;
         }
         if let Some(block) = self.building_block(group) {
             return Some(block);
@@ -423,7 +490,7 @@ impl Layer {
 
     /// Puts rows of a stored piece into the tail: planes `[kv_heads, stride, dim]`, rows `from` to slots `to`.
     pub(crate) fn restore_rows(&mut self, planes: [&[u8]; 2], stride: usize, from: Range<usize>, to: usize) {
-        let (block, group, dtype) = (self.block, self.group_tokens, self.dtype);
+        let (block, group, dtype) = (self.plain, self.group_tokens, self.dtype);
         let dims = [self.geometry.key_dim, self.geometry.value_dim];
         let heads = usize::from(self.geometry.kv_heads);
         let tail = unique(&mut self.tail);

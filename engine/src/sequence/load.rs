@@ -36,12 +36,13 @@ impl Loose {
     fn group(devices: &Devices, layer: &super::Layer, group: u64, place: &BlockPlace, tokens: usize) -> Result<Self> {
         let size = layer.shape().group_tokens as u64;
         let block = read_block(devices, layer, group, size, place)?;
-        let (start, len) = layer.block.plane(1);
+        let block = layer.decoded(&block)?;
+        let (start, len) = layer.plain.plane(1);
         Ok(Self {
             first_token: group * size,
             tokens,
             stride: size as usize,
-            keys: block[..layer.block.key_bytes].to_vec(),
+            keys: block[..layer.plain.key_bytes].to_vec(),
             values: block[start..start + len].to_vec(),
         })
     }

@@ -3,22 +3,45 @@
 use super::Sequence;
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{Category, lock};
+use crate::metrics::{Category, Reservation, lock};
 use crate::select::{Ask, SelectOptions, Selector, View, choose};
 use crate::summary::{KeyGroup, KeySummary, StoredAs, SummaryKind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A selector of a sequence.
+/// A selector of a sequence, as long as this handle of it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SelectorId(usize);
+pub struct SelectorId {
+    /// Of all selectors that were ever attached in this process: what tells those of other sequences apart.
+    number: u64,
+}
+
+/// Numbers of selectors that were given out.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// Selectors and the kinds of summaries that layers keep for them.
 #[derive(Default)]
 pub(super) struct Methods {
-    selectors: Vec<(Arc<dyn Selector>, Vec<usize>)>,
-    kinds: Vec<String>,
-    /// Of kinds that are written with the groups: the id of their adapter, 0 where the store has none.
-    stored: Vec<Option<u64>>,
+    /// In the order of their numbers.
+    selectors: Vec<(SelectorId, Attached)>,
+    /// By slot: those of the summaries of a layer.
+    kinds: Vec<Kind>,
+}
+
+struct Kind {
+    id: String,
+    /// Where it is written with the groups: the id of its adapter, 0 where the store has none.
+    stored: Option<u64>,
+    /// Holds the memory of its adapter.
+    _adapter: Option<Arc<Reservation>>,
+}
+
+struct Attached {
+    selector: Arc<dyn Selector>,
+    /// Which kinds it needs.
+    slots: Vec<usize>,
+    /// Holds the memory of its adapters, which may be others of the same numbers than its kinds'.
+    _adapters: Vec<Arc<Reservation>>,
 }
 
 impl Methods {
@@ -27,7 +50,7 @@ impl Methods {
         &'a self,
         extras: &'a [Box<dyn KeySummary>],
     ) -> impl Iterator<Item = (&'a dyn KeySummary, u64)> {
-        extras.iter().zip(&self.stored).filter_map(|(extra, stored)| stored.map(|adapter| (extra.as_ref(), adapter)))
+        extras.iter().zip(&self.kinds).filter_map(|(extra, kind)| kind.stored.map(|adapter| (extra.as_ref(), adapter)))
     }
 }
 
@@ -58,37 +81,61 @@ impl Sequence {
 
     fn attach_as(&mut self, selector: Arc<dyn Selector>, store: bool) -> Result<SelectorId> {
         let before = (self.methods.kinds.len(), self.method_bytes.bytes());
-        let slots = self.slots_of(selector.as_ref()).inspect_err(|_| self.forget_kinds(before))?;
+        let (slots, adapters) = self.slots_of(selector.as_ref()).inspect_err(|_| self.forget_kinds(before))?;
         if store {
             slots.iter().for_each(|slot| self.store_with_groups(*slot));
         }
-        self.methods.selectors.push((selector, slots));
-        Ok(SelectorId(self.methods.selectors.len() - 1))
+        let id = SelectorId { number: NUMBERS.fetch_add(1, Ordering::Relaxed) };
+        self.methods.selectors.push((id, Attached { selector, slots, _adapters: adapters }));
+        // What was promised for building is more than what came of it.
+        self.account_methods();
+        Ok(id)
     }
 
-    /// The kinds that a selector needs; those that are not there yet are built.
-    fn slots_of(&mut self, selector: &dyn Selector) -> Result<Vec<usize>> {
-        let mut slots = Vec::new();
+    /// Takes a selector away, and the summaries that no other one needs: their memory is free, and they are not written with new
+    /// groups any more. Those that are written stay where they are.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: a selector of another sequence, or one that was taken away before.
+    pub fn detach(&mut self, selector: SelectorId) -> Result<()> {
+        self.selector(selector)?;
+        let selectors = &mut self.methods.selectors;
+        selectors.retain(|(id, _)| *id != selector);
+        let used: Vec<bool> = (0..self.methods.kinds.len())
+            .map(|slot| selectors.iter().any(|(_, attached)| attached.slots.contains(&slot)))
+            .collect();
+        for (_, attached) in selectors {
+            attached.slots.iter_mut().for_each(|slot| *slot = used[..*slot].iter().filter(|used| **used).count());
+        }
+        keep(&mut self.methods.kinds, &used);
+        self.layers.iter_mut().flatten().for_each(|layer| keep(&mut layer.extras, &used));
+        self.account_methods();
+        Ok(())
+    }
+
+    /// The kinds that a selector needs, and the memory of their adapters; kinds that are not there yet are built.
+    fn slots_of(&mut self, selector: &dyn Selector) -> Result<(Vec<usize>, Vec<Arc<Reservation>>)> {
+        let (mut slots, mut adapters) = (Vec::new(), Vec::new());
         for kind in selector.summaries() {
             let id = kind.id();
-            let found = self.methods.kinds.iter().position(|known| *known == id);
+            let adapter = kind.adapter().map(|adapter| self.store.hold_adapter(adapter)).transpose()?;
+            adapters.extend(adapter.clone());
+            let found = self.methods.kinds.iter().position(|known| known.id == id);
             slots.push(match found {
                 Some(at) => at,
                 None => {
                     self.build(kind.as_ref()).map_err(|e| e.during(format!("summary {id}")))?;
-                    self.methods.kinds.push(id);
-                    self.methods.stored.push(None);
+                    self.methods.kinds.push(Kind { id, stored: None, _adapter: adapter });
                     self.methods.kinds.len() - 1
                 }
             });
         }
-        Ok(slots)
+        Ok((slots, adapters))
     }
 
     /// Forgets all kinds behind the first ones, and gives back what was taken for them beyond `held` bytes.
     fn forget_kinds(&mut self, (first, held): (usize, usize)) {
         self.methods.kinds.truncate(first);
-        self.methods.stored.truncate(first);
         self.layers.iter_mut().flatten().for_each(|layer| layer.extras.truncate(first));
         // It only shrinks.
         self.store.devices.resize(&mut self.method_bytes, held);
@@ -104,18 +151,19 @@ impl Sequence {
             let adapter = catalog.sequences.get(id).and_then(|meta| meta.adapter.as_ref());
             stored.adapter_checksum != 0 && adapter.is_some_and(|adapter| adapter.checksum == stored.adapter_checksum)
         });
-        self.methods.stored[slot] = Some(adapters.next().map_or(0, |id| id.0));
+        self.methods.kinds[slot].stored = Some(adapters.next().map_or(0, |id| id.0));
     }
 
-    /// Bytes in memory of the summaries that a selector chooses by, those that it shares included.
+    /// Bytes in memory of the summaries that a selector chooses by, those that it shares included. Not those of its adapter
+    /// ([`Adapter::bytes`](crate::retrieval::Adapter::bytes)), which all sequences share.
     ///
     /// # Errors
     /// A selector of another sequence.
     pub fn selector_bytes(&self, selector: SelectorId) -> Result<u64> {
-        let (_, slots) = self.selector(selector)?;
+        let attached = self.selector(selector)?;
         let layers = self.layers.iter().flatten();
         Ok(layers
-            .flat_map(|layer| slots.iter().filter_map(|slot| layer.extras.get(*slot)))
+            .flat_map(|layer| attached.slots.iter().filter_map(|slot| layer.extras.get(*slot)))
             .map(|s| s.bytes() as u64)
             .sum())
     }
@@ -125,15 +173,16 @@ impl Sequence {
     /// # Errors
     /// No such layer, a selector of another sequence.
     pub fn selector_summaries(&self, selector: SelectorId, layer: usize) -> Result<Vec<&dyn KeySummary>> {
-        let (_, slots) = self.selector(selector)?;
+        let attached = self.selector(selector)?;
         let extras = &self.layer(layer)?.extras;
-        Ok(slots.iter().filter_map(|slot| extras.get(*slot)).map(AsRef::as_ref).collect())
+        Ok(attached.slots.iter().filter_map(|slot| extras.get(*slot)).map(AsRef::as_ref).collect())
     }
 
     /// As [`Self::select`], by a selector of this sequence instead of its min/max records.
     ///
     /// # Errors
-    /// As [`Self::select`]; [`ErrorKind::MemoryLimit`]: no memory for the scores; what the selector reports.
+    /// As [`Self::select`]; [`ErrorKind::InvalidArgument`]: a selector of another sequence; [`ErrorKind::MemoryLimit`]: no memory
+    /// for the scores; what the selector reports.
     pub fn select_with(
         &self,
         selector: SelectorId,
@@ -142,7 +191,7 @@ impl Sequence {
         options: impl Into<SelectOptions>,
     ) -> Result<View> {
         let options = options.into();
-        let (method, _) = self.selector(selector)?;
+        let method = &self.selector(selector)?.selector;
         let place = |e: Error| e.during(format!("select by {} in layer {layer}", method.name()));
         let state = self.layer(layer)?;
         super::select::check_query(state, query).map_err(place)?;
@@ -167,6 +216,7 @@ impl Sequence {
                 scale,
                 form: options.form,
                 groups: span.groups.start as usize..span.groups.end as usize,
+                forced: forced.clone().map(|forced| forced.start as usize..forced.end as usize),
                 count: count.saturating_sub(span.forced_count(&forced)),
             };
             let summaries = self.selector_summaries(selector, layer)?;
@@ -178,9 +228,10 @@ impl Sequence {
         self.view(state, &span, &chosen, options.planes)
     }
 
-    fn selector(&self, selector: SelectorId) -> Result<&(Arc<dyn Selector>, Vec<usize>)> {
+    fn selector(&self, selector: SelectorId) -> Result<&Attached> {
+        let found = self.methods.selectors.iter().find(|(id, _)| *id == selector);
         let unknown = || Error::new(ErrorKind::InvalidArgument, "a selector of another sequence");
-        self.methods.selectors.get(selector.0).ok_or_else(unknown)
+        found.map(|(_, attached)| attached).ok_or_else(unknown)
     }
 
     /// Accounts for what the summaries of selectors hold once `layer` has `groups` more.
@@ -191,6 +242,13 @@ impl Sequence {
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         Ok(())
+    }
+
+    /// Gives back what summaries and kept keys do not hold any more.
+    pub(super) fn account_methods(&mut self) {
+        let held = self.methods_bytes(0, 0);
+        // It only shrinks.
+        self.store.devices.resize(&mut self.method_bytes, held);
     }
 
     /// Bytes of the summaries of selectors once `layer` has `groups` more.
@@ -223,11 +281,11 @@ impl Sequence {
     /// Adds all sealed groups of a layer to a summary.
     fn fill(&self, layer: usize, summary: &mut dyn KeySummary) -> Result<()> {
         let state = self.layer(layer)?;
-        let (shape, key_bytes) = (state.shape(), state.block.key_bytes);
+        let shape = state.shape();
         let mut group = self.restore(layer, summary, 0)?;
         while group < state.groups() {
-            group = self.visit(state, group, &mut |group, block| {
-                summary.push(&KeyGroup::new(shape, &block[..key_bytes], group)?);
+            group = self.visit(state, group, &mut |group, keys, _| {
+                summary.push(&KeyGroup::new(shape, keys, group)?);
                 Ok(())
             })?;
             group = self.restore(layer, summary, group)?;
@@ -236,9 +294,19 @@ impl Sequence {
     }
 }
 
+/// Keeps the elements that are marked.
+fn keep<T>(list: &mut Vec<T>, marks: &[bool]) {
+    let mut marks = marks.iter();
+    list.retain(|_| marks.next().copied().unwrap_or(true));
+}
+
 impl Span {
     /// Groups that a budget has room for.
-    fn count(&self, options: &SelectOptions) -> Result<usize> {
+    pub(super) fn count(&self, options: &SelectOptions) -> Result<usize> {
+        if let Some(scale) = options.scale.filter(|scale| !(scale.is_finite() && *scale > 0.0)) {
+            let text = format!("a scale of {scale}; finite and above 0");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let visible = (self.tokens - self.first_token) as usize;
         Ok(self.group_count(options.budget.of(visible)?))
     }

@@ -26,6 +26,7 @@ use crate::metrics::{Category, Reservation};
 use crate::options::{CacheOptions, Durability};
 use layer::Layer;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
@@ -41,6 +42,8 @@ const STRIPE_BYTES_MIN: usize = 1 << 20;
 pub struct Sequence {
     store: Arc<StoreInner>,
     who: SequenceIdentity,
+    /// Of all handles of this process, readers included: what caches tell askers apart by.
+    handle: u64,
     /// By layer; none for layers without KV.
     layers: Vec<Option<Layer>>,
     token_ids: Vec<u32>,
@@ -133,7 +136,7 @@ impl Sequence {
             layers.push(match layout.raw().layers[index].has_kv() {
                 true => {
                     // The tail itself, and the copy that a view may hold while it changes.
-                    tail_bytes += 2 * layout.block(index).block_bytes;
+                    tail_bytes += 2 * layout.plain_block(index).block_bytes;
                     Some(Layer::new(layout, index, has_summary, frame_limit)?)
                 }
                 false => None,
@@ -159,6 +162,7 @@ impl Sequence {
             store,
             cache,
             who,
+            handle: next_handle(),
             layers,
             token_ids: Vec::new(),
             ids_written: 0,
@@ -359,6 +363,12 @@ impl std::fmt::Debug for Sequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sequence").field("id", &self.who.sequence).field("len", &self.len()).finish_non_exhaustive()
     }
+}
+
+/// A number that no other handle has.
+fn next_handle() -> u64 {
+    static HANDLES: AtomicU64 = AtomicU64::new(0);
+    HANDLES.fetch_add(1, Ordering::Relaxed)
 }
 
 fn no_memory(what: &str) -> Error {

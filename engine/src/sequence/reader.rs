@@ -84,6 +84,7 @@ impl Sequence {
         let inner = Self {
             store: Arc::clone(&self.store),
             who: self.who.clone(),
+            handle: super::next_handle(),
             layers,
             token_ids: self.token_ids.clone(),
             ids_written: 0,

@@ -18,27 +18,36 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: a layer whose rotation the layout does not name
-    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)) or that has no V plane, a rank of 0 or above its joint keys.
+    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)) or that has no V plane, a rank of 0 or above its joint keys;
+    /// keys of f32 or bf16 so long that the sum of their squares is infinite.
     /// [`ErrorKind::MemoryLimit`]; keys that cannot be read. Layers before the one that failed have new ones.
     pub fn rebuild_keys(&mut self, options: &RebuildOptions) -> Result<()> {
         for layer in self.layers.iter().flatten() {
             check(layer, options).map_err(|e| e.during(format!("keys of layer {}", layer.index)))?;
         }
+        let outcome = self.rebuild_layers(options);
+        // Exact keys that are now at a low rank.
+        self.account_methods();
+        outcome
+    }
+
+    fn rebuild_layers(&mut self, options: &RebuildOptions) -> Result<()> {
         for at in 0..self.layers.len() {
             let Some(layer) = &self.layers[at] else { continue };
             let rebuilt = self.rebuilt(layer, options).map_err(|e| e.during(format!("keys of layer {at}")))?;
             let fresh = options.exact_tokens / self.who.layout.group_tokens();
-            let kept = KeptKeys::new(rebuilt, fresh, layer.block.key_bytes);
+            let kept = KeptKeys::new(rebuilt, fresh, layer.plain.key_bytes);
             if let Some(layer) = &mut self.layers[at] {
                 layer.kept = Some(kept);
             }
         }
-        self.reserve_methods(0, 0, 0)
+        Ok(())
     }
 
     /// Gives up what [`Self::rebuild_keys`] keeps.
     pub fn forget_keys(&mut self) {
         self.layers.iter_mut().flatten().for_each(|layer| layer.kept = None);
+        self.account_methods();
     }
 
     /// Bytes in memory of what [`Self::rebuild_keys`] keeps, exact keys of new tokens included.
@@ -60,20 +69,19 @@ impl Sequence {
         let account = reserve(RebuiltKeys::bytes_of(&shape, groups, rank, outliers, layer.block.block_bytes))?;
         let _scratch = reserve(FirstPass::bytes_of(&shape, groups))?;
         let rope = layer.geometry.rope.as_ref().ok_or_else(unknown_rotation)?;
-        let key_bytes = layer.block.key_bytes;
         let mut first = FirstPass::new(shape, Rotation::new(rope));
         let mut group = 0;
         while group < layer.groups() {
-            group = self.visit(layer, group, &mut |group, block| {
-                first.add(&KeyGroup::new(shape, &block[..key_bytes], group)?);
+            group = self.visit(layer, group, &mut |group, keys, _| {
+                first.add(&KeyGroup::new(shape, keys, group)?);
                 Ok(())
             })?;
         }
-        let mut second = first.finish(rank, outliers, account);
+        let mut second = first.finish(rank, outliers, account)?;
         let mut group = 0;
         while group < layer.groups() {
-            group = self.visit(layer, group, &mut |group, block| {
-                second.add(&KeyGroup::new(shape, &block[..key_bytes], group)?, block);
+            group = self.visit(layer, group, &mut |group, keys, block| {
+                second.add(&KeyGroup::new(shape, keys, group)?, block);
                 Ok(())
             })?;
         }

@@ -19,17 +19,15 @@ impl Sequence {
     /// select inside it. A budget of everything needs no summary.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape or not finite, a budget of zero, a layer that has no
-    /// tokens yet, a sequence without the summary that choosing needs, or [`Planes`] that the layer does not have.
+    /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape or not finite, a budget of zero, a scale that is not finite and
+    /// above 0, a layer that has no tokens yet, a sequence without the summary that choosing needs, or [`Planes`] that the layer does not have.
     pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
         let options = options.into();
         let state = self.layer(layer)?;
         let place = |e: Error| e.during(format!("select in layer {layer}"));
         check_query(state, query).map_err(place)?;
         let span = Span::of(state, self.who.layout.group_tokens());
-        let visible = (state.tokens - span.first_token) as usize;
-        let budget = options.budget.of(visible).map_err(place)?;
-        let count = span.group_count(budget);
+        let count = span.count(&options).map_err(place)?;
         let forced = span.forced(&options);
         let mut scores = Vec::new();
         if count < span.len() && span.needs_scores(count, &forced) {
@@ -174,7 +172,8 @@ impl Sequence {
             tail,
             rebuilt,
             instance: self.store.devices.identity.instance,
-            sequence: self.who.sequence.0,
+            handle: self.handle,
+            planes,
             cache: self.cache.clone(),
         };
         Ok(View { inner: Arc::new(inner) })

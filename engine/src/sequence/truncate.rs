@@ -47,12 +47,13 @@ impl Sequence {
         }
         self.cut_frames(tokens);
         self.measure_frames();
-        // It only shrinks.
+        // They only shrink.
         self.account();
+        self.account_methods();
         Ok(())
     }
 
-    /// The block of the group of layer `at` that a cut falls into, when it is sealed and keeps some of its tokens.
+    /// The block, decoded, of the group of layer `at` that a cut falls into, when it is sealed and keeps some of its tokens.
     pub(super) fn cut_block(&self, at: usize, tokens: u64) -> Result<Option<Vec<u8>>> {
         let Some(layer) = self.layers.get(at).and_then(Option::as_ref) else { return Ok(None) };
         let size = self.who.layout.group_tokens() as u64;
@@ -61,15 +62,17 @@ impl Sequence {
             return Ok(None);
         }
         if let Some(block) = layer.building_block(group) {
-            return Ok(Some(block.to_vec()));
+            return layer.decoded(block).map(|block| Some(block.into_owned()));
         }
         let lost = || Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
         let extent = layer.table.find(group).ok_or_else(lost)?;
         if let Source::Memory(run) = &extent.source {
-            return run.block((group - extent.first_group) as usize + extent.skip).map(|block| Some(block.to_vec()));
+            let block = run.block((group - extent.first_group) as usize + extent.skip)?;
+            return layer.decoded(block).map(|block| Some(block.into_owned()));
         }
         let place = extent.place(group, &layer.block, layer.geometry.planes()).ok_or_else(lost)?;
-        read_block(&Arc::clone(&self.store.devices), layer, group, size, &place).map(Some)
+        let block = read_block(&Arc::clone(&self.store.devices), layer, group, size, &place)?;
+        layer.decoded(&block).map(|block| Some(block.into_owned()))
     }
 
     /// Frames hold less of the sequence from now on: whole groups only, as the next commit writes the tail anew. Those that hold

@@ -9,16 +9,26 @@ use stratakv_format::page::PAGE_BYTES;
 /// Bytes of blocks read at once.
 const READ_BYTES: usize = 1 << 20;
 
+/// Takes a group, its decoded K plane and its block as it is stored.
+pub(super) type Visitor<'a> = dyn FnMut(u64, &[u8], &[u8]) -> Result<()> + 'a;
+
 impl Sequence {
     /// Shows `each` the sealed groups of a layer from `group` on that lie together, a megabyte of them at most, with their
-    /// checked blocks; gives the first that is left.
-    pub(super) fn visit(
-        &self,
-        state: &Layer,
-        group: u64,
-        each: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<u64> {
+    /// checked blocks: the K plane, decoded, and the whole block as it is stored. Gives the first that is left.
+    pub(super) fn visit(&self, state: &Layer, group: u64, each: &mut Visitor<'_>) -> Result<u64> {
         let tokens = self.who.layout.group_tokens() as u64;
+        let mut decoded = Vec::new();
+        let mut each = |group: u64, block: &[u8]| {
+            let keys = &block[..state.block.key_bytes];
+            match &state.coder {
+                Some(coder) if coder.encodes(0) => {
+                    decoded.resize(coder.plain_bytes(0), 0);
+                    coder.decode_plane(0, keys, &mut decoded)?;
+                    each(group, &decoded, block)
+                }
+                _ => each(group, keys, block),
+            }
+        };
         let lost = || Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
         if let Some(block) = state.building_block(group) {
             each(group, block)?;

@@ -45,7 +45,7 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout. [`ErrorKind::LayoutMismatch`]:
     /// it has another number of layers than the layout, or another width in one. [`ErrorKind::InvalidArgument`]: it has
-    /// nothing for any layer, or is too large. Those of [`Sequence::commit`](crate::Sequence::commit).
+    /// nothing for any layer, or is too large. [`ErrorKind::Corruption`]: what is there already is damaged. Those of [`Sequence::commit`](crate::Sequence::commit).
     pub fn put_adapter(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
         self.put(layout, adapter, replicas).map_err(|e| e.during(format!("put adapter {}", adapter.id())))
     }
@@ -66,8 +66,9 @@ impl Store {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let _one = lock(&inner.adapters);
-        if let Some((id, _, known)) = self.find(layout, &about.name, Some(about.version))? {
-            if known == about {
+        if let Some((id, meta, known)) = self.find(layout, &about.name, Some(about.version))? {
+            // The checksum does not tell which layer the numbers are of.
+            if known == about && self.loaded(layout, id, &meta, &known)? == *adapter {
                 return Ok(id.0);
             }
             let text = "the store has another adapter of this name, version and layout";
@@ -124,10 +125,15 @@ impl Store {
         let _one = lock(&inner.adapters);
         let found = self.find(layout, name, version)?;
         let (id, meta, about) = found.ok_or_else(|| not_found(name, version))?;
+        self.loaded(layout, id, &meta, &about)
+    }
+
+    fn loaded(&self, layout: &KvLayout, id: SequenceId, meta: &SequenceMeta, about: &AdapterMeta) -> Result<Adapter> {
+        let name = &about.name;
         let load = || {
-            let claim = Claim::new(inner, id, "");
+            let claim = Claim::new(&self.inner, id, "");
             let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("adapter {name:?} is being read")))?;
-            load_adapter(claim, id, &meta, &about)
+            load_adapter(claim, id, meta, about)
         };
         // A bit may have gone wrong on the way and not on the medium: read once more.
         let again = |e: Error| if e.kind() == ErrorKind::Corruption { load() } else { Err(e) };
@@ -135,7 +141,7 @@ impl Store {
         // Layers behind the last that it has something for.
         let mut layers = adapter.layers().to_vec();
         layers.resize(layout.layers().max(layers.len()), LayerAdapter::None);
-        Adapter::new(about.name, about.version, layers)
+        Adapter::new(name.clone(), about.version, layers)
     }
 
     /// Adapters that the store holds, by layout, name and version.

@@ -13,7 +13,7 @@ use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recover::SUPERBLOCK_NEW;
 use crate::shard::{Affinity, Lanes, Priority, Request, Threads};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
@@ -60,7 +60,7 @@ pub(super) fn start_devices(
     let lanes = Lanes::new(arena.clone());
     let tend = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
-    let replicas = list.iter().any(|device| lock(&device.slot).features.has_replicas());
+    let incompat = list.iter().map(|device| lock(&device.slot).features.incompat.get()).fold(0, |all, own| all | own);
     Ok(Devices {
         list,
         arena,
@@ -74,7 +74,7 @@ pub(super) fn start_devices(
         balance: options.balance,
         gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),
         threads,
-        replicas: AtomicBool::new(replicas),
+        incompat: AtomicU64::new(incompat),
         lanes,
         tend,
     })

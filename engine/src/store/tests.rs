@@ -2,6 +2,7 @@
 
 mod commits;
 mod copies;
+mod hidden;
 mod opening;
 
 use super::{Store, StoreStatus};
@@ -74,7 +75,7 @@ fn check(batch: &ReadBatch, groups: &[u64]) {
         let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
         let (keys, values) = batch.get(0).unwrap().group(nth).unwrap();
         let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
-        assert!(same(keys) && same(values), "group {group} holds something else");
+        assert!(same(&keys) && same(&values), "group {group} holds something else");
     }
 }
 

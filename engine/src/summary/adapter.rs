@@ -3,6 +3,7 @@
 use super::codebook::Codebook;
 use super::keys::KeyShape;
 use crate::error::{Error, ErrorKind, Result};
+use std::sync::Arc;
 use stratakv_format::checksum::crc64;
 
 const MAGIC: &[u8; 8] = b"SKVADAPT";
@@ -40,15 +41,27 @@ impl LowRankAdapter {
     }
 }
 
-/// What an adapter has for one layer.
+/// What an adapter has for one layer. Clones, and the summaries made with it, share its numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerAdapter {
     /// Nothing.
     None,
     /// A projection.
-    LowRank(LowRankAdapter),
+    LowRank(Arc<LowRankAdapter>),
     /// A transform with codebooks.
-    Codes(Codebook),
+    Codes(Arc<Codebook>),
+}
+
+impl From<LowRankAdapter> for LayerAdapter {
+    fn from(low: LowRankAdapter) -> Self {
+        Self::LowRank(Arc::new(low))
+    }
+}
+
+impl From<Codebook> for LayerAdapter {
+    fn from(book: Codebook) -> Self {
+        Self::Codes(Arc::new(book))
+    }
 }
 
 impl LayerAdapter {
@@ -75,11 +88,20 @@ impl LayerAdapter {
             1 => {
                 let (width, rank) = (reader.number()?, reader.number()?);
                 let matrix = reader.floats(width.checked_mul(rank).ok_or_else(damaged)?)?;
-                Self::LowRank(LowRankAdapter::new(width, rank, matrix).map_err(|_| damaged())?)
+                Self::from(LowRankAdapter::new(width, rank, matrix).map_err(|_| damaged())?)
             }
-            2 => Self::Codes(Codebook::read(reader)?),
+            2 => Self::from(Codebook::read(reader)?),
             _ => return Err(damaged()),
         })
+    }
+
+    /// Bytes in memory.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::LowRank(low) => low.matrix.len() * size_of::<f32>(),
+            Self::Codes(book) => book.bytes(),
+        }
     }
 
     /// Its bytes, as they stand in a store: kind, then its numbers.
@@ -162,6 +184,13 @@ impl Adapter {
     #[must_use]
     pub fn layers(&self) -> &[LayerAdapter] {
         &self.layers
+    }
+
+    /// Bytes of its numbers in memory. The store accounts for them as long as a selector by this adapter is attached, once however
+    /// many sequences have one.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.bytes() as u64).sum()
     }
 
     /// Name and version.
@@ -291,7 +320,7 @@ mod tests {
             vec![vec![-1.0, 1.0], vec![-1.0, -0.5, 0.5, 1.0], vec![0.0, 3.0]],
             0.25,
         );
-        let layers = vec![LayerAdapter::None, LayerAdapter::LowRank(low), LayerAdapter::Codes(book.unwrap())];
+        let layers = vec![LayerAdapter::None, low.into(), book.unwrap().into()];
         Adapter::new("name", 7, layers).unwrap()
     }
 

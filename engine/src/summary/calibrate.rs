@@ -59,7 +59,10 @@ impl Calibrator {
     /// Keys `[tokens, kv_heads, key_dim]` of a layer as they will be stored, after RoPE. What is not a whole token is left.
     pub fn keys(&mut self, layer: usize, keys: &[f32]) {
         let Some(moments) = self.layers.get_mut(layer) else { return };
-        let width = moments.heads * moments.dim;
+        let width = moments.width();
+        if width == 0 {
+            return;
+        }
         for key in keys.chunks_exact(width) {
             moments.tokens += 1;
             moments.sum.iter_mut().zip(key).for_each(|(sum, k)| *sum += f64::from(*k));
@@ -76,11 +79,14 @@ impl Calibrator {
         }
     }
 
-    /// Queries `[tokens, q_heads, key_dim]` of a layer, of decode steps or of a prompt.
+    /// Queries `[tokens, q_heads, key_dim]` of a layer, of decode steps or of a prompt. Of a layer without keys, or without query
+    /// heads, there are none.
     pub fn queries(&mut self, layer: usize, queries: &[f32], q_heads: usize, decode: bool) {
-        let Some(moments) = self.layers.get_mut(layer) else { return };
+        let Some(moments) = self.layers.get_mut(layer).filter(|moments| moments.width() > 0 && q_heads > 0) else {
+            return;
+        };
         let (dim, ratio) = (moments.dim, (q_heads / moments.heads).max(1));
-        for token in queries.chunks_exact(q_heads * dim) {
+        for token in queries.chunks_exact(q_heads.saturating_mul(dim)) {
             for (head, query) in token.chunks_exact(dim).enumerate() {
                 let start = (head / ratio).min(moments.heads - 1) * dim * dim;
                 outer(&mut moments.queries[usize::from(decode)][start..start + dim * dim], query);
@@ -99,7 +105,7 @@ impl Calibrator {
             let (_, vectors) = eigen(&DMatrix::from_row_slice(width, width, &moments.second));
             let matrix = (0..width).flat_map(|i| (0..rank).map(move |j| (i, j)));
             let matrix = matrix.map(|at| vectors[at] as f32).collect();
-            LowRankAdapter::new(width, rank, matrix).map(LayerAdapter::LowRank)
+            LowRankAdapter::new(width, rank, matrix).map(LayerAdapter::from)
         })
     }
 
@@ -122,7 +128,7 @@ impl Calibrator {
                     }
                 }
             }
-            LowRankAdapter::new(width, rank, matrix).map(LayerAdapter::LowRank)
+            LowRankAdapter::new(width, rank, matrix).map(LayerAdapter::from)
         })
     }
 
@@ -136,7 +142,7 @@ impl Calibrator {
             let bits = options.bits;
             moments.check(bits.is_multiple_of(8) && (8..=2048).contains(&bits), "bits")?;
             moments.check((1..=8).contains(&options.dimension_bits_max), "bits of a dimension")?;
-            moments.codebook(options).map(LayerAdapter::Codes)
+            moments.codebook(options).map(LayerAdapter::from)
         })
     }
 

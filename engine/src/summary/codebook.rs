@@ -75,6 +75,14 @@ impl Codebook {
         Ok(Self { width, mean, forward, query, packing, levels, distortion })
     }
 
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let floats = self.mean.len() + self.forward.len() + self.query.len();
+        let lists = self.levels.iter().map(Vec::len).chain(self.packing.iter().map(Vec::len));
+        (floats + lists.sum::<usize>()) * size_of::<f32>()
+            + (self.levels.len() + self.packing.len()) * size_of::<Vec<f32>>()
+    }
+
     /// Joint key dimensions.
     #[must_use]
     pub fn width(&self) -> usize {

@@ -29,9 +29,13 @@ impl SummaryKind for CodedKeys {
         format!("codes/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
     }
 
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        Some(&self.adapter)
+    }
+
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
         let book = match self.adapter.layer(layer, &shape)? {
-            LayerAdapter::Codes(book) => book.clone(),
+            LayerAdapter::Codes(book) => Arc::clone(book),
             _ => return Err(self.adapter.wrong(layer, "codebook")),
         };
         let codes = Records::new(book.code_bytes() * shape.group_tokens);
@@ -42,7 +46,7 @@ impl SummaryKind for CodedKeys {
 /// `[groups][group_tokens, code_bytes]`.
 pub struct Codes {
     shape: KeyShape,
-    book: Codebook,
+    book: Arc<Codebook>,
     codes: Records<u8>,
     /// Of the adapter.
     checksum: u64,

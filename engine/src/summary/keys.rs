@@ -1,5 +1,6 @@
 //! What a summary is made of: the keys of one group, and the interface that every kind of summary has.
 
+use super::adapter::Adapter;
 use super::stored::StoredAs;
 use crate::error::{Error, ErrorKind, Result};
 use half::{bf16, f16};
@@ -118,7 +119,7 @@ pub trait KeySummary: Any + Send + Sync {
     /// Forgets the groups from `groups` on.
     fn truncate(&mut self, groups: usize);
 
-    /// Bytes in memory now.
+    /// Bytes in memory now, less those of its kind's adapter.
     fn bytes(&self) -> usize;
 
     /// The most bytes in memory once `groups` more were added.
@@ -147,6 +148,11 @@ pub trait SummaryKind: Send + Sync {
     /// Tells kinds apart: the name with everything that changes what is kept, such as an adapter's version.
     fn id(&self) -> String;
 
+    /// The adapter that it is made by, if any: its memory is the sequences' to account for, once for all that share it.
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        None
+    }
+
     /// The summary of a layer without groups.
     ///
     /// # Errors
@@ -157,6 +163,10 @@ pub trait SummaryKind: Send + Sync {
 impl<K: SummaryKind + ?Sized> SummaryKind for Arc<K> {
     fn id(&self) -> String {
         (**self).id()
+    }
+
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        (**self).adapter()
     }
 
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
@@ -214,8 +224,12 @@ impl<T: Copy + Default> Records<T> {
         self.len * size_of::<T>()
     }
 
+    /// Keeps the first records; gives memory back where less than half of it is used.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.data.truncate(count * self.len);
+        if self.data.len() < self.data.capacity() / 2 {
+            self.data.shrink_to_fit();
+        }
     }
 
     pub(crate) fn slice(&self, range: std::ops::Range<usize>) -> &[T] {

@@ -29,9 +29,13 @@ impl SummaryKind for LowRankKeys {
         format!("low-rank/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
     }
 
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        Some(&self.adapter)
+    }
+
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
         let matrix = match self.adapter.layer(layer, &shape)? {
-            LayerAdapter::LowRank(matrix) => matrix.clone(),
+            LayerAdapter::LowRank(matrix) => Arc::clone(matrix),
             _ => return Err(self.adapter.wrong(layer, "low-rank matrix")),
         };
         Ok(Box::new(LowRank {
@@ -46,7 +50,7 @@ impl SummaryKind for LowRankKeys {
 /// `[groups][group_tokens, rank]`.
 pub(crate) struct LowRank {
     shape: KeyShape,
-    matrix: LowRankAdapter,
+    matrix: Arc<LowRankAdapter>,
     /// Of the adapter.
     checksum: u64,
     rows: Records<u16>,

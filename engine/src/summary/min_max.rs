@@ -308,7 +308,8 @@ fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
     let mut high = vec![f32::NEG_INFINITY; dim];
     for row in plane.chunks_exact(dim * 4) {
         for (j, bits) in row.chunks_exact(4).enumerate() {
-            let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+            // A zero without its sign: which of two zeros is the lesser one depends on the processor.
+            let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]) + 0.0;
             low[j] = low[j].min(value);
             high[j] = high[j].max(value);
         }
@@ -334,8 +335,25 @@ mod tests {
     use half::f16;
     use proptest::prelude::*;
 
+    #[test]
+    fn a_zero_has_no_sign_whatever_the_order() {
+        for column in [[0.0_f32, -0.0], [-0.0, 0.0], [-0.0, -0.0]] {
+            let plane: Vec<u8> = column.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let (mut low, mut high) = ([1], [1]);
+            extremes_f32(&plane, &mut low, &mut high);
+            assert_eq!((low, high), ([0], [0]), "{column:?}");
+        }
+    }
+
     fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
-        LayerGeometry { kv_heads, key_dim, value_dim: key_dim, window: None, rope: None }
+        LayerGeometry {
+            kv_heads,
+            key_dim,
+            value_dim: key_dim,
+            window: None,
+            rope: None,
+            codecs: stratakv_format::layout::RAW_PLANES,
+        }
     }
 
     fn plenty() -> impl FnMut(usize) -> Option<Reservation> {

@@ -5,6 +5,7 @@ use super::keys::{KeyGroup, KeyShape};
 use super::landmarks::mean_and_cosine;
 use super::matrix::{multiply_add, multiply_add_upper, strongest};
 use super::rotation::{Angles, Rotation};
+use crate::error::{Error, ErrorKind, Result};
 use crate::layout::narrow;
 use crate::metrics::Reservation;
 use half::slice::HalfFloatSliceExt;
@@ -184,9 +185,18 @@ impl FirstPass {
     }
 
     /// The second pass at this rank, which is the width at most; `account` holds what it will keep.
-    pub(crate) fn finish(mut self, rank: usize, outliers: usize, account: Reservation) -> SecondPass {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: keys so long that their squares have no sum in f32.
+    pub(crate) fn finish(mut self, rank: usize, outliers: usize, account: Reservation) -> Result<SecondPass> {
         self.flush();
         let width = self.shape.width();
+        // What the iteration adds up is not above the trace but for rounding and the order of the terms.
+        let trace = self.moment.iter().step_by(width + 1).sum::<f32>();
+        if !self.longest.is_finite() || !(trace * width as f32).is_finite() {
+            let text = format!("keys as long as {:e} have no directions in f32", self.longest);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         for i in 0..width {
             for j in 0..i {
                 self.moment[i * width + j] = self.moment[j * width + i];
@@ -212,7 +222,7 @@ impl FirstPass {
             outliers: BTreeMap::new(),
             _account: account,
         };
-        SecondPass { keys, onto, outliers, batch: self.batch, angles: self.angles }
+        Ok(SecondPass { keys, onto, outliers, batch: self.batch, angles: self.angles })
     }
 }
 

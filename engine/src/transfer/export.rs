@@ -99,7 +99,7 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
     let state = sequence.state();
     let page = ExportPage {
         magic: MAGIC,
-        features: Features::current(),
+        features: if who.layout.raw().is_encoded() { Features::current().with_codecs() } else { Features::current() },
         store_id: store.devices.identity.store_id,
         sequence: U64::new(who.sequence.0),
         nonce: U64::new(random_u64()?),
@@ -187,7 +187,7 @@ fn groups(sequence: &Sequence, layer: usize, out: &mut Out<impl Write>, bytes: &
         let blocks = batch.get(0)?;
         bytes.clear();
         for nth in 0..(range.end - range.start) as usize {
-            let (keys, values) = blocks.group(nth)?;
+            let (keys, values) = blocks.stored(nth)?;
             bytes.extend_from_slice(keys);
             bytes.extend_from_slice(values);
         }

@@ -223,9 +223,8 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         return Err(damaged(start, "bytes behind the layout"));
     }
     if &stored != layout.raw() {
-        let same_model = stored.fingerprint == layout.raw().fingerprint;
-        let what = if same_model { "geometry" } else { "fingerprint" };
-        let text = format!("the sequence was written with another {what}: another model, dtype or group size");
+        let what = layout.difference(&stored);
+        let text = format!("the sequence was written with another {what}: another model, dtype, group size or codec");
         return Err(Error::new(ErrorKind::LayoutMismatch, text));
     }
     let mut key = String::new();
@@ -315,7 +314,15 @@ fn layer(
         let header = file.next(Some(layout), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
         for planes in bytes.chunks_exact(block.key_bytes + block.value_bytes) {
-            append(sequence, layout, at, group as usize, planes.split_at(block.key_bytes), start)?;
+            let planes = planes.split_at(block.key_bytes);
+            if geometry.is_encoded() {
+                sequence.append_stored(at, planes).map_err(|e| match e.kind() {
+                    ErrorKind::Corruption => damaged(start, e),
+                    _ => e,
+                })?;
+                continue;
+            }
+            append(sequence, layout, at, group as usize, planes, start)?;
         }
         let count = u64::from(header.tokens.get());
         if has_summary {
@@ -324,7 +331,7 @@ fn layer(
             let header = file.next(Some(layout), &expected)?;
             let element = sequence.stored_summaries(at, next / group..(next + count) / group, &mut summaries)?;
             let same = element == DType::from_code(header.element)
-                && file.bytes()[..header.bytes.get() as usize] == summaries[..];
+                && are_same(&file.bytes()[..header.bytes.get() as usize], &summaries);
             if !same {
                 return Err(damaged(start, format!("summaries of layer {at} that are not those of its keys")));
             }
@@ -341,6 +348,15 @@ fn layer(
         append(sequence, layout, at, left as usize, planes, start)?;
     }
     Ok(())
+}
+
+/// Whether two lists of 16-bit floats hold the same numbers: a zero of either sign is one, as earlier builds wrote both.
+fn are_same(a: &[u8], b: &[u8]) -> bool {
+    let number = |bits: &[u8; 2]| match u16::from_le_bytes(*bits) {
+        0x8000 => 0,
+        bits => bits,
+    };
+    a.len() == b.len() && a.as_chunks().0.iter().map(number).eq(b.as_chunks().0.iter().map(number))
 }
 
 /// Appends planes `[kv_heads, tokens, dim]` as they are.

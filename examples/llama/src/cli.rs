@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use stratakv::Durability;
 use stratakv::retrieval::ScoreForm;
+use stratakv::{Durability, PlaneCodec};
 
 use crate::budget::Budget;
 use crate::kv::KvDType;
@@ -91,6 +91,9 @@ pub struct CacheArgs {
     /// Element type of stored keys and values
     #[arg(long, value_enum, default_value_t = KvDType::F16)]
     pub dtype: KvDType,
+    /// How groups are stored: as they are, or in 8 or 4 bits per element; the newest tokens, which fill no group, stay as they are
+    #[arg(long, value_enum, default_value_t = Codec::Raw)]
+    pub codec: Codec,
     /// Directory on an SSD that holds keys and values; repeat for several SSDs; a temporary one where none is given
     #[arg(long = "device", value_name = "DIR")]
     pub devices: Vec<PathBuf>,
@@ -100,6 +103,27 @@ pub struct CacheArgs {
     /// Bound on the store's memory (buffers, tails, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory_limit: Option<u64>,
+}
+
+/// Codecs of `--codec`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Codec {
+    /// As they are.
+    Raw,
+    /// 256 levels over a channel's or a token's range.
+    Int8,
+    /// 16 levels.
+    Int4,
+}
+
+impl From<Codec> for PlaneCodec {
+    fn from(codec: Codec) -> Self {
+        match codec {
+            Codec::Raw => Self::Raw,
+            Codec::Int8 => Self::Int8,
+            Codec::Int4 => Self::Int4,
+        }
+    }
 }
 
 impl CacheArgs {
@@ -113,6 +137,7 @@ impl CacheArgs {
             dense_layers: self.dense_layers as usize,
             budget: self.budget,
             group_tokens: self.group_tokens as usize,
+            codec: self.codec.into(),
             devices: self.devices.clone(),
             memory_limit: self.memory_limit,
             read_ahead: self.pipeline == Switch::On,
@@ -229,6 +254,7 @@ impl CalibrateArgs {
             dense_layers: 0,
             budget: Budget::Tokens(1),
             group_tokens: self.group_tokens as usize,
+            codec: PlaneCodec::Raw,
             devices: self.devices.clone(),
             memory_limit: None,
             read_ahead: false,
@@ -310,6 +336,7 @@ impl CompareArgs {
             dense_layers: 0,
             budget: Budget::Tokens(1),
             group_tokens: self.group_tokens as usize,
+            codec: PlaneCodec::Raw,
             devices: self.devices.clone(),
             memory_limit: Some(self.memory_limit),
             read_ahead: false,

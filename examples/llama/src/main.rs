@@ -12,6 +12,7 @@ use serde_json::json;
 use stratakv_llama::cli::{CalibrateArgs, Cli, Command, CompareArgs, GenerateArgs, RecallArgs, model_or_default};
 use stratakv_llama::generate::{Request, generate};
 use stratakv_llama::kv::adapters::{adapter_file, to_safetensors};
+use stratakv_llama::kv::store::engine_error;
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, backend};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
@@ -53,7 +54,8 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
     let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
     let bar = progress(tokens as u64, "tokens", args.json);
     let budget = args.cache.budget_name();
-    let report = recall::run(
+    let mut drift = recall::Drift::default();
+    let mut report = recall::run(
         &model,
         &prompts,
         (args.cache.policy.name(), &budget),
@@ -64,9 +66,11 @@ fn recall_command(args: &RecallArgs) -> Result<()> {
             if args.keep {
                 cache.commit(&prompt.fed().collect::<Vec<_>>(), recall::STATE)?;
             }
+            drift.add(&cache.own_drift().map_err(engine_error)?);
             Box::new(cache).finish(args.keep)
         },
     )?;
+    report.drift = drift;
     bar.finish_and_clear();
     let notes = backend.notes(report.steps());
     backend.close()?;
@@ -169,6 +173,9 @@ fn compared(args: &CompareArgs) -> Result<recall::Comparison> {
     };
     let table = recall::compare(&model, &prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
+    for line in table.drifts.iter().filter_map(|(method, drift)| drift.line(method)) {
+        eprintln!("{line}");
+    }
     backend.close()?;
     Ok(table)
 }
@@ -224,6 +231,8 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
     bar.finish_and_clear();
     let stats = cache.stats();
     let tokens = cache.len();
+    let mut drift = recall::Drift::default();
+    drift.add(&cache.own_drift().map_err(engine_error)?);
     Box::new(cache).finish(args.session.is_some())?;
     let notes = backend.notes(stats.steps);
     backend.close()?;
@@ -242,6 +251,7 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
             "resident_bytes_peak": stats.resident_bytes_peak,
             "seconds_to_first_token": first,
             "tokens_per_s": per_s,
+            "drift": if drift.is_empty() { None } else { Some(&drift) },
             "pipeline": stats.pipeline,
             "io_hidden_share": stats.pipeline.map(|report| report.hidden_share()),
             "prediction_recall": stats.pipeline.map(|report| report.recall()),
@@ -260,6 +270,9 @@ fn generate_command(args: &GenerateArgs) -> Result<()> {
     );
     if let Some(report) = &stats.pipeline {
         eprintln!("{}", recall::pipeline_line(report));
+    }
+    if let Some(line) = drift.line(args.cache.policy.name()) {
+        eprintln!("{line}");
     }
     for note in notes {
         eprintln!("{note}");

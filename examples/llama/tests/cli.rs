@@ -207,6 +207,15 @@ fn adapters_come_from_files_and_from_the_store() {
         json["cells"][0]["accuracy"].clone()
     };
     assert_eq!(from(&["--device", device]), from(&["--adapters", files]));
+    // How far the keys are from those of calibration, by layer, where there are codes.
+    let run = |policy: &[&str]| -> Value {
+        let fixed = ["recall", "--json", "--adapters", files, "--policy"];
+        serde_json::from_str(&stdout(&kvrun(&[&fixed[..], policy, &few].concat()))).unwrap()
+    };
+    let told = run(&["tck", "--bits", "64"]);
+    let drift: Vec<f64> = told["drift"].as_array().unwrap().iter().map(|drift| drift.as_f64().unwrap()).collect();
+    assert!(drift.len() == 4 && drift.iter().all(|drift| (0.3..3.0).contains(drift)), "{drift:?}");
+    assert!(run(&["kvswap"])["drift"].is_null());
     let wrong =
         failure(&[&["recall", "--json", "--policy"][..], &["tck", "--bits", "32", "--device", device], &few].concat());
     assert!(wrong.contains("kvrun calibrate"), "{wrong}");

@@ -22,6 +22,7 @@ fn the_process_grows_by_what_the_store_accounts_for() {
         dense_layers: 0,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
+        codec: stratakv::PlaneCodec::Raw,
         devices: vec![dir.path().to_path_buf()],
         memory_limit: Some(LIMIT),
         read_ahead: false,

@@ -23,6 +23,7 @@ fn options(policy: Policy, devices: &[&Path]) -> KvOptions {
         dense_layers: 0,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
+        codec: stratakv::PlaneCodec::Raw,
         devices: devices.iter().map(|d| d.to_path_buf()).collect(),
         memory_limit: Some(16 << 20),
         read_ahead: false,

@@ -2,6 +2,7 @@
 
 use super::header::CALLER_STATE_BYTES_MAX;
 use super::summary::{SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_RECORD_BYTES_MAX, SUMMARY_SIGNS, SummaryHeader};
+use crate::codec::PlaneCodec;
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::layout::{LayerGeometry, Layout};
@@ -36,7 +37,7 @@ pub const KIND_ADAPTER: u16 = 11;
 /// Tokens of a sequence end below this one or at it.
 pub const TOKENS_MAX: u64 = 1 << 48;
 
-/// Codec: the bytes as they are.
+/// Codec of extents other than groups, and of groups whose planes are as they are.
 pub const CODEC_RAW: u16 = 0;
 
 /// A descriptor.
@@ -47,7 +48,7 @@ pub struct Descriptor {
     pub kind: U16,
     /// Layer, 0 where there is none.
     pub layer: U16,
-    /// Codec of the extent.
+    /// Groups: codec of the K planes in the lower byte, of the V planes in the upper one, as in the layout. Else 0.
     pub codec: U16,
     /// Kind of summary, else 0.
     pub summary: U16,
@@ -130,8 +131,14 @@ impl Descriptor {
         if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
             return unsupported("descriptor kind", 0, u64::from(kind));
         }
-        if self.codec.get() != CODEC_RAW {
-            return unsupported("codec", 4, u64::from(self.codec.get()));
+        let codec = self.codec.get();
+        if codec.to_le_bytes().into_iter().any(|code| PlaneCodec::from_code(code).is_none()) {
+            return unsupported("codec", 4, u64::from(codec));
+        }
+        let layer = layout.layers.get(usize::from(self.layer.get())).filter(|_| kind == KIND_GROUPS);
+        let due = layer.map_or(CODEC_RAW, LayerGeometry::codec_code);
+        if codec != due {
+            return Err(FormatError::range("codec of the layout", base + 4, u64::from(due), u64::from(codec)));
         }
         if self.cipher != 0 || self.key.get() != 0 {
             return unsupported("cipher", 49, u64::from(self.cipher));
@@ -247,7 +254,14 @@ mod tests {
             group_tokens: 4,
             padded_planes: false,
             fingerprint: [0; 32],
-            layers: alloc::vec![LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 16, window: None, rope: None }],
+            layers: alloc::vec![LayerGeometry {
+                kv_heads: 1,
+                key_dim: 16,
+                value_dim: 16,
+                window: None,
+                rope: None,
+                codecs: crate::layout::RAW_PLANES
+            }],
         };
         for kind in [0, KIND_LOW_RANK_BASIS, KIND_KEYED_OBJECT, KIND_ADAPTER + 1, u16::MAX] {
             let mut descriptor = Descriptor::new_zeroed();

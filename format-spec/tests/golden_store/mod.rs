@@ -4,7 +4,7 @@ use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::features::Features;
 use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
 use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage, encode_record};
 use stratakv_format::segment::{self, SegmentPage};
 use stratakv_format::superblock::{self, STATE_CLOSED, STATE_OPEN, Slot};
@@ -92,8 +92,14 @@ pub(crate) fn segment_page(position: u8) -> SegmentPage {
 
 /// Blocks of 1024 bytes (4 a page), no KV, blocks of exactly a page in a sliding layer, blocks of 768 bytes without V.
 pub(crate) fn layout() -> Layout {
-    let layer =
-        |kv_heads, key_dim, value_dim, window| LayerGeometry { kv_heads, key_dim, value_dim, window, rope: None };
+    let layer = |kv_heads, key_dim, value_dim, window| LayerGeometry {
+        kv_heads,
+        key_dim,
+        value_dim,
+        window,
+        rope: None,
+        codecs: RAW_PLANES,
+    };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,

@@ -5,7 +5,7 @@ use crate::retrieval::store::{Extent, TOKENS, commit, create, descriptor, files_
 use std::fs;
 use std::path::{Path, PathBuf};
 use stratakv_format::frame::{FrameView, KIND_GROUPS};
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::Kind;
 use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
 use stratakv_format::{DType, PAGE_BYTES, PayloadChecksum};
@@ -21,7 +21,7 @@ fn layout() -> Layout {
     let interleaved = Rope::new(4, 500_000.0).interleaved().starting_at(2).scaled(llama3);
     let layer = |heads, rope| {
         let dim = if heads == 0 { 0 } else { 8 };
-        LayerGeometry { kv_heads: heads, key_dim: dim, value_dim: dim, window: None, rope }
+        LayerGeometry { kv_heads: heads, key_dim: dim, value_dim: dim, window: None, rope, codecs: RAW_PLANES }
     };
     Layout {
         dtype: DType::F16,
@@ -110,7 +110,7 @@ fn layouts_that_say_it_otherwise_are_refused() {
         change(&mut changed);
         Layout::decode(&changed).map(|_| ()).unwrap_err().to_string()
     };
-    assert!(refused(&|b| b[9] = 7).contains("layout flags: 0x7 is not supported"));
+    assert!(refused(&|b| b[9] = 11).contains("layout flags: 0xb is not supported"));
     assert!(refused(&|b| b[9] = 1).contains("rotations"));
     assert!(refused(&|b| b[layers + 7] = 2).contains("rotation of a layer"), "the second one is named first");
     assert!(refused(&|b| b[layers + 36 + 7] = 1).contains("rotations"), "nobody names the second one");

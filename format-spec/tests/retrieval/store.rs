@@ -7,7 +7,7 @@ use crate::golden_store::{
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity, crc64};
 use stratakv_format::frame::{self, Descriptor};
 use stratakv_format::ids::SequenceId;
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, FLAG_CHECKPOINT, Kind};
 use stratakv_format::superblock::{STATE_CLOSED, Slot};
 use stratakv_format::{DType, DeviceIndex, Location, PAGE_BYTES, SegmentId, segment};
@@ -20,7 +20,14 @@ pub(crate) const TOKENS: u64 = 2;
 
 /// Groups of four; two layers of two KV heads of 8, one without KV between them.
 pub(crate) fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim| LayerGeometry { kv_heads, key_dim, value_dim, window: None, rope: None };
+    let layer = |kv_heads, key_dim, value_dim| LayerGeometry {
+        kv_heads,
+        key_dim,
+        value_dim,
+        window: None,
+        rope: None,
+        codecs: RAW_PLANES,
+    };
     Layout {
         dtype: DType::F16,
         group_tokens: 4,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::features::Features;
 use stratakv_format::frame::*;
-use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, Kind, encode_batch, encode_record};
 use stratakv_format::segment::{self, KIND_LOG, SegmentPage};
 use stratakv_format::superblock::{FILE, STATE_CLOSED, STATE_OPEN, Slot};
@@ -24,10 +24,11 @@ pub const MANIFEST_PAGES: usize = 16;
 pub const CHECKSUM: PayloadChecksum = PayloadChecksum::Crc64Nvme;
 
 pub fn layout() -> Layout {
-    let full = LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 8, window: None, rope: None };
-    let none = LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None };
+    let full = LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 8, window: None, rope: None, codecs: RAW_PLANES };
+    let none = LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None, codecs: RAW_PLANES };
     // Block of layer 2: K plane of 4 KiB, V plane of 512 bytes, two pages.
-    let wide = LayerGeometry { kv_heads: 2, key_dim: 128, value_dim: 16, window: Some(8), rope: None };
+    let wide =
+        LayerGeometry { kv_heads: 2, key_dim: 128, value_dim: 16, window: Some(8), rope: None, codecs: RAW_PLANES };
     Layout {
         dtype: DType::F32,
         group_tokens: 4,

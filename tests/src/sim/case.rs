@@ -74,6 +74,9 @@ pub struct Case {
     /// Element type.
     #[serde(with = "dtype")]
     pub dtype: DType,
+    /// Bits per element of groups under a codec, 0 for none; the share of the layers.
+    #[serde(default)]
+    pub codec: (u8, f64),
     /// With min/max summaries.
     pub summaries: bool,
     /// By slot what ends the sequences made in it; nothing beyond.
@@ -144,6 +147,9 @@ impl Case {
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
             whole,
         };
+        // Of its own numbers: the rest of the case is what it was before there were codecs.
+        let mut own = Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xc0dec);
+        let codec = pick(&mut own, &[(0, 1.0), (0, 1.0), (0, 1.0), (8, 1.0), (8, 0.5), (4, 1.0)]);
         let copies = if devices > 1 && rng.one_in(2) { 2 + rng.below(devices as u64 - 1) as u8 } else { 1 };
         // Not of the same numbers: a case of before is the same case with other shards.
         let mut of_shards = Rng::new(seed.wrapping_mul(0x9e6c_63d0_76cc_4b6d) ^ 0x5a4d);
@@ -177,6 +183,7 @@ impl Case {
                 pick(rng, &[2, 4, 4, 8]),
             ),
             dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
+            codec,
             summaries: rng.one_in(3),
             ends,
             copies,

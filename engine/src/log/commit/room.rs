@@ -53,7 +53,7 @@ impl Committer {
 
     /// Bytes that a generation must take when `more` bytes of records are added.
     fn needed(&self, more: u64) -> u64 {
-        let state = lock(&self.catalog).checkpoint_bytes(self.devices.replicas.load(Ordering::Relaxed));
+        let state = lock(&self.catalog).checkpoint_bytes(self.devices.has_replicas());
         let state = state + self.admitted.load(Ordering::Relaxed) + more;
         // With the padding of batches, as a checkpoint counts it, and room for those that follow.
         let batches = 1 + state / environment::sizes().batch_bytes as u64;

@@ -68,3 +68,37 @@ fn evictions_that_were_kept_are_told_once_they_are_durable() {
     store.tend().unwrap();
     assert_eq!((lock(&told).as_slice(), store.health().evictions), (&[77][..], 1));
 }
+
+#[test]
+fn a_segment_takes_no_frames_behind_one_that_failed() {
+    let _alone = lock(&ALONE);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut sequence) = filled(dir.path(), 1);
+    let newest = || {
+        let catalog = lock(&store.inner.catalog);
+        catalog.frames.iter().max_by_key(|(id, _)| **id).map(|(_, frame)| frame.location).unwrap()
+    };
+    let append = |sequence: &mut Sequence, to: u64| {
+        for group in sequence.layer_len(0)? / GROUP as u64..to {
+            let row = vec![group as f32; GROUP * DIM];
+            let view = TensorView::token_major(&row, GROUP, 1, DIM);
+            sequence.append(0, view, view)?;
+        }
+        sequence.commit(Durability::Sync)
+    };
+    append(&mut sequence, GROUPS + 1).unwrap();
+    let first = newest();
+    append(&mut sequence, GROUPS + 2).unwrap();
+    let last = newest();
+    assert_eq!(last.segment, first.segment, "it has room");
+    trouble::set(&[("stratakv-0-", Trouble::NotWritten)]);
+    // Enough for whole frames: those are written by the device's thread.
+    let error = append(&mut sequence, GROUPS + 200).unwrap_err();
+    trouble::set(&[]);
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    append(&mut sequence, GROUPS + 200).unwrap();
+    let frames: Vec<_> = lock(&store.inner.catalog).frames.values().map(|frame| frame.location).collect();
+    let behind = frames.iter().find(|at| at.segment == last.segment && at.page > last.page);
+    assert_eq!(behind, None, "what failed may still land there");
+    read(&store, &sequence, &(0..GROUPS + 200).collect::<Vec<_>>());
+}

@@ -112,7 +112,7 @@ impl Tensor<'_> {
     fn layer(&self) -> Result<LayerAdapter> {
         if let Some((shape, matrix)) = self.floats("low_rank")? {
             let &[width, rank] = &shape[..] else { bail!("layers.{}.low_rank is no matrix", self.layer) };
-            return Ok(LayerAdapter::LowRank(LowRankAdapter::new(width, rank, matrix).map_err(engine_error)?));
+            return Ok(LowRankAdapter::new(width, rank, matrix).map_err(engine_error)?.into());
         }
         let Some((_, mean)) = self.floats("mean")? else { return Ok(LayerAdapter::None) };
         let (_, packing) = self.bytes("packing", Dtype::U32)?.context("packing is missing")?;
@@ -121,7 +121,7 @@ impl Tensor<'_> {
         let levels = self.cut(&self.needed("levels")?, "level_counts")?;
         let packing = self.cut(&packing, "packing_counts")?;
         let book = Codebook::new(mean, self.needed("forward")?, self.needed("query")?, packing, levels, distortion);
-        Ok(LayerAdapter::Codes(book.map_err(engine_error)?))
+        Ok(book.map_err(engine_error)?.into())
     }
 }
 
@@ -152,8 +152,7 @@ mod tests {
         let packing = vec![vec![0], vec![1, 2]];
         let levels = vec![vec![-1.0, 1.0], vec![-1.0, -0.5, 0.5, 1.0], vec![0.0, 3.0]];
         let book = Codebook::new(vec![0.5; 4], vec![1.0; 12], vec![2.0; 12], packing, levels, 0.25).unwrap();
-        Adapter::new("name", 7, vec![LayerAdapter::None, LayerAdapter::LowRank(low), LayerAdapter::Codes(book)])
-            .unwrap()
+        Adapter::new("name", 7, vec![LayerAdapter::None, low.into(), book.into()]).unwrap()
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use stratakv::retrieval::{Adapter, ScoreForm, Selector};
-use stratakv::{ByteSize, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, StoreStatus, Summary};
+use stratakv::{
+    ByteSize, Durability, ErrorKind, KvLayout, PlaneCodec, SequenceOptions, Store, StoreOptions, StoreStatus, Summary,
+};
 use tempfile::TempDir;
 
 use super::KvGeometry;
@@ -81,6 +83,8 @@ pub struct KvOptions {
     pub budget: Budget,
     /// Tokens per group.
     pub group_tokens: usize,
+    /// How groups are stored.
+    pub codec: PlaneCodec,
     /// Device directories; empty: a temporary one, removed at the end.
     pub devices: Vec<PathBuf>,
     /// Bound on the store's memory in bytes; `None`: the engine's default.
@@ -118,7 +122,7 @@ struct Temporary {
 /// # Errors
 /// A geometry the engine does not take, no place for a temporary directory, and what the engine reports.
 pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) -> Result<Backend> {
-    let layout = kv_layout(&geometry, options.group_tokens, fingerprint)?;
+    let layout = kv_layout(&geometry, options.group_tokens, options.codec, fingerprint)?;
     // Said by the layout; caches are those of the model whether it is said or not.
     let geometry = KvGeometry { rope: None, ..geometry };
     let policy = match options.policy {

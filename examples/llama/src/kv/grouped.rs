@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
+use stratakv::PlaneCodec;
 use stratakv::attention::{AttentionShape, HeadMask, Partial, Piece, Query, TokenMask, Workspace};
 
 use super::store::{engine_dtype, engine_error, kv_layout};
@@ -31,7 +32,7 @@ impl GroupedLayer {
     /// # Errors
     /// Sizes the engine does not take.
     pub fn layers(geometry: &KvGeometry, group_tokens: usize) -> Result<Vec<Self>> {
-        let layout = kv_layout(geometry, group_tokens, [0; 32])?;
+        let layout = kv_layout(geometry, group_tokens, PlaneCodec::Raw, [0; 32])?;
         let layers = geometry.layers.iter().enumerate().map(|(index, &layer)| {
             let (heads, dim) = (layer.kv_heads, layer.head_dim);
             let shape = AttentionShape::new(geometry.query_heads, heads, dim, dim, engine_dtype(geometry.dtype));

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{RebuildOptions, ScoreForm, Selector, SelectorId};
+use stratakv::retrieval::{Codes, RebuildOptions, ScoreForm, Selector, SelectorId, summary_as};
 use stratakv::{
-    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, Planes,
-    SelectOptions, Sequence, Store, TensorView, View,
+    AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, PlaneCodec,
+    Planes, SelectOptions, Sequence, Store, TensorView, View,
 };
 
 use super::probe::Probe;
@@ -101,7 +101,12 @@ pub(super) const fn engine_dtype(dtype: KvDType) -> DType {
 ///
 /// # Errors
 /// Sizes the engine does not take.
-pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 32]) -> Result<KvLayout> {
+pub fn kv_layout(
+    geometry: &KvGeometry,
+    group_tokens: usize,
+    codec: PlaneCodec,
+    fingerprint: [u8; 32],
+) -> Result<KvLayout> {
     let mut specs = Vec::with_capacity(geometry.layers.len());
     for layer in &geometry.layers {
         let (heads, dim) = (u16::try_from(layer.kv_heads)?, u16::try_from(layer.head_dim)?);
@@ -113,7 +118,7 @@ pub fn kv_layout(geometry: &KvGeometry, group_tokens: usize, fingerprint: [u8; 3
     let dtype = engine_dtype(geometry.dtype);
     let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(u16::try_from(group_tokens)?);
     let builder = if let Some(rope) = geometry.rope { builder.rope(rope) } else { builder };
-    builder.fingerprint(fingerprint).build().map_err(engine_error)
+    builder.codec(codec).fingerprint(fingerprint).build().map_err(engine_error)
 }
 
 /// A KV cache that is a sequence of a store.
@@ -235,6 +240,30 @@ impl StoreKv {
     /// A selector of another sequence.
     pub fn selector_bytes(&self, selector: SelectorId) -> stratakv::Result<u64> {
         Ok(self.sequence.selector_bytes(selector)? + self.sequence.rebuilt_bytes())
+    }
+
+    /// By layer, how far the keys that were appended are from those that the selector's codes were calibrated on
+    /// ([`Codes::drift`]); none for selectors without codes.
+    ///
+    /// # Errors
+    /// A selector of another sequence.
+    pub fn drift(&self, selector: SelectorId) -> stratakv::Result<Vec<Option<f64>>> {
+        let of = |layer: usize| -> stratakv::Result<Option<f64>> {
+            let summaries = self.sequence.selector_summaries(selector, layer)?;
+            Ok(summary_as::<Codes>(&summaries).ok().and_then(Codes::drift))
+        };
+        (0..self.geometry.layers.len()).map(of).collect()
+    }
+
+    /// [`Self::drift`] of the selector that its policy chooses by; nothing where there is none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn own_drift(&self) -> stratakv::Result<Vec<Option<f64>>> {
+        match self.policy {
+            StorePolicy::Selected { selector, .. } => self.drift(selector),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Compares each attend from now on with full attention over `mirror`, which holds the same tokens; `None` ends it.

@@ -1,5 +1,6 @@
 //! Many methods on the same stored bytes: a prompt is prefilled and stored once, then every method answers from it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
+use super::drift::Drift;
 use super::prompts::Prompt;
 use super::run::{STATE, answer};
 use crate::budget::Budget;
@@ -72,6 +74,9 @@ pub struct Plan<'a> {
 pub struct Comparison {
     /// One per method, budget and context.
     pub rows: Vec<Row>,
+    /// Of methods with codes, how far the prompts' keys are from those of calibration; not of runs that were merged.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub drifts: BTreeMap<String, Drift>,
 }
 
 /// Runs all prompts.
@@ -104,6 +109,14 @@ pub fn compare(
             let haystack = &prompt.prompt[..prompt.query_start];
             model.prefill(haystack, &mut [&mut full, &mut cache], Wanted::Nothing, &|_| {})?;
             cache.commit(haystack, STATE).context("commit of the prompt")?;
+            for (method, id) in plan.methods.iter().zip(&ids) {
+                if let Some(id) = id {
+                    let drift = cache.drift(*id).map_err(engine_error)?;
+                    if drift.iter().any(Option::is_some) {
+                        table.drifts.entry(method.to_string()).or_default().add(&drift);
+                    }
+                }
+            }
             let mirror = plan.probe.then(|| full.clone());
             let expected = answer(model, prompt, &mut full)?;
             let full_accuracy = prompt.item_accuracy(&expected.predicted);

@@ -2,6 +2,7 @@
 
 mod calibrate;
 mod compare;
+mod drift;
 mod plot;
 mod prompts;
 mod report;
@@ -9,6 +10,7 @@ mod run;
 
 pub use calibrate::{collect, fit};
 pub use compare::{Comparison, Plan, Row, compare};
+pub use drift::Drift;
 pub use plot::svg;
 pub use prompts::{Prompt, load};
 pub use report::{Cell, Report, pipeline_line};

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use stratakv::pipeline::PipelineReport;
 
+use super::drift::Drift;
 use crate::kv::KvStats;
 
 /// Means over the prompts of one task and context.
@@ -125,6 +126,9 @@ impl Cell {
 pub struct Report {
     /// One per task and context.
     pub cells: Vec<Cell>,
+    /// How far the prompts' keys are from those of calibration, where the policy's method has codes.
+    #[serde(skip_serializing_if = "Drift::is_empty")]
+    pub drift: Drift,
 }
 
 impl Report {
@@ -186,8 +190,11 @@ impl fmt::Display for Report {
         for (context, accuracy, full) in self.means() {
             writeln!(f, "mean   {context:>8}      {:>7.1} {:>7.1}", 100.0 * full, 100.0 * accuracy)?;
         }
-        match self.pipeline() {
-            Some(report) => writeln!(f, "{}", pipeline_line(&report)),
+        if let Some(report) = self.pipeline() {
+            writeln!(f, "{}", pipeline_line(&report))?;
+        }
+        match self.drift.line(&first.policy) {
+            Some(line) => writeln!(f, "{line}"),
             None => Ok(()),
         }
     }
@@ -240,7 +247,7 @@ mod tests {
         assert_eq!((cell.kv_bytes_read_per_step, cell.resident_bytes_peak, cell.same_answers), (20, 50, 1));
         assert_eq!(cell.tokens_per_s, 2.0);
         let other = Cell { task: "MK".into(), accuracy: 1.0, ..cell.clone() };
-        let report = Report { cells: vec![cell, other] };
+        let report = Report { cells: vec![cell, other], ..Report::default() };
         assert_eq!(report.means(), [(1024, 0.75, 1.0)]);
         let json = serde_json::to_value(&report).unwrap();
         for key in [

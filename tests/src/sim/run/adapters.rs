@@ -18,7 +18,7 @@ impl Runner<'_> {
         let number = |i: usize| (i as f32 + version as f32) / 16.0;
         let layer = |at: usize| match (at + version as usize) % 3 {
             0 if at > 0 => Ok(LayerAdapter::None),
-            _ => LowRankAdapter::new(width, rank, (0..width * rank).map(number).collect()).map(LayerAdapter::LowRank),
+            _ => LowRankAdapter::new(width, rank, (0..width * rank).map(number).collect()).map(LayerAdapter::from),
         };
         Adapter::new(NAME, version, (0..self.shape.layers).map(layer).collect::<Result<_, _>>()?)
     }

@@ -17,7 +17,9 @@ impl Runner<'_> {
         };
         let Some(life) = self.model.lives.get(&id) else { return Ok(()) };
         let wrong = |e: stratakv::Error| Stop::Failed(format!("summary: {e}"));
-        for (layer, salts) in life.now.layers.iter().enumerate() {
+        // Rounded keys are not known here.
+        let exact = |layer: &usize| !self.shape.encodes(*layer, 0);
+        for (layer, salts) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
             let keys = self.shape.keys();
             let kinds = selector.summaries();
             let Some(kind) = kinds.first() else { continue };

@@ -1,0 +1,109 @@
+//! What views ask for that need not be read for them: blocks that are resident, and blocks that an earlier view of the same read
+//! asks for. Sequences that were forked from one another have blocks in common; a read asks for each once.
+
+use super::Urgency;
+use crate::cache::{BlockKey, Resident};
+use crate::select::{UnitSource, ViewInner};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Where the block of a unit on a device comes from, if not from there.
+#[derive(Clone)]
+pub(super) enum Held {
+    Resident(Resident),
+    /// Read for this unit of an earlier view.
+    Shared {
+        view: usize,
+        unit: usize,
+    },
+}
+
+impl Held {
+    /// What is resident, of what is held.
+    pub(super) fn resident(held: &Option<Self>) -> Option<Resident> {
+        match held {
+            Some(Self::Resident(resident)) => Some(resident.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// A block as a view asks for it. Views of different caches do not share: each has its own to ask, to count in and to fill.
+#[derive(PartialEq, Eq, Hash)]
+struct Asked {
+    key: BlockKey,
+    bytes: usize,
+    cache: usize,
+}
+
+/// By view and unit.
+pub(super) fn held(views: &[Arc<ViewInner>], urgency: Urgency<'_>) -> Vec<Vec<Option<Held>>> {
+    let mut seen = may_share(views).then(HashMap::new);
+    views.iter().enumerate().map(|(index, view)| of_view(index, view, urgency, seen.as_mut())).collect()
+}
+
+/// Whether two views refer to one frame: the blocks of others need not be compared.
+fn may_share(views: &[Arc<ViewInner>]) -> bool {
+    if views.len() < 2 {
+        return false;
+    }
+    let mut frames = HashMap::new();
+    for (index, view) in views.iter().enumerate() {
+        let mut last = None;
+        for unit in &view.units {
+            let UnitSource::Disk { frame, .. } = &unit.source else { continue };
+            if last.is_some_and(|last| Arc::ptr_eq(last, frame)) {
+                continue;
+            }
+            last = Some(frame);
+            if frames.insert((frame.nonce, view.layer), index).is_some_and(|other| other != index) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn of_view(
+    index: usize,
+    view: &ViewInner,
+    urgency: Urgency<'_>,
+    seen: Option<&mut HashMap<Asked, Held>>,
+) -> Vec<Option<Held>> {
+    let block = view.layout.block(view.layer);
+    let cache = view.cache.as_ref().map_or(0, |cache| Arc::as_ptr(cache).addr());
+    let asked: Vec<Option<Asked>> = match (&seen, cache) {
+        (None, 0) => Vec::new(),
+        _ => {
+            let asked = |unit: &crate::select::Unit| {
+                Some(Asked { key: unit.source.key(view.layer)?, bytes: unit.bytes(block), cache })
+            };
+            view.units.iter().map(asked).collect()
+        }
+    };
+    let mut held: Vec<Option<Held>> = match &seen {
+        Some(seen) => asked.iter().map(|asked| seen.get(asked.as_ref()?).cloned()).collect(),
+        None => Vec::new(),
+    };
+    held.resize_with(view.units.len(), || None);
+    if let Some(cache) = &view.cache {
+        let asker = (view.handle, view.layer as u32, view.length);
+        // What an earlier view asks for was counted then.
+        let new = asked.iter().zip(&held).map(|(asked, held)| match (asked, held) {
+            (Some(asked), None) => Some((asked.key, asked.bytes)),
+            _ => None,
+        });
+        let found = cache.find(asker, new, urgency.is_ahead());
+        for (held, found) in held.iter_mut().zip(found) {
+            *held = held.take().or(found.map(Held::Resident));
+        }
+    }
+    if let Some(seen) = seen {
+        for (unit, (asked, held)) in asked.into_iter().zip(&held).enumerate() {
+            let Some(asked) = asked.filter(|asked| held.is_some() || !urgency.awaited(&asked.key)) else { continue };
+            let from = held.clone().unwrap_or(Held::Shared { view: index, unit });
+            seen.entry(asked).or_insert(from);
+        }
+    }
+    held
+}

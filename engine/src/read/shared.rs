@@ -1,0 +1,82 @@
+//! Blocks that several views of a read have in common: read for the first of them.
+
+use super::ticket::ReadTicket;
+use crate::cache::Resident;
+use crate::error::Result;
+use crate::plan::Urgency;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl ReadTicket {
+    /// Waits for a part, and for those that read blocks of it, and checks them; what is wrong goes to the failures of its view.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deadline`](crate::ErrorKind::Deadline): it passed.
+    pub(super) fn complete_part(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
+        for at in 0..self.parts[index].shared.len() {
+            let origin = self.parts[index].shared[at].1.part;
+            self.wait_part(origin, deadline)?;
+            self.verify_part(origin, deadline)?;
+        }
+        self.wait_part(index, deadline)?;
+        self.verify_part(index, deadline)?;
+        self.take_shared(index, deadline)
+    }
+
+    /// Takes the blocks that other parts have read for a part, all of which were checked.
+    fn take_shared(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
+        let shared = std::mem::take(&mut self.parts[index].shared);
+        let view = self.parts[index].view;
+        if shared.is_empty() || self.failures[view].is_some() {
+            return Ok(());
+        }
+        if let Some((_, origin)) = shared.iter().find(|(_, origin)| !self.is_good(origin.part)) {
+            // What is wrong there need not be a block of this view.
+            return self.read_by_itself(view, self.parts[origin.part].view, deadline);
+        }
+        let bytes = |nth: usize| {
+            let own = &self.views[view];
+            own.units[self.parts[index].units.start + nth].bytes(own.layout.block(own.layer))
+        };
+        let taken: Vec<(usize, Option<Resident>)> = shared
+            .iter()
+            .map(|(nth, origin)| {
+                let at = self.parts[origin.part].blocks.get(origin.nth).copied().flatten();
+                let buffer = at.zip(self.buffers[origin.part].as_ref());
+                (*nth, buffer.map(|(at, buffer)| Resident::new(Arc::clone(buffer), at, bytes(*nth))))
+            })
+            .collect();
+        let part = &mut self.parts[index];
+        taken.into_iter().for_each(|(nth, resident)| part.resident[nth] = resident);
+        Ok(())
+    }
+
+    /// Reads a view again, and nothing for others. Without buffers for that it has the error of the view that read for it.
+    fn read_by_itself(&mut self, view: usize, other: usize, deadline: Option<Instant>) -> Result<()> {
+        let views = vec![Arc::clone(&self.views[view])];
+        let place = (self.arena.clone(), self.in_region);
+        let own = Self::prepare(Arc::clone(&self.devices), views, Urgency::Demand(None), place);
+        let submitted = own.and_then(|mut own| Ok(own.try_submit()?.then_some(own)));
+        let Ok(Some(mut own)) = submitted else {
+            self.failures[view] = self.failures[other].as_ref().map(crate::error::Error::duplicate);
+            return Ok(());
+        };
+        for part in 0..own.parts.len() {
+            own.complete_part(part, deadline)?;
+        }
+        self.failures[view] = own.failures[0].take();
+        // A view is always cut the same way.
+        let parts = std::mem::take(&mut own.parts).into_iter().zip(std::mem::take(&mut own.buffers));
+        let places: Vec<usize> = (0..self.parts.len()).filter(|at| self.parts[*at].view == view).collect();
+        for (at, (part, buffer)) in places.into_iter().zip(parts) {
+            self.parts[at] = crate::plan::Part { view, ..part };
+            self.buffers[at] = buffer;
+            self.verified[at] = Some(true);
+        }
+        Ok(())
+    }
+
+    fn is_good(&self, part: usize) -> bool {
+        self.verified[part] == Some(true)
+    }
+}

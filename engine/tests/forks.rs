@@ -1,0 +1,189 @@
+//! Blocks that several views of one read have in common, as forks of one prompt have: read once, the same for all.
+
+use std::future::Future;
+use std::path::Path;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use stratakv::pipeline::Pipeline;
+use stratakv::{
+    AttendOptions, Budget, ByteSize, CacheOptions, Durability, KvLayout, ReadBatch, Sequence, SequenceOptions, Store,
+    StoreOptions, TensorView, View,
+};
+
+const HEADS: usize = 2;
+const DIM: usize = 128;
+const GROUP: usize = 4;
+const GROUPS: u64 = 200;
+/// A plane of f16.
+const PLANE: usize = HEADS * DIM * GROUP * 2;
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(64)).gap_limit(ByteSize(0));
+    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(128))
+}
+
+/// Every element of a group is its number, of values its negative.
+fn filled(store: &Store) -> Sequence {
+    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("s")).unwrap();
+    for group in 0..GROUPS {
+        let keys = vec![group as f32; GROUP * HEADS * DIM];
+        let values = vec![-(group as f32); GROUP * HEADS * DIM];
+        let view = |rows| TensorView::token_major(rows, GROUP, HEADS, DIM);
+        sequence.append(0, view(&keys), view(&values)).unwrap();
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    drop(sequence);
+    store.open_sequence("s").unwrap()
+}
+
+/// The sequence and forks of it.
+fn family(store: &Store) -> Vec<Sequence> {
+    let mut first = filled(store);
+    let forks: Vec<Sequence> = (0..3).map(|_| first.fork().unwrap()).collect();
+    std::iter::once(first).chain(forks).collect()
+}
+
+fn plane(element: f32) -> Vec<u8> {
+    half::f16::from_f32(element).to_le_bytes().repeat(PLANE / 2)
+}
+
+fn check(batch: &ReadBatch, index: usize, groups: &[u64]) {
+    let blocks = batch.get(index).unwrap();
+    for (nth, group) in groups.iter().enumerate() {
+        let (keys, values) = blocks.group(nth).unwrap();
+        assert!(keys == plane(*group as f32) && values == plane(-(*group as f32)), "group {group} of view {index}");
+    }
+}
+
+#[test]
+fn a_block_of_several_views_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let family = family(&store);
+    let groups =
+        |member: usize| -> Vec<u64> { (0..60).map(|at| at * 3 + u64::from(at % 10 == member as u64)).collect() };
+    let views: Vec<View> = (0..4).map(|at| family[at].select_groups(0, &groups(at)).unwrap()).collect();
+    let refs: Vec<&View> = views.iter().collect();
+    let mut different: Vec<u64> = (0..4).flat_map(groups).collect();
+    different.sort_unstable();
+    different.dedup();
+    let bytes = different.len() as u64 * 2 * PLANE as u64;
+    let brought = || store.status().devices.iter().map(|device| device.counters.read_bytes).sum::<u64>();
+    let all_right = |batch: &ReadBatch| (0..4).for_each(|at| check(batch, at, &groups(at)));
+
+    let before = brought();
+    let ticket = store.read(&refs).unwrap();
+    assert_eq!((ticket.selected_bytes(), ticket.device_bytes()), (bytes, bytes));
+    all_right(&ticket.wait().unwrap());
+    assert_eq!(brought() - before, bytes);
+    all_right(&store.read_now(&refs).unwrap());
+    let mut ticket = pin!(store.read(&refs).unwrap());
+    let batch = loop {
+        if let std::task::Poll::Ready(batch) = ticket.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            break batch.unwrap();
+        }
+    };
+    all_right(&batch);
+    // The same view twice.
+    let ticket = store.read(&[&views[1], &views[1]]).unwrap();
+    assert_eq!(ticket.selected_bytes(), 60 * 2 * PLANE as u64);
+    let batch = ticket.wait().unwrap();
+    (0..2).for_each(|at| check(&batch, at, &groups(1)));
+
+    // Attention to the views as they come, the last first.
+    let query = vec![0.01; HEADS * DIM];
+    let alone = |view: &View| {
+        let mut out = vec![0.0; HEADS * DIM];
+        let batch = store.read(&[view]).unwrap().wait().unwrap();
+        stratakv::attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
+        out
+    };
+    let mut ticket = store.read(&refs).unwrap();
+    for at in (0..4).rev() {
+        let mut out = vec![0.0; HEADS * DIM];
+        ticket.attend(at, &query, &views[at], &AttendOptions::default(), &mut out).unwrap();
+        assert_eq!(out, alone(&views[at]));
+    }
+}
+
+#[test]
+fn a_cache_is_asked_once_for_a_block_of_several_views() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
+    let family = family(&store);
+    let groups: Vec<u64> = (0..50).map(|at| at * 4).collect();
+    let views: Vec<View> = family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect();
+    let refs: Vec<&View> = views.iter().collect();
+    for round in 0..3 {
+        let ticket = store.read(&refs).unwrap();
+        let bytes = ticket.selected_bytes();
+        assert_eq!(bytes, if round == 0 { 50 * 2 * PLANE as u64 } else { 0 });
+        let batch = ticket.wait().unwrap();
+        (0..4).for_each(|at| check(&batch, at, &groups));
+        let status = store.status().cache.unwrap();
+        assert_eq!((status.misses, status.admitted, status.refused), (50, 50, 0));
+        assert_eq!((status.hits, status.saved_bytes), (50 * round, 50 * round * 2 * PLANE as u64));
+    }
+}
+
+#[test]
+fn a_pipeline_reads_a_block_of_several_sequences_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let family = family(&store);
+    let views = |first: u64| -> Vec<View> {
+        let groups: Vec<u64> = (0..40).map(|at| at * 4 + first).collect();
+        family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect()
+    };
+    let mut pipeline = Pipeline::new(&store, Budget::All);
+    let queries = [[0.01_f32; HEADS * DIM]; 4];
+    let inputs: Vec<&[f32]> = queries.iter().map(<[f32; HEADS * DIM]>::as_slice).collect();
+    let mut attended = |predicted: u64, now: u64| {
+        pipeline.predict(0, &views(predicted)).unwrap();
+        pipeline.read(0, &views(now)).unwrap();
+        let mut outs = [[0.0_f32; HEADS * DIM]; 4];
+        let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(<[f32; HEADS * DIM]>::as_mut_slice).collect();
+        pipeline.attend(0, &inputs, &AttendOptions::default(), &mut slices).unwrap();
+        assert!(outs.iter().all(|out| *out == outs[0] && out[0] != 0.0));
+        pipeline.take_report()
+    };
+    let report = attended(1, 1);
+    assert_eq!((report.selected, report.prefetched, report.corrected), (40, 40, 0), "{report:?}");
+    assert_eq!(report.read_bytes, 40 * 2 * PLANE as u64, "{report:?}");
+    let report = attended(1, 2);
+    assert_eq!((report.selected, report.prefetched, report.corrected, report.wasted), (40, 0, 40, 40), "{report:?}");
+}
+
+#[test]
+fn what_is_wrong_in_one_view_is_not_in_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    drop(family(&store));
+    store.close().unwrap();
+    // The keys of group 7.
+    let files = std::fs::read_dir(dir.path().join("segments")).unwrap().map(|file| file.unwrap().path());
+    let found = files.filter_map(|path| {
+        let bytes = std::fs::read(&path).unwrap();
+        let at = bytes.chunks(512).position(|sector| sector == &plane(7.0)[..512])?;
+        Some((path, bytes, at * 512))
+    });
+    let [(path, mut bytes, at)] = found.collect::<Vec<_>>().try_into().unwrap();
+    bytes[at + 77] ^= 4;
+    std::fs::write(&path, &bytes).unwrap();
+
+    let store = options(dir.path()).open().unwrap();
+    let mut first = store.open_sequence("s").unwrap();
+    let fork = first.fork().unwrap();
+    let damaged = first.select_groups(0, &[5, 7, 9]).unwrap();
+    let good = fork.select_groups(0, &[4, 9]).unwrap();
+    let bad_too = fork.select_groups(0, &[7, 9]).unwrap();
+    let views = [&damaged, &good, &bad_too];
+    let checked = |batch: &ReadBatch| {
+        assert_eq!(batch.get(0).map(|_| ()).unwrap_err().corruption().unwrap().code, "payload-checksum");
+        check(batch, 1, &[4, 9]);
+        assert_eq!(batch.get(2).map(|_| ()).unwrap_err().corruption().unwrap().code, "payload-checksum");
+    };
+    checked(&store.read(&views).unwrap().wait().unwrap());
+    checked(&store.read_now(&views).unwrap());
+}

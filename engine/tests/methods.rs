@@ -1,0 +1,224 @@
+//! Selectors where the simple cases end: groups that are chosen anyway, arguments that are wrong, memory that is shared, given
+//! back and counted.
+
+use half::f16;
+use std::path::Path;
+use std::sync::Arc;
+use stratakv::metrics::Category;
+use stratakv::retrieval::{
+    Adapter, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Oracle, Quest, ScoreForm, SelectorId, combine,
+};
+use stratakv::{
+    Budget, ByteSize, ErrorKind, KvLayout, SelectOptions, Sequence, SequenceOptions, Store, StoreOptions, TensorView,
+};
+
+const DIM: usize = 16;
+const GROUP: usize = 4;
+
+fn options(dir: &Path) -> StoreOptions {
+    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
+    options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(128))
+}
+
+fn layout(kv_heads: u16, key_dim: u16) -> KvLayout {
+    KvLayout::builder().layers(1).kv_heads(kv_heads).head_dim(key_dim).group_tokens(GROUP as u16).build().unwrap()
+}
+
+/// Groups whose keys are all the same numbers each: `level` of the group.
+fn append_levels(sequence: &mut Sequence, groups: std::ops::Range<usize>, level: impl Fn(usize) -> f32) {
+    for group in groups {
+        let rows = vec![f16::from_f32(level(group)).to_f32(); GROUP * DIM];
+        let view = TensorView::token_major(&rows, GROUP, 1, DIM);
+        sequence.append(0, view, view).unwrap();
+    }
+}
+
+fn summaries(store: &Store) -> usize {
+    let memory = store.status().memory;
+    memory.categories.iter().filter(|of| of.category == Category::Summaries).map(|of| of.used_bytes).sum()
+}
+
+fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u64> {
+    let view = sequence.select_with(id, 0, &[1.0; DIM], options).unwrap();
+    view.groups().collect()
+}
+
+#[test]
+fn groups_chosen_anyway_do_not_use_up_what_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let level = |group: usize| match group {
+        95..100 => 4.0 + group as f32 / 100.0,
+        50..55 => 2.0 + group as f32 / 100.0,
+        _ => -(group as f32) / 100.0,
+    };
+    append_levels(&mut sequence, 0..100, level);
+    let flat = sequence.attach(Arc::new(Quest)).unwrap();
+    let recent = SelectOptions::new(Budget::tokens(10 * GROUP)).recent(5 * GROUP);
+    // Five places for sinks of which three rank, the others for whoever is best.
+    let sinks = SelectOptions::new(Budget::tokens(9 * GROUP)).sinks(2 * GROUP).recent(2 * GROUP);
+    let expected: Vec<u64> = (50..55).chain(95..100).collect();
+    assert_eq!(groups(&sequence, flat, recent), expected);
+    for density in [None, Some(0.01), Some(0.9)] {
+        let tree = sequence.attach(Arc::new(LeoAm { density })).unwrap();
+        for form in [ScoreForm::Raw, ScoreForm::Softmax] {
+            assert_eq!(groups(&sequence, tree, recent.form(form)), expected, "{density:?} {form:?}");
+        }
+        assert_eq!(groups(&sequence, tree, sinks), groups(&sequence, flat, sinks), "{density:?}");
+    }
+}
+
+#[test]
+fn a_scale_that_is_none_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    append_levels(&mut sequence, 0..20, |group| group as f32);
+    let id = sequence.attach(Arc::new(Oracle)).unwrap();
+    for scale in [-1.0, 0.0, f32::NAN, f32::INFINITY] {
+        for budget in [Budget::tokens(20), Budget::All] {
+            let options = SelectOptions::new(budget).form(ScoreForm::Softmax).scale(scale);
+            let error = sequence.select_with(id, 0, &[1.0; DIM], options).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{scale}");
+        }
+    }
+}
+
+#[test]
+fn a_selector_of_another_sequence_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let create = || {
+        let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+        append_levels(&mut sequence, 0..20, |group| group as f32);
+        sequence
+    };
+    let (mut one, mut other) = (create(), create());
+    let quest = one.attach(Arc::new(Quest)).unwrap();
+    let oracle = other.attach(Arc::new(Oracle)).unwrap();
+    let wrong = [
+        other.select_with(quest, 0, &[1.0; DIM], Budget::tokens(20)).map(drop),
+        other.selector_bytes(quest).map(drop),
+        other.selector_summaries(quest, 0).map(drop),
+    ];
+    for outcome in wrong {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    other.select_with(oracle, 0, &[1.0; DIM], Budget::tokens(20)).unwrap();
+}
+
+#[test]
+fn a_selector_that_is_taken_away_leaves_the_others_and_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let level = |group: usize| ((group * 37) % 100) as f32 / 10.0;
+    append_levels(&mut sequence, 0..100, level);
+    let before = summaries(&store);
+    let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
+    let with_oracle = summaries(&store);
+    let quest = sequence.attach(Arc::new(Quest)).unwrap();
+    let again = sequence.attach(Arc::new(Quest)).unwrap();
+    let leoam = sequence.attach(Arc::new(LeoAm::default())).unwrap();
+    let options = SelectOptions::new(Budget::tokens(10 * GROUP));
+    let expected = [groups(&sequence, quest, options), groups(&sequence, leoam, options)];
+    sequence.detach(oracle).unwrap();
+    for outcome in [sequence.detach(oracle), sequence.selector_bytes(oracle).map(drop)] {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    assert_eq!([groups(&sequence, quest, options), groups(&sequence, leoam, options)], expected);
+    // One that shares its summaries keeps them.
+    sequence.detach(quest).unwrap();
+    append_levels(&mut sequence, 100..120, level);
+    sequence.truncate(100 * GROUP as u64).unwrap();
+    assert_eq!([groups(&sequence, again, options), groups(&sequence, leoam, options)], expected);
+    for id in [again, leoam] {
+        sequence.detach(id).unwrap();
+    }
+    assert_eq!(summaries(&store), before);
+    let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
+    assert_eq!(summaries(&store), with_oracle);
+    assert_eq!(groups(&sequence, oracle, options).len(), 10);
+}
+
+#[test]
+fn combining_takes_any_shape() {
+    for form in [ScoreForm::Raw, ScoreForm::Softmax] {
+        let mut scores = [0.0; 2];
+        combine(&mut [1.0; 16], (0, 0), 1, form, 1.0, &mut scores);
+        combine(&mut [1.0; 16], (8, 8), 0, form, 1.0, &mut scores);
+        combine(&mut [], (8, 8), 1, form, 1.0, &mut scores);
+    }
+    // Ten lanes, of which the last two lie behind a multiple of eight.
+    let mut units: Vec<f32> = [[0.0; 8].as_slice(), &[1.0, 2.0], &[0.0; 8], &[3.0, 4.0]].concat();
+    let mut scores = [0.0; 2];
+    combine(&mut units, (10, 10), 1, ScoreForm::Raw, 1.0, &mut scores);
+    assert_eq!(scores, [3.0, 7.0]);
+}
+
+#[cfg(feature = "calibrate")]
+#[test]
+fn calibration_takes_layers_without_keys_and_queries_without_heads() {
+    use stratakv::retrieval::Calibrator;
+    let mut calibrator = Calibrator::new(&[(2, 4), (0, 0)]);
+    calibrator.keys(1, &[]);
+    calibrator.keys(1, &[1.0; 8]);
+    calibrator.queries(1, &[1.0; 8], 4, true);
+    calibrator.queries(1, &[], 0, false);
+    calibrator.queries(0, &[1.0; 8], 0, true);
+    calibrator.keys(0, &[1.0; 24]);
+    let adapter = calibrator.low_rank("a", 1, 2).unwrap();
+    assert_eq!(adapter.layers()[1], LayerAdapter::None);
+}
+
+fn wide() -> Arc<Adapter> {
+    let matrix = LowRankAdapter::new(1024, 128, vec![0.5; 1024 * 128]).unwrap();
+    Arc::new(Adapter::new("wide", 1, vec![matrix.into()]).unwrap())
+}
+
+#[test]
+fn an_adapter_is_in_the_account_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let create = || store.create_sequence(&layout(8, 128), SequenceOptions::new()).unwrap();
+    let (before, adapter) = (summaries(&store), wide());
+    assert_eq!(adapter.bytes(), 1024 * 128 * 4);
+    let mut sequences = Vec::new();
+    for _ in 0..3 {
+        let mut sequence = create();
+        sequence.attach(Arc::new(KvSwap::new(Arc::clone(&adapter)))).unwrap();
+        sequences.push(sequence);
+        let more = summaries(&store) - before;
+        assert!((512 << 10..600 << 10).contains(&more), "{} sequences: {more} bytes", sequences.len());
+    }
+    // Another of the same numbers takes memory of its own.
+    let mut sequence = create();
+    sequence.attach(Arc::new(KvSwap::new(wide()))).unwrap();
+    assert!(summaries(&store) - before >= 1 << 20);
+    drop((sequence, sequences));
+    assert_eq!(summaries(&store), before);
+    // And one for which there is no room is refused.
+    let many = (0..70).map(|_| wide()).collect::<Vec<_>>();
+    let mut sequences = Vec::new();
+    let error = many.into_iter().find_map(|adapter| {
+        sequences.push(create());
+        sequences.last_mut()?.attach(Arc::new(KvSwap::new(adapter))).err()
+    });
+    assert_eq!(error.expect("32 MiB do not hold 70 of them").kind(), ErrorKind::MemoryLimit);
+}
+
+#[test]
+fn memory_that_is_given_up_leaves_the_account() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let before = summaries(&store);
+    sequence.attach(Arc::new(Oracle)).unwrap();
+    append_levels(&mut sequence, 0..2000, |group| group as f32 / 100.0);
+    let full = summaries(&store) - before;
+    assert!(full >= 2000 * GROUP * DIM * 2);
+    sequence.truncate(0).unwrap();
+    let left = summaries(&store) - before;
+    assert!(left <= full / 16, "{left} of {full} bytes after nothing was left");
+}
