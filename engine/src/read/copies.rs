@@ -155,17 +155,19 @@ impl Sink for Each {
 }
 
 /// Reads a block until `is_bad` says that it is good: once more from the copy that it came from, then from the others. Whether it is;
-/// an error when the last copy could not be read, or the deadline passed.
+/// an error when the last copy could not be read, or the deadline passed. What else is read with it, `range` of the buffer but for
+/// `block`, stays as it was: it is of this copy, and may be known to be good.
 pub(super) fn until_good(
     devices: &Devices,
     read: &PlannedRead,
     frame: &Arc<FrameBody>,
     (offset, bytes): (u64, usize),
-    (buffer, range): (&mut Lease, &Range<usize>),
+    (buffer, range, block): (&mut Lease, &Range<usize>, &Range<usize>),
     deadline: Option<Instant>,
     is_bad: &dyn Fn(&Lease) -> bool,
 ) -> Result<bool> {
     let own = usize::from(read.copy);
+    let kept = buffer.bytes().and_then(|bytes| bytes.get(range.clone())).unwrap_or_default().to_vec();
     let mut outcome = Ok(());
     for (turn, copy) in copies_in_turn(devices, frame, own).into_iter().enumerate() {
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
@@ -174,6 +176,12 @@ pub(super) fn until_good(
         }
         outcome = read_again(devices, segment, first, buffer, range.clone(), deadline)?;
         if outcome.is_ok() && !is_bad(buffer) {
+            for beside in [range.start..block.start, block.end..range.end] {
+                let from = kept.get(beside.start - range.start..beside.end - range.start);
+                let into = buffer.bytes_mut().and_then(|bytes| bytes.get_mut(beside));
+                let (Some(from), Some(into)) = (from, into) else { return Ok(false) };
+                into.copy_from_slice(from);
+            }
             if turn > 0 {
                 devices.suspects.add(frame, own);
             }

@@ -47,7 +47,15 @@ pub(super) fn part(
             device.counters.checksum_failures.add(1);
         }
         if !mutated(Mutant::NotReadAgain)
-            && copies::until_good(devices, read, frame, place, (&mut *buffer, &range), deadline, &is_bad)?
+            && copies::until_good(
+                devices,
+                read,
+                frame,
+                place,
+                (&mut *buffer, &range, &(*at..at + bytes)),
+                deadline,
+                &is_bad,
+            )?
         {
             continue;
         }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard};
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
-use stratakv_format::{DeviceIndex, FrameId};
+use stratakv_format::{DeviceIndex, FrameId, Location};
 
 /// Frames that change with one commit.
 const FRAMES_PER_COMMIT: usize = 32;
@@ -202,10 +202,11 @@ fn change(
     let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return Ok(true) };
     let seen = places(&meta);
     let mut bad = bad.clone();
-    if seen.len() > 1 && seen.iter().any(|(at, _)| !members.keep.contains(&at.device)) {
-        // No copy goes on the word of another that nobody has looked at.
-        let staying = seen.iter().map(|(at, _)| at.device).filter(|device| members.keep.contains(device));
-        bad.extend(staying.filter(|device| is_bad(inner, id, *device)));
+    let goes = |at: &Location| bad.contains(&at.device) || !members.keep.contains(&at.device);
+    if seen.len() > 1 && seen.iter().any(|(at, _)| goes(at)) {
+        // No copy goes on the word of another that nobody has looked at: where all are damaged, each may have what others have not.
+        let staying: Vec<_> = seen.iter().filter(|(at, _)| !goes(at)).map(|(at, _)| at.device).collect();
+        bad.extend(staying.into_iter().filter(|device| is_bad(inner, id, *device)));
     }
     let good: Vec<Place> = seen.iter().copied().filter(|(at, _)| !bad.contains(&at.device)).collect();
     let mut now: Vec<Place> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
