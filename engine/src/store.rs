@@ -10,7 +10,7 @@ mod status;
 mod usage;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use create::{create, prepare, random_id, write_first_superblock};
 use start::{Known, start_devices};

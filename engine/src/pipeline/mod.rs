@@ -63,6 +63,8 @@
 mod model;
 mod report;
 mod step;
+#[cfg(test)]
+mod tests;
 
 pub use model::DecodeModel;
 pub use report::PipelineReport;

@@ -2,7 +2,6 @@
 
 mod commits;
 mod copies;
-mod hidden;
 mod opening;
 
 use super::{Store, StoreStatus};
@@ -22,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const DIM: usize = 64;
+pub(crate) const DIM: usize = 64;
 const GROUP: usize = 8;
 const GROUPS: u64 = 512;
 /// Parts that must have been read before any counts as late.
@@ -31,10 +30,10 @@ const ROUNDS: u64 = 300;
 const DELAY: Duration = Duration::from_secs(2);
 
 /// Tests that trouble devices, which are told by their number alone: one at a time in a process.
-static ALONE: Mutex<()> = Mutex::new(());
+pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
 /// Devices with a copy of everything each; every element of a group is its number.
-fn filled(dir: &std::path::Path, devices: u8) -> (Store, Sequence) {
+pub(crate) fn filled(dir: &std::path::Path, devices: u8) -> (Store, Sequence) {
     filled_on(dir, devices, None)
 }
 

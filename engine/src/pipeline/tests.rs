@@ -1,15 +1,16 @@
 //! How much of the time of reads a pipeline says to be hidden, on a device that takes as long as it is told to.
 
-use super::{ALONE, DIM, Duration, filled, lock};
+use super::{Pipeline, PipelineReport};
 use crate::device::posix::{
     THREADS,
     trouble::{self, Trouble},
 };
+use crate::metrics::lock;
 use crate::options::Budget;
-use crate::pipeline::{Pipeline, PipelineReport};
 use crate::read::AttendOptions;
 use crate::select::View;
-use std::time::Instant;
+use crate::store::tests::{ALONE, DIM, filled};
+use std::time::{Duration, Instant};
 
 /// Of one read of the device.
 const READ: Duration = Duration::from_millis(10);
