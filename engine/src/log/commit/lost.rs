@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use crate::log::devices::{Device, Failures};
 use crate::metrics::lock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use stratakv_format::DeviceIndex;
 use stratakv_format::manifest::{self as m, Kind};
 use zerocopy::little_endian::U64;
@@ -78,16 +78,9 @@ impl Committer {
     /// are left, and the next generation lies on them, before anything is acknowledged, unless there is no room for it.
     pub(super) fn change_members(&self, members: &[m::Member]) -> Result<(), Failed> {
         let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
-        {
-            // As they are by now: one may have failed since.
-            let catalog = lock(&self.catalog);
-            let now: BTreeMap<DeviceIndex, &m::Member> = members
-                .iter()
-                .filter_map(|member| catalog.members.get_key_value(&DeviceIndex(member.device.get())))
-                .map(|(device, member)| (*device, member))
-                .collect();
-            now.into_values().for_each(|member| self.devices.put_member(*member));
-        }
+        // All of them as they are by now: one may have failed since, and where that was while these were recorded, those who join
+        // with them must get the epoch in the same two rounds as the others.
+        lock(&self.catalog).members.values().for_each(|member| self.devices.put_member(*member));
         self.devices.suspects.owe();
         let mut manifest = lock(&self.manifest);
         manifest.members_changed();
