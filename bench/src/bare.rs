@@ -3,7 +3,8 @@
 //!
 //! Soundness: the buffers belong to [`BareReader`], are registered with its ring, and are unmapped only after the ring is
 //! gone. A ring that breaks with reads in flight keeps the registered pages pinned until the kernel is done with them, so a
-//! late read never reaches memory of somebody else. Nobody reads or writes the mapping through Rust references meanwhile.
+//! late read never reaches memory of somebody else. Nobody reads or writes the mapping through Rust references meanwhile:
+//! [`BareReader::blocks`] lends it out between batches, and a batch that failed ends the use of its reader.
 
 use crate::work::check_interrupt;
 use anyhow::{Context, Result, bail};
@@ -127,6 +128,13 @@ impl BareReader {
         // SAFETY: the range is mapped for as long as the ring lives: see the order of the fields.
         unsafe { ring.submitter().register_buffers(&[vector]) }.context("register the buffers (ulimit -l?)")?;
         Ok(Self { ring, _file: file, buffers, block, batch, blocks, random: fastrand::Rng::with_seed(3) })
+    }
+
+    /// The blocks of the last batch.
+    pub(crate) fn blocks(&mut self) -> &mut [u8] {
+        // Nothing is in flight between batches.
+        let bytes = self.block * self.batch;
+        &mut self.buffers.bytes_mut()[..bytes]
     }
 
     /// Reads one batch of random blocks: one submission, one wait.

@@ -477,7 +477,8 @@ pub(crate) struct ResidentArgs {
     /// Tokens attended per layer.
     #[arg(long, default_value_t = 400)]
     pub(crate) budget: u32,
-    /// Methods, as `kvbench select` names them, with `:raw` for raw scores; `none` attends to the newest tokens.
+    /// Methods, as `kvbench select` names them, with `:raw` for raw scores; `none` attends to the newest tokens,
+    /// `records` needs `--summaries streamed`.
     #[arg(
         long,
         value_name = "METHOD",
@@ -494,6 +495,19 @@ pub(crate) struct ResidentArgs {
     /// Decode steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) steps: u32,
+    /// Where min/max records and bounds are. `streamed` writes a sequence that carries them, and reads those of a layer for its
+    /// selections.
+    #[arg(long, value_enum, default_value = "resident")]
+    pub(crate) summaries: SummaryHome,
+    /// Whether what predicted queries select is read ahead. They are random here: all of it is read for nothing.
+    #[arg(long, value_enum, default_value = "on")]
+    pub(crate) predict: Switch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SummaryHome {
+    Resident,
+    Streamed,
 }
 
 #[derive(Args, Debug)]

@@ -48,6 +48,13 @@ struct ReadResult {
     ratio_bare: Option<f64>,
     ratio_bare_cpu: Option<f64>,
     ratio_bare_cpu_cold: Option<f64>,
+    /// The bare loop with the same checksums over what it has just read.
+    bare_checked_gb_per_s: Option<f64>,
+    bare_checked_cpu_s_per_gb: Option<f64>,
+    ratio_bare_checked: Option<f64>,
+    ratio_bare_checked_cpu: Option<f64>,
+    /// Own CPU over 1.25 x the bare loop's and 1.1 x what checksums add to it: at most 1 is the target.
+    ratio_cpu_allowed: Option<f64>,
     fio_gb_per_s: Option<f64>,
     fio_cpu_s_per_gb: Option<f64>,
     ratio_fio: Option<f64>,
@@ -112,14 +119,20 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
         eprintln!("kvbench: {}: round {round} of {}", ByteSize(block), args.common.rounds);
         sides.own.push(turn(Pace::of(args), &store, &sequence, block, length, &mut random)?);
         if args.bare {
-            sides.bare.push(bare_turn(&raw, block, args.batch, length)?);
+            sides.bare.push(bare_turn(&raw, block, args.batch, length, None)?);
+            sides.bare_checked.push(bare_turn(&raw, block, args.batch, length, Some(checksum_of(args)))?);
         }
         if with_fio {
             sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?);
             sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?);
         }
-        sides.checksum.push(checksum_turn(args, block, &memory.bytes_mut()[..buffers as usize], length / 8)?);
-        sides.checksum_cold.push(checksum_turn(args, block, memory.bytes_mut(), length / 8)?);
+        sides.checksum.push(checksum_turn(
+            checksum_of(args),
+            block,
+            &memory.bytes_mut()[..buffers as usize],
+            length / 8,
+        )?);
+        sides.checksum_cold.push(checksum_turn(checksum_of(args), block, memory.bytes_mut(), length / 8)?);
     }
     let mut result = sides.result(args, block);
     let status = store.status();
@@ -267,13 +280,22 @@ fn choose(random: &mut fastrand::Rng, groups: u64, count: usize) -> Vec<u64> {
     chosen.into_iter().collect()
 }
 
-fn bare_turn(file: &Path, block: u64, batch: u32, length: Duration) -> Result<(f64, f64)> {
+fn bare_turn(
+    file: &Path,
+    block: u64,
+    batch: u32,
+    length: Duration,
+    checksum: Option<PayloadChecksum>,
+) -> Result<(f64, f64)> {
     let mut reader = BareReader::new(file, block as usize, batch as usize)?;
     let mut batches = 0_u64;
     let (cpu, start) = (thread_cpu_seconds(), Instant::now());
     while start.elapsed() < length {
         check_interrupt()?;
         reader.batch()?;
+        if let Some(kind) = checksum {
+            compute(kind, block, reader.blocks());
+        }
         batches += 1;
     }
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), thread_cpu_seconds() - cpu);
@@ -281,22 +303,30 @@ fn bare_turn(file: &Path, block: u64, batch: u32, length: Duration) -> Result<(f
     Ok((gb / seconds, cpu / gb))
 }
 
-/// CPU seconds per GB of the checksums alone: both planes of every block in `bytes`, over and over.
-fn checksum_turn(args: &ReadArgs, block: u64, bytes: &[u8], length: Duration) -> Result<f64> {
-    let kind = match args.common.checksum {
+fn checksum_of(args: &ReadArgs) -> PayloadChecksum {
+    match args.common.checksum {
         Checksum::Crc64 => PayloadChecksum::Crc64Nvme,
         Checksum::Crc32 => PayloadChecksum::Crc32,
-    };
+    }
+}
+
+/// The checksums of both planes of every block in `bytes`.
+fn compute(kind: PayloadChecksum, block: u64, bytes: &[u8]) {
+    for (group, planes) in bytes.chunks_exact(block as usize).enumerate() {
+        for (plane, data) in planes.chunks_exact(block as usize / 2).enumerate() {
+            let identity = PlaneIdentity::new(1, SequenceId(1), 1, 0, group as u64, 8, plane as u16);
+            black_box(kind.compute(&identity, data));
+        }
+    }
+}
+
+/// CPU seconds per GB of the checksums alone, over and over.
+fn checksum_turn(kind: PayloadChecksum, block: u64, bytes: &[u8], length: Duration) -> Result<f64> {
     let mut passes = 0_u64;
     let (cpu, start) = (thread_cpu_seconds(), Instant::now());
     while passes == 0 || start.elapsed() < length {
         check_interrupt()?;
-        for (group, planes) in bytes.chunks_exact(block as usize).enumerate() {
-            for (plane, data) in planes.chunks_exact(block as usize / 2).enumerate() {
-                let identity = PlaneIdentity::new(1, SequenceId(1), 1, 0, group as u64, 8, plane as u16);
-                black_box(kind.compute(&identity, data));
-            }
-        }
+        compute(kind, block, bytes);
         passes += 1;
     }
     Ok((thread_cpu_seconds() - cpu) / ((passes * bytes.len() as u64) as f64 / 1e9))
@@ -306,6 +336,7 @@ fn checksum_turn(args: &ReadArgs, block: u64, bytes: &[u8], length: Duration) ->
 struct Sides {
     own: Vec<Turn>,
     bare: Vec<(f64, f64)>,
+    bare_checked: Vec<(f64, f64)>,
     fio: Vec<fio::FioRun>,
     fio_full: Vec<fio::FioRun>,
     checksum: Vec<f64>,
@@ -322,6 +353,9 @@ impl Sides {
         let checksum_cold = median(&self.checksum_cold);
         let bare = some(self.bare.iter().map(|turn| turn.0).collect());
         let bare_cpu = some(self.bare.iter().map(|turn| turn.1).collect());
+        let checked = some(self.bare_checked.iter().map(|turn| turn.0).collect());
+        let checked_cpu = some(self.bare_checked.iter().map(|turn| turn.1).collect());
+        let allowed = bare_cpu.zip(checked_cpu).map(|(bare, checked)| 1.25 * bare + 1.1 * (checked - bare).max(0.0));
         let fio = some(self.fio.iter().map(|run| run.gb_per_s).collect());
         let fio_cpu = some(self.fio.iter().map(|run| run.cpu_s_per_gb).collect());
         let fio_full = some(self.fio_full.iter().map(|run| run.gb_per_s).collect());
@@ -345,6 +379,11 @@ impl Sides {
             ratio_bare: bare.and_then(|bare| ratio(gb_per_s, bare)),
             ratio_bare_cpu: bare_cpu.and_then(|bare| ratio(io_cpu, bare)),
             ratio_bare_cpu_cold: bare_cpu.and_then(|bare| ratio((cpu - checksum_cold).max(0.0), bare)),
+            bare_checked_gb_per_s: checked.map(rounded),
+            bare_checked_cpu_s_per_gb: checked_cpu.map(rounded),
+            ratio_bare_checked: checked.and_then(|checked| ratio(gb_per_s, checked)),
+            ratio_bare_checked_cpu: checked_cpu.and_then(|checked| ratio(cpu, checked)),
+            ratio_cpu_allowed: allowed.and_then(|allowed| ratio(cpu, allowed)),
             fio_gb_per_s: fio.map(rounded),
             fio_cpu_s_per_gb: fio_cpu.map(rounded),
             ratio_fio: fio.and_then(|fio| ratio(gb_per_s, fio)),

@@ -5,9 +5,9 @@
 //! selects in each layer by the method, reads through the pipeline and a cache of resident blocks, and attends. Keys and
 //! queries are random: bytes do not depend on them.
 
-use crate::cli::ResidentArgs;
+use crate::cli::{ResidentArgs, SummaryHome, Switch};
 use crate::decode_select::form;
-use crate::report::{print, rounded};
+use crate::report::{median, print, rounded};
 use crate::select::methods;
 use crate::work::{
     HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout, open_store, open_store_with, work_directory,
@@ -16,11 +16,12 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{ScoreForm, Selector};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, ErrorKind, SelectOptions, SequenceOptions,
-    StoreOptions,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, ErrorKind, OpenOptions, SelectOptions,
+    SequenceOptions, Store, StoreOptions, Summaries, Summary,
 };
 
 const QUERY_HEADS: usize = 32;
@@ -50,18 +51,30 @@ struct ResidentResult {
     process_bytes: Option<u64>,
     /// The account's peak over all keys and values of the sequence.
     account_of_kv: f64,
+    /// Where min/max records are: `resident` or `streamed`.
+    summaries: String,
+    predict: bool,
+    step_ms: f64,
+    /// What devices brought per step: blocks, and records that are streamed.
+    bytes_read_per_step: u64,
+    /// Over all keys and values.
+    read_of_kv: f64,
+    /// What LeoAM moves: the share selected, and two keys of each group's keys and values.
+    alpha_plus_records: f64,
 }
 
 pub(crate) fn run(args: &ResidentArgs) -> Result<()> {
     let tokens = args.context / u32::from(args.group) * u32::from(args.group);
     let bytes = u64::from(tokens) * TOKEN_LAYER_BYTES * u64::from(args.layers);
-    let dir = work_directory(&args.common.device, bytes + bytes / 16 + (256 << 20))?;
+    // Records of min/max are up to a quarter of it.
+    let dir = work_directory(&args.common.device, bytes + bytes / 4 + (256 << 20))?;
     let home = dir.path().join("store");
     fill(args, &home, tokens as usize)?;
     for method in &args.method {
         let (name, form) = form(method);
         // Fitted before the process is measured.
-        let selector = if name == "none" { None } else { Some(methods::selector(name, args.layers)?) };
+        let own = matches!(name, "none" | "records");
+        let selector = if own { None } else { Some(methods::selector(name, args.layers)?) };
         let limits = [(args.limit, true), (ByteSize(args.limit.0 + 2 * bytes), false)];
         for (limit, asked) in limits {
             check_interrupt()?;
@@ -87,7 +100,12 @@ fn out_of_memory(error: &anyhow::Error) -> bool {
 
 fn fill(args: &ResidentArgs, home: &Path, tokens: usize) -> Result<()> {
     let store = open_store(&args.common, home, ByteSize::mib(256))?;
-    let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, SequenceOptions::new().key(KEY))?;
+    let options = SequenceOptions::new().key(KEY);
+    let options = match args.summaries {
+        SummaryHome::Resident => options,
+        SummaryHome::Streamed => options.summary(Summary::MinMax).summaries(Summaries::Streamed),
+    };
+    let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
     let mut source = KvSource::new(CHUNK);
     for start in (0..tokens).step_by(CHUNK) {
         check_interrupt()?;
@@ -110,21 +128,27 @@ fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize
     let cache_options = (args.cache_mib > 0).then(|| CacheOptions::new(cache).policy(CachePolicy::Lru));
     let options = StoreOptions { cache: cache_options, ..StoreOptions::default() }.memory_limit(limit);
     let store = open_store_with(&args.common, None, home, options)?;
-    let mut sequence = store.open_sequence(KEY)?;
+    let summaries = match args.summaries {
+        SummaryHome::Resident => Summaries::Resident,
+        SummaryHome::Streamed => Summaries::Streamed,
+    };
+    let mut sequence = store.open_sequence_with(KEY, OpenOptions::new().summaries(summaries))?;
     let selector = match selector {
         Some(selector) => Some(sequence.attach(std::sync::Arc::clone(selector))?),
         None => None,
     };
     let options = SelectOptions::new(Budget::tokens(args.budget as usize)).form(form);
-    // Without a selector there is nothing to score: the newest.
-    let options = if selector.is_none() { options.recent(args.budget as usize) } else { options };
+    // Then there is nothing to score: the newest.
+    let scores = method != "none";
+    let options = if !scores { options.recent(args.budget as usize) } else { options };
     let mut random = fastrand::Rng::with_seed(41);
     let mut source = KvSource::new(1);
     let mut pipeline = Pipeline::new(&store, options);
     let mut out = vec![0.0_f32; QUERY_HEADS * HEAD_DIM];
-    let mut held = None;
+    let (mut held, mut step_ms, before_bytes) = (None, Vec::new(), read_bytes(&store));
     for _ in 0..args.steps {
         check_interrupt()?;
+        let start = Instant::now();
         for layer in 0..usize::from(args.layers) {
             let (keys, values) = source.pair(1);
             sequence.append(layer, keys, values)?;
@@ -134,14 +158,25 @@ fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize
                 None => sequence.select(layer, &query, options),
             };
             pipeline.read(layer, &[view(layer)?])?;
-            if layer + 1 < usize::from(args.layers) {
-                pipeline.predict(layer + 1, &[view(layer + 1)?])?;
+            let next = layer + 1;
+            let selects = scores && next < usize::from(args.layers);
+            if selects {
+                pipeline.stream(next, &[&sequence])?;
+            }
+            if args.predict == Switch::On && next < usize::from(args.layers) {
+                pipeline.predict(next, &[view(next)?])?;
+                if selects && next + 1 < usize::from(args.layers) {
+                    pipeline.stream(next + 1, &[&sequence])?;
+                }
             }
             pipeline.attend(layer, &[&query], &AttendOptions::default(), &mut [&mut out])?;
         }
+        step_ms.push(start.elapsed().as_secs_f64() * 1e3);
         held = held.max(process_bytes());
     }
     let memory = store.status().memory;
+    let read = (read_bytes(&store) - before_bytes) / u64::from(args.steps);
+    let kv = u64::from(args.context) * TOKEN_LAYER_BYTES * u64::from(args.layers);
     let summary_bytes = selector.map_or(Ok(0), |selector| sequence.selector_bytes(selector))?;
     drop((pipeline, sequence));
     store.close()?;
@@ -162,7 +197,17 @@ fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize
         categories: categories.collect(),
         process_bytes: held.zip(before).map(|(held, before)| held.saturating_sub(before)),
         account_of_kv: 0.0,
+        summaries: format!("{:?}", args.summaries).to_lowercase(),
+        predict: args.predict == Switch::On,
+        step_ms: rounded(median(&step_ms)),
+        bytes_read_per_step: read,
+        read_of_kv: rounded(read as f64 / kv as f64),
+        alpha_plus_records: rounded(f64::from(args.budget) / f64::from(args.context) + 1.0 / f64::from(args.group)),
     })
+}
+
+fn read_bytes(store: &Store) -> u64 {
+    store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
 }
 
 /// Resident bytes of this process, as the kernel has them.

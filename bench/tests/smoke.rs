@@ -292,3 +292,21 @@ fn what_is_resident_is_in_the_account() {
         assert_eq!(result["within_limit"], true, "{result}");
     }
 }
+
+/// Streamed, neither the records nor the bounds above them are held; and a step moves what LeoAM says.
+#[test]
+fn streamed_summaries_are_read_and_not_held() {
+    let arguments = ["resident", "--layers", "3", "--context", "8192", "--steps", "2", "--json"];
+    let more =
+        ["--method", "records,quest,leoam:raw", "--limit", "48MiB", "--cache-mib", "0", "--summaries", "streamed"];
+    let transfer = ["--group", "64", "--budget", "832", "--predict", "off"];
+    let found = results(&[&arguments[..], &more[..], &transfer[..]].concat());
+    assert_eq!(found.len(), 3);
+    for result in &found {
+        let number = |field: &str| result[field].as_f64().expect("a number");
+        assert_eq!(number("summary_bytes"), 0.0, "{result}");
+        // A group in memory is attended and not read; it is one of thirteen.
+        let (moved, expected) = (number("read_of_kv"), number("alpha_plus_records"));
+        assert!((0.90..=1.05).contains(&(moved / expected)), "{result}");
+    }
+}

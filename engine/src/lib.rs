@@ -103,12 +103,12 @@ pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use metrics::{Evicted, EvictionReason};
 pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
-    SequenceOptions, StoreOptions, Summary,
+    SequenceOptions, StoreOptions, Summaries, Summary,
 };
 pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
 pub use reclaim::Repaired;
 pub use select::{Planes, SelectOptions, View};
-pub use sequence::{Sequence, SequenceReader};
+pub use sequence::{OpenOptions, Sequence, SequenceReader};
 pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
     Usage,

@@ -240,7 +240,7 @@ device_counters! {
     write_bytes,
     /// Syncs completed.
     syncs,
-    /// Requests that failed.
+    /// Requests and other operations that failed, of every kind.
     errors,
     /// Completions with fewer bytes than asked for.
     short_completions,
@@ -262,16 +262,21 @@ device_counters! {
     hedged,
     /// Reads that failed.
     read_errors,
-    /// Writes that failed for want of space: ENOSPC, EDQUOT, EFBIG.
+    /// Writes, and files that could not be made or made longer, for want of space: ENOSPC, EDQUOT, EFBIG.
     no_space,
     /// Writes that failed otherwise.
     write_errors,
     /// Syncs that failed: the first one ends all writing.
     failed_syncs,
-    /// Blocks that did not match their checksum when they were read.
+    /// Files that could not be made, opened, made longer, renamed, removed or listed otherwise.
+    name_errors,
+    /// Blocks, and headers and small pieces of frames, that were not what was written when they were read; each reading counts.
     checksum_failures,
     /// Blocks that were read again for that.
     rereads,
+    /// Slots of the superblock, and copies of the manifest, that were damaged, missing or unreadable when the store was opened, while
+    /// others were whole. An opening for writing makes them good.
+    damaged_metadata,
 }
 
 impl DeviceCounters {
@@ -290,9 +295,10 @@ impl DeviceCounters {
         self.errors.add(1);
         match op {
             OpKind::Read => &self.read_errors,
-            OpKind::Write if no_space => &self.no_space,
+            OpKind::Write | OpKind::Names if no_space => &self.no_space,
             OpKind::Write => &self.write_errors,
             OpKind::Sync => &self.failed_syncs,
+            OpKind::Names => &self.name_errors,
         }
         .add(1);
     }
@@ -304,6 +310,8 @@ pub(crate) enum OpKind {
     Read,
     Write,
     Sync,
+    /// Something with a file as a whole, or with names.
+    Names,
 }
 
 /// Why a sequence went by itself.
@@ -402,7 +410,6 @@ pub(crate) struct StoreCounters {
     pub(crate) expirations: Counter,
     pub(crate) cleaned_segments: Counter,
     pub(crate) moved_bytes: Counter,
-    pub(crate) checksum_failures: Counter,
     pub(crate) no_space: Counter,
 }
 

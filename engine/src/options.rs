@@ -452,11 +452,24 @@ pub enum Summary {
     MinMax,
 }
 
+/// Where a handle of a sequence has its min/max records ([`Summary::MinMax`]) and the bounds that selectors (Quest, LeoAM)
+/// choose by. Selections are the same, to the bit. Forks and readers have theirs where the handle has that they come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Summaries {
+    /// In memory, read when the sequence is opened.
+    #[default]
+    Resident,
+    /// On the devices (LeoAM): a selection reads those of its layer, in one batch, and gives them back. Of groups in memory they are
+    /// made from the keys. [`Pipeline::stream`](crate::pipeline::Pipeline::stream) reads them ahead.
+    Streamed,
+}
+
 /// How a sequence is created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SequenceOptions {
     pub(crate) key: String,
     pub(crate) summaries: Vec<Summary>,
+    pub(crate) residency: Summaries,
     /// 0 for as many as there are by default: 1.
     pub(crate) replicas: u8,
     pub(crate) ttl_ms: u64,
@@ -506,6 +519,13 @@ impl SequenceOptions {
         if !self.summaries.contains(&summary) {
             self.summaries.push(summary);
         }
+        self
+    }
+
+    /// Where this handle has its min/max records: `OpenOptions::summaries` says so for those that come later.
+    #[must_use]
+    pub fn summaries(mut self, summaries: Summaries) -> Self {
+        self.residency = summaries;
         self
     }
 }

@@ -38,7 +38,7 @@ use crate::read::{ReadBatch, ReadTicket};
 use crate::reclaim::{self, level_epochs, remove_leftovers, settle_generation};
 use crate::recover::{Found, Opened, open_directories, read_devices, read_only_features, replay, stale_device};
 use crate::select::{View, ViewInner};
-use crate::sequence::{Sequence, load};
+use crate::sequence::{OpenOptions, Sequence, load};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -167,7 +167,7 @@ impl Store {
             copies: usize::from(copies),
         };
         lock(&inner.space).classify(id, class_of(&meta));
-        Sequence::new(claim, who, records)
+        Sequence::new(claim, who, records, options.residency)
     }
 
     /// The number of a layout, a new one where the store does not have it yet.
@@ -185,10 +185,18 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open already; [`ErrorKind::Corruption`]: its frames are damaged.
     pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
+        self.open_sequence_with(key, OpenOptions::default())
+    }
+
+    /// As [`Store::open_sequence`], with options.
+    ///
+    /// # Errors
+    /// As there; [`ErrorKind::LayoutMismatch`] when it was written with another layout than it must have.
+    pub fn open_sequence_with(&self, key: &str, options: OpenOptions) -> Result<Sequence> {
         self.inner.flush_others()?;
         let id = lock(&self.inner.catalog).keys.get(key).copied();
         let id = id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no sequence has the key {key:?}")))?;
-        self.open_sequence_id(id)
+        self.open_sequence_id_with(id, options)
     }
 
     /// Opens a sequence by its id.
@@ -196,6 +204,14 @@ impl Store {
     /// # Errors
     /// As [`Store::open_sequence`].
     pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
+        self.open_sequence_id_with(id, OpenOptions::default())
+    }
+
+    /// As [`Store::open_sequence_id`], with options.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_sequence_id_with(&self, id: SequenceId, options: OpenOptions) -> Result<Sequence> {
         let claim = Claim::new(&self.inner, id, "");
         // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
         self.inner.flush_others()?;
@@ -210,12 +226,24 @@ impl Store {
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
         lock(&self.inner.space).classify(id, class_of(&meta));
-        let loaded = load(claim, id, &meta).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
+        let load = |claim| load(claim, id, &meta, options.summaries);
+        let loaded = load(claim).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
             // A bit may have gone wrong on the way and not on the medium: read once more.
-            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim, id, &meta),
+            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim),
             _ => Err(e),
         });
-        loaded.map_err(|e| e.during(format!("open sequence {id}")))
+        let sequence = loaded.map_err(|e| e.during(format!("open sequence {id}")))?;
+        match options.layout.filter(|layout| layout != sequence.layout()) {
+            None => Ok(sequence),
+            Some(layout) => {
+                let what = layout.difference(sequence.layout().raw());
+                let text = format!(
+                    "sequence {:?} was written with another {what}: another model, dtype, group size or codec",
+                    sequence.key()
+                );
+                Err(Error::new(ErrorKind::LayoutMismatch, text))
+            }
+        }
     }
 
     /// Deletes a sequence without opening it, also one that is too damaged to be opened. As [`Sequence::delete`].
@@ -237,14 +265,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open_sequence`]; [`ErrorKind::LayoutMismatch`] when it was written with another layout.
     pub fn open_sequence_as(&self, key: &str, layout: &KvLayout) -> Result<Sequence> {
-        let sequence = self.open_sequence(key)?;
-        if sequence.layout() == layout {
-            return Ok(sequence);
-        }
-        let what = layout.difference(sequence.layout().raw());
-        let text =
-            format!("sequence {key:?} was written with another {what}: another model, dtype, group size or codec");
-        Err(Error::new(ErrorKind::LayoutMismatch, text))
+        self.open_sequence_with(key, OpenOptions::new().layout(layout))
     }
 
     /// Committed sequences, by id.
@@ -255,7 +276,10 @@ impl Store {
             id: id.0,
             key: meta.key.clone(),
             tokens: meta.tokens,
-            disk_bytes: meta.refs.iter().filter_map(|(f, _)| catalog.frames.get(f)).map(|f| f.location.bytes()).sum(),
+            disk_bytes: {
+                let frames = meta.refs.iter().filter_map(|(frame, _)| catalog.frames.get(frame));
+                frames.flat_map(|frame| frame.locations()).map(|location| location.bytes()).sum()
+            },
             frames: meta.refs.len(),
             parent: meta.parent.map(|(parent, _)| parent.0),
             created_unix_ms: meta.created_unix_ms,
@@ -400,8 +424,8 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         instance: random_u64()?,
     };
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
-    // A slot that does not verify is made good by writing both again.
-    let rotten = found.iter().any(|f| f.slots.len() < SLOTS);
+    // Made good by writing both again.
+    let rotten: Vec<u64> = found.iter().map(Found::damaged_slots).collect();
     let mut replayed = replay(&found, identity.store_id, memory)?;
     if !options.read_only && !replayed.writable {
         return Err(read_only_features(&format!("manifest generation {}", replayed.place.generation)));
@@ -429,10 +453,17 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         known.iter_mut().filter(|k| k.member.device == member.device).for_each(|k| k.member = member);
     }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
-    let unclean =
-        replayed.dirty || rotten || !changed.is_empty() || slots.iter().any(|slot| slot.state != STATE_CLOSED);
+    let unclean = replayed.dirty
+        || rotten.iter().any(|slots| *slots > 0)
+        || !changed.is_empty()
+        || slots.iter().any(|slot| slot.state != STATE_CLOSED);
     let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
     let devices = start_devices(options, memory, identity, known, members)?;
+    for (slot, rotten) in slots.iter().zip(rotten) {
+        let index = DeviceIndex(slot.device_index.get());
+        let copies = replayed.damaged.get(&index).copied().unwrap_or(0);
+        devices.get(index)?.counters.damaged_metadata.add(rotten + copies);
+    }
     let catalog = &replayed.catalog;
     let copies = catalog.frames.values().any(|frame| frame.copies() > 1)
         || catalog.sequences.values().any(|sequence| sequence.replicas > 1);

@@ -282,7 +282,7 @@ fn is_of_a_device(status: &str) -> bool {
 fn device_threads_stay_on_the_cpus_of_a_node() {
     let _alone = alone();
     let Ok(cpus) = std::fs::read_to_string("/sys/devices/system/node/node0/cpulist") else {
-        return println!("skipped: this system does not say which CPUs its NUMA nodes have");
+        return skipped("this system does not say which CPUs its NUMA nodes have");
     };
     for driver in [DriverChoice::Auto, DriverChoice::Posix] {
         let dir = tempfile::tempdir().unwrap();
@@ -337,4 +337,10 @@ fn waiting_at_a_device_is_measured() {
     let after = store.status().devices[0].counters;
     assert_eq!(after.demand_batches - before.demand_batches, 20);
     assert!(after.demand_queue_us < 60_000_000, "microseconds, not something else: {}", after.demand_queue_us);
+}
+
+/// Past the test runner, which keeps what tests print that pass.
+fn skipped(why: impl std::fmt::Display) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

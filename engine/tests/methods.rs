@@ -5,9 +5,7 @@ use half::f16;
 use std::path::Path;
 use std::sync::Arc;
 use stratakv::metrics::Category;
-use stratakv::retrieval::{
-    Adapter, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Oracle, Quest, ScoreForm, SelectorId, combine,
-};
+use stratakv::retrieval::{Adapter, KvSwap, LeoAm, LowRankAdapter, Oracle, Quest, ScoreForm, SelectorId, combine};
 use stratakv::{
     Budget, ByteSize, ErrorKind, KvLayout, SelectOptions, Sequence, SequenceOptions, Store, StoreOptions, TensorView,
 };
@@ -160,7 +158,7 @@ fn combining_takes_any_shape() {
 #[cfg(feature = "calibrate")]
 #[test]
 fn calibration_takes_layers_without_keys_and_queries_without_heads() {
-    use stratakv::retrieval::Calibrator;
+    use stratakv::retrieval::{Calibrator, LayerAdapter};
     let mut calibrator = Calibrator::new(&[(2, 4), (0, 0)]);
     calibrator.keys(1, &[]);
     calibrator.keys(1, &[1.0; 8]);

@@ -272,6 +272,50 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
 }
 
 #[test]
+fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
+    const TOKENS: usize = 400;
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).capacity(segments(64)).watermarks(0.6, 0.4).open().unwrap();
+    let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
+    let events = Arc::clone(&seen);
+    store.observe(move |event: &Evicted| events.lock().unwrap().push(event.clone()));
+    let one = {
+        write(&store, key("first").evictable(1), 0, TOKENS).unwrap();
+        store.usage().unwrap().live_bytes
+    };
+    // In shares of the room for frames.
+    let level = || {
+        let usage = sound(&store, dir.path());
+        let room = usage.capacity_bytes - usage.reserved_bytes - usage.metadata_bytes;
+        ((usage.live_bytes + usage.in_flight_bytes) as f64 / room as f64, one as f64 / room as f64)
+    };
+    let (mut turns, mut highest, mut gone) = (0, 0.0_f64, 0);
+    for i in 1..600 {
+        let (before, _) = level();
+        write(&store, key(i).evictable(1), i, TOKENS).unwrap();
+        store.tend().unwrap();
+        let (now, step) = level();
+        assert!(now <= 0.6 + 1e-9, "{now} lives after sequence {i}");
+        let events = seen.lock().unwrap();
+        if events.len() > gone {
+            assert!(before + step > 0.6 - 1e-3, "{before} lived, and something went");
+            // What is metadata changes a little meanwhile.
+            assert!((now - 0.4).abs() < 2.0 * step, "down to {now}");
+            turns += 1;
+        }
+        gone = events.len();
+        highest = highest.max(now);
+    }
+    let seen = seen.lock().unwrap();
+    assert!(turns > 2 && highest > 0.58, "{turns} turns, at most {highest}");
+    assert!(seen.iter().all(|event| event.reason == EvictionReason::Space && event.bytes == one));
+    // Those that were used least recently.
+    let names: Vec<&str> = seen.iter().map(|event| event.key.as_str()).collect();
+    let wanted: Vec<String> = std::iter::once("first".into()).chain((1..gone).map(|i| i.to_string())).collect();
+    assert_eq!(names, wanted);
+}
+
+#[test]
 fn a_time_to_live_ends_in_the_background_and_at_open() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();

@@ -4,6 +4,12 @@ use core::fmt;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The largest of the numbers that only grow: ids of frames and sequences, LSNs, generations, epochs, sequence numbers of slots and
+/// batches, bytes written over the life of a store. Nobody gets there; whoever counts on from what a file says does not overflow.
+pub const NUMBER_MAX: u64 = 1 << 62;
+/// The largest number of a segment or a layout.
+pub const INDEX_MAX: u32 = 1 << 31;
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($raw:ty)) => {
         $(#[$doc])*

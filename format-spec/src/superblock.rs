@@ -3,6 +3,7 @@
 use crate::checksum::PayloadChecksum;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::features::Features;
+use crate::ids::NUMBER_MAX;
 use crate::page::PAGE_BYTES;
 use crate::verify::{Unverified, Verified, check_page, seal_page};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -99,6 +100,15 @@ impl Unverified<'_, Slot> {
                 index as u64,
                 slot.sequence.get(),
             ));
+        }
+        let numbers = [
+            ("slot sequence", 40, slot.sequence),
+            ("membership epoch", 80, slot.epoch),
+            ("manifest generation", 88, slot.manifest_generation),
+            ("synced through", 104, slot.synced_through),
+        ];
+        if let Some((name, at, number)) = numbers.into_iter().find(|(_, _, number)| number.get() > NUMBER_MAX) {
+            return Err(FormatError::range(name, at, NUMBER_MAX, number.get()));
         }
         let pages = slot.segment_bytes.get() / PAGE_BYTES as u64;
         if !slot.segment_bytes.get().is_multiple_of(PAGE_BYTES as u64)

@@ -9,7 +9,7 @@ use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
 use stratakv_format::frame::{Descriptor, FramePlace, FrameView, HeaderBuilder, header_bytes};
-use stratakv_format::ids::{FrameId, LayoutId, RawLocation, SequenceId};
+use stratakv_format::ids::{FrameId, LayoutId, NUMBER_MAX, RawLocation, SequenceId};
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, Record, Records, encode_record};
 use stratakv_format::rope::{Rope, RopeScaling};
@@ -80,20 +80,25 @@ fn code(result: Result<impl Sized, FormatError>) -> Option<FormatErrorCode> {
     result.err().map(|e| e.code)
 }
 
+/// A number that only grows.
+fn number() -> std::ops::RangeInclusive<u64> {
+    0..=NUMBER_MAX
+}
+
 fn slot() -> impl Strategy<Value = Slot> {
-    let numbers = (any::<[u64; 6]>(), 1..=u64::MAX, 8..=1_u64 << 24);
+    let numbers = (any::<[u64; 3]>(), [number(), number(), number()], 1..=NUMBER_MAX, 8..=1_u64 << 24);
     let small = (any::<([u8; 16], [u8; 16])>(), 1..=256_u16, 0..256_u16, 1..=2_u8, 1..=2_u8, 0..=2_u8);
-    (numbers, small).prop_map(|((n, generation, pages), (ids, device_count, index, sum, state, copies))| Slot {
+    (numbers, small).prop_map(|((n, grows, generation, pages), (ids, device_count, index, sum, state, copies))| Slot {
         magic: superblock::MAGIC,
         features: Features { compat: U64::new(n[0]), ro_compat: U64::new(n[1]), ..Features::current() },
-        sequence: U64::new(n[2]),
+        sequence: U64::new(grows[0]),
         store_id: ids.0,
         device_id: ids.1,
-        epoch: U64::new(n[3]),
+        epoch: U64::new(grows[1]),
         manifest_generation: U64::new(generation),
-        manifest_nonce: U64::new(n[4]),
-        synced_through: U64::new(n[5]),
-        created_unix_s: U64::new(n[0] ^ n[5]),
+        manifest_nonce: U64::new(n[2]),
+        synced_through: U64::new(grows[2]),
+        created_unix_s: U64::new(n[0] ^ n[1]),
         segment_bytes: U64::new(pages * PAGE_BYTES as u64),
         device_index: U16::new(index % device_count),
         device_count: U16::new(device_count),
@@ -129,7 +134,7 @@ fn batch_records() -> impl Strategy<Value = (Vec<u8>, Vec<(u16, Vec<u8>)>)> {
         any::<[u64; 3]>().prop_map(|v| (Kind::FrameRef as u16, v.as_bytes().to_vec())),
         any::<[u64; 2]>().prop_map(|v| (Kind::FrameRelease as u16, v.as_bytes().to_vec())),
         any::<u64>().prop_map(|v| (Kind::SequenceDelete as u16, v.as_bytes().to_vec())),
-        any::<[u64; 2]>().prop_map(|v| (Kind::Superseded as u16, v.as_bytes().to_vec())),
+        (number(), any::<u64>()).prop_map(|(n, nonce)| (Kind::Superseded as u16, [n, nonce].as_bytes().to_vec())),
         ("[a-z]{0,40}", 0..=1_u64 << 48).prop_map(|(key, tokens)| {
             let fork = m::Fork { tokens: U64::new(tokens), key_bytes: U16::new(key.len() as u16), ..g::fork() };
             (Kind::Fork as u16, [fork.as_bytes(), key.as_bytes()].concat())
@@ -167,6 +172,25 @@ proptest! {
     }
 
     #[test]
+    fn numbers_beyond_their_limit_are_refused(slot in slot(), more in NUMBER_MAX + 1..=u64::MAX, which in 0..7_usize) {
+        let (mut beyond, mut page, number) = (slot, g::manifest_page(0), U64::new(more));
+        match which {
+            0 => beyond.sequence = number,
+            1 => beyond.epoch = number,
+            2 => beyond.manifest_generation = number,
+            3 => beyond.synced_through = number,
+            4 => page.generation = number,
+            5 => page.previous_generation = number,
+            _ => page.first_batch = number,
+        }
+        let found = match which {
+            0..=3 => code(verify_slot(&beyond.encode(), (beyond.sequence.get() % 2) as usize)),
+            _ => code(verify_manifest(&page.encode())),
+        };
+        prop_assert_eq!(found, Some(FormatErrorCode::Range));
+    }
+
+    #[test]
     fn the_newest_valid_slot_counts(a in slot(), b in slot(), damage in any::<[bool; 2]>(), at in 0..PAGE_BYTES) {
         let mut slots = [a, b];
         for (index, slot) in slots.iter_mut().enumerate() {
@@ -186,7 +210,7 @@ proptest! {
 
     #[test]
     fn segment_and_manifest_pages_round_trip(
-        n in any::<[u64; 5]>(), generation in 1..=u64::MAX, id in any::<[u8; 16]>(), pages in 8..=1_u32 << 24,
+        n in any::<[u64; 3]>(), (first, previous) in (number(), number()), generation in 1..=NUMBER_MAX, id in any::<[u8; 16]>(), pages in 8..=1_u32 << 24,
         kind in 1..=2_u8, position in 0..=1_u8, device in any::<u16>(), segment in any::<u32>(),
     ) {
         let page = SegmentPage {
@@ -196,8 +220,8 @@ proptest! {
         };
         prop_assert_eq!(verify_segment(&page.encode()), Ok(page));
         let page = ManifestPage {
-            store_id: id, generation: U64::new(generation), nonce: U64::new(n[1]), first_batch: U64::new(n[2]),
-            previous_generation: U64::new(n[3]), created_unix_s: U64::new(n[4]), device: U16::new(device),
+            store_id: id, generation: U64::new(generation), nonce: U64::new(n[1]), first_batch: U64::new(first),
+            previous_generation: U64::new(previous), created_unix_s: U64::new(n[2]), device: U16::new(device),
             ..g::manifest_page(position)
         };
         prop_assert_eq!(verify_manifest(&page.encode()), Ok(page));
@@ -209,12 +233,18 @@ proptest! {
     #[test]
     fn batches_round_trip(
         (bytes, records) in batch_records(), generation in any::<u64>(), nonce in any::<u64>(),
-        sequence in 1..=u64::MAX, epoch in any::<u64>(), flags in 0..=3_u16, flip in any::<prop::sample::Index>(),
+        sequence in 1..=NUMBER_MAX, epoch in number(), flags in 0..=3_u16, flip in any::<prop::sample::Index>(),
     ) {
         let place = BatchPlace { generation, nonce, sequence };
         let encoded = m::encode_batch(&place, sequence - 1, epoch, flags, &bytes, records.len() as u32).unwrap();
         prop_assert_eq!(encoded.len() % PAGE_BYTES, 0);
         prop_assert_eq!(Batch::claimed_pages(&encoded), Some((encoded.len() / PAGE_BYTES) as u32));
+        for (sequence, epoch) in [(NUMBER_MAX + sequence, epoch), (sequence, NUMBER_MAX + 1)] {
+            let place = BatchPlace { sequence, ..place };
+            let beyond = m::encode_batch(&place, sequence - 1, epoch, flags, &bytes, records.len() as u32).unwrap();
+            let e = Batch::verify(&beyond, &place).unwrap_err();
+            prop_assert!(e.code == FormatErrorCode::Range && !Batch::may_be_torn(&e), "{e:?}");
+        }
         let batch = Batch::verify(&encoded, &place).unwrap();
         prop_assert_eq!((batch.header().epoch.get(), batch.header().synced_through.get()), (epoch, sequence - 1));
         prop_assert_eq!((batch.is_checkpoint(), batch.has_more()), (flags & 1 != 0, flags & 2 != 0));

@@ -9,7 +9,7 @@ use stratakv_format::ids::RawLocation;
 use stratakv_format::layout::{self, LayerGeometry, Layout, RawCodecs, RawLayer, RawLayoutHeader};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::rope::{self, RawRope};
-use stratakv_format::{DType, SequenceId, export, features as f, frame, page, segment, superblock};
+use stratakv_format::{DType, SequenceId, export, features as f, frame, ids, page, segment, superblock};
 
 const SPEC: &str = include_str!("../SPEC.md");
 
@@ -344,6 +344,8 @@ fn limits_are_those_of_the_code() {
         ("TOTAL_PAGES_MAX", u64::from(frame::TOTAL_PAGES_MAX)),
         ("DESCRIPTORS_MAX", u64::from(frame::DESCRIPTORS_MAX)),
         ("CALLER_STATE_BYTES_MAX", frame::CALLER_STATE_BYTES_MAX as u64),
+        ("NUMBER_MAX", ids::NUMBER_MAX),
+        ("INDEX_MAX", u64::from(ids::INDEX_MAX)),
         ("TOKENS_MAX", frame::TOKENS_MAX),
         ("LAYERS_MAX", layout::LAYERS_MAX as u64),
         ("KV_HEADS_MAX", u64::from(layout::KV_HEADS_MAX)),

@@ -76,8 +76,10 @@ codes! {
     PayloadCodec = "payload-codec";
     /// A byte between or behind the extents of a frame is not zero.
     Padding = "padding";
-    /// A committed token of a layer lies in no frame.
+    /// A committed token of a layer lies in no frame that counts.
     Coverage = "coverage";
+    /// Groups that begin behind those of the frames before theirs.
+    Overlay = "overlay";
     /// A committed token id lies in no frame.
     TokenIds = "token-ids";
     /// The caller's state is not where its commit says.
@@ -102,7 +104,7 @@ codes! {
     ExportOrder = "export-order";
     /// An exported sequence that is cut short or goes on behind its end.
     ExportLength = "export-length";
-    /// A summary that is not that of its group.
+    /// A summary that is not that of its group, or minima and maxima that no frame has.
     Summary = "summary";
 }
 

@@ -19,10 +19,14 @@ use zerocopy::IntoBytes;
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// What the tokens of an extent are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// Keys and values of a layer.
-    Layer(u16),
+    /// Whole groups of a layer.
+    Groups(u16),
+    /// Single tokens of a layer.
+    Tail(u16),
+    /// Minima and maxima of groups of a layer.
+    MinMax(u16),
     /// Token ids.
     TokenIds,
 }
@@ -31,7 +35,7 @@ pub(crate) enum Holds {
 #[derive(Debug)]
 pub(crate) struct FrameInfo {
     pub(crate) layout: u32,
-    /// What, first token, one past the last.
+    /// What, first token, one past the last, in the order of the header.
     pub(crate) spans: Vec<(Holds, u64, u64)>,
     pub(crate) has_state: bool,
     /// Pieces of an adapter.
@@ -156,13 +160,16 @@ impl Checker<'_> {
             FrameInfo { layout: view.header().layout.get(), spans: Vec::new(), has_state: false, adapter: Vec::new() };
         let front = u64::from(view.header().front_pages.get()) * PAGE;
         for descriptor in view.descriptors() {
-            let kind = descriptor.kind.get();
+            let (kind, layer) = (descriptor.kind.get(), descriptor.layer.get());
+            let is_front = descriptor.offset.get() + descriptor.bytes.get() <= front;
             let holds = match kind {
-                KIND_GROUPS | KIND_TAIL => Holds::Layer(descriptor.layer.get()),
+                KIND_GROUPS => Holds::Groups(layer),
+                KIND_TAIL => Holds::Tail(layer),
+                KIND_SUMMARY if is_front && descriptor.summary.get() == SUMMARY_MIN_MAX => Holds::MinMax(layer),
                 KIND_TOKEN_IDS => Holds::TokenIds,
                 KIND_ADAPTER => continue,
                 _ => {
-                    let text = if kind == KIND_SUMMARY && descriptor.offset.get() + descriptor.bytes.get() > front {
+                    let text = if kind == KIND_SUMMARY && !is_front {
                         "a summary lies behind the front pages"
                     } else if kind == KIND_CALLER_STATE && descriptor.bytes.get() > CALLER_STATE_BYTES_MAX as u64 {
                         "the caller's state is too long"

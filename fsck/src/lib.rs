@@ -20,6 +20,7 @@ mod finding;
 mod frames;
 mod io;
 mod manifest;
+mod overlay;
 mod planes;
 mod replay;
 mod report;

@@ -332,6 +332,9 @@ impl<'a> Replay<'a> {
         let (layout, summaries) = (create.layout.get(), create.summaries.get());
         check(create.reserved.get() == 0, reserved)?;
         check(self.state.layouts.contains_key(&layout), || format!("layout {layout} does not exist"))?;
+        check(create.replicas <= 1 || self.bounds.replicas, || {
+            format!("{} copies in a store without the feature of copies", create.replicas)
+        })?;
         let sequence = Sequence {
             layout,
             key: key_of(key, create.key_bytes.get())?,

@@ -3,8 +3,10 @@
 use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};
 use crate::frames::{FrameInfo, Holds};
-use crate::replay::State;
+use crate::overlay::{Overlay, gap};
+use crate::replay::{Sequence, State};
 use std::collections::HashMap;
+use stratakv_format::frame::SUMMARY_MIN_MAX;
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST};
 
 /// Checks members, and each sequence: layouts, tokens per layer, token ids, caller state. `frames` has the frames whose
@@ -32,32 +34,22 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
     }
     for (&id, sequence) in &state.sequences {
         let Some(layout) = state.layouts.get(&sequence.layout) else { continue };
-        let mut spans: Vec<(Holds, u64, u64)> = Vec::new();
-        let mut certain = true;
-        for (frame, &token_end) in &sequence.refs {
-            let Some(info) = frames.get(frame) else {
-                // Damaged or on a missing device, and reported: what it held is not known.
-                certain = false;
-                continue;
-            };
-            if info.layout != sequence.layout {
-                let text = format!("frame {frame} has layout {}, its sequence {}", info.layout, sequence.layout);
-                sink.push(Finding::damage(Code::FrameHeader, text).sequence(id).frame(*frame));
-            }
-            let clipped = info.spans.iter().map(|&(holds, first, end)| (holds, first, end.min(token_end)));
-            spans.extend(clipped.filter(|(_, first, end)| first < end));
+        // Frames that are damaged or on a missing device were reported: what they held is not known.
+        let known = |(&frame, &end): (&u64, &u64)| Some(Part { frame, token_end: end, info: frames.get(&frame)? });
+        let mut parts: Vec<Part<'_>> = sequence.refs.iter().filter_map(known).collect();
+        parts.sort_unstable_by_key(|part| state.frames.get(&part.frame).map(|frame| frame.record.lsn.get()));
+        for Part { frame, info, .. } in parts.iter().filter(|part| part.info.layout != sequence.layout) {
+            let text = format!("frame {frame} has layout {}, its sequence {}", info.layout, sequence.layout);
+            sink.push(Finding::damage(Code::FrameHeader, text).sequence(id).frame(*frame));
         }
-        if certain {
-            spans.sort_unstable();
+        if parts.len() == sequence.refs.len() {
             for (layer, _) in layout.layers.iter().enumerate().filter(|(_, layer)| layer.has_kv()) {
-                let layer = layer as u16;
-                if let Some((first, end)) = gap(&spans, Holds::Layer(layer), sequence.committed) {
-                    let text = format!("committed through token {}, and no frame holds these", sequence.committed);
-                    let finding = Finding::damage(Code::Coverage, text).sequence(id).layer(layer);
-                    sink.push(finding.tokens(first, end));
+                let (layer, group) = (layer as u16, u64::from(layout.group_tokens));
+                for finding in check_layer(sequence, &parts, layer, group) {
+                    sink.push(finding.sequence(id).layer(layer));
                 }
             }
-            if let Some((first, end)) = gap(&spans, Holds::TokenIds, sequence.token_ids) {
+            if let Some((first, end)) = gap(spans(&parts, Holds::TokenIds), sequence.token_ids) {
                 let text = format!("{} token ids committed, and no frame holds these", sequence.token_ids);
                 sink.push(Finding::damage(Code::TokenIds, text).sequence(id).tokens(first, end));
             }
@@ -77,32 +69,54 @@ pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, Fram
     }
 }
 
-/// The first tokens below `end` that no span of `holds` covers. `spans` is sorted.
-fn gap(spans: &[(Holds, u64, u64)], holds: Holds, end: u64) -> Option<(u64, u64)> {
-    let from = spans.partition_point(|(other, ..)| *other < holds);
-    let mut covered = 0;
-    for &(_, first, last) in spans[from..].iter().take_while(|(other, ..)| *other == holds) {
-        if first > covered {
-            return (covered < end).then(|| (covered, first.min(end)));
-        }
-        covered = covered.max(last);
-    }
-    (covered < end).then_some((covered, end))
+/// A frame that a sequence refers to.
+struct Part<'a> {
+    frame: u64,
+    /// Only tokens below this one.
+    token_end: u64,
+    info: &'a FrameInfo,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Where frames hold something, up to where they count, in rising order.
+fn spans(parts: &[Part<'_>], holds: Holds) -> Vec<(u64, u64)> {
+    let clipped = |part: &Part<'_>| {
+        let end = part.token_end;
+        let of_it = part.info.spans.iter().filter(move |(other, ..)| *other == holds);
+        of_it.map(move |&(_, first, last)| (first, last.min(end))).filter(|(first, last)| first < last).collect()
+    };
+    let mut spans: Vec<(u64, u64)> = parts.iter().flat_map(|part: &Part<'_>| -> Vec<_> { clipped(part) }).collect();
+    spans.sort_unstable();
+    spans
+}
 
-    #[test]
-    fn gaps_are_found_at_front_middle_and_end() {
-        let layer = Holds::Layer(1);
-        let spans = [(Holds::Layer(0), 0, 99), (layer, 0, 4), (layer, 2, 8), (layer, 10, 12), (Holds::TokenIds, 0, 99)];
-        assert_eq!(gap(&spans, layer, 8), None);
-        assert_eq!(gap(&spans, layer, 9), Some((8, 9)));
-        assert_eq!(gap(&spans, layer, 12), Some((8, 10)));
-        assert_eq!(gap(&spans[..3], layer, 20), Some((8, 20)));
-        assert_eq!(gap(&spans, Holds::Layer(2), 1), Some((0, 1)));
-        assert_eq!(gap(&spans, Holds::Layer(2), 0), None);
+/// Is every committed token of a layer there, and, where the sequence has them, the minima and maxima of every group? `parts`
+/// rise in their LSNs.
+fn check_layer(sequence: &Sequence, parts: &[Part<'_>], layer: u16, group: u64) -> Vec<Finding> {
+    let (committed, mut findings) = (sequence.committed, Vec::new());
+    let mut overlay = Overlay::new(group);
+    for Part { frame, token_end, info } in parts {
+        let clip = committed.min(*token_end);
+        for &(_, first, end) in info.spans.iter().filter(|(holds, ..)| *holds == Holds::Groups(layer)) {
+            if let Err(there) = overlay.lay_groups(first, end, clip) {
+                let text = format!("groups begin behind the {there} that frames of lower LSN leave");
+                findings.push(Finding::damage(Code::Overlay, text).frame(*frame).tokens(first, end));
+                return findings;
+            }
+        }
+        for &(_, first, end) in info.spans.iter().filter(|(holds, ..)| *holds == Holds::Tail(layer)) {
+            overlay.lay_tail(first, end, clip);
+        }
     }
+    if sequence.summaries & 1 << (SUMMARY_MIN_MAX - 1) != 0 {
+        let grouped = overlay.groups().min(committed / group) * group;
+        if let Some((first, end)) = gap(spans(parts, Holds::MinMax(layer)), grouped) {
+            let text = "no frame holds the minima and maxima of these groups";
+            findings.push(Finding::damage(Code::Summary, text).tokens(first, end).plane("summary"));
+        }
+    }
+    if let Some((first, end)) = overlay.missing(committed) {
+        let text = format!("committed through token {committed}, and no frame that counts holds these");
+        findings.push(Finding::damage(Code::Coverage, text).tokens(first, end));
+    }
+    findings
 }

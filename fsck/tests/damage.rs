@@ -8,6 +8,7 @@ use std::fs;
 use std::process::Command;
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::checksum::page_crc;
+use stratakv_format::frame::{KIND_GROUPS, KIND_SUMMARY, KIND_TAIL};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::{STATE_CLOSED, STATE_OPEN};
 use zerocopy::little_endian::{U32, U64};
@@ -302,6 +303,43 @@ fn sequences_must_be_covered() {
         r.push(Kind::SequenceCommit, &commit(1, 7, 6, 0), &[]);
     });
     assert_damage(&report, Code::Coverage);
+}
+
+#[test]
+fn frames_must_lie_over_each_other_as_a_layer_grows() {
+    const G: u16 = KIND_GROUPS;
+    const S: u16 = KIND_SUMMARY;
+    const T: u16 = KIND_TAIL;
+    type Frames = &'static [&'static [(u16, u64, u32)]];
+    // Each in groups of 4, of both layers with KV.
+    let clean: [(Frames, u64); 4] = [
+        (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 8, 2)], &[(S, 8, 4), (G, 8, 4)]], 12),
+        // A tail inside a group, then the group again.
+        (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 6, 1)], &[(S, 4, 4), (G, 4, 4)]], 8),
+        // What a tail hides is not committed.
+        (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 3, 2)]], 5),
+        // Minima and maxima of a group that the commit cuts are not asked for.
+        (&[&[(S, 0, 4), (G, 0, 8)]], 7),
+    ];
+    for (frames, committed) in clean {
+        let report = Image::with_frames(frames, committed).check();
+        assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 0), "{frames:?}: {}", report.to_text());
+    }
+    let tokens = |report: &Report| report.findings.iter().map(|f| (f.layer, f.tokens)).collect::<Vec<_>>();
+    let both = |tokens| vec![(Some(0), Some(tokens)), (Some(2), Some(tokens))];
+    let bad: [(Frames, u64, Code, [u64; 2]); 4] = [
+        // Groups written before those in front of them.
+        (&[&[(S, 4, 4), (G, 4, 4)], &[(S, 0, 4), (G, 0, 4)]], 8, Code::Overlay, [4, 8]),
+        // Groups behind a tail of later date.
+        (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 2, 1)]], 8, Code::Coverage, [3, 8]),
+        (&[&[(S, 0, 4), (G, 0, 4)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
+        (&[&[(S, 0, 4), (G, 0, 8)]], 8, Code::Summary, [4, 8]),
+    ];
+    for (frames, committed, code, place) in bad {
+        let report = Image::with_frames(frames, committed).check();
+        assert_damage(&report, code);
+        assert_eq!(tokens(&report), both(place), "{frames:?}: {}", report.to_text());
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::rng::Rng;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stratakv::{ByteSize, StoreOptions};
@@ -14,6 +15,11 @@ use tempfile::TempDir;
 #[must_use]
 pub fn fast_scratch() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a scratch directory")
+}
+
+/// Says what a test left out, past the test runner, which keeps what tests print that pass.
+pub fn skipped(why: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
 /// Fresh device directories under `root`.

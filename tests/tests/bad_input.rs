@@ -11,7 +11,7 @@ use stratakv_format::features::Features;
 use stratakv_format::superblock::{SLOTS, Slot};
 use stratakv_format::{PAGE_BYTES, Unverified};
 use stratakv_tests::content::{LayerShape, Order, Shape};
-use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, small_options};
+use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, skipped, small_options};
 use stratakv_tests::rng::{Rng, mix};
 use tempfile::TempDir;
 
@@ -225,12 +225,12 @@ impl Drop for Mount {
 #[test]
 fn a_read_only_file_system() {
     let Some(mount) = Mount::tmpfs(64 << 20) else {
-        println!("skipped: this process may not mount");
+        skipped("this process may not mount");
         return;
     };
     let dirs = store_in(mount.dir.path(), 1);
     if !Mount::run(&["-o", "remount,ro"], mount.dir.path()) {
-        println!("skipped: cannot remount");
+        skipped("cannot remount");
         return;
     }
     let error = small_options(&dirs).open().map(|_| ()).expect_err("nothing can be written there");
@@ -288,7 +288,7 @@ fn the_capacity_is_used_up() {
 #[test]
 fn the_device_is_full() {
     let Some(mount) = Mount::tmpfs(48 << 20) else {
-        println!("skipped: this process may not mount");
+        skipped("this process may not mount");
         return;
     };
     let dirs = device_dirs(mount.dir.path(), 1);

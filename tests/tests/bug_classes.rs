@@ -2,15 +2,17 @@
 //!
 //! Classes whose test lies elsewhere: `pooled_buffers_never_aligned` is `leases_are_aligned_and_disjoint` of the engine's
 //! arena, `eight_tebibytes_from_a_length_field` is `every_wrong_size_in_a_header_is_refused` of the format and the fuzz
-//! target `mutated_valid_image`, `repair_panics` has no subject yet: kvfsck repairs nothing.
+//! target `mutated_valid_image`.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
     ByteSize, DType, Durability, ErrorKind, KvLayout, Result, Sequence, SequenceOptions, Store, StoreOptions,
     TensorView,
 };
-use stratakv_tests::disk::{assert_clean, device_dirs, small_options};
+use stratakv_tests::damage::Log;
+use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, skipped, small_options};
 use stratakv_tests::image::{Part, live_regions};
 use stratakv_tests::rng::mix;
 
@@ -257,12 +259,144 @@ fn enospc_then_open_panics() {
     }
 }
 
+/// A frame is put beyond 4 GiB of its segment, by hand: it is read there, written behind, moved, and checked.
 #[test]
 fn beyond_four_gibibytes() {
-    use stratakv_format::{DeviceIndex, Location, SegmentId};
-    let place = Location { device: DeviceIndex(0), segment: SegmentId(0), page: (1 << 24) - 9, pages: 8 };
-    assert_eq!(place.offset(), ((1_u64 << 24) - 9) * 4096);
-    assert!(place.offset() > 15 * (1 << 32));
+    use std::os::unix::fs::FileExt;
+    use stratakv_format::checksum::{crc_with_hole, page_crc};
+    use stratakv_format::manifest::{FrameMoved, Kind, Record, encode_record};
+    use stratakv_format::superblock::{STATE_OPEN, Slot};
+    use stratakv_format::{Location, PAGE_BYTES, segment};
+    const FAR: u32 = (1 << 20) + 5;
+    let scratch = tempfile::tempdir().expect("a directory");
+    let free = rustix::fs::statvfs(scratch.path()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
+    if free < 14 << 30 {
+        return skipped("14 GiB of disk are not free");
+    }
+    let dirs = device_dirs(&scratch.path().join("first"), 1);
+    let options =
+        |dirs: &[PathBuf]| small_options(dirs).segment_bytes(ByteSize::mib(4100)).frame_bytes(ByteSize::mib(1));
+    let store = options(&dirs).open().expect("a store");
+    let mut sequence = create(&store, "a");
+    append(&mut sequence, 1, 400).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
+    drop(sequence);
+    store.close().expect("closed");
+    // As if it had not been: what follows stands behind the last batch.
+    let superblock = dirs[0].join(stratakv_format::superblock::FILE);
+    let mut slots = std::fs::read(&superblock).expect("read");
+    for slot in slots.chunks_exact_mut(PAGE_BYTES) {
+        slot[std::mem::offset_of!(Slot, state)] = STATE_OPEN;
+        let crc = page_crc((&*slot).try_into().expect("a page"));
+        slot[508..512].copy_from_slice(&crc.to_le_bytes());
+    }
+    std::fs::write(&superblock, slots).expect("written");
+
+    let log = Log::of(&dirs[0]);
+    let (mut frame, mut nonce) = (None, 0);
+    log.records(&mut |record| match record {
+        Record::Frame(own) => frame = Some(**own),
+        Record::SegmentOpen(open) => nonce = open.nonce.get(),
+        _ => {}
+    });
+    let frame = frame.expect("a frame");
+    let from = Location::from_raw(&frame.location);
+    let to = Location { page: FAR, ..from };
+    assert!(to.offset() > 1 << 32);
+    let path = dirs[0].join(segment::file_name(from.segment));
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("a segment");
+    let mut bytes = vec![0; from.bytes() as usize];
+    file.read_exact_at(&mut bytes, from.offset()).expect("read");
+    let at = std::mem::offset_of!(stratakv_format::frame::FrameHeader, location);
+    let place = to.to_raw();
+    let place = zerocopy::IntoBytes::as_bytes(&place);
+    bytes[at..at + place.len()].copy_from_slice(place);
+    let header = frame.header_pages.get() as usize * PAGE_BYTES;
+    let crc = crc_with_hole(&nonce.to_le_bytes(), &bytes[..header], 4..8);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+    file.write_all_at(&bytes, to.offset()).expect("written");
+    file.write_all_at(&vec![0xee; bytes.len()], from.offset()).expect("written over");
+    let moved = FrameMoved { frame: frame.frame, location: to.to_raw(), header_crc: crc.into(), reserved: 0.into() };
+    let mut record = Vec::new();
+    encode_record(&mut record, Kind::FrameMoved, &moved, &[]);
+    log.append(&record, 1);
+
+    assert_clean(&dirs, "after the frame was put beyond 4 GiB");
+    let store = options(&dirs).open().expect("a store");
+    let mut sequence = store.open_sequence("a").expect("a sequence");
+    check(&store, &sequence, 1).expect("read");
+    append(&mut sequence, 1, 400).and_then(|()| sequence.commit(Durability::Sync)).expect("behind it");
+    check(&store, &sequence, 1).expect("read");
+    drop(sequence);
+    store.close().expect("closed");
+    assert_clean(&dirs, "with frames behind it");
+    let store = options(&dirs).open().expect("a store");
+    let sequence = store.open_sequence("a").expect("a sequence");
+    assert_eq!(sequence.len(), 800);
+    check(&store, &sequence, 1).expect("read");
+}
+
+/// Either copy damaged, cut short or gone, some of them or all: a repair says what it did, and a second one has nothing to do.
+#[test]
+fn repair_panics() {
+    type Harm = fn(&Path);
+    let harms: [(&str, Harm); 4] = [
+        ("bytes turned", |path| {
+            let bytes: Vec<u8> = std::fs::read(path).expect("read").iter().map(|byte| byte ^ 0x11).collect();
+            std::fs::write(path, bytes).expect("written");
+        }),
+        ("cut short", |path| {
+            let file = std::fs::OpenOptions::new().write(true).open(path).expect("open");
+            file.set_len(5000).expect("cut");
+        }),
+        ("empty", |path| std::fs::write(path, []).expect("written")),
+        ("gone", |path| std::fs::remove_file(path).expect("removed")),
+    ];
+    for (what, harm) in harms {
+        for sides in [[true, false], [false, true], [true, true]] {
+            let scratch = fast_scratch();
+            let dirs = device_dirs(scratch.path(), 2);
+            let store = small_options(&dirs).open().expect("a store");
+            let options = SequenceOptions::new().key("a").replicas(2);
+            let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
+            append(&mut sequence, 1, 300).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
+            drop(sequence);
+            store.close().expect("closed");
+            for (dir, _) in dirs.iter().zip(sides).filter(|(_, harmed)| *harmed) {
+                let segments = std::fs::read_dir(dir.join("segments")).expect("segments");
+                segments.for_each(|entry| harm(&entry.expect("an entry").path()));
+            }
+            // Nothing of the manifest is harmed.
+            let store = small_options(&dirs).open().expect("a store");
+            let read = store.open_sequence("a").and_then(|sequence| check(&store, &sequence, 1));
+            let first = store.repair().expect("a repair");
+            let second = store.repair().expect("a repair");
+            assert_eq!(
+                (second.healed, second.copied, second.removed),
+                (0, 0, 0),
+                "{what} {sides:?}: {first:?} {second:?}"
+            );
+            if sides == [true, true] {
+                let kind = read.expect_err("nothing is left").kind();
+                assert!(
+                    matches!(kind, ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io),
+                    "{what}: {kind:?}"
+                );
+                assert!(second.left > 0, "{what}: {first:?} {second:?}");
+                continue;
+            }
+            read.unwrap_or_else(|e| panic!("{what} {sides:?}: {e}"));
+            let sequence = store.open_sequence("a").expect("a sequence");
+            check(&store, &sequence, 1).unwrap_or_else(|e| panic!("{what} {sides:?}: {e}"));
+            drop(sequence);
+            // Segments that nothing lives in any more go with what is wrong in them.
+            store.clean().expect("cleaned");
+            store.close().expect("closed");
+            // A copy that nobody came upon is for kvfsck to find.
+            if first.healed > 0 {
+                assert_clean(&dirs, what);
+            }
+        }
+    }
 }
 
 #[test]

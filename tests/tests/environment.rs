@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use stratakv::{ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, Store, StoreOptions, Summary};
 use stratakv_tests::content::{LayerShape, Order, Shape};
-use stratakv_tests::disk::{assert_clean, device_dirs, small_options};
+use stratakv_tests::disk::{assert_clean, device_dirs, skipped, small_options};
 use stratakv_tests::real::Small;
 use stratakv_tests::rng::mix;
 
@@ -38,7 +38,7 @@ fn check(store: &Store, name: u64, tokens: usize) {
 }
 
 fn small(file_system: &str, bytes: u64) -> Option<Small> {
-    Small::new(file_system, bytes).inspect_err(|why| println!("skipped: {why}")).ok()
+    Small::new(file_system, bytes).inspect_err(|why| skipped(why)).ok()
 }
 
 /// A file of somebody else takes what is left.
@@ -192,7 +192,7 @@ fn lazy_commits_end_with_the_first_that_fails() {
     write(&store, 1, 100).expect("a sequence");
     let mut open = store.open_sequence("1").expect("a sequence");
     if let Err(why) = small.abort() {
-        println!("skipped: {why}");
+        skipped(why);
         return;
     }
     let lazily = |open: &mut Sequence, from| grow(open, from, from + 8).and_then(|()| open.commit(Durability::Lazy));
@@ -227,7 +227,7 @@ fn a_file_system_that_goes_read_only_loses_nothing_acknowledged() {
     write(&store, 1, 300).expect("a sequence");
     let mut open = store.open_sequence("1").expect("a sequence");
     if let Err(why) = small.abort() {
-        println!("skipped: {why}");
+        skipped(why);
         return;
     }
     let grown = grow(&mut open, 300, 500).and_then(|()| open.commit(Durability::Sync));

@@ -306,6 +306,10 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
     };
     let shape = case.shape();
     let mut damaged = Vec::new();
+    let metadata = matches!(region.part, Part::Superblock | Part::ManifestPage | Part::ManifestBatch);
+    let found: Vec<u64> = store.health().devices.iter().map(|device| device.damaged_metadata).collect();
+    assert_eq!(found.iter().sum::<u64>(), u64::from(metadata), "{what}: {found:?}");
+    assert_eq!(found[region.device], u64::from(metadata), "{what}: {found:?}");
     assert_eq!(store.sequences().len(), expected.len(), "{what}");
     for (key, tokens) in expected {
         match store.open_sequence(key) {
@@ -325,6 +329,9 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
             }
         }
     }
+    let counted: Vec<u64> = store.health().devices.iter().map(|device| device.checksum_failures).collect();
+    assert_eq!(counted[region.device] > 0, !damaged.is_empty(), "{what}: {counted:?}, {damaged:?}");
+    assert_eq!(counted.iter().sum::<u64>(), counted[region.device], "{what}: {counted:?}");
     for place in &damaged {
         assert_eq!(usize::from(place.device), region.device, "{what}: {place}");
         assert_eq!(place.file, region.file, "{what}: {place}");

@@ -1,5 +1,6 @@
 //! Stores on which nothing more fits: what gives space back works all the same.
 
+use std::sync::{Arc, Mutex};
 use stratakv::sim::{Geometry, Simulation};
 use stratakv::{
     ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceId, SequenceOptions, Store, StoreOptions, Summary,
@@ -224,4 +225,100 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
     parent.commit(Durability::Sync).expect("a cut finds room");
     drop(parent);
     check(&store, "parent", &seeds);
+}
+
+/// Lazy commits that wait for room in the manifest do not pile up, whoever makes them.
+#[test]
+fn commits_that_wait_for_room_are_bounded() {
+    let options = || Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 64 << 20,
+        manifest_pages: MANIFEST_PAGES,
+        batch_bytes: 12_000,
+        whole: true,
+    };
+    let simulation = Simulation::new(&geometry, 1);
+    let store = simulation.open(options()).expect("a store");
+    let mut sequences = [create(&store, "a"), create(&store, "b")];
+    sequences.iter_mut().for_each(|sequence| sequence.commit(Durability::Sync).expect("a commit"));
+    // The files kept for the next generation are no more, and nothing can be made or grown.
+    let manifests: Vec<String> = simulation.files(0).into_iter().filter(|path| path.starts_with("manifest/")).collect();
+    let generation = |path: &str| path.split('-').next().map(str::to_owned);
+    let now = generation(&manifests[0]);
+    let kept: Vec<&String> = manifests.iter().filter(|path| generation(path) != now).collect();
+    assert_eq!(kept.len(), 2, "{manifests:?}");
+    kept.into_iter().for_each(|path| simulation.replace(0, path, &[0; 4096]));
+    simulation.resize(0);
+    let mut stalled = 0;
+    for at in 0..10_000_usize {
+        let committed = sequences[at % 2].commit(if stalled < 2 { Durability::Sync } else { Durability::Lazy });
+        match committed {
+            Ok(()) => {}
+            Err(e) => {
+                assert!(e.is_queued(), "{e:?}");
+                stalled += 1;
+            }
+        }
+        assert!(store.health().queued_commits <= 4096, "{at}: {:?}", store.health());
+    }
+    assert!(stalled >= 2, "there was room for all");
+    for _ in 0..5000 {
+        sequences[0].commit(Durability::Sync).map_or_else(|e| assert!(e.is_queued(), "{e:?}"), |()| panic!("no room"));
+        assert!(store.health().queued_commits <= 4096, "{:?}", store.health());
+    }
+    simulation.resize(64 << 20);
+    store.flush().expect("there is room");
+    assert_eq!(store.health().queued_commits, 0);
+    assert!(store.health().read_only.is_none());
+    drop(sequences);
+    store.close().expect("closed");
+    let store = simulation.open(options()).expect("the store");
+    assert_eq!(store.sequences().len(), 2);
+}
+
+/// Of two sequences the one goes first whose handle went first, whichever was opened first.
+#[test]
+fn a_sequence_is_in_use_until_its_handle_goes() {
+    let simulation = simulation(2);
+    let store = simulation.open(options(10)).expect("a store");
+    let kept = |key: &str| {
+        let layout = shape().layout().expect("a layout");
+        let options = SequenceOptions::new().key(key).evictable(1);
+        let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
+        append(&mut sequence, &mut Vec::new(), 59).and_then(|()| sequence.commit(Durability::Sync)).expect("room");
+    };
+    kept("long");
+    kept("short");
+    let long = store.open_sequence("long").expect("a sequence");
+    drop(store.open_sequence("short").expect("a sequence"));
+    simulation.advance(1000);
+    drop(long);
+    let gone = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&gone);
+    store.observe(move |event| tell.lock().expect("no panic").push(event.key.clone()));
+    for at in 0..1000 {
+        kept(&format!("more {at}"));
+        if !gone.lock().expect("no panic").is_empty() {
+            break;
+        }
+    }
+    let gone = gone.lock().expect("no panic");
+    assert_eq!(gone.first().map(String::as_str), Some("short"), "{gone:?}");
+}
+
+/// All copies of frames count, whoever asks.
+#[test]
+fn bytes_of_copies_are_told_alike() {
+    let geometry =
+        Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 12, batch_bytes: 12_000, whole: false };
+    let simulation = Simulation::new(&geometry, 3);
+    let store = simulation.open(Store::options().memory_limit(ByteSize::mib(8))).expect("a store");
+    let layout = shape().layout().expect("a layout");
+    let options = SequenceOptions::new().key("twice").replicas(2);
+    let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
+    append(&mut sequence, &mut Vec::new(), 59).and_then(|()| sequence.commit(Durability::Sync)).expect("room");
+    let (usage, listed) = (store.usage().expect("usage"), store.sequences());
+    assert!(usage.devices.iter().all(|device| device.live_bytes > 0), "{usage:?}");
+    assert_eq!((usage.namespaces[0].live_bytes, listed[0].disk_bytes), (usage.live_bytes, usage.live_bytes));
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use stratakv::{ByteSize, Durability, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, TensorView};
+use stratakv_tests::disk::skipped;
 
 const DIM: usize = 128;
 const HEADS: usize = 2;
@@ -175,7 +176,7 @@ fn a_disk_is_cut_off_in_a_loop_of_reads(threads: Option<usize>) {
     let root = tempfile::tempdir().unwrap();
     let disks = match disks(root.path(), 3) {
         Ok(disks) => disks,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => return skipped(why),
     };
     let (store, sequence) = goes(&disks, threads, Disk::cut);
     let health = store.health();
@@ -187,7 +188,7 @@ fn a_disk_is_unmounted_in_a_loop_of_reads(threads: Option<usize>) {
     let root = tempfile::tempdir().unwrap();
     let disks = match disks(root.path(), 3) {
         Ok(disks) => disks,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => return skipped(why),
     };
     // Whoever has files of it open goes on reading them: the disk is gone for those who come later.
     let (store, sequence) = goes(&disks, threads, Disk::unmount);

@@ -10,7 +10,7 @@ use stratakv_format::PAGE_BYTES;
 use stratakv_format::superblock::{STATE_CLOSED, newest};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::damage::seal_page;
-use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, small_options};
+use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, skipped, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
 fn shape() -> Shape {
@@ -191,7 +191,7 @@ fn a_store_on_a_read_only_mount_is_read() {
         let mount = match Mount::read_only(&dirs[0], &scratch.path().join("mounted")) {
             Ok(mount) => mount,
             Err(why) => {
-                println!("skipped: no read-only bind mount can be made here: {why}");
+                skipped(format!("no read-only bind mount can be made here: {why}"));
                 return;
             }
         };

@@ -243,6 +243,17 @@ impl Image {
         }
     }
 
+    /// Pieces that are damaged where it opens: a copy that ends early is torn, unless a later batch of the other says that what it
+    /// lacks was durable.
+    fn damaged(&self, slots: [SlotIs; 2], copies: [CopyIs; 2], end: End) -> u64 {
+        let goes_on = |copy: CopyIs| matches!(copy, CopyIs::Good | CopyIs::Damaged);
+        let known = copies.into_iter().any(goes_on) && !matches!(end, End::LastTorn | End::TwoTorn);
+        let bad = |copy: &&CopyIs| **copy == CopyIs::Short && known || !goes_on(**copy) && **copy != CopyIs::Short;
+        let damaged = |copy: &&CopyIs| bad(copy) || **copy == CopyIs::Damaged;
+        let torn = slots.iter().filter(|slot| **slot != SlotIs::Good).count();
+        (torn + copies.iter().filter(damaged).count()) as u64
+    }
+
     fn write(&self, dir: &Path, slots: [SlotIs; 2], copies: [CopyIs; 2], end: End) {
         let mut superblock = Vec::new();
         for (at, is) in slots.into_iter().enumerate() {
@@ -307,11 +318,21 @@ impl Image {
     }
 }
 
-/// Refused as damage, or as a directory that does not belong: never as anything else.
-fn outcome(opened: Result<Store>) -> Option<BTreeSet<String>> {
+/// Pieces of metadata that the opened store has found damaged.
+fn damaged(store: &Store) -> u64 {
+    let health = store.health();
+    let damaged = health.devices.iter().map(|device| device.damaged_metadata).sum();
+    let well = damaged == 0 && health.read_only.is_none();
+    assert_eq!(health.is_well(), well, "{health:?}");
+    assert_eq!(health.owed_manifests, 0, "{health:?}");
+    damaged
+}
+
+/// The keys, and how much was damaged. Refused as damage, or as a directory that does not belong: never as anything else.
+fn outcome(opened: Result<Store>) -> Option<(BTreeSet<String>, u64)> {
     match opened {
         Ok(store) => {
-            let found = keys(&store);
+            let found = (keys(&store), damaged(&store));
             store.close().unwrap();
             Some(found)
         }
@@ -343,10 +364,14 @@ fn every_combination_of_one_device_has_the_outcome_of_the_table() {
                             expected.map(|keys| keys.chars().map(String::from).collect());
                         image.write(&dirs[0], slots, copies, end);
                         let report = check(&dirs);
+                        let bad = image.damaged(slots, copies, end);
+                        let expected = expected.map(|keys| (keys, bad));
                         // Without writing, twice: the same.
                         for _ in 0..2 {
                             let found = outcome(options(&dirs).read_only(true).open());
                             assert_eq!(found, expected, "{what}\n{}", report.to_text());
+                            let told = found.is_none_or(|(_, damaged)| (damaged > 0) != report.clean);
+                            assert!(told, "{what}: {bad} damaged\n{}", report.to_text());
                         }
                         let case = mix(number as u64 * 1_000_003 + opened * 7 + refused);
                         if expected.is_none() {
@@ -362,9 +387,10 @@ fn every_combination_of_one_device_has_the_outcome_of_the_table() {
                         recovered += 1;
                         let target = scratch.path().join("recovered");
                         let dirs = copy_devices(&dirs, &target, &mut Rng(case));
-                        for _ in 0..2 {
-                            assert_eq!(outcome(options(&dirs).open()), expected, "{what}, recovered");
-                        }
+                        assert_eq!(outcome(options(&dirs).open()), expected, "{what}, recovered");
+                        // It was made good.
+                        let expected = expected.map(|(keys, _)| (keys, 0));
+                        assert_eq!(outcome(options(&dirs).open()), expected, "{what}, recovered and opened again");
                         assert_clean(&dirs, &what);
                         fs::remove_dir_all(target).unwrap();
                     }
@@ -466,11 +492,15 @@ fn every_combination_of_two_devices_has_the_outcome_of_the_table() {
                 let clean = report.as_ref().is_ok_and(|report| report.clean);
                 assert!(expected || !clean, "{what}: refused, but kvfsck finds nothing");
             }
-            for write in [false, false, true, true] {
+            let bad =
+                [first, second].iter().filter(|is| matches!(is, DeviceIs::OneSlot | DeviceIs::NoManifest)).count();
+            // The third opening makes it good.
+            for (write, bad) in [(false, bad), (false, bad), (true, bad), (true, 0)] {
                 let found = outcome(options(&dirs).read_only(!write).create(false).open());
                 assert_eq!(found.is_some(), expected, "{what}");
-                if let Some(keys) = found {
+                if let Some((keys, damaged)) = found {
                     opened += 1;
+                    assert_eq!(damaged, bad as u64, "{what}");
                     assert_eq!(keys.len(), 2, "{what}");
                 }
             }

@@ -4,12 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use stratakv::{ByteSize, DType, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, TensorView};
-use stratakv_format::checksum::crc_with_hole;
-use stratakv_format::manifest::{
-    self as m, Batch, BatchPlace, Kind, ManifestPage, Record, encode_batch, encode_record,
-};
-use stratakv_format::superblock::Slot;
-use stratakv_format::{PAGE_BYTES, Unverified};
+use stratakv_format::manifest::{self as m, Kind, Record, encode_record};
+use stratakv_tests::damage::Log;
 use stratakv_tests::disk::{check, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::Rng;
 
@@ -38,74 +34,6 @@ fn killed(root: &Path) -> Vec<PathBuf> {
     let killed = copy_devices(&dirs, &root.join("killed"), &mut Rng(1));
     drop((sequence, store));
     killed
-}
-
-/// The manifest in force, and where it ends.
-struct Log {
-    files: Vec<PathBuf>,
-    nonce: u64,
-    generation: u64,
-    /// Pages and numbers of its batches.
-    batches: Vec<(usize, u64)>,
-    next_page: usize,
-}
-
-impl Log {
-    fn of(dir: &Path) -> Self {
-        let superblock = fs::read(dir.join("superblock")).unwrap();
-        let slot = Unverified::<Slot>::at_front(&superblock[..PAGE_BYTES], "slot").and_then(|slot| slot.verify(0));
-        let slot = slot.unwrap().into_inner();
-        let (generation, nonce) = (slot.manifest_generation.get(), slot.manifest_nonce.get());
-        let files: Vec<_> = (0..2).map(|copy| dir.join(m::file_name(generation, copy))).collect();
-        let bytes = fs::read(&files[0]).unwrap();
-        let page = Unverified::<ManifestPage>::at_front(&bytes[..PAGE_BYTES], "page").and_then(|page| page.verify());
-        let mut sequence = page.unwrap().into_inner().first_batch.get();
-        let (mut batches, mut next_page) = (Vec::new(), 1);
-        while let Ok(batch) =
-            Batch::verify(&bytes[next_page * PAGE_BYTES..], &BatchPlace { generation, nonce, sequence })
-        {
-            batches.push((next_page, sequence));
-            next_page += batch.header().pages.get() as usize;
-            sequence += 1;
-        }
-        Self { files, nonce, generation, batches, next_page }
-    }
-
-    fn edit(&self, edit: impl Fn(&mut Vec<u8>)) {
-        for path in &self.files {
-            let mut bytes = fs::read(path).unwrap();
-            edit(&mut bytes);
-            fs::write(path, bytes).unwrap();
-        }
-    }
-
-    /// Changes the last batch, which nothing says was durable, and makes its checksum right again.
-    fn change_last(&self, change: impl Fn(&mut [u8])) {
-        let (page, _) = self.batches[self.batches.len() - 1];
-        self.edit(|bytes| {
-            let batch = &mut bytes[page * PAGE_BYTES..self.next_page * PAGE_BYTES];
-            change(batch);
-            let crc = crc_with_hole(&self.nonce.to_le_bytes(), batch, 4..8);
-            batch[4..8].copy_from_slice(&crc.to_le_bytes());
-        });
-    }
-
-    /// One batch more.
-    fn append(&self, records: &[u8], count: u32) {
-        let (_, last) = self.batches[self.batches.len() - 1];
-        let place = BatchPlace { generation: self.generation, nonce: self.nonce, sequence: last + 1 };
-        let batch = encode_batch(&place, last, 1, 0, records, count).unwrap();
-        self.edit(|bytes| bytes[self.next_page * PAGE_BYTES..][..batch.len()].copy_from_slice(&batch));
-    }
-
-    fn records(&self, each: &mut dyn FnMut(&Record<'_>)) {
-        let bytes = fs::read(&self.files[0]).unwrap();
-        for &(page, sequence) in &self.batches {
-            let place = BatchPlace { generation: self.generation, nonce: self.nonce, sequence };
-            let batch = Batch::verify(&bytes[page * PAGE_BYTES..], &place).unwrap();
-            batch.records().for_each(|record| each(&record.unwrap()));
-        }
-    }
 }
 
 /// Refused with this kind, by kvfsck too, and without a change: what was there before is whole again once the manifest is.
@@ -156,6 +84,9 @@ fn create(log: &Log, change: impl Fn(&mut m::SequenceCreate)) {
 fn sequences_of_another_version_are_refused() {
     refused("unknown summaries", ErrorKind::Unsupported, |log| create(log, |create| create.summaries = 2.into()));
     refused("four copies", ErrorKind::Corruption, |log| create(log, |create| create.replicas = 4));
+    refused("two copies and no feature of copies", ErrorKind::Corruption, |log| {
+        create(log, |create| create.replicas = 2)
+    });
 }
 
 #[test]
@@ -235,4 +166,47 @@ fn the_state_of_another_sequence_is_a_finding() {
     let report = check(&dirs);
     assert!(report.has(kvfsck::Code::CallerState), "{}", report.to_text());
     assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE);
+}
+
+/// Stores of before wrote the groups that a truncation cuts anew at once; a manifest may have them cut all the same.
+#[test]
+fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
+    let scratch = fast_scratch();
+    let dirs = killed(scratch.path());
+    let cut = m::SequenceTruncate { sequence: 1.into(), tokens: 10.into() };
+    let mut record = Vec::new();
+    encode_record(&mut record, Kind::SequenceTruncate, &cut, &[]);
+    Log::of(&dirs[0]).append(&record, 1);
+    let report = check(&dirs);
+    assert_eq!(report.exit_code, kvfsck::EXIT_CLEAN, "{}", report.to_text());
+    let open = || options(&dirs).create(false).open().unwrap();
+    let store = open();
+    let sequence = store.open_sequence("a").unwrap();
+    assert_eq!(sequence.len(), 10);
+    let view = sequence.select_all(0).unwrap();
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let mut out = [0.0; 8];
+    stratakv::attend(&[0.0; 8], &view, batch.get(0).unwrap(), &mut out).unwrap();
+    // Without a preference the mean: tokens 0 to 5 of the first append, 0 to 3 of the second.
+    for (i, x) in out.iter().enumerate() {
+        let mean = (0..6).chain(0..4).map(|token| (token * 8 + i) as f32).sum::<f32>() / 10.0;
+        assert!((x - mean).abs() < 0.05, "{i}: {x}, not {mean}");
+    }
+    drop((batch, view, sequence));
+    store.close().unwrap();
+
+    // The keys of tokens 8 to 11: of the second append the third to the sixth.
+    let keys: Vec<u8> = (16..48).flat_map(|i| half::f16::from_f32(i as f32).to_le_bytes()).collect();
+    let path = dirs[0].join("segments/00000000");
+    let mut bytes = fs::read(&path).unwrap();
+    let places: Vec<usize> =
+        bytes.windows(keys.len()).enumerate().filter(|(_, w)| *w == keys).map(|(at, _)| at).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| bytes[*at] ^= 1);
+    fs::write(&path, bytes).unwrap();
+    let store = open();
+    let error = store.open_sequence("a").map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+    assert!(error.to_string().contains("segments/00000000"), "{error}");
+    assert!(!store.health().is_well(), "{:?}", store.health());
 }

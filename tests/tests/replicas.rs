@@ -20,6 +20,7 @@ stratakv_tests::on_threads!(
     a_damaged_device_is_read_around_and_healed,
     a_store_opens_without_a_device_and_makes_the_copies_anew,
     a_device_is_drained_and_removed,
+    cleaning_writes_nothing_to_a_device_that_is_to_go,
     as_many_copies_as_devices,
     forks_have_the_copies_of_what_they_share,
     a_device_stays_while_somebody_holds_what_no_commit_names,
@@ -287,6 +288,45 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
+fn cleaning_writes_nothing_to_a_device_that_is_to_go(threads: Option<usize>) {
+    let place = Place::new(2, threads);
+    let store = place.options().capacity(ByteSize::mib(52)).open().unwrap();
+    let write = |at: usize| {
+        let options = SequenceOptions::new().key(at.to_string());
+        let mut sequence = store.create_sequence(&layout(), options).unwrap();
+        append(&mut sequence, 0..1000);
+        sequence.commit(Durability::Sync)
+    };
+    let there = (0..).take_while(|at| write(*at).is_ok()).count();
+    assert!(there > 40, "{there}");
+    // The other one has no room for what it holds.
+    assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::NoSpace);
+    let content = || -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
+        let entries = fs::read_dir(place.devices[0].join("segments")).unwrap();
+        // Free ones are removed meanwhile.
+        entries
+            .map(|entry| entry.unwrap().path())
+            .filter_map(|path| Some((path.clone(), fs::read(path).ok()?)))
+            .collect()
+    };
+    let before = content();
+    for at in (0..there).filter(|at| at % 4 != 0) {
+        store.open_sequence(&at.to_string()).and_then(|one| one.delete(Durability::Sync)).unwrap();
+    }
+    let cleaned = store.clean().unwrap();
+    for (path, bytes) in content() {
+        assert!(before.get(&path) == Some(&bytes), "{} was written: {cleaned:?}", path.display());
+    }
+    for at in (0..there).step_by(4) {
+        check(&store, &store.open_sequence(&at.to_string()).unwrap(), 1000).unwrap();
+    }
+    // It is empty by now, or becomes so.
+    match store.remove_device(0) {
+        Ok(done) => assert_eq!((done.removed, done.left), (1, 0), "{done:?}"),
+        Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
+    }
+}
+
 fn as_many_copies_as_devices(threads: Option<usize>) {
     let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
@@ -538,14 +578,18 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
     assert_eq!(flipped, GROUPS);
     let store = place.options().open().unwrap();
     let sequence = store.open_sequence("small").unwrap();
-    for _ in 0..8 {
+    for _ in 0..4 {
         let view = sequence.select_all(0).unwrap();
         let batch = store.read(&[&view]).unwrap().wait().unwrap();
         for group in 1..=GROUPS {
             let (keys, values) = batch.get(0).unwrap().group(usize::from(group) - 1).unwrap();
             assert!([keys, values].concat() == block(group), "group {group}: wrong bytes");
         }
-        // Neither copy is whole: neither goes on the word of the other, here or in the background.
-        store.repair().unwrap();
+        // Neither copy is whole: neither goes on the word of the other, and both are made anew, here or in the background, of
+        // what is good in either.
+        assert_eq!(store.repair().unwrap().left, 0);
     }
+    drop(sequence);
+    store.close().unwrap();
+    assert_eq!(place.damage_found(), Vec::<String>::new());
 }

@@ -293,6 +293,8 @@ fn damage_summaries(copies: usize) {
                 }
             }
             drop(store);
+            // Once the background has let go of it as well.
+            let _ = check(&copied);
             std::fs::remove_dir_all(copy).expect("removed");
         }
     }

@@ -63,14 +63,29 @@ impl RowQuery {
         out: &mut [f32],
         columns: usize,
     ) {
+        self.add_pieces(std::iter::once(records), (record, offset), dtype, out, columns);
+    }
+
+    /// As [`Self::add`] over the records of all pieces as if they were one: how they are cut changes no bit.
+    pub(crate) fn add_pieces<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = &'a [u16]>,
+        (record, offset): (usize, usize),
+        dtype: DType,
+        out: &mut [f32],
+        columns: usize,
+    ) {
         debug_assert!(dtype.bytes() == 2 && offset + self.heads.len() * self.dim <= record);
         let count = self.heads.len() * self.per_head;
+        let mut records = pieces.flat_map(|piece| piece.chunks_exact(record));
+        let mut tile: Vec<&[u16]> = Vec::with_capacity(TILE);
         let mut rows: Vec<&[u8]> = Vec::with_capacity(TILE);
-        for (records, out) in records.chunks(TILE * record).zip(out.chunks_mut(TILE * columns)) {
+        for out in out.chunks_mut(TILE * columns) {
+            tile.clear();
+            tile.extend(records.by_ref().take(TILE));
             for stretch in &self.stretches {
                 rows.clear();
-                let elements = |row: &'_ [u16]| offset + stretch.first..row.len();
-                rows.extend(records.chunks_exact(record).map(|row| bytemuck::cast_slice(&row[elements(row)])));
+                rows.extend(tile.iter().map(|row| bytemuck::cast_slice(&row[offset + stretch.first..])));
                 let plane =
                     Plane { rows: &rows, head_stride: 2 * self.dim, heads: &self.heads, dtype, take: stretch.len };
                 let none = Plane { rows: &[], ..plane };

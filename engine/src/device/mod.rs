@@ -7,6 +7,7 @@
 pub(crate) mod aligned;
 pub(crate) mod arena;
 mod confine;
+pub(crate) mod counted;
 pub(crate) mod dir;
 pub(crate) mod directory;
 pub(crate) mod driver;

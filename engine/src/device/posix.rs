@@ -241,7 +241,7 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     use std::os::fd::AsRawFd;
     counters.submissions.add(1);
     #[cfg(test)]
-    if trouble::strikes(flight.op().is_read()) {
+    if trouble::strikes(flight.op()) {
         return -libc::EIO;
     }
     let fd = flight.op().file().fd().as_raw_fd();
@@ -271,7 +271,10 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
 /// Trouble with the reads or writes of one device, for tests.
 #[cfg(test)]
 pub(crate) mod trouble {
+    use super::super::driver::Op;
     use crate::metrics::lock;
+    use std::os::fd::AsRawFd;
+    use std::path::{Path, PathBuf};
     use std::sync::Mutex;
     use std::time::Duration;
 
@@ -285,24 +288,50 @@ pub(crate) mod trouble {
         NotWritten,
     }
 
-    static TROUBLE: Mutex<&[(&str, Trouble)]> = Mutex::new(&[]);
+    /// Directory, and by the beginnings of the names of threads what they suffer with files below it.
+    type Troubled = (PathBuf, &'static [(&'static str, Trouble)]);
 
-    /// From now on the threads whose names begin so have these troubles.
-    pub(crate) fn set(trouble: &'static [(&'static str, Trouble)]) {
-        *lock(&TROUBLE) = trouble;
+    static TROUBLED: Mutex<Vec<Troubled>> = Mutex::new(Vec::new());
+
+    /// Ends the trouble when it is dropped.
+    #[must_use]
+    pub(crate) struct Guard(PathBuf);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            lock(&TROUBLED).retain(|(directory, _)| *directory != self.0);
+        }
+    }
+
+    /// From now on the threads whose names begin so have these troubles with the files below `directory`.
+    pub(crate) fn set(directory: &Path, trouble: &'static [(&'static str, Trouble)]) -> Guard {
+        let directory = directory.canonicalize().unwrap();
+        lock(&TROUBLED).push((directory.clone(), trouble));
+        Guard(directory)
     }
 
     /// Whether an operation of this thread fails; it may take its time.
-    pub(super) fn strikes(is_read: bool) -> bool {
-        let all = *lock(&TROUBLE);
+    pub(super) fn strikes(op: &Op) -> bool {
+        if lock(&TROUBLED).is_empty() {
+            return false;
+        }
+        let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", op.file().fd().as_raw_fd())) else {
+            return false;
+        };
         let current = std::thread::current();
-        let own = all.iter().find(|(threads, _)| current.name().is_some_and(|name| name.starts_with(threads)));
-        let Some((_, trouble)) = own else { return false };
-        match *trouble {
-            Trouble::NotWritten => !is_read,
-            _ if !is_read => false,
-            Trouble::Fails => true,
-            Trouble::Late(delay) => {
+        let name = current.name().unwrap_or_default();
+        let own = lock(&TROUBLED)
+            .iter()
+            .filter(|(directory, _)| path.starts_with(directory))
+            .flat_map(|(_, all)| all.iter())
+            .find(|(threads, _)| name.starts_with(threads))
+            .map(|(_, trouble)| *trouble);
+        match own {
+            None => false,
+            Some(Trouble::NotWritten) => !op.is_read(),
+            Some(_) if !op.is_read() => false,
+            Some(Trouble::Fails) => true,
+            Some(Trouble::Late(delay)) => {
                 std::thread::sleep(delay);
                 false
             }

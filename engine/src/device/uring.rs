@@ -26,6 +26,8 @@ const DEPTH: usize = ENTRIES as usize - 1;
 const WAKE: u64 = u64::MAX;
 /// A wait for several completions ends after this long if there is one.
 const SLICE_WAIT: Duration = Duration::from_millis(2);
+/// The same where nobody is kept waiting by it: the one who waits has nothing else to do.
+const SLICE_WAIT_ALONE: Duration = Duration::from_millis(20);
 /// The same where the ring serves several devices: what one of them is asked for meanwhile does not wait for the others longer.
 const SLICE_WAIT_SHARED: Duration = Duration::from_micros(250);
 
@@ -70,6 +72,8 @@ pub(crate) struct Uring {
     buffers: BufferTable,
     wake: Arc<EventWake>,
     armed: bool,
+    /// The ring of a thread that reads for itself.
+    alone: bool,
     /// Whether one poll reports every wake-up (Linux 5.13), or each needs a new one.
     multishot: bool,
     broken: bool,
@@ -107,6 +111,7 @@ impl Uring {
             buffers,
             wake,
             armed: false,
+            alone: false,
             multishot: true,
             broken: false,
             notes,
@@ -121,7 +126,7 @@ impl Uring {
     /// The kernel's refusal of a ring.
     pub(crate) fn start_reader(arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
         let mut ring = Self::start(arena)?;
-        ring.armed = true;
+        (ring.armed, ring.alone) = (true, true);
         ring.serve(0, Port { counters, lock: None, in_flight: 0 });
         Ok(ring)
     }
@@ -237,7 +242,11 @@ impl Uring {
         let mut limit = due;
         let mut args = SubmitArgs::new();
         if want > 1 {
-            let slice = if self.ports.len() > 1 { SLICE_WAIT_SHARED } else { SLICE_WAIT };
+            let slice = match self.ports.len() {
+                _ if self.alone => SLICE_WAIT_ALONE,
+                0 | 1 => SLICE_WAIT,
+                _ => SLICE_WAIT_SHARED,
+            };
             if self.ring.params().is_feature_min_timeout() {
                 args = args.min_wait_usec(slice.as_micros() as u32);
             } else {

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use stratakv_format::frame::SummaryRecords;
+use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
@@ -97,7 +97,17 @@ pub(crate) struct SummaryPlace {
     pub(crate) checksum: u64,
 }
 
+/// What the records of minima and maxima are: nothing stands in front of them, and no adapter made them.
+pub(crate) fn min_max_records(record_bytes: u32) -> SummaryRecords {
+    SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }
+}
+
 impl SummaryPlace {
+    /// Where its records begin: behind a header, but for minima and maxima.
+    pub(crate) fn header_bytes(&self) -> usize {
+        if self.stored.kind == SUMMARY_MIN_MAX { 0 } else { size_of::<SummaryHeader>() }
+    }
+
     /// Whether the record of a group is among them.
     fn holds(&self, layer: usize, stored: &SummaryRecords, group: u64) -> bool {
         let groups = self.first_group..self.first_group + u64::from(self.groups);

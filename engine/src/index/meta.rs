@@ -22,7 +22,7 @@ pub(crate) struct SequenceMeta {
     pub(crate) token_ids: u64,
     pub(crate) state_frame: Option<FrameId>,
     pub(crate) committed_unix_ms: u64,
-    /// When a handle last had it, or the last commit: as far as this opening of the store knows.
+    /// When a handle last had it: as far as this opening of the store knows, else the last commit.
     pub(crate) used_unix_ms: u64,
     /// What it holds in place of tokens.
     pub(crate) adapter: Option<AdapterMeta>,

@@ -10,6 +10,7 @@ mod records;
 pub(crate) use catalog::{COPIES_MAX, Catalog, SegmentKey};
 pub(crate) use extents::{
     BlockPlace, Extent, ExtentTable, Flight, FrameBody, FrameCopy, FrameSlot, Run, SegmentHandle, Source, SummaryPlace,
+    min_max_records,
 };
 pub(crate) use meta::{
     AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record,

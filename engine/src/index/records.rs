@@ -110,6 +110,20 @@ impl RecordBuffer {
         frames
     }
 
+    /// Of commits of one sequence that follow each other, with nothing but other commits between, only the last counts.
+    pub(crate) fn settle(&mut self) {
+        let mut last = BTreeMap::new();
+        let mut settled = Vec::new();
+        for (index, record) in Records::new(&self.bytes, self.ends.len() as u32).enumerate() {
+            match record {
+                Ok(Record::SequenceCommit(commit)) => settled.extend(last.insert(commit.sequence.get(), index)),
+                _ => last.clear(),
+            }
+        }
+        settled.sort_unstable();
+        self.drop_records(&settled);
+    }
+
     /// Drops the seals of segments of this device.
     pub(crate) fn forget_seals(&mut self, device: DeviceIndex) {
         let records = Records::new(&self.bytes, self.ends.len() as u32).enumerate();
@@ -156,7 +170,7 @@ impl RecordBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stratakv_format::manifest::{RECORDS_BYTES_MAX, SequenceDelete, SequenceTruncate};
+    use stratakv_format::manifest::{RECORDS_BYTES_MAX, SequenceCommit, SequenceDelete, SequenceTruncate};
     use zerocopy::little_endian::U64;
 
     #[test]
@@ -174,6 +188,30 @@ mod tests {
         assert!(batches.len() > 1 && batches.iter().all(|(bytes, _)| bytes.len() <= RECORDS_BYTES_MAX));
         assert_eq!(batches.iter().map(|(_, count)| *count as usize).sum::<usize>(), records.count());
         assert_eq!(batches.concat_bytes(), records.bytes);
+    }
+
+    #[test]
+    fn commits_that_follow_each_other_are_one() {
+        let commit = |sequence: u64, tokens: u64| SequenceCommit {
+            sequence: U64::new(sequence),
+            tokens: U64::new(tokens),
+            state_frame: U64::new(0),
+            token_ids: U64::new(0),
+            committed_unix_ms: U64::new(1),
+        };
+        let mut records = RecordBuffer::default();
+        for (sequence, tokens) in [(1, 1), (2, 1), (1, 2), (1, 3)] {
+            records.push(Kind::SequenceCommit, &commit(sequence, tokens), &[]);
+        }
+        // What stands between may look at what was committed before it.
+        records.push(Kind::SequenceTruncate, &SequenceTruncate { sequence: U64::new(1), tokens: U64::new(2) }, &[]);
+        records.push(Kind::SequenceCommit, &commit(1, 2), &[]);
+        records.settle();
+        let left = Records::new(&records.bytes, records.count() as u32).map(|record| match record {
+            Ok(Record::SequenceCommit(commit)) => (commit.sequence.get(), commit.tokens.get()),
+            _ => (0, 0),
+        });
+        assert_eq!(left.collect::<Vec<_>>(), [(2, 1), (1, 3), (0, 0), (1, 2)]);
     }
 
     trait Concat {

@@ -30,8 +30,8 @@ const STALL_WAIT: Duration = Duration::from_secs(1);
 /// What one commit makes durable.
 #[derive(Default)]
 pub(crate) struct CommitRequest {
-    /// The layout of a sequence that it creates; recorded in front when the store does not know it yet.
-    pub(crate) layout: Option<(LayoutId, KvLayout)>,
+    /// Layouts of sequences that it creates; recorded in front where the store does not know them yet.
+    pub(crate) layouts: Vec<(LayoutId, KvLayout)>,
     /// Its records, which take effect together.
     pub(crate) records: RecordBuffer,
     /// Segments that its frames were written to.
@@ -50,6 +50,21 @@ pub(crate) struct CommitRequest {
     pub(crate) owes_copies: bool,
     /// Why its members are not changed, while all else is well.
     pub(crate) refused: Option<Error>,
+}
+
+impl CommitRequest {
+    /// Takes another one along, behind this.
+    fn absorb(&mut self, other: Self) {
+        self.layouts.extend(other.layouts);
+        self.records.append(&other.records);
+        self.segments.extend(other.segments);
+        self.copies.extend(other.copies);
+        self.removed.extend(other.removed);
+        self.members.extend(other.members);
+        self.flights.extend(other.flights);
+        self.pins.extend(other.pins);
+        self.owes_copies |= other.owes_copies;
+    }
 }
 
 type Queued = Member<CommitRequest, Result<()>>;
@@ -265,13 +280,16 @@ impl Committer {
         }
     }
 
-    /// A group that was not recorded for want of space waits for the next commit; whoever waits for it learns why.
+    /// A group that was not recorded for want of space waits for the next commit, as one from now on; whoever waits for it learns why.
     fn stall(&self, group: Vec<Queued>, e: &Error) {
         for queued in &group {
             let text = format!("{e}; the commit stays queued, and is made with the next one that finds room");
             queued.tell(Err(Error::new(e.kind(), text).queued()));
         }
-        self.group.put_back(group.into_iter().map(|queued| queued.request), Instant::now() + STALL_WAIT);
+        let mut all = CommitRequest::default();
+        group.into_iter().for_each(|queued| all.absorb(queued.request));
+        all.records.settle();
+        self.group.put_back(std::iter::once(all), Instant::now() + STALL_WAIT);
     }
 
     /// Bytes written to the devices over the life of the store.
@@ -343,11 +361,10 @@ impl Committer {
         }
         let mut defined = BTreeSet::new();
         for queued in &*group {
-            if let Some((id, layout)) = &queued.request.layout
-                && !lock(&self.catalog).layouts.contains_key(id)
-                && defined.insert(*id)
-            {
-                records.push_layout(*id, layout);
+            for (id, layout) in &queued.request.layouts {
+                if !lock(&self.catalog).layouts.contains_key(id) && defined.insert(*id) {
+                    records.push_layout(*id, layout);
+                }
             }
             records.append(&queued.request.records);
         }

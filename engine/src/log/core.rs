@@ -297,6 +297,8 @@ pub(crate) struct Claim {
     key: String,
     /// It may be over when it is let go: whoever tends the store looks then.
     pub(crate) expires: bool,
+    /// A handle has it: when that goes is when it was used last.
+    pub(crate) uses: bool,
 }
 
 impl Claim {
@@ -309,7 +311,7 @@ impl Claim {
             lock(&store.reserved_keys).remove(key);
             return None;
         }
-        Some(Self { store: Arc::clone(store), id, key: key.to_owned(), expires: false })
+        Some(Self { store: Arc::clone(store), id, key: key.to_owned(), expires: false, uses: false })
     }
 }
 
@@ -319,6 +321,12 @@ impl Drop for Claim {
             lock(&self.store.reserved_keys).remove(&self.key);
         }
         lock(&self.store.space).settle(self.id);
+        // Before it may be evicted. One that only a queued commit names counts from that.
+        if self.uses
+            && let Some(meta) = lock(&self.store.catalog).sequences.get_mut(&self.id)
+        {
+            meta.used_unix_ms = meta.used_unix_ms.max(unix_ms());
+        }
         lock(&self.store.open_sequences).remove(&self.id);
         if !self.expires {
             return;

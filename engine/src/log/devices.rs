@@ -136,6 +136,13 @@ impl Devices {
         found.ok_or_else(|| Error::new(ErrorKind::Io, format!("device {index} of the store is not there")))
     }
 
+    /// Counts what was read of a device and is not what was written, if that is what this error says.
+    pub(crate) fn count_damage(&self, device: DeviceIndex, e: &Error) {
+        if let (ErrorKind::Corruption, Ok(device)) = (e.kind(), self.get(device)) {
+            device.counters.checksum_failures.add(1);
+        }
+    }
+
     /// Takes memory off the budget for something else than buffers, if need be from slabs of buffers that are idle.
     pub(crate) fn reserve(&self, bytes: usize, category: Category) -> Option<Reservation> {
         let mut got = None;

@@ -8,7 +8,9 @@ use crate::device::arena::{Exhausted, Lease};
 use crate::device::driver::Op;
 use crate::device::environment::covered_bytes;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle, SummaryPlace};
+use crate::index::{
+    Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle, SummaryPlace, min_max_records,
+};
 use crate::metrics::lock;
 use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::{Arc, Mutex};
@@ -340,17 +342,17 @@ pub(crate) fn write(
     }
 
     let stored = tables.descriptors.iter().zip(&tables.checksums).zip(&draft.summaries);
-    let summaries = stored.filter_map(|((descriptor, checksum), part)| match part.what {
-        Recorded::MinMax(_) => None,
-        Recorded::Stored(stored) => Some(SummaryPlace {
-            layer: part.layer as u16,
-            stored,
-            first_group: part.first_group,
-            groups: part.groups as u32,
-            offset: descriptor.offset.get(),
-            bytes: descriptor.bytes.get(),
-            checksum: *checksum,
-        }),
+    let summaries = stored.map(|((descriptor, checksum), part)| SummaryPlace {
+        layer: part.layer as u16,
+        stored: match part.what {
+            Recorded::MinMax(_) => min_max_records((part.bytes.len() / part.groups.max(1)) as u32),
+            Recorded::Stored(stored) => stored,
+        },
+        first_group: part.first_group,
+        groups: part.groups as u32,
+        offset: descriptor.offset.get(),
+        bytes: descriptor.bytes.get(),
+        checksum: *checksum,
     });
     let summaries = summaries.collect();
     let header = HeaderBuilder {

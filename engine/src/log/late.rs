@@ -14,6 +14,8 @@ const SUSPECTS_MAX: usize = 65_536;
 /// Copies that failed to give what they hold, until somebody has looked at them.
 pub(crate) struct Suspects {
     list: Mutex<BTreeSet<(FrameId, DeviceIndex)>>,
+    /// Those that a repair found damaged and could not help. They are looked at again when somebody asks for a repair.
+    given_up: Mutex<BTreeSet<(FrameId, DeviceIndex)>>,
     /// Frames may have fewer copies than they should have, or lie on devices that are to go.
     owed: AtomicBool,
     /// Told of every new one.
@@ -23,7 +25,7 @@ pub(crate) struct Suspects {
 impl Suspects {
     /// A store that was just opened may owe copies.
     pub(crate) fn new(changed: Arc<EventCount>) -> Self {
-        Self { list: Mutex::default(), owed: AtomicBool::new(true), changed }
+        Self { list: Mutex::default(), given_up: Mutex::default(), owed: AtomicBool::new(true), changed }
     }
 
     pub(crate) fn owe(&self) {
@@ -42,7 +44,7 @@ impl Suspects {
 
     /// Whether there is anything to repair.
     pub(crate) fn any(&self) -> bool {
-        self.owed.load(Ordering::Relaxed) || self.len() > 0
+        self.owed.load(Ordering::Relaxed) || !lock(&self.list).is_empty()
     }
 
     pub(crate) fn add(&self, frame: &FrameBody, copy: usize) {
@@ -61,8 +63,26 @@ impl Suspects {
         std::mem::take(&mut *lock(&self.list))
     }
 
+    /// A repair could not help these.
+    pub(crate) fn give_up(&self, copies: impl IntoIterator<Item = (FrameId, DeviceIndex)>) {
+        let mut given_up = lock(&self.given_up);
+        let room = SUSPECTS_MAX.saturating_sub(given_up.len());
+        given_up.extend(copies.into_iter().take(room));
+    }
+
+    /// The same, to be looked at again.
+    pub(crate) fn take_given_up(&self) -> BTreeSet<(FrameId, DeviceIndex)> {
+        std::mem::take(&mut *lock(&self.given_up))
+    }
+
+    /// Forgets what was given up of frames that are no more.
+    pub(crate) fn retain_given_up(&self, exists: impl Fn(FrameId) -> bool) {
+        lock(&self.given_up).retain(|(frame, _)| exists(*frame));
+    }
+
     pub(crate) fn len(&self) -> usize {
-        lock(&self.list).len()
+        let list = lock(&self.list);
+        list.len() + lock(&self.given_up).difference(&list).count()
     }
 }
 

@@ -234,6 +234,9 @@ impl ManifestLog {
 
     /// Copies that there should be and for which there was no room.
     pub(crate) fn owed(&self, devices: &Devices) -> u64 {
+        if self.is_read_only() {
+            return 0;
+        }
         let missing = |copy: &(DeviceIndex, u8)| !self.held.contains(copy);
         copies(devices, &self.gone).iter().filter(|copy| missing(copy)).count() as u64
     }

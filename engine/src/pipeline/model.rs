@@ -64,8 +64,14 @@ impl Pipeline {
                 _ => self.select(sequences, layer, &queries, model)?,
             };
             self.read(layer, &views)?;
+            let refs: Vec<&Sequence> = sequences.iter().map(|sequence| &**sequence).collect();
+            if let Some(&next) = layers.get(nth + 1) {
+                self.stream(next, &refs)?;
+            }
             if let Some(&next) = layers.get(nth + 1)
                 && let Some(predicted) = model.predict(next)
+                // Without its records in sight a prediction would wait for buffers that this layer holds.
+                && refs.iter().all(|sequence| sequence.has_records(next))
             {
                 // A prediction that selects nothing, or a layer without tokens, is no reason to stop.
                 if let Ok(views) = self.select(sequences, next, &predicted, model) {
@@ -73,6 +79,9 @@ impl Pipeline {
                     trusted = self.trusts().then_some(views);
                 }
             }
+            // Their selections are a layer away: these records have the time in which this one computes. Behind the last layer comes
+            // the first, for the next token.
+            self.stream(layers[(nth + 2) % layers.len()], &refs)?;
             let options = model.attend_options(layer);
             let geometry = layout.kv_layer(layer)?;
             let key_dim = usize::from(geometry.key_dim);

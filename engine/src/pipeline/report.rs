@@ -29,6 +29,8 @@ pub struct PipelineReport {
     pub wasted_bytes: u64,
     /// Bytes that devices brought, ahead and on demand.
     pub read_bytes: u64,
+    /// Bytes of min/max records that devices brought ahead of the selections that score them ([`stream`](super::Pipeline::stream)).
+    pub record_bytes: u64,
     /// Reads ahead that were given up: no buffers were free, or the layer came without them.
     pub dropped_reads: u64,
     /// Time in which reads that a layer needed were at the devices, from submission to their last block; where reads overlap,
@@ -62,6 +64,7 @@ impl std::ops::AddAssign for PipelineReport {
         self.wasted += other.wasted;
         self.wasted_bytes += other.wasted_bytes;
         self.read_bytes += other.read_bytes;
+        self.record_bytes += other.record_bytes;
         self.dropped_reads += other.dropped_reads;
         self.device_time += other.device_time;
         self.waited += other.waited;

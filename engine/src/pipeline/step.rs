@@ -6,8 +6,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Urgency;
 use crate::read::{AttendOptions, ReadTicket, ReadTimes};
 use crate::select::{SelectOptions, View};
+use crate::sequence::{Sequence, Streams};
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// A read ahead under way.
@@ -36,6 +38,8 @@ pub struct Pipeline {
     /// Up to when time at the devices is in the report.
     counted_until: Option<Instant>,
     trust: bool,
+    /// Records that were read ahead, of which layer and of whom.
+    streamed: Vec<(usize, Weak<Streams>)>,
 }
 
 impl Pipeline {
@@ -44,7 +48,7 @@ impl Pipeline {
     pub fn new(store: &Store, select: impl Into<SelectOptions>) -> Self {
         let (ahead, report) = (BTreeMap::new(), PipelineReport::default());
         let (store, select) = (store.clone(), select.into());
-        Self { store, select, ahead, current: None, report, counted_until: None, trust: false }
+        Self { store, select, ahead, current: None, report, counted_until: None, trust: false, streamed: Vec::new() }
     }
 
     /// Whether [`decode`](Self::decode) attends to the groups that the prediction selected, and the newest, as KVSwap does,
@@ -73,6 +77,40 @@ impl Pipeline {
     /// What was done so far; counts from zero after.
     pub fn take_report(&mut self) -> PipelineReport {
         std::mem::take(&mut self.report)
+    }
+
+    /// Starts reading the min/max records of `layer` for those of the sequences that have them
+    /// [streamed](crate::Summaries::Streamed): selections in that layer find them in memory, those of predicted queries and those of
+    /// the true ones, until [`Self::read`] of the layer gives them back. The records do not depend on the query: they can be read a
+    /// layer ahead of its prediction. Nothing is read for sequences that have not chosen by their records yet. Given up when no buffers are free, and whenever a read that is needed finds none; selections
+    /// read them themselves then.
+    ///
+    /// # Errors
+    /// No such layer.
+    pub fn stream(&mut self, layer: usize, sequences: &[&Sequence]) -> Result<()> {
+        for sequence in sequences {
+            let Some(streams) = sequence.streams() else { continue };
+            match sequence.stream_ahead(layer)? {
+                Some(bytes) => self.report.record_bytes += bytes,
+                None => continue,
+            }
+            let streams = Arc::downgrade(streams);
+            if !self.streamed.iter().any(|(of, known)| *of == layer && known.ptr_eq(&streams)) {
+                self.streamed.push((layer, streams));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the records of a layer, or of all.
+    fn give_records_back(&mut self, layer: Option<usize>) {
+        self.streamed.retain(|(of, streams)| {
+            let goes = layer.is_none_or(|layer| layer == *of);
+            if let Some(streams) = streams.upgrade().filter(|_| goes) {
+                streams.give_back(*of);
+            }
+            !goes
+        });
     }
 
     /// Reads ahead what predicted queries of `layer` selected, in place of an earlier prediction of it. Given up when no
@@ -116,6 +154,8 @@ impl Pipeline {
     /// As [`Store::read`].
     pub fn read(&mut self, layer: usize, views: &[View]) -> Result<()> {
         self.current = None;
+        // It has been chosen by.
+        self.give_records_back(Some(layer));
         let mut ahead = self.ahead.remove(&layer);
         let refs: Vec<&View> = views.iter().collect();
         let awaited = ahead.as_ref().map(|ahead| &ahead.selected);
@@ -187,6 +227,7 @@ impl Pipeline {
     }
 
     fn give_all_up(&mut self) {
+        self.give_records_back(None);
         for old in std::mem::take(&mut self.ahead).into_values() {
             self.give_up(&old);
         }
@@ -225,5 +266,11 @@ impl Pipeline {
             resident.retain(|key| !ahead.reads.contains_key(key));
         }
         report.resident += resident.iter().filter(|key| !reads.contains_key(key)).count() as u64;
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        self.give_records_back(None);
     }
 }

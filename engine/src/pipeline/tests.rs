@@ -27,7 +27,7 @@ fn decoded(compute: Duration) -> (PipelineReport, Duration) {
         vec![sequence.select_groups(0, &groups).unwrap()]
     };
     let mut pipeline = Pipeline::new(&store, Budget::All);
-    trouble::set(&[("stratakv-0-", Trouble::Late(READ))]);
+    let trouble = trouble::set(dir.path(), &[("stratakv-0-", Trouble::Late(READ))]);
     let start = Instant::now();
     for layer in 0..LAYERS {
         let now = usize::try_from(layer).unwrap();
@@ -39,7 +39,7 @@ fn decoded(compute: Duration) -> (PipelineReport, Duration) {
         std::thread::sleep(compute);
     }
     let elapsed = start.elapsed();
-    trouble::set(&[]);
+    drop(trouble);
     (pipeline.take_report(), elapsed)
 }
 

@@ -4,9 +4,11 @@
 //! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
 
 mod balance;
+mod records;
 mod share;
 
 pub(crate) use balance::{Load, Pieces};
+pub(crate) use records::{Section, SectionAt, plan_records};
 
 use crate::cache::{BlockKey, Resident};
 use crate::device::arena::PAGE_BYTES;
@@ -116,6 +118,8 @@ pub(crate) struct Part {
     pub(crate) shared: Vec<(usize, Origin)>,
     pub(crate) reads: Vec<PlannedRead>,
     pub(crate) buffer_bytes: usize,
+    /// Records of summaries that its only read brings, in place of blocks.
+    pub(crate) records: Option<SectionAt>,
 }
 
 /// A unit of another part.
@@ -239,6 +243,7 @@ fn plan_part(
         shared: Vec::new(),
         reads: Vec::new(),
         buffer_bytes: 0,
+        records: None,
     };
     // What a unit takes at most without its neighbours: its pages, and one that it shares.
     let unit_most = round_up_to_page(block.block_bytes) + PAGE_BYTES;

@@ -3,12 +3,13 @@
 use crate::codec::BlockCoder;
 use crate::device::arena::Lease;
 use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::log::Devices;
 use crate::plan::Part;
 use crate::select::{Unit, UnitSource, ViewInner};
 use stratakv_format::segment;
 
 /// Sees that the blocks of a part, which were checked, can be decoded. They are what was written: another copy would be no better.
-pub(super) fn part(view: &ViewInner, part: &Part, buffer: &Lease) -> Result<()> {
+pub(super) fn part(devices: &Devices, view: &ViewInner, part: &Part, buffer: &Lease) -> Result<()> {
     let Some(coder) = BlockCoder::of(&view.layout, view.layer) else { return Ok(()) };
     let bytes = buffer.bytes().unwrap_or_default();
     for (unit, at) in view.units[part.units.clone()].iter().zip(&part.blocks) {
@@ -18,8 +19,10 @@ pub(super) fn part(view: &ViewInner, part: &Part, buffer: &Lease) -> Result<()> 
             let start = place.start;
             coder.first_bad(plane, block.get(place).unwrap_or_default()).map(|at| start + at)
         });
-        if let Some(bad) = bad {
-            return Err(undecodable(view, unit, bad));
+        if let (Some(bad), UnitSource::Disk { frame, .. }) = (bad, &unit.source) {
+            let e = undecodable(view, unit, bad);
+            devices.count_damage(frame.segment.key.0, &e);
+            return Err(e);
         }
     }
     Ok(())

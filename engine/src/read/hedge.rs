@@ -109,6 +109,7 @@ impl ReadTicket {
             shared: Vec::new(),
             reads,
             buffer_bytes: part.buffer_bytes,
+            records: part.records.clone(),
         };
         let mut buffer = self.arena.lease(twin.buffer_bytes).ok()?;
         let twins = [twin];

@@ -69,10 +69,21 @@ impl ReadTicket {
         devices: Arc<Devices>,
         views: Vec<Arc<ViewInner>>,
         urgency: Urgency<'_>,
+        place: (Arena, bool),
+    ) -> Result<Self> {
+        let parts = plan(&views, urgency, &Spread::of(&devices));
+        Self::of_parts(devices, views, parts, urgency, place)
+    }
+
+    /// A read of these parts of views.
+    pub(super) fn of_parts(
+        devices: Arc<Devices>,
+        views: Vec<Arc<ViewInner>>,
+        parts: Vec<Part>,
+        urgency: Urgency<'_>,
         (arena, in_region): (Arena, bool),
     ) -> Result<Self> {
         let bound = if in_region { "the region has" } else { "memory_limit allows" };
-        let parts = plan(&views, urgency, &Spread::of(&devices));
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = arena.slabs_max() * SLAB_BYTES;
         // They stay where they are until their sequences commit again, which may be waiting for this read.
@@ -310,6 +321,16 @@ impl ReadTicket {
         Ok(self.into_batch())
     }
 
+    /// Waits for all parts and gives those that are good. Buffers for them must be there until then.
+    pub(super) fn wait_parts(&mut self, buffers_by: Instant) -> Result<Vec<(Part, Option<Arc<Lease>>)>> {
+        self.submit_by(Some(buffers_by))?;
+        for part in 0..self.parts.len() {
+            self.complete_part(part, None)?;
+        }
+        let parts = std::mem::take(&mut self.parts).into_iter().zip(std::mem::take(&mut self.buffers));
+        Ok(parts.zip(&self.verified).filter(|(_, good)| **good == Some(true)).map(|(part, _)| part).collect())
+    }
+
     /// Whether a part needs no waiting for: it has ended, or another copy gave it, however long the late one takes.
     fn has_arrived(&self, part: usize) -> bool {
         self.verified[part].is_some() || self.hedges.won(part) || self.progress.is_done(part)
@@ -372,9 +393,11 @@ impl ReadTicket {
                     true => Ok(()),
                     false => copies::recover(&self.devices, part, failed, buffer, deadline),
                 };
-                recovered
-                    .and_then(|()| verify::part(&self.devices, view, part, buffer, deadline))
-                    .and_then(|()| decodable::part(view, part, buffer))
+                let good = |buffer: &mut Lease| match &part.records {
+                    None => verify::part(&self.devices, view, part, buffer, deadline),
+                    Some(at) => verify::records(&self.devices, view, part, at, buffer, deadline),
+                };
+                recovered.and_then(|()| good(buffer)).and_then(|()| decodable::part(&self.devices, view, part, buffer))
             }
         };
         if let Some(took) = took {

@@ -1,13 +1,13 @@
 //! Every block that arrives is held against its checksum, which is bound to its identity. A block that fails is read again
 //! once; then it is reported with its place.
 
-use super::copies;
+use super::{copies, records};
 use crate::device::arena::Lease;
 use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
 use crate::log::Devices;
-use crate::plan::Part;
+use crate::plan::{Part, SectionAt};
 use crate::select::{Unit, UnitSource, ViewInner};
 use std::ops::Range;
 use std::time::Instant;
@@ -75,6 +75,31 @@ pub(super) fn part(
     }
     admit(view, part, buffer);
     Ok(())
+}
+
+/// Checks the records of a part; the error says that no copy gave them, or that the deadline passed.
+pub(super) fn records(
+    devices: &Devices,
+    view: &ViewInner,
+    part: &Part,
+    at: &SectionAt,
+    buffer: &mut Lease,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    if records::check(devices, part, at, view.group_tokens(), buffer, deadline)? {
+        return Ok(());
+    }
+    let (frame, place) = (&at.section.frame, &at.section.place);
+    Err(Error::corrupt(Corruption {
+        code: "payload-checksum",
+        device: frame.segment.key.0.0,
+        file: segment::file_name(frame.segment.key.1),
+        offset: at.section.offset(),
+        len: place.bytes,
+        expected: format!("checksum {:#018x}", place.checksum),
+        found: "other records".to_owned(),
+    })
+    .during(format!("layer {}, records from group {} on", view.layer, place.first_group)))
 }
 
 /// What was read and is right may stay.

@@ -3,7 +3,7 @@
 //! A victim is freed by the commit that finds nothing live in it and nobody reading it; a view that was taken before a move
 //! reads the old place until it is dropped.
 
-use super::copy::{Copied, copy};
+use super::copy::{Copied, Source, copy};
 use crate::device::environment::{Event, note};
 use crate::error::{ErrorKind, Result};
 use crate::index::{Catalog, FrameMeta, SegmentKey, SegmentState};
@@ -133,8 +133,9 @@ fn move_frames(
         }
         // The copy of it that is in this segment.
         let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
-        let source = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
-        match copy(&inner.devices, &inner.space, *id, &source, &from, key.0) {
+        let meta_there = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
+        let source = Source { meta: meta_there, segment: Arc::clone(&from) };
+        match copy(&inner.devices, &inner.space, *id, &[source], key.0) {
             Ok(Copied { location, header_crc, flight }) => {
                 done.frames += 1;
                 done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;
@@ -148,9 +149,8 @@ fn move_frames(
             Err(e) => {
                 whole = false;
                 match e.kind() {
-                    ErrorKind::Corruption => inner.health.checksum_failures.add(1),
                     ErrorKind::NoSpace | ErrorKind::Busy | ErrorKind::MemoryLimit => break,
-                    ErrorKind::Io => {}
+                    ErrorKind::Corruption | ErrorKind::Io => {}
                     _ => return Err(e),
                 }
                 // It cannot be emptied; what else lives in it stays as well.

@@ -2,10 +2,10 @@
 //! to go or are gone lose theirs. Every change is a commit of its own kind, so that a crash leaves frames as they were or as they
 //! should be.
 
-use super::copy::{Copied, copy, verify};
+use super::copy::{Copied, Source, copy, verify};
 use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{COPIES_MAX, FrameMeta, SegmentHandle};
+use crate::index::{COPIES_MAX, FrameMeta};
 use crate::log::{CommitRequest, CopyChange, Place, StoreInner, places};
 use crate::metrics::lock;
 use serde::Serialize;
@@ -76,6 +76,8 @@ impl<'a> Repair<'a> {
     /// # Errors
     /// A commit failed.
     pub(crate) fn all(&self) -> Result<Repaired> {
+        let again = self.inner.devices.suspects.take_given_up();
+        again.into_iter().for_each(|(frame, device)| self.inner.devices.suspects.add_at(frame, device));
         let mut all = repair(self.inner)?;
         // What it moved may have been the last that a device held.
         while all.left == 0 {
@@ -102,6 +104,10 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
     let mut done = Repaired::default();
     inner.devices.suspects.paid();
     let suspects = inner.devices.suspects.take();
+    {
+        let catalog = lock(&inner.catalog);
+        inner.devices.suspects.retain_given_up(|frame| catalog.frames.contains_key(&frame));
+    }
     let mut bad: BTreeMap<FrameId, BTreeSet<DeviceIndex>> = BTreeMap::new();
     for (frame, device) in suspects {
         done.checked += 1;
@@ -115,10 +121,15 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
         let mut request = CommitRequest::default();
         for (id, wanted) in batch {
             let none = BTreeSet::new();
-            match change(inner, &members, *id, *wanted, bad.get(id).unwrap_or(&none), &mut request, &mut done) {
-                Ok(whole) => done.left += u64::from(!whole),
+            let damaged = bad.get(id).unwrap_or(&none);
+            let whole = match change(inner, &members, *id, *wanted, damaged, &mut request, &mut done) {
+                Ok(whole) => whole,
                 Err(e) if matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Closed) => return Err(e),
-                Err(_) => done.left += 1,
+                Err(_) => false,
+            };
+            if !whole {
+                done.left += 1;
+                inner.devices.suspects.give_up(damaged.iter().map(|device| (*id, *device)));
             }
         }
         if request.copies.is_empty() {
@@ -145,7 +156,7 @@ fn is_bad(inner: &StoreInner, id: FrameId, device: DeviceIndex) -> bool {
     let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return false };
     let Some(place) = places(&meta).into_iter().find(|(location, _)| location.device == device) else { return false };
     match source(inner, &meta, place) {
-        Ok((meta, segment)) => verify(&inner.devices, id, &meta, &segment).is_err_and(|e| {
+        Ok(source) => verify(&inner.devices, id, &source).is_err_and(|e| {
             // What fails for want of memory says nothing about the copy.
             matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Io)
         }),
@@ -154,11 +165,7 @@ fn is_bad(inner: &StoreInner, id: FrameId, device: DeviceIndex) -> bool {
 }
 
 /// A frame as if this copy were its first, and the segment that it is in.
-fn source(
-    inner: &StoreInner,
-    meta: &FrameMeta,
-    (location, header_crc): Place,
-) -> Result<(FrameMeta, Arc<SegmentHandle>)> {
+fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): Place) -> Result<Source> {
     inner.devices.get(location.device)?;
     let catalog = lock(&inner.catalog);
     let key = (location.device, location.segment);
@@ -166,7 +173,7 @@ fn source(
         Error::new(ErrorKind::NotFound, format!("segment {} of device {}", location.segment, location.device))
     })?;
     let segment = lock(&inner.space).handle(&inner.devices, key, segment)?;
-    Ok((FrameMeta { location, header_crc, ..meta.clone() }, segment))
+    Ok(Source { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment })
 }
 
 /// Frames that are not as they should be, with the copies that they should have.
@@ -208,7 +215,7 @@ fn change(
         let staying: Vec<_> = seen.iter().filter(|(at, _)| !goes(at)).map(|(at, _)| at.device).collect();
         bad.extend(staying.into_iter().filter(|device| is_bad(inner, id, *device)));
     }
-    let good: Vec<Place> = seen.iter().copied().filter(|(at, _)| !bad.contains(&at.device)).collect();
+    let (good, damaged): (Vec<Place>, Vec<Place>) = seen.iter().partition(|(at, _)| !bad.contains(&at.device));
     let mut now: Vec<Place> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
     let wanted = wanted.max(now.len());
     // First where a damaged copy is, so that the frame stays where it was put; then where nothing of it is.
@@ -217,6 +224,8 @@ fn change(
     let start = id.0 as usize % members.take.len().max(1);
     let others = members.take[start..].iter().chain(&members.take[..start]);
     let targets: Vec<DeviceIndex> = here.chain(others).copied().collect();
+    // What is damaged in one copy may be good in another, itself damaged elsewhere.
+    let sources: Vec<Place> = good.iter().chain(&damaged).copied().collect();
     for device in targets {
         if now.len() >= wanted {
             break;
@@ -224,7 +233,7 @@ fn change(
         if now.iter().any(|(at, _)| at.device == device) {
             continue;
         }
-        let Copied { location, header_crc, flight } = match duplicate(inner, id, &meta, &good, device) {
+        let Copied { location, header_crc, flight } = match duplicate(inner, id, &meta, &sources, device) {
             Ok(Some(copied)) => copied,
             Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
             // Another device may take it.
@@ -261,25 +270,27 @@ fn change(
     Ok(whole)
 }
 
-/// A copy of a frame on a device, made from the first of these that gives it; none when the device has no room.
+/// A copy of a frame on a device, made from these; none when the device has no room.
 fn duplicate(
     inner: &StoreInner,
     id: FrameId,
     meta: &FrameMeta,
-    good: &[Place],
+    places: &[Place],
     device: DeviceIndex,
 ) -> Result<Option<Copied>> {
-    let mut failed = None;
-    for place in good {
-        let made = source(inner, meta, *place)
-            .and_then(|(meta, from)| copy(&inner.devices, &inner.space, id, &meta, &from, device));
-        match made {
-            Ok(copied) => return Ok(Some(copied)),
-            Err(e) if e.kind() == ErrorKind::NoSpace => return Ok(None),
+    let (mut sources, mut failed) = (Vec::new(), None);
+    for place in places {
+        match source(inner, meta, *place) {
+            Ok(source) => sources.push(source),
             Err(e) => failed = Some(e),
         }
     }
-    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("no copy of frame {id} is good"))))
+    match (copy(&inner.devices, &inner.space, id, &sources, device), failed) {
+        (Ok(copied), _) => Ok(Some(copied)),
+        (Err(e), _) if e.kind() == ErrorKind::NoSpace => Ok(None),
+        (Err(_), Some(e)) if sources.is_empty() => Err(e),
+        (Err(e), _) => Err(e),
+    }
 }
 
 /// Devices that were drained or lost, and hold nothing any more, are no members from now on: how many. And whether some still

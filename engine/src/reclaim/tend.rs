@@ -30,6 +30,7 @@ const FREE_FEW: u64 = 2;
 /// A commit failed.
 pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     let before = available(inner);
+    lock(&inner.space).retry();
     seal_wasted(inner);
     // What was deleted since, or held by views until now, gives its segments back with a commit.
     inner.commit(CommitRequest::default())?;
@@ -78,6 +79,7 @@ fn seal_wasted(inner: &StoreInner) {
 /// A commit failed.
 pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     inner.committer.check()?;
+    lock(&inner.space).retry();
     expire(inner)?;
     above_the_mark(inner)?;
     let done = clean_ahead(inner, background)?;
@@ -158,6 +160,7 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
 /// # Errors
 /// [`ErrorKind::NoSpace`]: what lives takes more. The capacity holds all the same: nothing grows.
 pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
+    lock(&inner.space).retry();
     let mut least = u64::MAX;
     let mut rounds_left = SHRINK_ROUNDS;
     loop {

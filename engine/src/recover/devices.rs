@@ -26,6 +26,16 @@ pub(crate) struct Found {
     pub(crate) slots: Vec<Slot>,
 }
 
+impl Found {
+    /// Slots that are damaged, or older than the one before the newest: a write of them was lost.
+    pub(crate) fn damaged_slots(&self) -> u64 {
+        match self.slots.as_slice() {
+            [one, other] => u64::from(one.sequence.get().abs_diff(other.sequence.get()) != 1),
+            slots => (SLOTS - slots.len()) as u64,
+        }
+    }
+}
+
 /// What the directories hold.
 pub(crate) enum Opened {
     /// Nothing: a store can be created.

@@ -14,6 +14,7 @@ use crate::device::file::DeviceFile;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, SegmentMeta};
 use crate::log::ManifestPlace;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
@@ -38,7 +39,12 @@ pub(crate) struct Replayed {
     pub(crate) dirty: bool,
     /// This build knows every feature that a writer of this generation must know.
     pub(crate) writable: bool,
+    /// Copies of the manifest that are not what was written, by device.
+    pub(crate) damaged: BTreeMap<DeviceIndex, u64>,
 }
+
+/// Device and number of a copy.
+type CopyName = (DeviceIndex, u8);
 
 struct Copy {
     device: DeviceIndex,
@@ -70,14 +76,17 @@ pub(crate) fn replay(found: &[Found], store_id: [u8; 16], memory: usize) -> Resu
     let devices: Vec<_> = found.iter().filter_map(place).collect();
     let slots: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     let (mut generation, mut nonce) = (newest.manifest_generation.get(), newest.manifest_nonce.get());
-    let mut followed = false;
+    let (mut followed, mut damaged) = (false, BTreeMap::new());
     loop {
         let mut replayed = replay_generation(&devices, &slots, store_id, (generation, nonce), memory)?;
+        for (device, copies) in std::mem::take(&mut replayed.damaged) {
+            *damaged.entry(device).or_default() += copies;
+        }
         match replayed.catalog.superseded {
             None => {
                 check_segments(&replayed.catalog, newest)?;
                 replayed.dirty |= followed;
-                return Ok(replayed);
+                return Ok(Replayed { damaged, ..replayed });
             }
             Some((next, _)) if next <= generation => {
                 let text = format!("manifest generation {generation} names {next} as its successor");
@@ -111,13 +120,22 @@ fn replay_generation(
     (generation, nonce): (u64, u64),
     memory: usize,
 ) -> Result<Replayed> {
-    let (mut copies, first_batch, mut dirty) = read_copies(devices, store_id, (generation, nonce), memory)?;
+    let wanted = (generation, nonce);
+    let naming = || slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
+    let (mut copies, first_batch, unread) = read_copies(devices, store_id, wanted, memory)?;
+    let mut dirty = !unread.is_empty();
+    // Where no superblock says that a copy is there, it may never have been.
+    let is_there = |(device, copy): &(DeviceIndex, u8)| {
+        naming().any(|slot| slot.device_index.get() == device.0 && slot.manifest_copies > *copy)
+    };
+    let mut rotten: BTreeMap<DeviceIndex, u64> = BTreeMap::new();
+    unread.iter().filter(|copy| is_there(copy)).for_each(|(device, _)| *rotten.entry(*device).or_default() += 1);
     if mutated(Mutant::TornBatchAccepted) {
         copies.iter_mut().for_each(|copy| believe(copy, nonce));
     }
-    let wanted = (generation, nonce);
-    let named = slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
-    let synced = named.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
+    let synced = naming().map(|slot| slot.synced_through.get()).max().unwrap_or(0);
+    // The last batch that is known durable by now, and by copy the first that it does not have.
+    let (mut durable, mut first_bad) = (synced, vec![None; copies.len()]);
     let mut catalog = Catalog::default();
     let (mut page, mut sequence, mut epoch) = (1_usize, first_batch, 0);
     // Start of a run of batches that take effect together and whose last one was not seen yet.
@@ -154,7 +172,12 @@ fn replay_generation(
         if mutated(Mutant::TailBatchDropped) && !batch.is_checkpoint() && last() {
             break;
         }
-        dirty |= verified.iter().any(Result::is_err);
+        for (bad, _) in first_bad.iter_mut().zip(&verified).filter(|(_, batch)| batch.is_err()) {
+            dirty = true;
+            bad.get_or_insert(sequence);
+        }
+        let known = if batch.is_checkpoint() { sequence } else { batch.header().synced_through.get() };
+        durable = durable.max(known);
         page += batch.header().pages.get() as usize;
         sequence += 1;
         epoch = batch.header().epoch.get();
@@ -178,7 +201,11 @@ fn replay_generation(
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     let writable = copies.iter().all(|copy| copy.features.writable());
-    Ok(Replayed { catalog, place, epoch, dirty, writable })
+    // One that ends earlier than that was torn, or never got there.
+    for (copy, _) in copies.iter().zip(first_bad).filter(|(_, bad)| bad.is_some_and(|bad| bad <= durable)) {
+        *rotten.entry(copy.device).or_default() += 1;
+    }
+    Ok(Replayed { catalog, place, epoch, dirty, writable, damaged: rotten })
 }
 
 /// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
@@ -222,6 +249,9 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
                 Err("a layout with codecs in a manifest without the feature of codecs".into())
             }
             Record::Replica(_) if !replicated => Err("a copy in a manifest without the feature of copies".into()),
+            Record::SequenceCreate(create, _) if !replicated && create.replicas > 1 => {
+                Err("a sequence of several copies in a manifest without the feature of copies".into())
+            }
             _ => catalog.apply(&record),
         };
         applied.map_err(|e| damaged(copies, page, "records that fit together", e))?;
@@ -229,15 +259,16 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize)
     Ok(())
 }
 
+/// The copies that can be read, the number of the first batch, and the copies that cannot.
 fn read_copies(
     devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
     store_id: [u8; 16],
     (generation, nonce): (u64, u64),
     mut memory: usize,
-) -> Result<(Vec<Copy>, u64, bool)> {
+) -> Result<(Vec<Copy>, u64, Vec<CopyName>)> {
     let mut copies = Vec::new();
     let mut first_batch = None;
-    let mut dirty = false;
+    let mut unread = Vec::new();
     let mut error = None;
     for (device, directory, copies_there) in devices {
         for copy in 0..*copies_there {
@@ -254,7 +285,7 @@ fn read_copies(
                 }
                 // A copy that cannot be read is one that is damaged.
                 Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
-                    dirty = true;
+                    unread.push((*device, copy));
                     // One that is there and cannot be read tells more than one that is not.
                     if error.as_ref().is_none_or(|before: &Error| before.kind() != ErrorKind::Io) {
                         error = Some(e);
@@ -265,7 +296,7 @@ fn read_copies(
         }
     }
     match (first_batch, error) {
-        (Some(first), _) => Ok((copies, first, dirty)),
+        (Some(first), _) => Ok((copies, first, unread)),
         (None, Some(e)) => {
             let kind = if e.kind() == ErrorKind::Io { ErrorKind::Io } else { ErrorKind::Corruption };
             Err(e.with_kind(kind).during("every copy of the manifest is unusable"))

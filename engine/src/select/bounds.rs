@@ -48,7 +48,7 @@ fn products(
     // Of a record the minima come first, then as many maxima.
     let width = parts[1].1;
     for (part, first) in parts {
-        part.add(bounds.records(level, runs.clone()), (2 * width, first), bounds.element(), &mut out, columns);
+        part.add_pieces(bounds.records(level, runs.clone()), (2 * width, first), bounds.element(), &mut out, columns);
     }
     out
 }
@@ -67,7 +67,7 @@ pub(super) fn summed_upper(bounds: &Bounds, ask: &Ask<'_>, out: &mut [f32]) {
     }
     out.fill(0.0);
     let records = bounds.records(0, ask.groups.clone());
-    RowQuery::new(&weights, 1, 2 * width).add(records, (2 * width, 0), bounds.element(), out, 1);
+    RowQuery::new(&weights, 1, 2 * width).add_pieces(records, (2 * width, 0), bounds.element(), out, 1);
 }
 
 #[cfg(test)]

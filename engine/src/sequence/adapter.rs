@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{AdapterMeta, RecordBuffer, SequenceMeta};
 use crate::log::{AdapterPart, Claim, Draft, SequenceIdentity, StoreInner};
 use crate::metrics::{Category, Reservation, lock};
-use crate::options::Durability;
+use crate::options::{Durability, Summaries};
 use crate::summary::{Adapter, LayerAdapter};
 use std::sync::{Arc, Weak};
 use stratakv_format::SequenceId;
@@ -56,7 +56,7 @@ pub(crate) fn write_adapter(
     records: RecordBuffer,
     layers: &[Vec<u8>],
 ) -> Result<()> {
-    let mut sequence = Sequence::new(claim, who, records)?;
+    let mut sequence = Sequence::new(claim, who, records, Summaries::default())?;
     let bytes: usize = layers.iter().map(Vec::len).sum();
     let memory = sequence.store.devices.reserve(2 * bytes, Category::Summaries);
     let _memory = memory.ok_or_else(|| super::no_memory(&format!("an adapter of {bytes} bytes")))?;

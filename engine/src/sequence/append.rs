@@ -240,19 +240,24 @@ impl Sequence {
     /// Drafts of all groups collected, each within the limit of a frame.
     pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
         let group = self.who.layout.group_tokens() as u64;
+        let streamed = self.streams().is_some();
         let mut drafts = vec![Draft::default()];
         for layer in self.layers.iter_mut().flatten() {
             layer.freeze()?;
+            let layer = &*layer;
             for run in &layer.pending {
-                let records = layer.summary.as_ref().map(|summary| {
+                let element = MinMax::element(self.who.layout.dtype());
+                // Those that are streamed are nowhere yet.
+                let made = if streamed { Some(layer.records_of(run)?) } else { None };
+                let kept = layer.summary.as_ref().map(|summary| {
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    (
-                        MinMax::element(self.who.layout.dtype()),
-                        end - first,
-                        summary.encoded(first..end).collect::<Vec<_>>(),
-                    )
+                    (element, end - first, summary.encoded(first..end).collect::<Vec<_>>())
                 });
+                let records = match &made {
+                    Some(made) => Some((element, run.groups, vec![bytemuck::cast_slice(made)])),
+                    None => kept,
+                };
                 let more = run.disk_bytes()
                     + records.as_ref().map_or(0, |(.., pieces)| pieces.iter().map(|piece| piece.len()).sum())
                     + run.groups * 16;

@@ -101,7 +101,11 @@ pub(super) fn read_block(
 ) -> Result<Vec<u8>> {
     let mut failed = None;
     for copy in 0..place.frame.copies() {
-        let read = || read_block_copy(devices, layer, group, tokens, place, copy);
+        let device = place.frame.copy(copy).0.key.0;
+        let read = || {
+            let block = read_block_copy(devices, layer, group, tokens, place, copy);
+            block.inspect_err(|e| devices.count_damage(device, e))
+        };
         let outcome = read().or_else(|e| if e.kind() == ErrorKind::Corruption { read() } else { Err(e) });
         match outcome {
             Ok(block) => return Ok(block),

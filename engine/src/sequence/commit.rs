@@ -103,9 +103,9 @@ impl Sequence {
             }
         }
 
-        let layout = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone()));
+        let layouts = (!self.stored).then(|| (self.who.layout_id, self.who.layout.clone())).into_iter().collect();
         let mut request =
-            CommitRequest { layout, records: std::mem::take(&mut self.records), ..CommitRequest::default() };
+            CommitRequest { layouts, records: std::mem::take(&mut self.records), ..CommitRequest::default() };
         let mut states = Vec::new();
         if grouped {
             self.release_merged(&mut request)?;

@@ -64,7 +64,7 @@ impl Sequence {
             records.require_replicas();
         }
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
-        let mut child = Self::new(claim, who, records)?;
+        let mut child = Self::new(claim, who, records, self.summaries())?;
         for (own, other) in child.layers.iter_mut().zip(&mut self.layers) {
             *own = other.as_mut().map(super::Layer::snapshot).transpose()?;
         }

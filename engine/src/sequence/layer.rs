@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Extent, ExtentTable, Run, Source};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
-use crate::summary::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax};
+use crate::summary::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax, add_record};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -373,6 +373,25 @@ impl Layer {
         }
         building.groups += 1;
         Ok(())
+    }
+
+    /// The min/max records of a run, made from its keys.
+    pub(crate) fn records_of(&self, run: &Run) -> Result<Vec<u16>> {
+        let shape = self.shape();
+        let mut records = Vec::with_capacity(run.groups * 2 * shape.width());
+        let mut decoded = Vec::new();
+        for index in 0..run.groups {
+            let keys = &run.block(index)?[..self.block.key_bytes];
+            match &self.coder {
+                Some(coder) if coder.encodes(0) => {
+                    decoded.resize(coder.plain_bytes(0), 0);
+                    coder.decode_plane(0, keys, &mut decoded)?;
+                    add_record(&shape, &decoded, &mut records);
+                }
+                _ => add_record(&shape, keys, &mut records),
+            }
+        }
+        Ok(records)
     }
 
     /// The tail, whose tokens now fill a group, goes where groups are collected.

@@ -1,21 +1,21 @@
 //! Opening a sequence: the headers and small pieces of its frames are read, in batches, and laid over each other in the
 //! order they were written. Group data stays where it is, but for a group that the sequence uses only in part.
 
-use super::blocks::{read, read_block, read_each};
+use super::blocks::read_block;
+use super::front::{Reference, front_bytes, references};
 use super::{Held, Sequence};
 use crate::device::environment::{Event, covered, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::index::{
-    BlockPlace, Catalog, Extent, FrameBody, FrameMeta, RecordBuffer, SegmentHandle, SequenceMeta, Source, SummaryPlace,
-};
-use crate::log::{AdapterPart, Claim, CopyAt, Devices, Ends, SequenceIdentity, StoreInner, copies_of};
+use crate::index::{BlockPlace, Extent, FrameBody, RecordBuffer, SequenceMeta, Source, SummaryPlace, min_max_records};
+use crate::log::{AdapterPart, Claim, Devices, Ends, SequenceIdentity};
 use crate::metrics::{Category, lock};
+use crate::options::Summaries;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::frame::{
-    Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
+    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
+    SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, segment};
 
@@ -61,40 +61,9 @@ struct Rest {
     state_frame: Option<FrameId>,
 }
 
-struct Reference {
-    id: FrameId,
-    meta: FrameMeta,
-    /// Committed tokens below this belong to the sequence.
-    clip: u64,
-    /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
-    token_end: u64,
-    /// Token ids below this belong to it.
-    ids_clip: usize,
-    /// Its copies on devices that are there; what is read comes from the first, as `meta.location` says.
-    copies: Vec<CopyAt>,
-}
-
-impl Reference {
-    fn segment(&self) -> &Arc<SegmentHandle> {
-        &self.copies[0].at.segment
-    }
-
-    /// Prefers the copies behind the first.
-    fn turn(&mut self) {
-        self.copies.rotate_left(1);
-        self.name_first();
-    }
-
-    fn name_first(&mut self) {
-        if let Some(first) = self.copies.first() {
-            (self.meta.location, self.meta.header_crc) = (first.location, first.at.header_crc);
-        }
-    }
-}
-
 /// The sequence as its last commit left it.
-pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Sequence> {
-    let (mut sequence, rest) = read_frames(claim, id, meta)?;
+pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries: Summaries) -> Result<Sequence> {
+    let (mut sequence, rest) = read_frames(claim, id, meta, summaries)?;
     if let Some(part) = rest.adapter.first() {
         let text = format!("sequence {id} has a frame with an adapter of layer {}", part.layer);
         return Err(Error::new(ErrorKind::Corruption, text));
@@ -105,11 +74,11 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<
 
 /// What the frames of a sequence that holds an adapter have of it.
 pub(super) fn load_adapter_parts(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Vec<AdapterPart>> {
-    read_frames(claim, id, meta).map(|(_, rest)| rest.adapter)
+    read_frames(claim, id, meta, Summaries::default()).map(|(_, rest)| rest.adapter)
 }
 
 /// Reads the fronts of all frames, and lays them over each other.
-fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Sequence, Rest)> {
+fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries: Summaries) -> Result<(Sequence, Rest)> {
     let store = Arc::clone(&claim.store);
     let mut references = references(&store, meta)?;
     let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
@@ -125,7 +94,7 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
         evictable: meta.evictable,
         copies: usize::from(meta.replicas).max(1),
     };
-    let mut sequence = Sequence::new(claim, who, RecordBuffer::default())?;
+    let mut sequence = Sequence::new(claim, who, RecordBuffer::default(), summaries)?;
     // As far as no small frame turns up that holds some.
     sequence.ids_grouped = usize::MAX;
     let loose = sequence.layers.iter().map(|_| Vec::new()).collect();
@@ -151,139 +120,21 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<(Seq
             })
             .ok_or_else(|| super::no_memory("what stands in front of the frames of a stored sequence"))?;
         let batch = &mut references[start..start + count];
-        let fronts: Vec<_> =
-            batch.iter().map(|r| (r.segment().as_ref(), r.meta.location.offset(), front_bytes(r))).collect();
-        let fronts = read_each(&devices, &fronts)?;
+        let fronts = sequence.read_fronts(batch)?;
         for (reference, front) in batch.iter_mut().zip(fronts) {
             let front = sequence.good_front(reference, front)?;
-            sequence.lay_frame(reference, &front, &mut rest)?;
+            let laid = sequence.lay_frame(reference, &front, &mut rest);
+            laid.inspect_err(|e| devices.count_damage(reference.meta.location.device, e))?;
         }
         start += count;
     }
     Ok((sequence, rest))
 }
 
-fn front_bytes(reference: &Reference) -> usize {
-    reference.meta.front_pages as usize * PAGE_BYTES
-}
-
-fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>> {
-    let catalog: &Catalog = &lock(&store.catalog);
-    let mut space = lock(&store.space);
-    let mut references = Vec::with_capacity(meta.refs.len());
-    for &(id, token_end) in &meta.refs {
-        let lost = || Error::new(ErrorKind::Corruption, format!("frame {id} is not in the manifest"));
-        let frame = catalog.frames.get(&id).ok_or_else(lost)?.clone();
-        let copies =
-            copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
-        let clip = token_end.min(meta.tokens);
-        let ids_clip = usize::try_from(token_end.min(meta.token_ids)).unwrap_or(usize::MAX);
-        let mut reference = Reference { id, meta: frame, clip, token_end, ids_clip, copies };
-        reference.name_first();
-        references.push(reference);
-    }
-    Ok(references)
-}
-
 impl Sequence {
-    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first. Where
-    /// none is whole, one will do in which nothing but the summaries of selectors is damaged: they are computed from the keys.
-    fn good_front(&self, reference: &mut Reference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
-        if reference.copies.len() < 2 {
-            return front;
-        }
-        let mut front = front;
-        let mut second_best = None;
-        let devices = &self.store.devices;
-        for turn in 0..reference.copies.len() {
-            if turn > 0 {
-                reference.turn();
-                let place = (reference.segment().as_ref(), reference.meta.location.offset(), front_bytes(reference));
-                let again = read(devices, &[place]).map(|mut fronts| fronts.pop().unwrap_or_default());
-                // The first error is the one to tell.
-                front = match (front, again) {
-                    (Err(first), Err(_)) => Err(first),
-                    (_, again) => again,
-                };
-            }
-            let good = match &front {
-                Ok(bytes) => self.check_front(reference, bytes).and_then(|caches| {
-                    if let Err(e) = caches {
-                        second_best.get_or_insert_with(|| (reference.meta.location, bytes.clone()));
-                        return Err(e);
-                    }
-                    Ok(())
-                }),
-                Err(e) => Err(e.duplicate()),
-            };
-            match good {
-                Ok(()) => return front,
-                Err(e) => {
-                    let device = reference.meta.location.device;
-                    devices.suspects.add_at(reference.id, device);
-                    if let Ok(device) = devices.get(device) {
-                        device.counters.other_copies.add(1);
-                    }
-                    front = Err(e);
-                }
-            }
-        }
-        let Some((place, bytes)) = second_best else { return front };
-        for _ in 0..reference.copies.len() {
-            if reference.meta.location != place {
-                reference.turn();
-            }
-        }
-        Ok(bytes)
-    }
-
-    /// Whether the front of a frame is what was written: header and small pieces. What is wrong with summaries of selectors alone,
-    /// which the sequence can do without, is told apart.
-    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<Result<()>> {
-        let place = FramePlace {
-            store_id: self.store.devices.identity.store_id,
-            location: reference.meta.location,
-            segment_generation: reference.segment().generation,
-            segment_nonce: reference.segment().nonce,
-        };
-        let damaged = |found| corrupt(reference, "frame-header", 0, front.len(), found);
-        let view = FrameView::verify(front, &place).map_err(|e| damaged(e.to_string()))?;
-        if view.header().crc.get() != reference.meta.header_crc {
-            return Err(damaged("the header of another frame".into()));
-        }
-        let small = view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS);
-        let mut caches = Ok(());
-        for descriptor in small {
-            let planes = match descriptor.kind.get() {
-                KIND_TAIL => {
-                    let layer = self.layer(usize::from(descriptor.layer.get()))?;
-                    let tokens = descriptor.tokens.get() as usize;
-                    let (key, value) = tail_plane_bytes(&layer.geometry, self.who.layout.dtype(), tokens);
-                    Some([key, value])
-                }
-                KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE | KIND_ADAPTER => None,
-                _ => continue,
-            };
-            let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
-            let is_cache = descriptor.kind.get() == KIND_SUMMARY && descriptor.summary.get() != SUMMARY_MIN_MAX;
-            for plane in 0..count {
-                match self.piece(reference, &view, descriptor, front, plane, planes) {
-                    Err(e) if is_cache => caches = caches.and(Err(e)),
-                    other => drop(other?),
-                }
-            }
-        }
-        Ok(caches)
-    }
-
     /// Lays one frame over what the frames before it left.
     fn lay_frame(&mut self, reference: &Reference, front: &[u8], rest: &mut Rest) -> Result<()> {
-        let place = FramePlace {
-            store_id: self.store.devices.identity.store_id,
-            location: reference.meta.location,
-            segment_generation: reference.segment().generation,
-            segment_nonce: reference.segment().nonce,
-        };
+        let place = self.place_of(reference);
         let damaged = |found: String| {
             corrupt(reference, "frame-header", 0, reference.meta.header_pages as usize * PAGE_BYTES, found)
         };
@@ -401,7 +252,7 @@ impl Sequence {
     }
 
     /// The bytes of one plane of a small piece, held against its checksum.
-    fn piece<'f>(
+    pub(super) fn piece<'f>(
         &self,
         reference: &Reference,
         view: &FrameView<'_>,
@@ -476,7 +327,6 @@ impl Sequence {
         descriptor: &Descriptor,
         front: &[u8],
     ) -> Result<()> {
-        let bytes = self.piece(reference, view, descriptor, front, 0, None)?;
         let index = usize::from(descriptor.layer.get());
         let first = descriptor.first_group(self.who.layout.raw()) as usize;
         let expected = crate::summary::MinMax::element(self.who.layout.dtype());
@@ -484,6 +334,11 @@ impl Sequence {
             let found = format!("a summary of element type {}", descriptor.element);
             return Err(corrupt(reference, "frame-header", 0, 0, found));
         }
+        // Where they are streamed they were not even read.
+        if self.layer(index)?.summary.is_none() {
+            return Ok(());
+        }
+        let bytes = self.piece(reference, view, descriptor, front, 0, None)?;
         let devices = Arc::clone(&self.store.devices);
         let layer = self.layer_mut(index)?;
         let Some(summary) = &mut layer.summary else { return Ok(()) };
@@ -616,20 +471,26 @@ impl Sequence {
     }
 }
 
-/// Where the summaries of selectors stand in a frame. Those whose header is none are as good as not there.
+/// Where the summaries of groups stand in a frame. Those of selectors whose header is none are as good as not there.
 fn summary_places(view: &FrameView<'_>, front: &[u8]) -> Arc<[SummaryPlace]> {
     let layout = view.layout();
-    let is_stored = |d: &&Descriptor| d.kind.get() == KIND_SUMMARY && d.summary.get() != SUMMARY_MIN_MAX;
-    let place = |d: &Descriptor| {
+    let is_summary = |d: &&Descriptor| d.kind.get() == KIND_SUMMARY;
+    let stored = |d: &Descriptor| {
         let (kind, record_bytes) = (d.summary.get(), d.record_bytes.get());
+        if kind == SUMMARY_MIN_MAX {
+            return Some(min_max_records((d.bytes.get() / u64::from(d.pieces.get().max(1))) as u32));
+        }
         let bytes = front.get(usize::try_from(d.offset.get()).ok()?..)?;
         let layer = layout.layers.get(usize::from(d.layer.get()))?;
         let group = usize::from(layout.group_tokens);
         let header = SummaryHeader::verify(bytes, kind, layer, group, record_bytes).ok()?;
         let (parameter, adapter_checksum) = (header.parameter.get(), header.adapter_checksum.get());
+        Some(SummaryRecords { kind, parameter, adapter_checksum, record_bytes })
+    };
+    let place = |d: &Descriptor| {
         Some(SummaryPlace {
             layer: d.layer.get(),
-            stored: SummaryRecords { kind, parameter, adapter_checksum, record_bytes },
+            stored: stored(d)?,
             first_group: d.first_group(layout),
             groups: d.pieces.get(),
             offset: d.offset.get(),
@@ -637,10 +498,10 @@ fn summary_places(view: &FrameView<'_>, front: &[u8]) -> Arc<[SummaryPlace]> {
             checksum: view.checksums(d).first()?.get(),
         })
     };
-    view.descriptors().iter().filter(is_stored).filter_map(place).collect()
+    view.descriptors().iter().filter(is_summary).filter_map(place).collect()
 }
 
-fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {
+pub(super) fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {
     Error::corrupt(Corruption {
         code,
         device: reference.meta.location.device.0,

@@ -4,8 +4,10 @@ use super::Sequence;
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
+use crate::options::Summaries;
 use crate::select::{Ask, SelectOptions, Selector, View, choose};
-use crate::summary::{KeyGroup, KeySummary, StoredAs, SummaryKind};
+use crate::summary::{Bounds, KeyGroup, KeySummary, StoredAs, SummaryKind};
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -168,7 +170,8 @@ impl Sequence {
             .sum())
     }
 
-    /// The summaries of a layer that a selector chooses by, for its own inspection.
+    /// The summaries of a layer that a selector chooses by, for its own inspection. Bounds that are
+    /// [streamed](crate::Summaries::Streamed) know no group.
     ///
     /// # Errors
     /// No such layer, a selector of another sequence.
@@ -219,7 +222,11 @@ impl Sequence {
                 forced: forced.clone().map(|forced| forced.start as usize..forced.end as usize),
                 count: count.saturating_sub(span.forced_count(&forced)),
             };
-            let summaries = self.selector_summaries(selector, layer)?;
+            let kept = self.selector_summaries(selector, layer)?;
+            let streamed = self.streamed_bounds(state, &kept, span.groups.clone()).map_err(place)?;
+            let each = kept.iter().zip(&streamed);
+            let summaries: Vec<&dyn KeySummary> =
+                each.map(|(kept, streamed)| streamed.as_ref().map_or(*kept, |bounds| bounds as _)).collect();
             method.score(&summaries, &ask, &mut scores).map_err(place)?;
             // A method that cannot tell says the least, not the most.
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
@@ -267,6 +274,10 @@ impl Sequence {
         for at in 0..self.layers.len() {
             let Some(layer) = &self.layers[at] else { continue };
             let mut summary = kind.layer(at, layer.shape())?;
+            if self.streams_bounds(summary.as_mut())? {
+                built.push(summary);
+                continue;
+            }
             held += summary.bytes_for(layer.groups() as usize);
             self.reserve_methods(at, 0, held)?;
             self.fill(at, summary.as_mut()).map_err(|e| e.during(format!("layer {at}")))?;
@@ -276,6 +287,18 @@ impl Sequence {
             layer.extras.push(summary);
         }
         Ok(())
+    }
+
+    /// Whether a summary is made of min/max records that are streamed: nothing of it is kept then.
+    fn streams_bounds(&self, summary: &mut dyn KeySummary) -> Result<bool> {
+        let bounds = (summary as &mut dyn Any).downcast_mut::<Bounds>();
+        let (Some(bounds), Summaries::Streamed) = (bounds, self.summaries()) else { return Ok(false) };
+        if self.who.summaries == 0 {
+            let text = "bounds are to be streamed, and the sequence carries no min/max summary: create it with one";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        bounds.stream();
+        Ok(true)
     }
 
     /// Adds all sealed groups of a layer to a summary.

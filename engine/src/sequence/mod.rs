@@ -5,13 +5,16 @@ mod append;
 mod blocks;
 mod commit;
 mod fork;
+mod front;
 mod layer;
 mod load;
 mod methods;
+mod open;
 mod reader;
 mod rebuild;
 mod restore;
 mod select;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod truncate;
@@ -23,7 +26,7 @@ use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::{KvLayout, Placed};
 use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
-use crate::options::{CacheOptions, Durability};
+use crate::options::{CacheOptions, Durability, Summaries};
 use layer::Layer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +35,9 @@ use stratakv_format::{FrameId, SequenceId};
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
 pub(crate) use load::load;
 pub use methods::SelectorId;
+pub use open::OpenOptions;
 pub use reader::SequenceReader;
+pub(crate) use stream::Streams;
 
 /// A frame that is striped over devices is not smaller than this: every frame costs a header page.
 const STRIPE_BYTES_MIN: usize = 1 << 20;
@@ -90,6 +95,8 @@ pub struct Sequence {
     frames_memory: usize,
     /// Held for the tails.
     _tails: Reservation,
+    /// Where its min/max records are streamed: those that are in memory just now.
+    streams: Option<Arc<Streams>>,
     /// Resident blocks: the store's cache, or its own.
     cache: Option<Arc<BlockCache>>,
     /// The last to go: what the sequence commits is queued by then.
@@ -124,11 +131,18 @@ enum Shared {
 
 impl Sequence {
     /// A sequence without tokens. `records` create it, with its first commit.
-    pub(crate) fn new(mut claim: Claim, who: SequenceIdentity, records: RecordBuffer) -> Result<Self> {
+    pub(crate) fn new(
+        mut claim: Claim,
+        who: SequenceIdentity,
+        records: RecordBuffer,
+        summaries: Summaries,
+    ) -> Result<Self> {
         claim.expires = who.ttl_ms > 0;
+        claim.uses = true;
         let store = Arc::clone(&claim.store);
         let layout = &who.layout;
-        let has_summary = who.summaries != 0;
+        let streams = (summaries == Summaries::Streamed).then(Arc::<Streams>::default);
+        let has_summary = who.summaries != 0 && streams.is_none();
         let frame_limit = front_limit(&store.devices, &who)?;
         let mut layers = Vec::with_capacity(layout.layers());
         let mut tail_bytes = 0;
@@ -189,6 +203,7 @@ impl Sequence {
             index,
             frames_memory: 0,
             _tails: tails,
+            streams,
             claim: Some(claim),
         })
     }
@@ -261,7 +276,13 @@ impl Sequence {
         self.layers.iter().flatten().map(bytes).sum()
     }
 
-    /// Bytes of its summaries in memory.
+    /// Where this handle has its min/max records.
+    #[must_use]
+    pub fn summaries(&self) -> Summaries {
+        if self.streams.is_some() { Summaries::Streamed } else { Summaries::Resident }
+    }
+
+    /// Bytes of its min/max records in memory: none where they are [streamed](Summaries::Streamed).
     #[must_use]
     pub fn summary_bytes(&self) -> u64 {
         let summaries = self.layers.iter().flatten().filter_map(|layer| layer.summary.as_ref());
@@ -302,6 +323,7 @@ impl Sequence {
             let _ = frame.wait();
         }
         let store = Arc::clone(&self.store);
+        self.streams.iter().for_each(|streams| streams.give_all_back());
         self.layers.clear();
         self.frames.clear();
         // Nobody opens it again, or takes its key, before the deletion is queued.

@@ -111,6 +111,7 @@ impl Sequence {
             index,
             frames_memory: 0,
             _tails: tails,
+            streams: self.streams.as_ref().map(|_| Arc::default()),
             cache: self.cache.clone(),
             claim: None,
         };

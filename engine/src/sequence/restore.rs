@@ -4,23 +4,22 @@ use super::Sequence;
 use super::blocks::read_each;
 use crate::device::environment::{Event, covered, note};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{FrameBody, Source, SummaryPlace};
+use crate::index::Source;
 use crate::log::Devices;
+use crate::plan::Section;
 use crate::summary::KeySummary;
-use std::sync::Arc;
-use stratakv_format::frame::{KIND_SUMMARY, SummaryHeader};
+use stratakv_format::frame::KIND_SUMMARY;
 use stratakv_format::{PAGE_BYTES, PlaneIdentity};
 
 /// Bytes of records read at once.
 const RESTORE_BYTES: u64 = 1 << 20;
 
 /// Records of consecutive groups: what of a place in a frame counts.
-struct Piece {
-    first_group: u64,
-    groups: usize,
-    group_tokens: u64,
-    frame: Arc<FrameBody>,
-    place: SummaryPlace,
+pub(super) struct Piece {
+    pub(super) first_group: u64,
+    pub(super) groups: usize,
+    pub(super) group_tokens: u64,
+    pub(super) section: Section,
 }
 
 impl Sequence {
@@ -30,7 +29,7 @@ impl Sequence {
         let Some(stored) = summary.stored_as() else { return Ok(group) };
         let mut group = group;
         if stored.is_min_max() {
-            // They are in memory with the sequence.
+            // They are in memory with the sequence, unless they are streamed.
             let Some(own) = &state.summary else { return Ok(group) };
             let end = own.groups().min(state.groups() as usize);
             let whole = own.encoded(group as usize..end.max(group as usize));
@@ -46,7 +45,7 @@ impl Sequence {
                 // What did not come, or came wrong, is made from the keys.
                 let Some(records) = records else { return Ok(group) };
                 let record = stored.0.record_bytes as usize;
-                let first = (piece.first_group - piece.place.first_group) as usize * record;
+                let first = (piece.first_group - piece.section.place.first_group) as usize * record;
                 let own = records.get(first..first + piece.groups * record);
                 if !own.is_some_and(|own| summary.restore(own)) {
                     return Ok(group);
@@ -71,7 +70,7 @@ impl Sequence {
             let end = end.min(state.groups());
             bytes += place.bytes;
             let (groups, group_tokens) = ((end - group) as usize, state.shape().group_tokens as u64);
-            pieces.push(Piece { first_group: group, groups, group_tokens, frame, place });
+            pieces.push(Piece { first_group: group, groups, group_tokens, section: Section { frame, place } });
             group = end;
         }
         Ok(pieces)
@@ -79,16 +78,16 @@ impl Sequence {
 }
 
 /// The records of each piece's place, checked; none where no copy gives them.
-fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Option<Vec<u8>>>> {
+pub(super) fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Option<Vec<u8>>>> {
     let mut out: Vec<Option<Vec<u8>>> = pieces.iter().map(|_| None).collect();
-    let copies = pieces.iter().map(|piece| piece.frame.copies()).max().unwrap_or(1);
+    let copies = pieces.iter().map(|piece| piece.section.frame.copies()).max().unwrap_or(1);
     for copy in 0..copies {
         let missing: Vec<usize> =
-            (0..pieces.len()).filter(|at| out[*at].is_none() && copy < pieces[*at].frame.copies()).collect();
+            (0..pieces.len()).filter(|at| out[*at].is_none() && copy < pieces[*at].section.frame.copies()).collect();
         let spans: Vec<_> = missing
             .iter()
             .map(|at| {
-                let Piece { frame, place, .. } = &pieces[*at];
+                let Section { frame, place } = &pieces[*at].section;
                 let (segment, page, _) = frame.copy(copy);
                 let start = u64::from(page) * PAGE_BYTES as u64 + place.offset;
                 let first = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -107,7 +106,11 @@ fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Option<Vec<u8
             Err(_) => continue,
         };
         for ((at, (.., skip)), outcome) in missing.iter().zip(&spans).zip(outcomes) {
+            let read = outcome.is_ok();
             out[*at] = checked(devices, &pieces[*at], *skip, outcome);
+            if read && out[*at].is_none() {
+                devices.get(pieces[*at].section.frame.copy(copy).0.key.0)?.counters.checksum_failures.add(1);
+            }
         }
     }
     Ok(out)
@@ -120,7 +123,7 @@ fn checked(
     skip: usize,
     pages: std::result::Result<Vec<u8>, Error>,
 ) -> Option<Vec<u8>> {
-    let Piece { frame, place, .. } = piece;
+    let Section { frame, place } = &piece.section;
     let pages = pages.ok()?;
     let bytes = pages.get(skip..skip + place.bytes as usize)?;
     let first_token = place.first_group * piece.group_tokens;
@@ -128,5 +131,5 @@ fn checked(
     let identity =
         PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first_token, tokens as u32, 0);
     let good = devices.identity.checksum.compute(&identity, covered(bytes)) == place.checksum;
-    good.then(|| bytes.get(size_of::<SummaryHeader>()..).map(<[u8]>::to_vec)).flatten()
+    good.then(|| bytes.get(place.header_bytes()..).map(<[u8]>::to_vec)).flatten()
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{BlockPlace, Source};
 use crate::log::Tail;
 use crate::select::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner, choose};
-use crate::summary::Kept;
+use crate::summary::{Kept, MinMax, upper_bounds};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -21,6 +21,8 @@ impl Sequence {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape or not finite, a budget of zero, a scale that is not finite and
     /// above 0, a layer that has no tokens yet, a sequence without the summary that choosing needs, or [`Planes`] that the layer does not have.
+    /// Where summaries are [streamed](crate::Summaries::Streamed): [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no memory for those
+    /// of the layer, for ten seconds; and what reading keys says where records are damaged and are made anew.
     pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
         let options = options.into();
         let state = self.layer(layer)?;
@@ -31,14 +33,24 @@ impl Sequence {
         let forced = span.forced(&options);
         let mut scores = Vec::new();
         if count < span.len() && span.needs_scores(count, &forced) {
-            let Some(summary) = &state.summary else {
-                let text = "the sequence carries no summary; create it with one, or select everything";
-                return Err(place(Error::new(ErrorKind::InvalidArgument, text)));
-            };
             scores.reserve_exact(span.len());
             let groups = span.groups.start as usize..span.groups.end as usize;
             let heads = usize::from(state.geometry.kv_heads);
-            summary.scores(query, heads, groups, dot_fn(summary.dtype()), &mut scores);
+            match &state.summary {
+                Some(own) => {
+                    let dot = dot_fn(own.dtype());
+                    upper_bounds(query, heads, own.record(), own.pieces(groups), dot, &mut scores);
+                }
+                None if self.streams().is_some() => {
+                    let read = self.layer_records(state, span.groups.clone()).map_err(place)?;
+                    let dot = dot_fn(read.element());
+                    upper_bounds(query, heads, read.record(), read.slices(groups), dot, &mut scores);
+                }
+                None => {
+                    let text = "the sequence carries no summary; create it with one, or select everything";
+                    return Err(place(Error::new(ErrorKind::InvalidArgument, text)));
+                }
+            }
         } else {
             scores.resize(span.len(), 0.0);
         }
@@ -128,8 +140,13 @@ impl Sequence {
         groups: Range<u64>,
         out: &mut Vec<u8>,
     ) -> Result<Option<DType>> {
-        let Some(summary) = &self.layer(layer)?.summary else { return Ok(None) };
+        let state = self.layer(layer)?;
         out.clear();
+        if self.streams().is_some() {
+            self.encoded_records(state, groups, out)?;
+            return Ok(Some(MinMax::element(self.who.layout.dtype())));
+        }
+        let Some(summary) = &state.summary else { return Ok(None) };
         summary.encoded(groups.start as usize..groups.end as usize).for_each(|piece| out.extend_from_slice(piece));
         Ok(Some(summary.dtype()))
     }

@@ -45,6 +45,8 @@ impl Sequence {
         if let Some((owed, owed_ids)) = &mut self.owed {
             (*owed, *owed_ids) = ((*owed).min(tokens), (*owed_ids).min(ids));
         }
+        // Frames that go are not to be held by what was read ahead.
+        self.streams.iter().for_each(|streams| streams.give_all_back());
         self.cut_frames(tokens);
         self.measure_frames();
         // They only shrink.

@@ -65,7 +65,7 @@ impl Sequence {
                 Ok(_) => check_block(&self.store.devices, state, group, tokens, (place, 0), block),
                 Err(e) => Err(e.duplicate()),
             };
-            let again = match checked {
+            let again = match checked.inspect_err(|e| self.store.devices.count_damage(place.frame.segment.key.0, e)) {
                 Ok(()) => None,
                 Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
                     Some(read_block(&self.store.devices, state, group, tokens, place)?)

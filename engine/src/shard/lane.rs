@@ -23,9 +23,6 @@ const LANES_MAX: usize = 16;
 const READS_BEFORE: u32 = 2;
 /// So many bytes are waited for in one go; of more, the rest is in flight while the first are used.
 const WHOLE_BYTES: usize = 384 << 10;
-/// Completions of the last slices.
-const SLICE_MIN: usize = 4;
-
 thread_local! {
     static READS: Cell<u32> = const { Cell::new(0) };
 }
@@ -99,12 +96,15 @@ impl Work<'_> {
         }
     }
 
-    /// How many completions to wait for: all of a small batch, of a large one half of what is left, so that little remains
-    /// to be done when the last arrive and the calls are few.
+    /// How many completions to wait for: all of a small batch; of a large one half, as long as there is more behind or nothing
+    /// has ended yet, and then the rest. More and smaller slices hide more of the work that parts bring and cost more by
+    /// their calls than that.
     fn slice(&self) -> usize {
-        match self.in_flight * self.bytes_each <= WHOLE_BYTES {
+        let small = self.in_flight * self.bytes_each <= WHOLE_BYTES;
+        let first = self.in_flight == self.tags.len() || 2 * self.in_flight > self.ring.depth();
+        match small || !first {
             true => self.in_flight,
-            false => (self.in_flight / 2).max(SLICE_MIN),
+            false => self.in_flight.div_ceil(2),
         }
     }
 

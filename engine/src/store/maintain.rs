@@ -57,7 +57,7 @@ pub struct Health {
     pub lost: Vec<u16>,
     /// Devices whose reads fail, by index: other copies are read first.
     pub avoided: Vec<u16>,
-    /// Copies that failed a read and were not looked at yet.
+    /// Copies that failed a read and were not looked at yet, or were found damaged and could not be helped.
     pub suspect_copies: u64,
     /// Copies of the manifest that there should be and for which devices have no room. They are made as soon as there is.
     pub owed_manifests: u64,
@@ -67,7 +67,7 @@ impl Health {
     /// Whether nothing was ever amiss: no fault, no refusal.
     #[must_use]
     pub fn is_well(&self) -> bool {
-        let faults = |device: &DeviceSnapshot| device.errors + device.checksum_failures;
+        let faults = |device: &DeviceSnapshot| device.errors + device.checksum_failures + device.damaged_metadata;
         self.read_only.is_none()
             && self.poisoned.is_empty()
             && self.lost.is_empty()
@@ -91,8 +91,7 @@ impl Store {
         Health {
             read_only: inner.committer.check().err().map(|e| e.to_string()),
             poisoned: list.iter().filter_map(poisoned).collect(),
-            checksum_failures: own.checksum_failures.get()
-                + devices.iter().map(|device| device.checksum_failures).sum::<u64>(),
+            checksum_failures: devices.iter().map(|device| device.checksum_failures).sum(),
             devices,
             no_space: own.no_space.get(),
             evictions: own.evictions.get(),

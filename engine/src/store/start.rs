@@ -1,6 +1,7 @@
 //! Starting devices: directory, shard, profile.
 
 use crate::device::arena::Arena;
+use crate::device::counted::Counted;
 use crate::device::directory::Directory;
 use crate::device::driver::{DriverKind, Op};
 use crate::device::environment::sizes;
@@ -84,6 +85,7 @@ pub(super) fn start_device(threads: &Threads, known: Known) -> Result<Device> {
     let Known { directory, slot, member } = known;
     let index = DeviceIndex(member.device.get());
     let counters = Arc::<DeviceCounters>::default();
+    let directory: Arc<dyn Directory> = Counted::new(directory, &counters);
     let shard = threads.serve(&format!("stratakv-{index}"), Arc::clone(&directory), Arc::clone(&counters))?;
     let total_bytes = directory.space().map_or(0, |space| space.total);
     let profile = Arc::new(Profile::new(!directory.is_simulated()));

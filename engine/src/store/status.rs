@@ -14,7 +14,7 @@ pub struct SequenceInfo {
     pub key: String,
     /// Committed tokens.
     pub tokens: u64,
-    /// Bytes of its frames on devices, header and padding included.
+    /// Bytes of its frames on devices, all copies, header and padding included.
     pub disk_bytes: u64,
     /// Frames that it refers to.
     pub frames: usize,

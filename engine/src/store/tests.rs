@@ -29,7 +29,7 @@ const ROUNDS: u64 = 300;
 /// What the late device takes longer, beyond any pause of a busy machine.
 const DELAY: Duration = Duration::from_secs(2);
 
-/// Tests that trouble devices, which are told by their number alone: one at a time in a process.
+/// Tests that measure how late devices are: one at a time in a process.
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
 /// Devices with a copy of everything each; every element of a group is its number.
@@ -152,7 +152,7 @@ fn late_or_failed(threads: Option<usize>) {
     let slow: [(&str, &[_]); 2] =
         [("0", &[("stratakv-0-", Trouble::Late(DELAY))]), ("1", &[("stratakv-1-", Trouble::Late(DELAY))])];
     for (slow, troubles) in slow {
-        trouble::set(troubles);
+        let trouble = trouble::set(dir.path(), troubles);
         for round in 0..4 {
             let took = read(&store, &sequence, &[round * 7, round * 7 + 1, round * 7 + 300]);
             assert!(took < DELAY, "{slow} is late, and {took:?} were waited for it");
@@ -168,7 +168,7 @@ fn late_or_failed(threads: Option<usize>) {
         }
         assert_eq!(outs[0], outs[1]);
         check(&ticket.wait().unwrap(), &groups);
-        trouble::set(&[]);
+        drop(trouble);
         // Its threads are late until what they have begun has ended.
         std::thread::sleep(DELAY);
         nothing_is_held(&store, dir.path(), &held);
@@ -179,11 +179,11 @@ fn late_or_failed(threads: Option<usize>) {
     assert!(store.health().is_well(), "late is not wrong: {:?}", store.health());
     let broken: [&[_]; 2] = [&[("stratakv-0-", Trouble::Fails)], &[("stratakv-1-", Trouble::Fails)]];
     for troubles in broken {
-        trouble::set(troubles);
+        let trouble = trouble::set(dir.path(), troubles);
         for round in 0..8 {
             read(&store, &sequence, &[round * 11, round * 11 + 1, round * 11 + 400]);
         }
-        trouble::set(&[]);
+        drop(trouble);
         nothing_is_held(&store, dir.path(), &held);
         // Copies that the background found bad meanwhile are made anew before the other device fails.
         assert_eq!(store.repair().unwrap().left, 0);
@@ -202,13 +202,13 @@ fn what_is_late_and_fails_elsewhere_is_read_from_the_third_copy() {
     warm_up(&store, &sequence);
     open_every_file(&store);
     let held = resources(&store, dir.path());
-    trouble::set(&[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails)]);
+    let trouble = trouble::set(dir.path(), &[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails)]);
     for round in 0..3 {
         let groups: Vec<u64> = (0..12).map(|nth| (round * 5 + nth * 40) % GROUPS).collect();
         let took = read(&store, &sequence, &groups);
         assert!(took < DELAY, "one device is late, one fails, and {took:?} were waited");
     }
-    trouble::set(&[]);
+    drop(trouble);
     std::thread::sleep(DELAY);
     nothing_is_held(&store, dir.path(), &held);
 }

@@ -74,7 +74,7 @@ pub struct NamespaceUsage {
     pub sequences: u64,
     /// Committed tokens; a token that forks share counts once per fork.
     pub tokens: u64,
-    /// Bytes of their frames; a frame that forks share counts once.
+    /// Bytes of their frames, all copies; a frame that forks share counts once.
     pub live_bytes: u64,
     /// Adapters.
     pub adapters: u64,
@@ -167,7 +167,7 @@ fn namespaces(catalog: &Catalog) -> Vec<NamespaceUsage> {
             if let Some(frame) = catalog.frames.get(id)
                 && seen.insert(*id)
             {
-                bytes += frame.location.bytes();
+                bytes += frame.locations().map(|location| location.bytes()).sum::<u64>();
             }
         }
         if meta.adapter.is_some() {

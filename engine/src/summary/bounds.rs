@@ -2,10 +2,13 @@
 //! them for selectors that look closer only where it matters.
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::min_max::{MinMax, extremes, ordered};
+use super::min_max::{MinMax, Reserve, extremes, ordered};
 use super::stored::StoredAs;
+use super::streamed::LayerRecords;
 use crate::error::Result;
+use crate::metrics::Reservation;
 use std::ops::Range;
+use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 
@@ -24,7 +27,7 @@ impl SummaryKind for KeyBounds {
 
     fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
         let levels = vec![Records::new(2 * shape.width()); self.levels.clamp(1, 16)];
-        Ok(Box::new(Bounds { shape, element: MinMax::element(shape.dtype), levels }))
+        Ok(Box::new(Bounds { shape, element: MinMax::element(shape.dtype), levels, streamed: None }))
     }
 }
 
@@ -32,8 +35,18 @@ impl SummaryKind for KeyBounds {
 pub(crate) struct Bounds {
     shape: KeyShape,
     element: DType,
-    /// By level; record `i` of level `l` is of groups `i << l` to `(i + 1) << l`.
+    /// By level; record `i` of level `l` is of groups `i << l` to `(i + 1) << l`. Level 0 of streamed ones is empty.
     levels: Vec<Records<u16>>,
+    streamed: Option<OfLayer>,
+}
+
+/// Bounds that are not kept.
+#[derive(Default)]
+struct OfLayer {
+    /// Those of groups, while somebody chooses by them; and what the levels above take.
+    records: Option<(Arc<LayerRecords>, Reservation)>,
+    /// By level: runs before the first group, whose records were not read.
+    before: Vec<usize>,
 }
 
 impl Bounds {
@@ -43,46 +56,111 @@ impl Bounds {
 
     /// Whole runs of a level.
     pub(crate) fn runs(&self, level: usize) -> usize {
-        self.levels.get(level).map_or(0, Records::count)
+        match self.streamed.as_ref().map(|streamed| &streamed.records) {
+            Some(Some((records, _))) => records.range().end >> level,
+            Some(None) => 0,
+            None => self.levels.get(level).map_or(0, Records::count),
+        }
     }
 
-    /// The records of runs of a level: minima `[kv_heads, key_dim]`, then maxima.
-    pub(crate) fn records(&self, level: usize, runs: Range<usize>) -> &[u16] {
-        self.levels[level].slice(runs)
+    /// The records of runs of a level, in pieces: minima `[kv_heads, key_dim]`, then maxima.
+    pub(crate) fn records(&self, level: usize, runs: Range<usize>) -> impl Iterator<Item = &[u16]> {
+        let streamed = self.streamed.as_ref();
+        let read = streamed.and_then(|streamed| streamed.records.as_ref()).filter(|_| level == 0);
+        let before = streamed.and_then(|streamed| streamed.before.get(level)).copied().unwrap_or(0);
+        let whole = (level > 0 || streamed.is_none()).then(|| runs.start - before..runs.end - before);
+        let own = whole.map(|own| self.levels[level].slice(own));
+        read.map(|(records, _)| records.slices(runs)).into_iter().flatten().chain(own)
     }
 
     /// What the elements of records are.
     pub(crate) fn element(&self) -> DType {
         self.element
     }
+
+    /// Keeps nothing from now on: whoever chooses by it does so [over](Self::over) records that were read for that.
+    pub(crate) fn stream(&mut self) {
+        self.streamed = Some(OfLayer::default());
+        self.truncate(0);
+    }
+
+    /// Whether it keeps nothing.
+    pub(crate) fn is_streamed(&self) -> bool {
+        self.streamed.is_some()
+    }
+
+    /// As it would be with these records of groups; none where there is no memory for the levels above.
+    pub(crate) fn over(&self, records: &Arc<LayerRecords>, reserve: Reserve<'_>) -> Option<Self> {
+        let Range { start, end } = records.range();
+        let before: Vec<usize> = (0..self.levels.len()).map(|level| start.div_ceil(1 << level)).collect();
+        let count = |level: usize| (end >> level).saturating_sub(before[level]);
+        let record = 2 * self.shape.width();
+        let held = reserve((1..self.levels.len()).map(count).sum::<usize>() * record * size_of::<u16>())?;
+        let mut levels = vec![Records::new(record); self.levels.len()];
+        for level in 1..levels.len() {
+            let (below, own) = levels.split_at_mut(level);
+            let own = &mut own[0];
+            own.reserve(count(level));
+            // A run whose first half was not read is none.
+            let first = before[level] * 2;
+            match level {
+                1 => {
+                    let mut halves = records.slices(first..end).flat_map(|piece| piece.chunks_exact(record));
+                    while let (Some(left), Some(right)) = (halves.next(), halves.next()) {
+                        merged(left, right, own.add());
+                    }
+                }
+                _ => {
+                    let below = &below[level - 1];
+                    let skip = first.saturating_sub(before[level - 1]).min(below.count());
+                    for pair in below.slice(skip..below.count()).chunks_exact(2 * record) {
+                        merged(&pair[..record], &pair[record..], own.add());
+                    }
+                }
+            }
+        }
+        let streamed = OfLayer { records: Some((Arc::clone(records), held)), before };
+        Some(Self { shape: self.shape, element: self.element, levels, streamed: Some(streamed) })
+    }
+}
+
+/// The record of a run from those of its halves.
+fn merged(left: &[u16], right: &[u16], out: &mut [u16]) {
+    let width = out.len() / 2;
+    let (minima, maxima) = out.split_at_mut(width);
+    for (out, (a, b)) in minima.iter_mut().zip(left[..width].iter().zip(&right[..width])) {
+        *out = if ordered(*a) <= ordered(*b) { *a } else { *b };
+    }
+    for (out, (a, b)) in maxima.iter_mut().zip(left[width..].iter().zip(&right[width..])) {
+        *out = if ordered(*a) <= ordered(*b) { *b } else { *a };
+    }
 }
 
 impl Bounds {
     /// Fills the levels above after a group was added.
     fn merge(&mut self) {
-        let width = self.shape.width();
         for level in 1..self.levels.len() {
             let below = self.levels[level - 1].count();
             if !below.is_multiple_of(2) {
                 break;
             }
-            let pair = self.levels[level - 1].slice(below - 2..below).to_vec();
-            let (left, right) = pair.split_at(2 * width);
-            for (at, out) in self.levels[level].add().iter_mut().enumerate() {
-                let (a, b) = (left[at], right[at]);
-                let left_is_less = ordered(a) <= ordered(b);
-                *out = if left_is_less == (at < width) { a } else { b };
-            }
+            let (halves, own) = self.levels.split_at_mut(level);
+            let pair = halves[level - 1].slice(below - 2..below);
+            let (left, right) = pair.split_at(pair.len() / 2);
+            merged(left, right, own[0].add());
         }
     }
 }
 
 impl KeySummary for Bounds {
     fn groups(&self) -> usize {
-        self.levels[0].count()
+        self.runs(0)
     }
 
     fn push(&mut self, group: &KeyGroup<'_>) {
+        if self.is_streamed() {
+            return;
+        }
         let width = self.shape.width();
         let (minima, maxima) = self.levels[0].add().split_at_mut(width);
         extremes(group.plane(), self.shape.kv_heads, self.shape.group_tokens, self.shape.dtype, minima, maxima);
@@ -100,6 +178,9 @@ impl KeySummary for Bounds {
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
+        if self.is_streamed() {
+            return self.bytes();
+        }
         self.levels.iter().enumerate().map(|(level, records)| records.bytes_for((groups >> level) + 1)).sum()
     }
 
@@ -114,7 +195,7 @@ impl KeySummary for Bounds {
 
     fn restore(&mut self, records: &[u8]) -> bool {
         let whole = records.chunks_exact(self.levels[0].record_bytes());
-        if !whole.remainder().is_empty() {
+        if !whole.remainder().is_empty() || self.is_streamed() {
             return false;
         }
         for record in whole {

@@ -191,6 +191,11 @@ impl<T: Copy + Default> Records<T> {
         self.data.len() / self.len
     }
 
+    /// Makes room for exactly so many.
+    pub(crate) fn reserve(&mut self, records: usize) {
+        self.data.reserve_exact(records * self.len);
+    }
+
     /// Adds a record of zeros.
     pub(crate) fn add(&mut self) -> &mut [T] {
         let start = self.data.len();

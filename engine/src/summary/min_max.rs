@@ -58,7 +58,7 @@ impl MinMax {
     }
 
     /// Elements of one record.
-    fn record(&self) -> usize {
+    pub(crate) fn record(&self) -> usize {
         2 * self.elements
     }
 
@@ -137,7 +137,7 @@ impl MinMax {
     }
 
     /// The records of groups `range`, in pieces.
-    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+    pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
         let (record, full) = (self.record(), self.chunk_groups());
         let chunks = self.chunks.iter().enumerate().skip(range.start / full);
         chunks.take_while(move |(index, _)| index * full < range.end).map(move |(index, chunk)| {
@@ -198,40 +198,41 @@ impl MinMax {
         self.chunks.truncate(self.groups.div_ceil(self.chunk_groups()));
     }
 
-    /// Upper bounds for groups `range`, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`, and `dot`
-    /// gives `sum_j weights_j * record_j` over elements of [`Self::dtype`].
-    ///
-    /// With `p_j` the sum of the positive and `n_j` of the negative `q_j` over the query heads of a KV head, the sum of
-    /// their bounds is `sum_j p_j * max_j + n_j * min_j`: the cost does not grow with the number of query heads.
-    pub(crate) fn scores(
-        &self,
-        query: &[f32],
-        heads: usize,
-        range: Range<usize>,
-        dot: impl Fn(&[f32], &[u16]) -> f32,
-        scores: &mut Vec<f32>,
-    ) {
-        let dim = self.elements / heads;
-        // As in a record: weights of the minima, then of the maxima.
-        let mut weights = vec![0.0; 2 * self.elements];
-        let (negative, positive) = weights.split_at_mut(self.elements);
-        let ratio = query.len() / self.elements;
-        for (head, rows) in query.chunks_exact(ratio * dim).enumerate() {
-            for row in rows.chunks_exact(dim) {
-                for (j, &q) in row.iter().enumerate() {
-                    let at = head * dim + j;
-                    if q < 0.0 { negative[at] += q } else { positive[at] += q }
-                }
-            }
-        }
-        for piece in self.pieces(range) {
-            scores.extend(piece.chunks_exact(self.record()).map(|record| dot(&weights, record)));
-        }
-    }
-
     /// Element type of the records.
     pub(crate) fn dtype(&self) -> DType {
         self.element
+    }
+}
+
+/// Upper bounds for the groups of `pieces` of records, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`,
+/// `heads` those of the keys, `record` the elements of a record, and `dot` gives `sum_j weights_j * record_j` over its elements.
+///
+/// With `p_j` the sum of the positive and `n_j` of the negative `q_j` over the query heads of a KV head, the sum of
+/// their bounds is `sum_j p_j * max_j + n_j * min_j`: the cost does not grow with the number of query heads.
+pub(crate) fn upper_bounds<'a>(
+    query: &[f32],
+    heads: usize,
+    record: usize,
+    pieces: impl Iterator<Item = &'a [u16]>,
+    dot: impl Fn(&[f32], &[u16]) -> f32,
+    scores: &mut Vec<f32>,
+) {
+    let width = record / 2;
+    let dim = width / heads;
+    // As in a record: weights of the minima, then of the maxima.
+    let mut weights = vec![0.0; record];
+    let (negative, positive) = weights.split_at_mut(width);
+    let ratio = query.len() / width;
+    for (head, rows) in query.chunks_exact(ratio * dim).enumerate() {
+        for row in rows.chunks_exact(dim) {
+            for (j, &q) in row.iter().enumerate() {
+                let at = head * dim + j;
+                if q < 0.0 { negative[at] += q } else { positive[at] += q }
+            }
+        }
+    }
+    for piece in pieces {
+        scores.extend(piece.chunks_exact(record).map(|record| dot(&weights, record)));
     }
 }
 
@@ -402,7 +403,7 @@ mod tests {
             let mut scores = Vec::new();
             let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
             let dot = |weights: &[f32], record: &[u16]| weights.iter().zip(record).map(|(w, &r)| w * widen(r)).sum();
-            summary.scores(&query, heads, 0..1, dot, &mut scores);
+            upper_bounds(&query, heads, summary.record(), summary.pieces(0..1), dot, &mut scores);
             // The sum over heads bounds the sum over heads of the best token of each.
             let mut best = 0.0_f64;
             let mut scale = 0.0_f64;
@@ -496,7 +497,7 @@ mod tests {
                 prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
                 let mut scores = Vec::new();
                 let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
-                summary.scores(&vec![1.0; elements], 1, 0..model.len(), dot, &mut scores);
+                upper_bounds(&vec![1.0; elements], 1, summary.record(), summary.pieces(0..model.len()), dot, &mut scores);
                 prop_assert_eq!(scores, model.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
             }
             prop_assert_eq!(budget.used(), 0, "all dropped");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use stratakv::retrieval::ScoreForm;
-use stratakv::{Durability, PlaneCodec};
+use stratakv::{Durability, PlaneCodec, Summaries};
 
 use crate::budget::Budget;
 use crate::kv::KvDType;
@@ -82,6 +82,12 @@ pub struct CacheArgs {
     /// First layers that attend to everything
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub dense_layers: u32,
+    /// Blocks kept in memory, within the memory limit: those asked for at most steps, first layers that attend to everything before all
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    pub cache_mib: u32,
+    /// Where bounds of minmax and leoam are: in memory, or on disk, read for each selection
+    #[arg(long, value_enum, default_value_t = SummaryHome::Resident)]
+    pub summaries: SummaryHome,
     /// Directory of the adapters that kvrun calibrate made; those of the store where none is given
     #[arg(long, value_name = "DIR")]
     pub adapters: Option<PathBuf>,
@@ -103,6 +109,24 @@ pub struct CacheArgs {
     /// Bound on the store's memory (buffers, tails, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory_limit: Option<u64>,
+}
+
+/// Places of `--summaries`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SummaryHome {
+    /// In memory.
+    Resident,
+    /// On disk.
+    Streamed,
+}
+
+impl From<SummaryHome> for Summaries {
+    fn from(home: SummaryHome) -> Self {
+        match home {
+            SummaryHome::Resident => Self::Resident,
+            SummaryHome::Streamed => Self::Streamed,
+        }
+    }
 }
 
 /// Codecs of `--codec`.
@@ -135,6 +159,8 @@ impl CacheArgs {
             method: self.method(),
             adapters: self.adapters.clone(),
             dense_layers: self.dense_layers as usize,
+            cache_mib: u64::from(self.cache_mib),
+            summaries: self.summaries.into(),
             budget: self.budget,
             group_tokens: self.group_tokens as usize,
             codec: self.codec.into(),
@@ -252,6 +278,8 @@ impl CalibrateArgs {
             method: None,
             adapters: None,
             dense_layers: 0,
+            cache_mib: 0,
+            summaries: Summaries::Resident,
             budget: Budget::Tokens(1),
             group_tokens: self.group_tokens as usize,
             codec: PlaneCodec::Raw,
@@ -334,6 +362,8 @@ impl CompareArgs {
             method: None,
             adapters: None,
             dense_layers: 0,
+            cache_mib: 0,
+            summaries: Summaries::Resident,
             budget: Budget::Tokens(1),
             group_tokens: self.group_tokens as usize,
             codec: PlaneCodec::Raw,

@@ -20,6 +20,8 @@ fn the_process_grows_by_what_the_store_accounts_for() {
         method: None,
         adapters: None,
         dense_layers: 0,
+        cache_mib: 0,
+        summaries: stratakv::Summaries::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
         codec: stratakv::PlaneCodec::Raw,

@@ -3,6 +3,7 @@
 use super::record::Records;
 use crate::checksum::crc_with_hole;
 use crate::error::{FormatError, FormatErrorCode};
+use crate::ids::NUMBER_MAX;
 use crate::page::PAGE_BYTES;
 use crate::verify::check_zeros;
 use alloc::vec;
@@ -123,6 +124,11 @@ impl<'a> Batch<'a> {
         };
         identity("batch generation", 24, place.generation, header.generation.get())?;
         identity("batch sequence", 8, place.sequence, header.sequence.get())?;
+        for (field, offset, number) in [("batch sequence", 8, header.sequence), ("batch epoch", 32, header.epoch)] {
+            if number.get() > NUMBER_MAX {
+                return Err(FormatError::range(field, offset, NUMBER_MAX, number.get()));
+            }
+        }
         if header.synced_through.get() >= header.sequence.get() {
             return Err(FormatError::range("synced through", 16, place.sequence, header.synced_through.get()));
         }

@@ -7,12 +7,13 @@ use super::record::{
 use crate::error::{FormatError, FormatErrorCode};
 use crate::export::SUMMARIES_KNOWN;
 use crate::frame::{HEADER_PAGES_MAX, TOKENS_MAX, TOTAL_PAGES_MAX};
-use crate::ids::RawLocation;
+use crate::ids::{INDEX_MAX, NUMBER_MAX, RawLocation};
 use crate::segment::{KIND_LOG, KIND_POOL};
 use crate::superblock::{DEVICES_MAX, SEGMENT_PAGES_MAX, SEGMENT_PAGES_MIN};
 use crate::verify::check_zeros;
 use core::mem::offset_of;
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
 
 /// Checks one body at a time; `base` is the offset of the record's header in the records of its batch.
 struct Checker {
@@ -37,6 +38,16 @@ impl Checker {
             return Err(FormatError::range(self.name, self.at(offset), high, found));
         }
         Ok(())
+    }
+
+    /// One of the numbers that only grow.
+    fn number(&self, offset: usize, number: U64) -> Result<(), FormatError> {
+        self.within(offset, number.get(), 0, NUMBER_MAX)
+    }
+
+    /// The number of a segment or layout.
+    fn index(&self, offset: usize, index: U32) -> Result<(), FormatError> {
+        self.within(offset, u64::from(index.get()), 0, u64::from(INDEX_MAX))
     }
 
     fn key(&self, offset: usize, key_bytes: u16, tail: &[u8]) -> Result<(), FormatError> {
@@ -66,14 +77,20 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
     match record {
         Record::Member(m) => {
             let c = at("Member");
+            c.number(offset_of!(r::Member, epoch), m.epoch)?;
             c.device(offset_of!(r::Member, device), m.device.get())?;
             let (low, high) = (u64::from(MEMBER_ACTIVE), u64::from(MEMBER_REMOVED));
             c.within(offset_of!(r::Member, state), u64::from(m.state), low, high)?;
             c.within(offset_of!(r::Member, manifest_copies), u64::from(m.manifest_copies), 0, 2)
         }
-        Record::Layout(l, _) => at("Layout").zero(offset_of!(r::LayoutDefined, reserved), l.reserved.as_bytes()),
+        Record::Layout(l, _) => {
+            let c = at("Layout");
+            c.index(offset_of!(r::LayoutDefined, layout), l.layout)?;
+            c.zero(offset_of!(r::LayoutDefined, reserved), l.reserved.as_bytes())
+        }
         Record::SequenceCreate(s, key) => {
             let c = at("SequenceCreate");
+            c.number(offset_of!(r::SequenceCreate, sequence), s.sequence)?;
             c.key(offset_of!(r::SequenceCreate, key_bytes), s.key_bytes.get(), key)?;
             c.within(offset_of!(r::SequenceCreate, replicas), u64::from(s.replicas), 0, u64::from(REPLICAS_MAX))?;
             let (known, found) = (u64::from(SUMMARIES_KNOWN), u64::from(s.summaries.get()));
@@ -85,6 +102,7 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
         }
         Record::Fork(f, key) => {
             let c = at("Fork");
+            c.number(offset_of!(r::Fork, sequence), f.sequence)?;
             c.within(offset_of!(r::Fork, tokens), f.tokens.get(), 0, TOKENS_MAX)?;
             c.key(offset_of!(r::Fork, key_bytes), f.key_bytes.get(), key)?;
             c.zero(offset_of!(r::Fork, reserved), &f.reserved)
@@ -94,6 +112,8 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
         }
         Record::Frame(f) => {
             let c = at("Frame");
+            c.number(offset_of!(r::Frame, frame), f.frame)?;
+            c.number(offset_of!(r::Frame, lsn), f.lsn)?;
             c.location(offset_of!(r::Frame, location), &f.location)?;
             let (header, front) = (u64::from(f.header_pages.get()), u64::from(f.front_pages.get()));
             let total = u64::from(f.location.pages.get());
@@ -108,11 +128,14 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
         }
         Record::Replica(f) => {
             let c = at("Replica");
+            c.number(offset_of!(r::Replica, generation), f.generation)?;
             c.location(offset_of!(r::Replica, location), &f.location)?;
             c.zero(offset_of!(r::Replica, reserved), f.reserved.as_bytes())
         }
         Record::SegmentOpen(s) => {
             let c = at("SegmentOpen");
+            c.number(offset_of!(r::SegmentOpen, generation), s.generation)?;
+            c.index(offset_of!(r::SegmentOpen, segment), s.segment)?;
             let pages = u64::from(s.pages.get());
             c.within(offset_of!(r::SegmentOpen, pages), pages, SEGMENT_PAGES_MIN, SEGMENT_PAGES_MAX)?;
             c.device(offset_of!(r::SegmentOpen, device), s.device.get())?;
@@ -129,6 +152,8 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
         }
         Record::SegmentFree(s) => {
             let c = at("SegmentFree");
+            c.number(offset_of!(r::SegmentFree, generation), s.generation)?;
+            c.index(offset_of!(r::SegmentFree, segment), s.segment)?;
             c.device(offset_of!(r::SegmentFree, device), s.device.get())?;
             c.within(offset_of!(r::SegmentFree, removed), u64::from(s.removed), 0, 1)?;
             c.zero(offset_of!(r::SegmentFree, reserved), &[s.reserved])
@@ -144,7 +169,16 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
             c.within(offset_of!(r::SequenceCommit, tokens), s.tokens.get(), 0, TOKENS_MAX)?;
             c.within(offset_of!(r::SequenceCommit, token_ids), s.token_ids.get(), 0, TOKENS_MAX)
         }
-        Record::Counters(s) => at("Counters").zero(offset_of!(r::Counters, reserved), s.reserved.as_bytes()),
+        Record::Counters(s) => {
+            let c = at("Counters");
+            c.number(offset_of!(r::Counters, next_frame), s.next_frame)?;
+            c.number(offset_of!(r::Counters, next_sequence), s.next_sequence)?;
+            c.number(offset_of!(r::Counters, next_lsn), s.next_lsn)?;
+            c.number(offset_of!(r::Counters, lifetime_bytes), s.lifetime_bytes)?;
+            c.index(offset_of!(r::Counters, next_layout), s.next_layout)?;
+            c.zero(offset_of!(r::Counters, reserved), s.reserved.as_bytes())
+        }
+        Record::Superseded(s) => at("Superseded").number(offset_of!(r::Superseded, generation), s.generation),
         Record::Adapter(a, name) => {
             let c = at("Adapter");
             let name_bytes = u64::from(a.name_bytes.get());
@@ -157,7 +191,6 @@ pub(super) fn check(record: &Record<'_>, base: usize) -> Result<(), FormatError>
         | Record::FrameRef(_)
         | Record::FrameRelease(_)
         | Record::CheckpointEnd(_)
-        | Record::Superseded(_)
         | Record::Unknown(_) => Ok(()),
     }
 }

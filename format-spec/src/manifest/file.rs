@@ -2,6 +2,7 @@
 
 use crate::error::FormatError;
 use crate::features::Features;
+use crate::ids::NUMBER_MAX;
 use crate::page::PAGE_BYTES;
 use crate::verify::{Unverified, Verified, check_page, check_zeros, seal_page};
 use alloc::format;
@@ -67,6 +68,14 @@ impl Unverified<'_, ManifestPage> {
         }
         if page.generation.get() == 0 {
             return Err(FormatError::range("manifest generation", 56, 1, 0));
+        }
+        let numbers = [
+            ("manifest generation", 56, page.generation),
+            ("generation before", 72, page.previous_generation),
+            ("first batch", 80, page.first_batch),
+        ];
+        if let Some((name, at, number)) = numbers.into_iter().find(|(_, _, number)| number.get() > NUMBER_MAX) {
+            return Err(FormatError::range(name, at, NUMBER_MAX, number.get()));
         }
         check_zeros(&page.reserved, "manifest page", 99)?;
         Ok(Verified::new(*page))

@@ -301,6 +301,29 @@ impl Image {
         image
     }
 
+    /// A store with sequence 1, whose frames hold, of both layers with KV, extents of these kinds, first tokens and numbers of
+    /// tokens; `committed` tokens of it are, without ids.
+    pub fn with_frames(frames: &[&[(u16, u64, u32)]], committed: u64) -> Self {
+        let mut image = Self::empty(1);
+        image.checkpoint();
+        let mut records = Records::default();
+        records.push(Kind::SequenceCreate, &create(1, b""), b"");
+        for frame in frames {
+            let of = |&(kind, first, tokens): &(u16, u64, u32)| {
+                [0, 2].map(|layer| Extent { kind, layer, first, tokens, content: Vec::new() })
+            };
+            let extents: Vec<Extent> = frame.iter().flat_map(of).collect();
+            let frame = image.lay(0, 1, b"", &extents);
+            records.push(Kind::Frame, &frame, &[]);
+            let (sequence, token_end) = (U64::new(1), U64::new(u64::MAX));
+            records.push(Kind::FrameRef, &m::FrameRef { sequence, frame: frame.frame, token_end }, &[]);
+        }
+        records.push(Kind::SequenceCommit, &commit(1, committed, 0, 0), &[]);
+        image.batches.push(records);
+        image.write(STATE_CLOSED);
+        image
+    }
+
     fn lay(&mut self, device: u16, sequence: u64, key: &[u8], extents: &[Extent]) -> m::Frame {
         let layout = layout();
         let id = self.frames.len() as u64 + 1;

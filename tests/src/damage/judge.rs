@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use stratakv::sim::Simulation;
-use stratakv::{Error, ErrorKind, Sequence, SequenceId, Store, attend};
+use stratakv::{
+    Durability, Error, ErrorKind, KvLayout, Sequence, SequenceId, SequenceOptions, Store, TensorView, attend,
+};
 
 /// What a store holds, by id of the sequence: key, tokens, a hash over all that can be read.
 pub type Held = BTreeMap<u64, (String, u64, u64)>;
@@ -76,6 +78,50 @@ pub fn recover(simulation: &Simulation) -> Result<Held, Error> {
     hold(&store)
 }
 
+/// Opens the store, and does everything with it that there is to do. Any of it may fail, and none of it may panic.
+fn use_up(simulation: &Simulation) {
+    let Ok(store) = simulation.open(Image::options().create(false)) else { return };
+    let looked = |store: &Store| {
+        let _ = (store.usage(), store.health(), store.status(), store.adapters());
+    };
+    looked(&store);
+    for info in store.sequences() {
+        let id = SequenceId(info.id);
+        let _ = store.open_sequence_id(id).and_then(|mut sequence| {
+            let fork = sequence.fork_as(&format!("fork of {id}"))?;
+            add(&mut sequence)?;
+            sequence.truncate(sequence.len() / 2)?;
+            sequence.commit_with(b"after", Durability::Sync)?;
+            fork.close()
+        });
+        looked(&store);
+        // Every other one stays, to be moved.
+        if info.id % 2 == 0 {
+            let _ = store.delete_sequence_id(id, Durability::Sync);
+        }
+    }
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(Image::HEAD_DIM as u16).group_tokens(8);
+    let options = SequenceOptions::new().key("new").evictable(1);
+    let _ = layout.build().and_then(|layout| store.create_sequence(&layout, options)).and_then(|mut sequence| {
+        add(&mut sequence)?;
+        sequence.commit(Durability::Sync)
+    });
+    let _ = (store.tend(), store.clean(), store.repair());
+    looked(&store);
+    let _ = store.close();
+    drop(simulation.open(Image::options().create(false)).map(|store| hold(&store)));
+}
+
+/// Appends some tokens to every layer.
+fn add(sequence: &mut Sequence) -> Result<(), Error> {
+    for layer in 0..sequence.layout().layers() {
+        let data = [0.25_f32; 10 * Image::HEAD_DIM];
+        let view = TensorView::token_major(&data, 10, 1, Image::HEAD_DIM);
+        sequence.append(layer, view, view)?;
+    }
+    Ok(())
+}
+
 /// Opens the store while the power goes at the `operations`-th device operation, and lets it come back.
 pub fn recover_cut(simulation: &Simulation, operations: u64) {
     simulation.crash_in(operations);
@@ -84,7 +130,7 @@ pub fn recover_cut(simulation: &Simulation, operations: u64) {
     simulation.restart();
 }
 
-/// Asks both readers, each with its own copy of the image.
+/// Asks both readers, each with its own copy of the image, and uses the store where it opens: nothing may panic.
 ///
 /// # Panics
 /// The image cannot be written for kvfsck.
@@ -97,5 +143,6 @@ pub fn judge(image: &Image) -> Judgement {
     let options = kvfsck::Options { threads: 1, ..kvfsck::Options::default() };
     let check = kvfsck::check(&dirs, &options, &());
     let held = recover(&image.simulate(11));
+    use_up(&image.simulate(12));
     Judgement { check, held }
 }

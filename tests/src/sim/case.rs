@@ -16,7 +16,7 @@ pub enum Regime {
     Plain,
     /// Little space.
     Tight,
-    /// Errors of reads, writes, syncs and creations.
+    /// Errors of reads, writes, syncs, and of files and their names.
     Errors,
     /// Bits flip on the medium while the power is off.
     Rot,
@@ -79,6 +79,9 @@ pub struct Case {
     pub codec: (u8, f64),
     /// With min/max summaries.
     pub summaries: bool,
+    /// Which are streamed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub streamed: bool,
     /// By slot what ends the sequences made in it; nothing beyond.
     #[serde(default)]
     pub ends: Vec<End>,
@@ -167,7 +170,7 @@ impl Case {
         } else {
             Vec::new()
         };
-        Self {
+        let case = Self {
             seed,
             regime,
             geometry,
@@ -185,11 +188,14 @@ impl Case {
             dtype: pick(rng, &[DType::F16, DType::F16, DType::F32, DType::Bf16]),
             codec,
             summaries: rng.one_in(3),
+            streamed: false,
             ends,
             copies,
             shards,
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
-        }
+        };
+        // By the seed itself: cases of before are what they were in everything else.
+        Self { streamed: case.summaries && seed % 2 == 1, ..case }
     }
 }
 
@@ -251,11 +257,14 @@ impl Round {
             Regime::Plain | Regime::Tight | Regime::Rot => {}
             Regime::Errors => {
                 faults.read_stays = rng.one_in(2);
-                match rng.below(5) {
+                match rng.below(8) {
                     0 => faults.write = Some(rng.below(20)),
                     1 => faults.sync = Some(rng.below(12)),
                     2 => faults.create = Some(rng.below(3)),
                     3 => faults.full = Some(rng.below(20)),
+                    4 => faults.create_io = Some(rng.below(4)),
+                    5 => faults.names = Some(rng.below(6)),
+                    6 => faults.change = Some(rng.below(4)),
                     _ => {
                         faults.read = Some(rng.below(6));
                         faults.write = within(rng, 60);

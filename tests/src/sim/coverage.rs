@@ -12,6 +12,7 @@ pub(super) const DOUBLE_CRASH: &str = "crash during recovery";
 pub(super) const NO_SPACE: &str = "no space";
 pub(super) const POISONED: &str = "poisoned by a failed sync";
 pub(super) const WRITE_ERROR: &str = "write error";
+pub(super) const NAME_ERROR: &str = "error of a file or its name";
 pub(super) const READ_ERROR: &str = "read error";
 pub(super) const ROT_FOUND: &str = "bit rot reported";
 pub(super) const CHECKED: &str = "crash image checked by kvfsck";
@@ -30,6 +31,7 @@ pub(super) const CARRIED: &str = "sequence exported and imported";
 pub(super) const CAPACITY: &str = "capacity changed";
 pub(super) const ADAPTER: &str = "adapter stored";
 pub(super) const ATTACHED: &str = "selector attached";
+pub(super) const STREAMED: &str = "chosen by streamed records";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
 pub(super) const HEALED: &str = "rotten copy read around and healed";
 pub(super) const DISK_LOST: &str = "disk lost";
@@ -109,6 +111,7 @@ impl Coverage {
             POISONED,
             WRITE_ERROR,
             READ_ERROR,
+            NAME_ERROR,
             ROT_FOUND,
             CHECKED,
             CHECKED_CHANGED,
@@ -125,6 +128,7 @@ impl Coverage {
             CAPACITY,
             ADAPTER,
             ATTACHED,
+            STREAMED,
             LOOKED,
             HEALED,
             DISK_LOST,

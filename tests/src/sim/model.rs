@@ -41,8 +41,8 @@ pub(super) struct Life {
     pub(super) end: End,
     /// When it was created, as far as that is known.
     pub(super) created: (u64, u64),
-    /// The step of its last opening or commit.
-    pub(super) used: u64,
+    /// The step of its last opening, commit or closing, at the earliest and at the latest.
+    pub(super) used: (u64, u64),
 }
 
 impl Life {
@@ -135,7 +135,7 @@ impl Model {
             return Err(format!("sequence id {id} was given out after {}", self.id_last));
         }
         self.id_last = id;
-        self.lives.insert(id, Life { used: self.step, ..life });
+        self.lives.insert(id, Life { used: (self.step, self.step), ..life });
         Ok(())
     }
 
@@ -173,10 +173,18 @@ impl Model {
     /// Notes a commit that was handed over.
     pub(super) fn commit(&mut self, id: u64, version: Version) {
         if let Some(life) = self.lives.get_mut(&id) {
-            life.used = self.step;
+            life.used = (self.step, self.step);
             life.owed = None;
         }
         self.entries.push(Entry::Commit { id, version: Rc::new(version) });
+    }
+
+    /// Notes that the handle of a sequence went. One that only a queued commit names counts from that.
+    pub(super) fn let_go(&mut self, id: u64) {
+        let known = self.state_at(self.floor).contains_key(&id);
+        if let Some(life) = self.lives.get_mut(&id) {
+            life.used = (if known { self.step } else { life.used.0 }, self.step);
+        }
     }
 
     /// Notes a deletion that was handed over.
@@ -236,7 +244,7 @@ impl Model {
             };
             let sooner = |other: &Life| {
                 let (own, theirs) = (life.end.evictable, other.end.evictable);
-                theirs > own || (theirs == own && other.used < life.used && settled.get(id) == Some(version))
+                theirs > own || (theirs == own && other.used.1 < life.used.0 && settled.get(id) == Some(version))
             };
             if let Some(other) = visible.keys().filter(|id| stays(id)).find(|id| self.lives.get(id).is_some_and(sooner))
             {
@@ -357,7 +365,7 @@ impl Model {
         for ((found, id), version) in found.iter().zip(&candidate.ids).zip(&candidate.versions) {
             let mut life = self.lives.remove(id).unwrap_or_default();
             life.back_to(version);
-            life.used = self.step;
+            life.used = (self.step, self.step);
             self.id_last = self.id_last.max(found.id);
             lives.insert(found.id, life);
             self.base.insert(found.id, Rc::clone(version));

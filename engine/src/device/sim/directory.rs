@@ -137,6 +137,14 @@ impl SimFile {
     }
 }
 
+/// Why a file is not made, or made longer.
+fn refusal(fate: Fate, full: bool) -> Option<Errno> {
+    match fate {
+        Fate::Failed(e) => Some(e),
+        _ => full.then_some(Errno::NOSPC),
+    }
+}
+
 /// A wrong bit in what a read brings.
 fn flip(fate: Fate, bytes: &mut [u8]) {
     if let Fate::Flipped(bit) = fate
@@ -262,9 +270,21 @@ impl SimDirectory {
         Ok((world, fate))
     }
 
+    /// Begins to look at names.
+    fn look(&self, doing: &str, path: &str) -> Result<MutexGuard<'_, World>> {
+        match self.begin(Kind::Names, path)? {
+            (_, Fate::Caught) => Err(lost_power()),
+            (_, Fate::Failed(e)) => Err(Self::failed(doing, path, e)),
+            (world, _) => Ok(world),
+        }
+    }
+
     fn change(&self, path: &str, change: impl FnOnce(&mut World) -> Result<()>) -> Result<()> {
         self.poison.check()?;
         let (mut world, fate) = self.begin(Kind::Change, path)?;
+        if let Fate::Failed(e) = fate {
+            return Err(Self::failed("change", path, e));
+        }
         change(&mut world)?;
         if fate == Fate::Caught { Err(lost_power()) } else { Ok(()) }
     }
@@ -329,8 +349,8 @@ impl Directory for SimDirectory {
             true => disk.all_bytes() + len > capacity,
             false => parent(path) == segment::DIRECTORY && disk.used_bytes(segment::DIRECTORY) + len > capacity,
         };
-        if matches!(fate, Fate::Failed(_)) || full {
-            return Err(Self::failed("create", path, Errno::NOSPC));
+        if let Some(e) = refusal(fate, full) {
+            return Err(Self::failed("create", path, e));
         }
         let file = disk.files.len();
         disk.files.push(File::with_pages((len as usize).div_ceil(PAGE)));
@@ -344,10 +364,7 @@ impl Directory for SimDirectory {
         if access == Access::ReadWrite {
             self.poison.check()?;
         }
-        let (world, fate) = self.begin(Kind::Names, path)?;
-        if fate == Fate::Caught {
-            return Err(lost_power());
-        }
+        let world = self.look("open", path)?;
         match Self::find(&world, self.disk, "open", path)? {
             Node::File(file) => Ok(self.file(file, path, false)),
             Node::Directory => Err(Self::failed("open", path, Errno::INVAL)),
@@ -362,8 +379,8 @@ impl Directory for SimDirectory {
         let disk = &mut world.disks[self.disk];
         let before = disk.files.get(own).map_or(0, |file| file.len() as u64);
         let full = whole && disk.all_bytes() + len.saturating_sub(before) > capacity;
-        if matches!(fate, Fate::Failed(_)) || full {
-            return Err(Self::failed("grow", file.path(), Errno::NOSPC));
+        if let Some(e) = refusal(fate, full) {
+            return Err(Self::failed("grow", file.path(), e));
         }
         if let Some(file) = disk.files.get_mut(own) {
             file.grow((len as usize).div_ceil(PAGE));
@@ -389,10 +406,7 @@ impl Directory for SimDirectory {
     }
 
     fn list(&self, path: &str) -> Result<Vec<Entry>> {
-        let (world, fate) = self.begin(Kind::Names, path)?;
-        if fate == Fate::Caught {
-            return Err(lost_power());
-        }
+        let world = self.look("list", path)?;
         let disk = &world.disks[self.disk];
         Self::find(&world, self.disk, "list", path)?;
         let inside = disk.names.iter().filter(|(name, _)| name.as_str() != "." && parent(name) == path);
@@ -423,6 +437,10 @@ impl Directory for SimDirectory {
 
     fn sync_dir(&self, path: &str) -> Result<()> {
         self.poison.check()?;
+        if lock(&self.world).refuses_directory() {
+            // Nothing was synced, and nothing is lost by that.
+            return Err(Self::failed("sync directory", path, Errno::IO));
+        }
         let (mut world, fate) = self.begin(Kind::Sync, path)?;
         match fate {
             Fate::Caught => Err(lost_power()),

@@ -107,6 +107,12 @@ impl Simulation {
         lock(&self.world).faults_hit
     }
 
+    /// How many operations failed so far and said so.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        lock(&self.world).refused
+    }
+
     /// How many writes went astray so far.
     #[must_use]
     pub fn astray_hit(&self) -> u64 {

@@ -23,8 +23,14 @@ pub struct Faults {
     pub read: Option<u64>,
     /// A page of the failed read stays unreadable until it is written.
     pub read_stays: bool,
-    /// Creating a file fails with ENOSPC.
+    /// Creating a file, or making one longer, fails with ENOSPC.
     pub create: Option<u64>,
+    /// The same with EIO.
+    pub create_io: Option<u64>,
+    /// Opening a file, listing a directory, or opening it for a sync, fails with EIO.
+    pub names: Option<u64>,
+    /// Renaming or removing a file, or making a directory, fails with EIO; nothing has changed.
+    pub change: Option<u64>,
     /// A queued read or write moves fewer bytes than asked for.
     pub short: Option<u64>,
     /// A queued read or write is interrupted before it moves anything.
@@ -93,6 +99,8 @@ pub(super) struct World {
     pub(super) trace: u64,
     pub(super) faults: Faults,
     pub(super) faults_hit: u64,
+    /// Those of them that whoever asked was told of.
+    pub(super) refused: u64,
     /// Writes that went astray.
     pub(super) astray_hit: u64,
     /// Reads that brought a wrong bit.
@@ -145,6 +153,7 @@ impl World {
             trace: 0xcbf2_9ce4_8422_2325,
             faults: Faults::default(),
             faults_hit: 0,
+            refused: 0,
             astray_hit: 0,
             flips_hit: 0,
             unreadable: Vec::new(),
@@ -210,10 +219,22 @@ impl World {
             Kind::Write if strikes(&mut faults.full) => Fate::Failed(Errno::NOSPC),
             Kind::Sync if strikes(&mut faults.sync) => Fate::Failed(Errno::IO),
             Kind::Create if strikes(&mut faults.create) => Fate::Failed(Errno::NOSPC),
+            Kind::Create if strikes(&mut faults.create_io) => Fate::Failed(Errno::IO),
+            Kind::Names if strikes(&mut faults.names) => Fate::Failed(Errno::IO),
+            Kind::Change if strikes(&mut faults.change) => Fate::Failed(Errno::IO),
             _ => return Ok(Fate::Done),
         };
         self.faults_hit += 1;
+        self.refused += 1;
         Ok(fate)
+    }
+
+    /// Whether a directory cannot be opened this time to sync it.
+    pub(super) fn refuses_directory(&mut self) -> bool {
+        let strikes = !self.down && strikes(&mut self.faults.names);
+        self.faults_hit += u64::from(strikes);
+        self.refused += u64::from(strikes);
+        strikes
     }
 
     /// What only a queued transfer of `len` bytes meets, where nothing else strikes.

@@ -76,7 +76,8 @@ impl Space {
             let kept = super::reserve(own.used()).min(own.free.len() as u64);
             bytes.reserved = kept * self.segment_bytes();
             // A file that is being made has nothing in it yet, one that is being removed nothing any more.
-            bytes.free += (own.free.len() as u64 - kept + own.opening + own.leaving) * self.segment_bytes();
+            let others = own.aside.len() as u64 + own.opening + own.leaving;
+            bytes.free += (own.free.len() as u64 - kept + others) * self.segment_bytes();
             if !super::takes_frames(devices, *device) {
                 // Nobody may use it; it is had back when the device leaves.
                 bytes.dead += std::mem::take(&mut bytes.free) + std::mem::take(&mut bytes.reserved);
@@ -98,9 +99,10 @@ impl Space {
     fn add(&self, bytes: &mut DeviceBytes, catalog: &Catalog, key: (DeviceIndex, SegmentId), room: u64) {
         let page = PAGE_BYTES as u64;
         let in_flight = self.in_flight(key);
-        let live = catalog.segments.get(&key).map_or(0, |meta| meta.live_pages);
         let used = u64::from(self.segment_pages) - 2 - room;
-        debug_assert!(live + in_flight <= used, "segment {key:?}: {live} live, {in_flight} in flight of {used}");
+        let live = catalog.segments.get(&key).map_or(0, |meta| meta.live_pages);
+        // Frames that lie over each other, as only a damaged manifest has them, make more than there is.
+        let live = live.min(used.saturating_sub(in_flight));
         bytes.live += live * page;
         bytes.in_flight += in_flight * page;
         bytes.dead += used.saturating_sub(live + in_flight) * page;

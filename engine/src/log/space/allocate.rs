@@ -17,6 +17,9 @@ use stratakv_format::segment::{self, KIND_LOG, POSITION_HEADER, POSITION_TRAILER
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
 
+/// Free segments that one allocation passes over because they cannot be opened or written to, at most.
+const SKIPS_MAX: usize = 16;
+
 /// What an allocation does next.
 enum Step {
     Took(Location, Flight),
@@ -63,7 +66,7 @@ pub(crate) fn allocate(
         let text = format!("a frame of {pages} pages does not fit in a segment of {usable}; use larger segments");
         return Err(Error::new(ErrorKind::Configuration, text));
     }
-    let mut full = None;
+    let (mut full, mut skipped) = (None, 0);
     loop {
         let (stream, step, changed) = {
             let mut space = lock(space);
@@ -97,6 +100,7 @@ pub(crate) fn allocate(
                 match outcome {
                     // There may be room elsewhere.
                     Err(e) if e.kind() == ErrorKind::NoSpace => full = Some(e),
+                    Err(e) if e.kind() != ErrorKind::Poisoned && !opening.fresh && skipped < SKIPS_MAX => skipped += 1,
                     other => other?,
                 }
             }
@@ -249,14 +253,14 @@ impl Space {
         let opened = match outcome {
             Ok(opened) => opened,
             Err(Failed { error, exists }) => {
-                // What has a file is kept for the next attempt.
+                // Not tried again at once: others may be well.
                 if exists {
-                    own.free.push((id, opening.generation - 1));
+                    own.aside.push((id, opening.generation - 1));
                 }
                 return Err(error.during("open a segment"));
             }
         };
-        self.sparse |= opening.fresh && !opened.file.is_preallocated();
+        self.sparse |= opened.made && !opened.file.is_preallocated();
         let pages = self.segment_pages;
         let meta = SegmentMeta {
             generation: opening.generation,
@@ -299,11 +303,13 @@ impl Space {
 struct Opened {
     file: Arc<DeviceFile>,
     nonce: u64,
+    /// The file was made now.
+    made: bool,
 }
 
 struct Failed {
     error: Error,
-    /// The segment has a file all the same.
+    /// The segment stays one of the device.
     exists: bool,
 }
 
@@ -312,30 +318,30 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
     let (device, id) = (opening.device, opening.id);
     let bytes = u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64;
     let name = segment::file_name(id);
-    let open = || -> Result<(Arc<DeviceFile>, u64)> {
-        let directory = &devices.get(device)?.directory;
+    let open = || -> Result<(Arc<DeviceFile>, u64, bool)> {
+        let own = devices.get(device)?;
+        let directory = &own.directory;
         let nonce = random_u64()?;
         if !opening.fresh {
-            return Ok((directory.open_file(&name, Access::ReadWrite)?, nonce));
+            match directory.open_file(&name, Access::ReadWrite) {
+                // Somebody removed it: there was nothing in it.
+                Err(error) if error.kind() == ErrorKind::NotFound => own.counters.failed(OpKind::Names, false),
+                other => return Ok((other?, nonce, false)),
+            }
         }
-        Ok((directory.create_file(&name, bytes)?, nonce))
+        Ok((directory.create_file(&name, bytes)?, nonce, true))
     };
-    let (file, nonce) = open().map_err(|error| {
-        // No request of a driver, so nobody else counts it.
-        if let (ErrorKind::Io, Ok(own)) = (error.kind(), devices.get(device)) {
-            own.counters.failed(OpKind::Write, false);
-        }
-        Failed { error, exists: !opening.fresh }
-    })?;
+    let (file, nonce, made) = open().map_err(|error| Failed { error, exists: !opening.fresh })?;
     let failed = |error| Failed { error, exists: true };
-    if opening.fresh && !mutated(Mutant::SegmentNameNotSynced) {
+    // In its first life also where that was begun before and failed: no sync may have covered the name yet.
+    if (made || opening.generation == 1) && !mutated(Mutant::SegmentNameNotSynced) {
         let synced = devices.get(device).and_then(|own| own.directory.sync_dir(segment::DIRECTORY));
         synced.map_err(failed)?;
     }
     if opening.spare {
         // Its length and its blocks are to be there after a crash as well.
         devices.sync_all([(device, &file)].into_iter()).map_err(failed)?;
-        return Ok(Opened { file, nonce });
+        return Ok(Opened { file, nonce, made });
     }
     let created = U64::new(unix_ms() / 1000);
     let page = |position| SegmentPage {
@@ -357,5 +363,5 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         .write_all(&target, 0, &page(POSITION_HEADER).encode())
         .and_then(|()| devices.write_all(&target, bytes - PAGE_BYTES as u64, &page(POSITION_TRAILER).encode()));
     written.map_err(failed)?;
-    Ok(Opened { file, nonce })
+    Ok(Opened { file, nonce, made })
 }

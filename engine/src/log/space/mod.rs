@@ -1,7 +1,7 @@
 //! Space in segments: where the next frame goes, which segments are free, and what the manifest must be told of them.
 //!
-//! Every segment of a device is in exactly one place: written to by a stream, open with room left and nobody's, sealed, free,
-//! or being opened. The lock of [`Space`] is never held over I/O.
+//! Every segment of a device is in exactly one place: written to by a stream, open with room left and nobody's, sealed, free, set
+//! aside, or being opened. The lock of [`Space`] is never held over I/O.
 
 mod account;
 mod allocate;
@@ -82,6 +82,8 @@ struct DeviceSpace {
     sealed: BTreeSet<SegmentId>,
     /// Free segments with the generation that ended.
     free: Vec<(SegmentId, u64)>,
+    /// Free segments whose file could not be opened or written to; not tried again before [`Space::retry`].
+    aside: Vec<(SegmentId, u64)>,
     /// Segments whose file is being made or written to.
     opening: u64,
     /// Segments that are taken out, and whose files are still there.
@@ -96,7 +98,7 @@ impl DeviceSpace {
     }
 
     fn files(&self) -> u64 {
-        self.used() + self.free.len() as u64 + self.leaving
+        self.used() + (self.free.len() + self.aside.len()) as u64 + self.leaving
     }
 
     /// Free segments that are kept to be used again, which is faster than making them anew.
@@ -401,6 +403,13 @@ impl Space {
             sealed.extend(streams.iter().filter_map(|stream| own.streams.remove(stream)));
         }
         sealed.into_iter().for_each(|active| self.seal(active));
+    }
+
+    /// Free segments whose file could not be used are tried again, after all others.
+    pub(crate) fn retry(&mut self) {
+        for own in self.devices.values_mut() {
+            own.free.splice(0..0, own.aside.drain(..));
+        }
     }
 
     /// Takes free segments out, beyond the reserve, until the files are within the capacity. Each with the generation that

@@ -382,7 +382,7 @@ fn poisoned_device_refuses_writes(on: On) {
     rig.write(&file, 0, &[1; 8192]).expect("written");
     // A sync that fails: of a file that cannot be synced.
     let Ok(unsyncable) = std::fs::OpenOptions::new().read(true).open("/proc/self/stat") else {
-        println!("skipped: no /proc/self/stat");
+        crate::device::tests::skipped("no /proc/self/stat");
         return;
     };
     let unsyncable = Arc::new(DeviceFile::new(unsyncable.into(), "unsyncable", false, false));
@@ -438,7 +438,7 @@ fn read_bytes_agree_with_the_kernel(on: On) {
     let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 32 << 20).expect("made");
     if !file.is_direct() {
-        println!("skipped: no direct I/O here: {:?}", rig.dir.direct_io());
+        crate::device::tests::skipped(format!("no direct I/O here: {:?}", rig.dir.direct_io()));
         return;
     }
     rig.write(&file, 0, &Random(9).bytes(32 << 20)).expect("written");
@@ -448,7 +448,7 @@ fn read_bytes_agree_with_the_kernel(on: On) {
         io.lines().find_map(|l| l.strip_prefix("read_bytes: ")).and_then(|v| v.parse::<u64>().ok())
     };
     let Some(before) = kernel() else {
-        println!("skipped: no /proc/self/io");
+        crate::device::tests::skipped("no /proc/self/io");
         return;
     };
     let mut leases: Vec<Lease> = (0..256).map(|_| rig.lease(64 << 10)).collect();

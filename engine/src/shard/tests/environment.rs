@@ -48,6 +48,37 @@ fn forbidden_io_uring_falls_back_and_says_so() {
 }
 
 #[test]
+fn a_kernel_without_io_uring_falls_back_and_says_so() {
+    if std::env::var_os("STRATAKV_TEST_NO_URING").is_none() {
+        return child("a_kernel_without_io_uring_falls_back_and_says_so", "STRATAKV_TEST_NO_URING");
+    }
+    sandbox::deny(libc::SYS_io_uring_setup, libc::ENOSYS);
+    let rig = Rig::new(DriverKind::Auto);
+    let status = rig.shard.status();
+    assert_eq!(status.name, "posix");
+    assert!(status.notes.iter().any(|n| n.contains("kernel") && n.contains("os error 38")), "{status:?}");
+    let file = rig.dir.create_file("f", 8192).expect("made");
+    rig.write(&file, 0, &[4; 8192]).expect("written");
+    assert_eq!(rig.read(&file, 4096, 4096).expect("read"), [4; 4096]);
+}
+
+#[test]
+fn a_file_system_without_fallocate_is_told() {
+    if std::env::var_os("STRATAKV_TEST_NO_FALLOCATE").is_none() {
+        return child("a_file_system_without_fallocate_is_told", "STRATAKV_TEST_NO_FALLOCATE");
+    }
+    sandbox::deny(libc::SYS_fallocate, libc::EOPNOTSUPP);
+    let rig = Rig::new(DriverKind::Auto);
+    let file = rig.dir.create_file("f", 1 << 20).expect("made");
+    assert!(!file.is_preallocated());
+    assert_eq!(file.len().expect("its length"), 1 << 20, "its length all the same");
+    rig.dir.grow_file(&file, 2 << 20).expect("longer");
+    assert!(!file.is_preallocated());
+    rig.write(&file, (2 << 20) - 4096, &[4; 4096]).expect("written");
+    assert_eq!(rig.read(&file, (2 << 20) - 4096, 4096).expect("read"), [4; 4096]);
+}
+
+#[test]
 fn file_size_limit_is_no_space() {
     if std::env::var_os("STRATAKV_TEST_FSIZE").is_none() {
         return child("file_size_limit_is_no_space", "STRATAKV_TEST_FSIZE");
@@ -117,7 +148,7 @@ fn plain_pages_are_called_plain() {
     assert_eq!(rig.read(&file, 0, 8192).expect("read"), [8; 8192]);
     let explicit = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").is_ok_and(|n| n.trim() != "0");
     if explicit {
-        println!("skipped: this system has huge pages reserved");
+        crate::device::tests::skipped("this system has huge pages reserved");
     } else {
         assert_eq!(rig.arena.usage().backing, Some(crate::device::PageBacking::Plain));
     }
@@ -161,7 +192,7 @@ fn full_device_is_no_space() {
         .arg(tmp.path())
         .output();
     if !mount.is_ok_and(|m| m.status.success()) {
-        println!("skipped: cannot mount a small file system");
+        crate::device::tests::skipped("cannot mount a small file system");
         return;
     }
     let at = tmp.path().to_owned();

@@ -21,7 +21,7 @@ fn ring_holds_the_locks(on: On) {
         .filter(|info| info.contains("SqMask") && info.contains("UserFiles"))
         .collect();
     if rings.is_empty() {
-        println!("skipped: the kernel does not tell what rings hold");
+        crate::device::tests::skipped("the kernel does not tell what rings hold");
         return;
     }
     // Each ring of this process (other tests run beside this one) lists the files it holds, the lock first.

@@ -10,13 +10,13 @@ fn copies_that_were_not_written_are_made_by_the_background() {
     let dir = tempfile::tempdir().unwrap();
     let (store, mut sequence) = filled(dir.path(), 2);
     let before = store.status();
-    trouble::set(&[("stratakv-1-", Trouble::NotWritten)]);
+    let trouble = trouble::set(dir.path(), &[("stratakv-1-", Trouble::NotWritten)]);
     for group in GROUPS..2 * GROUPS {
         let row = vec![group as f32; GROUP * DIM];
         let view = TensorView::token_major(&row, GROUP, 1, DIM);
         sequence.append(0, view, view).unwrap();
     }
-    trouble::set(&[]);
+    drop(trouble);
     sequence.commit(Durability::Sync).unwrap();
     assert!(sum(&store.status(), |d| d.errors) > sum(&before, |d| d.errors), "every copy was written");
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -91,10 +91,10 @@ fn a_segment_takes_no_frames_behind_one_that_failed() {
     append(&mut sequence, GROUPS + 2).unwrap();
     let last = newest();
     assert_eq!(last.segment, first.segment, "it has room");
-    trouble::set(&[("stratakv-0-", Trouble::NotWritten)]);
+    let trouble = trouble::set(dir.path(), &[("stratakv-0-", Trouble::NotWritten)]);
     // Enough for whole frames: those are written by the device's thread.
     let error = append(&mut sequence, GROUPS + 200).unwrap_err();
-    trouble::set(&[]);
+    drop(trouble);
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     append(&mut sequence, GROUPS + 200).unwrap();
     let frames: Vec<_> = lock(&store.inner.catalog).frames.values().map(|frame| frame.location).collect();

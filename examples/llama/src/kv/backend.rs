@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use stratakv::retrieval::{Adapter, ScoreForm, Selector};
 use stratakv::{
-    ByteSize, Durability, ErrorKind, KvLayout, PlaneCodec, SequenceOptions, Store, StoreOptions, StoreStatus, Summary,
+    ByteSize, CacheOptions, CachePolicy, Durability, ErrorKind, KvLayout, OpenOptions, PlaneCodec, SequenceOptions,
+    Store, StoreOptions, StoreStatus, Summaries, Summary,
 };
 use tempfile::TempDir;
 
@@ -79,6 +80,10 @@ pub struct KvOptions {
     pub adapters: Option<PathBuf>,
     /// First layers that attend to everything.
     pub dense_layers: usize,
+    /// MiB of blocks that stay in memory; 0 for none.
+    pub cache_mib: u64,
+    /// Where sequences have their min/max records.
+    pub summaries: Summaries,
     /// How many of them.
     pub budget: Budget,
     /// Tokens per group.
@@ -104,6 +109,7 @@ pub struct Backend {
     selector: Option<(Arc<dyn Selector>, ScoreForm)>,
     rank: Option<usize>,
     dense_layers: usize,
+    summaries: Summaries,
     budget: Budget,
     read_ahead: bool,
     durability: Durability,
@@ -136,6 +142,11 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
     if let Some(limit) = options.memory_limit {
         settings.memory_limit = ByteSize(limit);
     }
+    if options.cache_mib > 0 {
+        // What every step asks for goes last: LeoAM's table of access frequencies.
+        let policy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
+        settings.cache = Some(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(policy));
+    }
     let mut temporary = None;
     if options.devices.is_empty() {
         let place = temporary_directory()?;
@@ -164,6 +175,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         selector,
         rank: options.method.as_ref().and_then(Method::rank),
         dense_layers,
+        summaries: options.summaries,
         budget,
         read_ahead,
         durability,
@@ -216,7 +228,8 @@ impl Backend {
     /// A stored sequence of another geometry or model, and what the engine reports.
     pub fn session(&self, name: &str) -> Result<StoreKv> {
         let key = format!("session/{name}");
-        match self.store.open_sequence_as(&key, &self.layout) {
+        let options = OpenOptions::new().layout(&self.layout).summaries(self.summaries);
+        match self.store.open_sequence_with(&key, options) {
             Ok(sequence) => self.cache(sequence),
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
@@ -236,7 +249,7 @@ impl Backend {
             }
         }
         // Whatever policy made it, a later run may choose by bounds.
-        let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+        let options = SequenceOptions::new().key(key).summary(Summary::MinMax).summaries(self.summaries);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
         self.cache(sequence)
     }

@@ -291,7 +291,7 @@ impl StoreKv {
         self.sequence.truncate(tokens as u64).map_err(engine_error)
     }
 
-    /// Bytes this cache's reads asked the devices for, by plan. With nothing else running on the store it equals
+    /// Bytes this cache's reads asked the devices for, by plan; of streamed records those that were read ahead. With nothing else running on the store it equals
     /// [`KvStats::bytes_read`], which counts completions.
     #[must_use]
     pub fn asked_bytes(&self) -> u64 {
@@ -310,6 +310,18 @@ impl StoreKv {
         let before = pipeline.report().read_bytes;
         let done = call(pipeline);
         self.asked += pipeline.report().read_bytes - before;
+        done.map_err(engine_error)
+    }
+
+    /// Reads ahead the records of a layer that selections will want, where there are such and they are streamed.
+    fn stream(&mut self, layer: usize) -> Result<()> {
+        if layer < self.dense_layers || layer >= self.geometry.layers.len() {
+            return Ok(());
+        }
+        let Some(pipeline) = &mut self.pipeline else { return Ok(()) };
+        let before = pipeline.report().record_bytes;
+        let done = pipeline.stream(layer, &[&self.sequence]);
+        self.asked += pipeline.report().record_bytes - before;
         done.map_err(engine_error)
     }
 
@@ -379,11 +391,13 @@ impl KvCache for StoreKv {
         let view = self.select(layer, queries).map_err(engine_error)?;
         self.through(|pipeline| pipeline.read(layer, std::slice::from_ref(&view)))?;
         self.prepared = Some((layer, view));
+        self.stream(layer + 1)?;
         if let Some(predict) = predict {
             // Whatever keeps a prediction from selecting keeps no step from going on.
             if let Ok(next) = self.select(layer + 1, &predict()?) {
                 self.through(|pipeline| pipeline.predict(layer + 1, std::slice::from_ref(&next)))?;
             }
+            self.stream(layer + 2)?;
         }
         Ok(())
     }

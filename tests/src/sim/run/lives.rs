@@ -5,7 +5,7 @@ use super::{Runner, Stopped, failed, key};
 use crate::sim::coverage;
 use crate::sim::model::{Life, Version};
 use std::time::Duration;
-use stratakv::{Durability, ErrorKind, ImportOptions, SequenceOptions, Summary};
+use stratakv::{Durability, ErrorKind, ImportOptions, OpenOptions, SequenceOptions, Summaries, Summary};
 
 /// Readers at a time.
 const READERS_MAX: usize = 3;
@@ -19,12 +19,14 @@ impl Runner<'_> {
         let known = self.model.in_slot(slot);
         let end = self.case.ends.get(slot).copied().unwrap_or_default();
         let start = self.simulation.now();
+        let summaries = if self.case.streamed { Summaries::Streamed } else { Summaries::Resident };
         let made = match &known {
-            Some(_) => self.store()?.open_sequence(&key(slot)),
+            Some(_) => self.store()?.open_sequence_with(&key(slot), OpenOptions::new().summaries(summaries)),
             None => {
                 let options = SequenceOptions::new().key(key(slot)).replicas(self.case.copies);
                 let options = options.evictable(end.evictable);
                 let options = if self.case.summaries { options.summary(Summary::MinMax) } else { options };
+                let options = options.summaries(summaries);
                 let options = if end.ttl > 0 { options.ttl(Duration::from_millis(end.ttl)) } else { options };
                 self.store()?.create_sequence(&self.shape.layout, options)
             }
@@ -51,7 +53,7 @@ impl Runner<'_> {
                     return failed(format!("the model has no sequence {known}"));
                 };
                 life.back_to(&version);
-                life.used = step;
+                life.used = (step, step);
                 let same = sequence.len() as usize == version.tokens()
                     && sequence.token_ids() == version.ids
                     && sequence.state() == version.state.as_deref();

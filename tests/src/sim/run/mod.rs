@@ -105,6 +105,8 @@ struct Runner<'c> {
     disks: Vec<usize>,
     /// Once disks left or joined: those that are members and not lost, and the bytes of their files when that was looked at.
     held: (Vec<usize>, u64),
+    /// Operations of devices that had failed when the store was opened.
+    failed: u64,
     /// Disks left or joined: not everything has all its copies for sure.
     changed: bool,
     /// A copy was made to rot.
@@ -157,6 +159,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         exceeded: 0,
         disks: (0..case.geometry.devices).collect(),
         held: (Vec::new(), 0),
+        failed: 0,
         changed: false,
         flipped: false,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
@@ -248,8 +251,15 @@ impl Runner<'_> {
                 Ok(())
             }
             ErrorKind::Io if hit => {
-                let read = e.to_string().contains("read");
-                self.coverage.add(if read { coverage::READ_ERROR } else { coverage::WRITE_ERROR });
+                let text = e.to_string();
+                let of_names =
+                    ["create ", "grow ", "open segments/", "open manifest/", "open superblock", "list ", "change "];
+                let what = match text.contains("read") {
+                    true => coverage::READ_ERROR,
+                    false if of_names.iter().any(|doing| text.contains(doing)) => coverage::NAME_ERROR,
+                    false => coverage::WRITE_ERROR,
+                };
+                self.coverage.add(what);
                 Ok(())
             }
             ErrorKind::Poisoned | ErrorKind::Indeterminate if hit || self.limited => {
@@ -302,8 +312,23 @@ impl Runner<'_> {
             }
             self.note(|| format!("{operation:?}"));
             self.mark_commits();
-            self.step(*operation)?;
+            let outcome = self.step(*operation);
+            self.counted()?;
+            outcome?;
             self.within_capacity()?;
+        }
+        Ok(())
+    }
+
+    /// Every operation of a device that failed since the store was opened shows in the counters of its device.
+    fn counted(&mut self) -> Stopped {
+        let Some(store) = self.store.as_ref().filter(|_| !self.changed && !self.simulation.is_down()) else {
+            return Ok(());
+        };
+        let counted: u64 = store.health().devices.iter().map(|device| device.errors).sum();
+        let struck = self.simulation.refused() - self.failed;
+        if counted < struck {
+            return failed(format!("{struck} operations failed, and the counters say {counted}"));
         }
         Ok(())
     }

@@ -34,8 +34,8 @@ impl Runner<'_> {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
             self.rotten |= self.simulation.rot(prefix, *copies, *below);
         }
-        let whole = self.case.regime == Regime::Plain && !self.changed && !self.flipped;
-        if self.case.seed.is_multiple_of(CHECK_EVERY) && whole {
+        let unharmed = matches!(self.case.regime, Regime::Plain | Regime::Tight) && !self.flipped;
+        if self.case.seed.is_multiple_of(CHECK_EVERY) && unharmed && !self.changed {
             self.check_image()?;
         }
         if round.look {
@@ -56,8 +56,8 @@ impl Runner<'_> {
         if lost.is_some() {
             self.repair_all()?;
         }
-        let sound = self.case.regime == Regime::Plain && self.changed && !self.flipped;
-        if self.case.seed.is_multiple_of(CHECK_EVERY_CHANGED) && sound && self.simulation.faults_hit() == 0 {
+        let sound = unharmed && self.changed && self.simulation.faults_hit() == 0;
+        if self.case.seed.is_multiple_of(CHECK_EVERY_CHANGED) && sound {
             // With the disks that it has by now, which only the open has said.
             self.check_image()?;
             self.coverage.add(coverage::CHECKED_CHANGED);
@@ -104,8 +104,10 @@ impl Runner<'_> {
                     gone.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(event.clone());
                 });
                 self.store = Some(store);
+                self.failed = self.simulation.refused();
                 self.opened = start..=self.simulation.now();
                 self.note(|| "opened".into());
+                self.nothing_damaged()?;
                 self.within_capacity()
             }
             Err(e) if self.manifest_may_be_gone(&e) => Err(Stop::Reported),
@@ -114,6 +116,19 @@ impl Runner<'_> {
                 // A fault struck while it was opening: the next attempt must succeed.
                 Err(Stop::Broken)
             }
+        }
+    }
+
+    /// A power failure damages nothing: what it tears is no metadata that was known durable.
+    fn nothing_damaged(&self) -> Stopped {
+        let unharmed = matches!(self.case.regime, Regime::Plain | Regime::Tight) && !self.flipped && !self.rotten;
+        let Some(store) = self.store.as_ref().filter(|_| unharmed && self.simulation.faults_hit() == 0) else {
+            return Ok(());
+        };
+        let health = store.health();
+        match health.devices.iter().all(|device| device.damaged_metadata == 0) {
+            true => Ok(()),
+            false => failed(format!("metadata is damaged after a power failure: {health:?}")),
         }
     }
 

@@ -3,7 +3,8 @@
 use super::{Runner, Stop, Stopped, failed};
 use crate::sim::coverage;
 use std::sync::Arc;
-use stratakv::retrieval::{KeyGroup, Selector, ShadowKv, SignBits};
+use stratakv::Budget;
+use stratakv::retrieval::{Ask, KeyBounds, KeyGroup, Quest, ScoreForm, Selector, ShadowKv, SignBits, SummaryKind};
 
 impl Runner<'_> {
     /// Attaches a selector of calibration-free summaries to the sequence of a slot, and holds what they know against the keys.
@@ -37,6 +38,45 @@ impl Runner<'_> {
             }
         }
         self.coverage.add(coverage::ATTACHED);
+        if self.case.streamed { self.choose(slot, id) } else { Ok(()) }
+    }
+
+    /// Chooses by records that are streamed, and holds what is chosen against the bounds of the keys.
+    fn choose(&mut self, slot: usize, id: u64) -> Stopped {
+        let Some(life) = self.model.lives.get(&id) else { return Ok(()) };
+        let wrong = |e: stratakv::Error| Stop::Failed(format!("bounds: {e}"));
+        let keys = self.shape.keys();
+        let exact = |layer: &usize| !self.shape.encodes(*layer, 0);
+        for (layer, salts) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
+            let groups = salts.len() / keys.group_tokens;
+            let Some((_, sequence)) = &self.handles[slot] else { return Ok(()) };
+            if groups < 3 {
+                continue;
+            }
+            let query: Vec<f32> = (0..keys.width()).map(|i| ((i * 7 + layer) % 5) as f32 - 2.0).collect();
+            let chosen: Vec<u64> = match sequence.select(layer, &query, Budget::tokens(salts.len() / 2)) {
+                Ok(view) => view.groups().collect(),
+                Err(e) => return self.fault("select", &e),
+            };
+            let mut own = KeyBounds { levels: 1 }.layer(layer, keys).map_err(wrong)?;
+            for (group, salts) in salts.chunks_exact(keys.group_tokens).enumerate() {
+                let plane = self.shape.key_plane(layer, salts);
+                own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
+            }
+            let (form, forced) = (ScoreForm::Raw, [0..0, 0..0]);
+            let ask = Ask { query: &query, shape: keys, scale: 1.0, form, groups: 0..groups, forced, count: groups };
+            let mut scores = vec![0.0; groups];
+            Quest.score(&[own.as_ref()], &ask, &mut scores).map_err(wrong)?;
+            // The newest is part of it whatever it scores.
+            let is_chosen = |group: &usize| chosen.contains(&(*group as u64));
+            let least = (0..groups - 1).filter(is_chosen).map(|group| scores[group]).fold(f32::INFINITY, f32::min);
+            let left = (0..groups - 1).filter(|group| !is_chosen(group)).map(|group| scores[group]);
+            let most = left.fold(f32::NEG_INFINITY, f32::max);
+            if most > least + 1e-3 * least.abs().max(1.0) {
+                return failed(format!("sequence {id}, layer {layer}: {chosen:?} chosen by {scores:?}"));
+            }
+            self.coverage.add(coverage::STREAMED);
+        }
         Ok(())
     }
 }

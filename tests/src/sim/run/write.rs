@@ -117,6 +117,7 @@ impl Runner<'_> {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let Some((_, sequence)) = self.handles[slot].take() else { return Ok(()) };
         let deleted = sequence.delete(durability);
+        self.model.let_go(id);
         if !self.model.is_committed(id) {
             self.model.lives.remove(&id);
         } else if deleted.is_ok() || durability == Durability::Sync {
@@ -136,6 +137,7 @@ impl Runner<'_> {
         let closed = sequence.close();
         let noted = self.by_itself(0, closed.is_ok());
         self.closing = None;
+        self.model.let_go(id);
         noted?;
         if let Some(life) = self.model.lives.get_mut(&id)
             && let Some((tokens, ids)) = life.owed.take()

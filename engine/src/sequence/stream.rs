@@ -1,0 +1,286 @@
+//! Min/max records that are not kept in memory (LeoAM, section 4.1): a selection reads those of its layer, in one batch, and gives
+//! them back. Those of groups in memory are made from their keys.
+
+use super::restore::{Piece, read_records};
+use super::{Layer, Sequence};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::{Source, min_max_records};
+use crate::metrics::{Category, lock};
+use crate::plan::{Section, Urgency};
+use crate::read::{ReadSection, RecordsTicket};
+use crate::select::{Planes, ViewInner};
+use crate::summary::{Bounds, KeySummary, LayerRecords, RecordPiece, add_record};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Records that were read ahead, by layer, until they are given back.
+#[derive(Default)]
+pub(crate) struct Streams {
+    ahead: Mutex<BTreeMap<usize, Ahead>>,
+    /// Somebody has chosen by records.
+    used: AtomicBool,
+}
+
+enum Ahead {
+    OnTheirWay(RecordsTicket),
+    There(Vec<ReadSection>),
+}
+
+impl Ahead {
+    fn has(&self, section: &Section) -> bool {
+        match self {
+            Self::OnTheirWay(ticket) => ticket.sections().any(|own| own.is(section)),
+            Self::There(read) => read.iter().any(|own| own.section.is(section)),
+        }
+    }
+}
+
+impl Streams {
+    /// Nobody chooses in this layer soon.
+    pub(crate) fn give_back(&self, layer: usize) {
+        let gone = lock(&self.ahead).remove(&layer);
+        drop(gone);
+    }
+
+    /// Their memory is needed.
+    pub(crate) fn give_all_back(&self) {
+        let gone = std::mem::take(&mut *lock(&self.ahead));
+        drop(gone);
+    }
+
+    fn has(&self, layer: usize) -> bool {
+        lock(&self.ahead).contains_key(&layer)
+    }
+}
+
+impl Sequence {
+    /// What was read ahead for it; none where its records are in memory, or where it has none.
+    pub(crate) fn streams(&self) -> Option<&Arc<Streams>> {
+        self.streams.as_ref().filter(|_| self.who.summaries != 0)
+    }
+
+    /// Starts reading the records of a layer, for selections until they are given back, where some have been chosen by. The bytes
+    /// that it takes from devices; none where nothing is streamed, or there are no buffers for them: never waited for.
+    ///
+    /// # Errors
+    /// No such layer.
+    pub(crate) fn stream_ahead(&self, layer: usize) -> Result<Option<u64>> {
+        let state = self.layer(layer)?;
+        let used = |streams: &&Arc<Streams>| streams.used.load(Ordering::Relaxed);
+        let Some(streams) = self.streams().filter(used) else { return Ok(None) };
+        if streams.has(layer) {
+            return Ok(Some(0));
+        }
+        let groups = super::select::Span::of(state, self.who.layout.group_tokens()).groups;
+        let sections: Vec<Section> =
+            self.wanted(state, groups).into_iter().filter_map(|wanted| wanted.section).collect();
+        let sections: Vec<Section> = sections.into_iter().filter(RecordsTicket::fits).collect();
+        let ticket = match RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, Urgency::Ahead) {
+            Ok(ticket) if ticket.is_submitted() => ticket,
+            // Nobody waits for them: whoever chooses reads them then.
+            Ok(_) => return Ok(None),
+            Err(e) if e.kind() == ErrorKind::MemoryLimit => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let bytes = ticket.device_bytes();
+        lock(&streams.ahead).insert(layer, Ahead::OnTheirWay(ticket));
+        Ok(Some(bytes))
+    }
+
+    /// Whether selections in a layer find its records in memory, or on their way there.
+    pub(crate) fn has_records(&self, layer: usize) -> bool {
+        self.streams().is_none_or(|streams| !streams.used.load(Ordering::Relaxed) || streams.has(layer))
+    }
+
+    /// The records of sealed groups of a layer, for one selection.
+    pub(super) fn layer_records(&self, state: &Layer, groups: Range<u64>) -> Result<Arc<LayerRecords>> {
+        let wanted = self.wanted(state, groups.clone());
+        let streams = self.streams();
+        streams.inspect(|streams| streams.used.store(true, Ordering::Relaxed));
+        let ahead = streams.and_then(|streams| lock(&streams.ahead).remove(&state.index));
+        let is_missing = |section: &&Section| ahead.as_ref().is_none_or(|ahead| !ahead.has(section));
+        let missing: Vec<Section> =
+            wanted.iter().filter_map(|wanted| wanted.section.as_ref()).filter(is_missing).cloned().collect();
+        let mut read = self.read_sections(state, &missing)?;
+        if let Some(ahead) = ahead {
+            let there = match ahead {
+                Ahead::There(there) => there,
+                Ahead::OnTheirWay(ticket) => ticket.wait()?,
+            };
+            read.extend(there.iter().cloned());
+            // The selection by the true query comes behind that by the predicted one.
+            streams.inspect(|streams| drop(lock(&streams.ahead).insert(state.index, Ahead::There(there))));
+        }
+        let mut records = LayerRecords::new(&state.shape(), groups.start as usize);
+        for wanted in wanted {
+            let piece = self.piece_of(state, &wanted, &read)?;
+            if !records.add(piece) {
+                return Err(Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index)));
+            }
+        }
+        Ok(Arc::new(records))
+    }
+
+    /// The bounds that selectors choose by, over the records of these groups, where they are not kept: in the order of `kept`.
+    pub(super) fn streamed_bounds(
+        &self,
+        state: &Layer,
+        kept: &[&dyn KeySummary],
+        groups: Range<u64>,
+    ) -> Result<Vec<Option<Bounds>>> {
+        let bounds = |summary: &dyn KeySummary| (summary as &dyn Any).is::<Bounds>();
+        if self.streams().is_none() || !kept.iter().any(|summary| bounds(*summary)) {
+            return Ok(kept.iter().map(|_| None).collect());
+        }
+        let records = self.layer_records(state, groups)?;
+        let mut reserve = |bytes| self.store.devices.reserve(bytes, Category::Summaries);
+        let mut over = |summary: &&dyn KeySummary| {
+            let Some(bounds) = (*summary as &dyn Any).downcast_ref::<Bounds>() else { return Ok(None) };
+            let over = bounds.over(&records, &mut reserve);
+            over.map(Some).ok_or_else(|| super::no_memory("bounds of runs of groups"))
+        };
+        kept.iter().map(&mut over).collect()
+    }
+
+    /// The records of groups of a layer as they stand on devices, wherever they are now.
+    pub(super) fn encoded_records(&self, state: &Layer, groups: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
+        let records = self.layer_records(state, groups)?;
+        records.slices(records.range()).for_each(|piece| out.extend_from_slice(bytemuck::cast_slice(piece)));
+        Ok(())
+    }
+
+    /// Where the records of groups are, run after run.
+    fn wanted(&self, state: &Layer, groups: Range<u64>) -> Vec<Wanted> {
+        let stored = min_max_records((2 * 2 * state.shape().width()) as u32);
+        let mut wanted: Vec<Wanted> = Vec::new();
+        let mut group = groups.start;
+        while group < groups.end {
+            let extent = state.table.find(group).filter(|_| state.building_block(group).is_none());
+            let (section, end) = match extent.map(|extent| (extent, &extent.source)) {
+                Some((extent, Source::Disk { frame, .. })) => {
+                    let frame = frame.now();
+                    let end = extent.first_group + extent.groups as u64;
+                    match frame.summary(state.index, &stored, group).copied() {
+                        Some(place) => {
+                            let end = end.min(place.first_group + u64::from(place.groups));
+                            (Some(Section { frame, place }), end)
+                        }
+                        None => (None, group + 1),
+                    }
+                }
+                Some((extent, Source::Memory(_))) => (None, extent.first_group + extent.groups as u64),
+                None => (None, group + 1),
+            };
+            let end = end.clamp(group + 1, groups.end);
+            match wanted.last_mut() {
+                Some(last) if same(&last.section, &section) => last.groups.end = end,
+                _ => wanted.push(Wanted { section, groups: group..end }),
+            }
+            group = end;
+        }
+        wanted
+    }
+
+    /// Reads sections that somebody waits for. What no copy gives as it was written is left out.
+    fn read_sections(&self, state: &Layer, sections: &[Section]) -> Result<Vec<ReadSection>> {
+        let sections: Vec<Section> = sections.iter().filter(|section| RecordsTicket::fits(section)).cloned().collect();
+        if sections.is_empty() {
+            return Ok(Vec::new());
+        }
+        let read = || RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, Urgency::Demand(None));
+        let mut ticket = read()?;
+        if !ticket.is_submitted()
+            && let Some(streams) = self.streams()
+        {
+            // What is read ahead must not keep buffers from what is needed.
+            streams.give_all_back();
+            drop(ticket);
+            ticket = read()?;
+        }
+        ticket.wait().map_err(|e| match e.kind() {
+            ErrorKind::Deadline => Error::new(ErrorKind::Busy, "no buffers for records: views and reads hold them all"),
+            _ => e,
+        })
+    }
+
+    /// The records of some groups: read, or made from keys where they are in memory, or damaged wherever they stand.
+    fn piece_of(&self, state: &Layer, wanted: &Wanted, read: &[ReadSection]) -> Result<RecordPiece> {
+        let record = 2 * 2 * state.shape().width();
+        if let Some(section) = &wanted.section {
+            let first = (wanted.groups.start - section.place.first_group) as usize * record;
+            let bytes = (wanted.groups.end - wanted.groups.start) as usize * record;
+            if let Some(ReadSection { buffer, at, .. }) = read.iter().find(|read| read.section.is(section)) {
+                return Ok(RecordPiece::Read { buffer: Arc::clone(buffer), at: at + first, bytes });
+            }
+            if !RecordsTicket::fits(section) {
+                return self.large_piece(state, wanted, section);
+            }
+        }
+        let groups = wanted.groups.clone();
+        let held = self.store.devices.reserve((groups.end - groups.start) as usize * record, Category::Summaries);
+        let held = held.ok_or_else(|| super::no_memory("records of groups in memory"))?;
+        let mut records = Vec::with_capacity((groups.end - groups.start) as usize * record / 2);
+        let (shape, mut group) = (state.shape(), groups.start);
+        while group < groups.end {
+            group = self.visit(state, group, &mut |group, keys, _| {
+                if group < groups.end {
+                    add_record(&shape, keys, &mut records);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(RecordPiece::Made { records, _held: held })
+    }
+
+    /// Records that are longer than a buffer.
+    fn large_piece(&self, state: &Layer, wanted: &Wanted, section: &Section) -> Result<RecordPiece> {
+        let record = 2 * 2 * state.shape().width();
+        let groups = (wanted.groups.end - wanted.groups.start) as usize;
+        // Beside what is kept there are its pages, as they are read.
+        let held = self.store.devices.reserve(2 * section.read_bytes() + groups * record, Category::Summaries);
+        let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
+        let (first_group, group_tokens) = (wanted.groups.start, state.shape().group_tokens as u64);
+        let piece = Piece { first_group, groups, group_tokens, section: section.clone() };
+        let first = (first_group - section.place.first_group) as usize * record;
+        let read = read_records(&self.store.devices, &[piece])?.pop().flatten();
+        let own = read.as_ref().and_then(|bytes| bytes.get(first..first + groups * record));
+        let records = own.map(|own| own.as_chunks::<2>().0.iter().map(|bits| u16::from_le_bytes(*bits)).collect());
+        match records {
+            Some(records) => Ok(RecordPiece::Made { records, _held: held }),
+            None => self.piece_of(state, &Wanted { section: None, groups: wanted.groups.clone() }, &[]),
+        }
+    }
+
+    /// What records are read for: a view of nothing.
+    fn nothing_of(&self, state: &Layer) -> Arc<ViewInner> {
+        Arc::new(ViewInner {
+            layout: self.who.layout.clone(),
+            layer: state.index,
+            length: state.tokens,
+            units: Vec::new(),
+            tail: None,
+            rebuilt: None,
+            instance: self.store.devices.identity.instance,
+            handle: self.handle,
+            planes: Planes::All,
+            cache: None,
+        })
+    }
+}
+
+/// The records of consecutive groups, in a section of a frame or nowhere.
+struct Wanted {
+    section: Option<Section>,
+    groups: Range<u64>,
+}
+
+fn same(a: &Option<Section>, b: &Option<Section>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a.is(b),
+        (None, None) => true,
+        _ => false,
+    }
+}

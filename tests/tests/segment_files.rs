@@ -1,0 +1,134 @@
+//! Files of segments that cannot be opened, are gone, or whose name was not made durable: appends go on, and what is acknowledged
+//! stays.
+
+use std::sync::OnceLock;
+use stratakv::sim::{Faults, Geometry, Simulation};
+use stratakv::{ByteSize, DType, Durability, SequenceOptions, Store, StoreOptions};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
+use stratakv_tests::rng::mix;
+
+const SEGMENT: u64 = 64 << 10;
+const MANIFEST_PAGES: u64 = 12;
+const TOKENS: u64 = 40;
+
+fn shape() -> Shape {
+    Shape { layers: vec![LayerShape::full(2, 32)], dtype: DType::F16, group: 8 }
+}
+
+fn simulation(seed: u64) -> Simulation {
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 64 << 20,
+        manifest_pages: MANIFEST_PAGES,
+        batch_bytes: 12_000,
+        whole: false,
+    };
+    Simulation::new(&geometry, seed)
+}
+
+/// So many segments beside two generations of the manifest as a new store has them. To be called before there is a simulation.
+fn options(segments: u64) -> StoreOptions {
+    static METADATA: OnceLock<u64> = OnceLock::new();
+    let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
+    let options = options.frame_bytes(ByteSize::kib(64));
+    let new = || simulation(0).open(options.clone()).and_then(|store| store.usage()).expect("a store").file_bytes;
+    let metadata = *METADATA.get_or_init(new);
+    options.capacity(ByteSize(metadata + segments * SEGMENT))
+}
+
+fn seeds(tokens: u64) -> Vec<u64> {
+    (0..tokens).map(mix).collect()
+}
+
+/// A sequence of so many tokens, not committed.
+fn sequence(store: &Store, key: &str, tokens: u64) -> stratakv::Sequence {
+    let layout = shape().layout().expect("a layout");
+    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key(key)).expect("a sequence");
+    shape().append(&mut sequence, 0, &seeds(tokens), Order::TokenMajor).expect("memory");
+    sequence
+}
+
+fn check(store: &Store, key: &str, tokens: u64) {
+    let sequence = store.open_sequence(key).expect(key);
+    assert_eq!(sequence.len(), tokens);
+    shape().check_all(store, &sequence, |_| seeds(tokens));
+}
+
+/// A first segment whose directory could not be opened to sync its name is used by the next commit.
+#[test]
+fn a_name_that_no_sync_covered_takes_nothing_acknowledged() {
+    for seed in 0..24 {
+        let options = options(1);
+        let simulation = simulation(seed);
+        let store = simulation.open(options.clone()).expect("a store");
+        let mut sequence = sequence(&store, "s", 12);
+        simulation.set_faults(Faults { names: Some(0), ..Faults::default() });
+        let e = sequence.commit(Durability::Sync).expect_err("the name of the segment was not synced");
+        assert_eq!(e.kind(), stratakv::ErrorKind::Io, "{e:?}");
+        assert!(!store.health().is_well(), "{:?}", store.health());
+        assert!(store.health().poisoned.is_empty(), "no sync failed: {:?}", store.health());
+        sequence.commit(Durability::Sync).expect("the segment is there");
+        drop((sequence, store));
+        simulation.crash();
+        simulation.restart();
+        let store = simulation.open(options).expect("the store opens");
+        check(&store, "s", 12);
+    }
+}
+
+/// A store whose segments are free.
+fn emptied(open: impl Fn() -> Store, tokens: u64) {
+    let store = open();
+    let mut sequence = sequence(&store, "gone", tokens);
+    sequence.commit(Durability::Sync).expect("a commit");
+    sequence.delete(Durability::Sync).expect("a deletion");
+    store.clean().expect("cleaned");
+    store.close().expect("closed");
+}
+
+#[test]
+fn the_file_of_a_free_segment_that_is_gone_is_made_anew() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let open = || small_options(&dirs).open().expect("the store");
+    emptied(open, 20 * TOKENS);
+    let files: Vec<_> = std::fs::read_dir(dirs[0].join("segments")).expect("segments").collect();
+    assert!(!files.is_empty());
+    files.into_iter().for_each(|file| std::fs::remove_file(file.expect("a file").path()).expect("removed"));
+    assert_clean(&dirs, "without the files of free segments");
+    let store = open();
+    let mut again = sequence(&store, "s", 20 * TOKENS);
+    again.commit(Durability::Sync).expect("a commit");
+    assert!(!store.health().is_well(), "{:?}", store.health());
+    drop(again);
+    store.close().expect("closed");
+    check(&open(), "s", 20 * TOKENS);
+    assert_clean(&dirs, "with files made anew");
+}
+
+#[test]
+fn a_free_segment_that_cannot_be_opened_is_passed_over() {
+    let options = options(8);
+    let simulation = simulation(3);
+    emptied(|| simulation.open(options.clone()).expect("the store"), 8 * TOKENS);
+    let store = simulation.open(options.clone()).expect("the store");
+    let files = store.usage().expect("usage").file_bytes;
+    let mut again = sequence(&store, "s", 12);
+    simulation.set_faults(Faults { names: Some(0), ..Faults::default() });
+    again.commit(Durability::Sync).expect("another segment takes it");
+    let health = store.health();
+    assert_eq!(health.devices[0].name_errors, 1, "{health:?}");
+    let usage = store.usage().expect("usage");
+    assert_eq!(usage.sum_bytes(), usage.capacity_bytes);
+    assert!(usage.file_bytes >= files, "the file still counts");
+    // It is used again once there is no other.
+    drop(again);
+    let mut at = 0;
+    while sequence(&store, &format!("more {at}"), 12).commit(Durability::Sync).is_ok() {
+        at += 1;
+    }
+    let usage = store.usage().expect("usage");
+    assert!(usage.free_bytes < SEGMENT, "{usage:?}");
+    store.close().expect("closed");
+}
