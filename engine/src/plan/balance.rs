@@ -80,24 +80,28 @@ impl Pieces {
             BalancePolicy::FirstReplica | BalancePolicy::Counts => {}
         }
         let counted = policy == BalancePolicy::Counts;
-        let cost = |device: usize, piece: &Piece| if counted { 1.0 } else { loads[device].cost(piece) };
-        let mut ends: Vec<f64> = loads.iter().map(|load| if counted { 0.0 } else { load.queued_s }).collect();
+        let mut spread = Choice::new(self, loads, counted);
         for at in order {
-            let piece = &self.list[at as usize];
-            let devices = self.of(piece);
-            let end = |copy: u8| {
-                let device = devices[usize::from(copy)];
-                ends[device] + cost(device, piece)
-            };
-            let best = self.usable(piece, loads).min_by(|a, b| end(*a).total_cmp(&end(*b)));
-            let Some(best) = best else { continue };
-            chosen[at as usize] = best;
-            ends[devices[usize::from(best)]] = end(best);
+            let best = self.usable(&self.list[at as usize], loads);
+            let best =
+                best.min_by(|a, b| spread.end_with(at as usize, *a).total_cmp(&spread.end_with(at as usize, *b)));
+            if let Some(best) = best {
+                spread.put(at as usize, best);
+            }
         }
-        if !counted {
-            self.improve(loads, &mut ends, &mut chosen);
+        if counted {
+            return spread.copies;
         }
-        chosen
+        spread.improve();
+        // Piece by piece one may end in a corner: never later than with the first copies, improved as far as they can be.
+        let mut first = Choice::new(self, loads, false);
+        for (at, piece) in self.list.iter().enumerate() {
+            if let Some(copy) = self.usable(piece, loads).next() {
+                first.put(at, copy);
+            }
+        }
+        first.improve();
+        if first.end() < spread.end() { first.copies } else { spread.copies }
     }
 
     /// Copies to choose from: those on devices that did not fail of late, or all when there are no others.
@@ -107,30 +111,82 @@ impl Pieces {
         let usable = move |copy: &u8| !(avoid && loads[devices[usize::from(*copy)]].avoided);
         (0..devices.len() as u8).filter(usable)
     }
+}
+
+/// A copy for each piece, and when the devices end with them.
+struct Choice<'a> {
+    pieces: &'a Pieces,
+    loads: &'a [Load],
+    /// Every piece costs one, whatever the devices have to do already.
+    counted: bool,
+    copies: Vec<u8>,
+    ends: Vec<f64>,
+    /// Pieces of each device: one without any does not take part, however much is queued there.
+    given: Vec<u32>,
+}
+
+impl<'a> Choice<'a> {
+    fn new(pieces: &'a Pieces, loads: &'a [Load], counted: bool) -> Self {
+        let ends = loads.iter().map(|load| if counted { 0.0 } else { load.queued_s }).collect();
+        Self { pieces, loads, counted, copies: vec![0; pieces.list.len()], ends, given: vec![0; loads.len()] }
+    }
+
+    fn device(&self, at: usize, copy: u8) -> usize {
+        self.pieces.of(&self.pieces.list[at])[usize::from(copy)]
+    }
+
+    fn cost(&self, at: usize, device: usize) -> f64 {
+        if self.counted { 1.0 } else { self.loads[device].cost(&self.pieces.list[at]) }
+    }
+
+    /// When the device of a copy ends if it takes the piece as well.
+    fn end_with(&self, at: usize, copy: u8) -> f64 {
+        let device = self.device(at, copy);
+        self.ends[device] + self.cost(at, device)
+    }
+
+    fn put(&mut self, at: usize, copy: u8) {
+        let device = self.device(at, copy);
+        self.ends[device] += self.cost(at, device);
+        self.given[device] += 1;
+        self.copies[at] = copy;
+    }
+
+    fn take(&mut self, at: usize) {
+        let device = self.device(at, self.copies[at]);
+        self.ends[device] -= self.cost(at, device);
+        self.given[device] -= 1;
+    }
+
+    /// The device with pieces that ends last.
+    fn last(&self) -> Option<usize> {
+        let given = (0..self.ends.len()).filter(|&device| self.given[device] > 0);
+        given.max_by(|&a, &b| self.ends[a].total_cmp(&self.ends[b]))
+    }
+
+    fn end(&self) -> f64 {
+        self.last().map_or(0.0, |last| self.ends[last])
+    }
 
     /// Moves pieces away from the device that ends last, each to one that still ends earlier with it.
-    fn improve(&self, loads: &[Load], ends: &mut [f64], chosen: &mut [u8]) {
-        for _ in 0..self.list.len() {
-            let Some(last) = (0..ends.len()).max_by(|&a, &b| ends[a].total_cmp(&ends[b])) else { return };
+    fn improve(&mut self) {
+        for _ in 0..self.copies.len() {
+            let Some(last) = self.last() else { return };
             let mut best: Option<(f64, usize, u8)> = None;
-            for (at, piece) in self.list.iter().enumerate() {
-                let devices = self.of(piece);
-                if devices.len() < 2 || devices[usize::from(chosen[at])] != last {
+            for (at, piece) in self.pieces.list.iter().enumerate() {
+                if piece.devices.len() < 2 || self.device(at, self.copies[at]) != last {
                     continue;
                 }
-                for copy in self.usable(piece, loads).filter(|copy| devices[usize::from(*copy)] != last) {
-                    let to = devices[usize::from(copy)];
-                    let end = ends[to] + loads[to].cost(piece);
-                    if end < ends[last] && best.is_none_or(|(least, ..)| end < least) {
+                for copy in self.pieces.usable(piece, self.loads).filter(|&copy| self.device(at, copy) != last) {
+                    let end = self.end_with(at, copy);
+                    if end < self.ends[last] && best.is_none_or(|(least, ..)| end < least) {
                         best = Some((end, at, copy));
                     }
                 }
             }
-            let Some((end, at, copy)) = best else { return };
-            let piece = &self.list[at];
-            ends[self.of(piece)[usize::from(copy)]] = end;
-            ends[last] -= loads[last].cost(piece);
-            chosen[at] = copy;
+            let Some((_, at, copy)) = best else { return };
+            self.take(at);
+            self.put(at, copy);
         }
     }
 }
@@ -211,7 +267,7 @@ mod tests {
             let pieces = pieces(&spec);
             let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::Spread));
             let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstReplica));
-            prop_assert!(spread <= first * 1.5 + 1e-12, "{spread} beside {first}");
+            prop_assert!(spread <= first + 1e-12, "{spread} beside {first}");
         }
 
         #[test]
