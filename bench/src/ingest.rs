@@ -67,15 +67,18 @@ pub(crate) fn run(args: &IngestArgs) -> Result<()> {
     let (mut turns, mut fio_runs) = (Vec::new(), Vec::new());
     for round in 1..=args.common.rounds {
         eprintln!("kvbench: {}: round {round} of {}", dir.path().display(), args.common.rounds);
-        let path = dir.path().join("store");
-        turns.push(turn(args, &path, tokens, &mut source)?);
-        std::fs::remove_dir_all(&path)?;
-        settle(dir.path())?;
-        if with_fio {
-            let path = dir.path().join("raw");
-            fio_runs.push(fio::write(&path, bytes)?);
-            std::fs::remove_file(&path)?;
+        // Who goes first changes with every round: a disk may not have recovered from the turn before.
+        for own in [round % 2 == 1, round % 2 == 0] {
             settle(dir.path())?;
+            if own {
+                let path = dir.path().join("store");
+                turns.push(turn(args, &path, tokens, &mut source)?);
+                std::fs::remove_dir_all(&path)?;
+            } else if with_fio {
+                let path = dir.path().join("raw");
+                fio_runs.push(fio::write(&path, bytes)?);
+                std::fs::remove_file(&path)?;
+            }
         }
     }
     print(args.common.json, &format!("ingest {}", ByteSize(bytes)), &result(args, bytes, &turns, &fio_runs, with_fio))

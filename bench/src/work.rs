@@ -7,6 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use stratakv::{ByteSize, KvLayout, PlaneCodec, Store, StoreOptions, TensorView};
 use tempfile::TempDir;
 
@@ -55,10 +56,30 @@ pub(crate) fn work_directory(device: &Path, bytes: u64) -> Result<TempDir> {
         .with_context(|| format!("cannot make a directory below {}", device.display()))
 }
 
-/// Lets the file system finish what deletions and earlier writes left it, outside of anything that is timed.
+/// How long a device must have done nothing to count as at rest, and how long that is waited for.
+const REST: (Duration, Duration) = (Duration::from_millis(150), Duration::from_secs(10));
+
+/// Lets the file system finish what deletions and earlier writes left it, outside of anything that is timed. File systems
+/// that discard what is deleted do so in the background, after the sync: the block device is waited for as well, where its
+/// counters can be read.
 pub(crate) fn settle(directory: &Path) -> Result<()> {
     let handle = std::fs::File::open(directory).with_context(|| format!("open {}", directory.display()))?;
-    rustix::fs::syncfs(&handle).with_context(|| format!("syncfs of {}", directory.display()))
+    rustix::fs::syncfs(&handle).with_context(|| format!("syncfs of {}", directory.display()))?;
+    let device = rustix::fs::fstat(&handle).with_context(|| format!("stat of {}", directory.display()))?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let counters = || std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok();
+    let deadline = Instant::now() + REST.1;
+    let mut seen = counters();
+    while seen.is_some() && Instant::now() < deadline {
+        check_interrupt()?;
+        std::thread::sleep(REST.0);
+        let now = counters();
+        if now == seen {
+            break;
+        }
+        seen = now;
+    }
+    Ok(())
 }
 
 /// Opens the store in `directory`, which is made if need be.

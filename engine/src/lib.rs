@@ -72,6 +72,7 @@ mod shard;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
+mod simd;
 mod store;
 mod summary;
 mod sync;

@@ -53,8 +53,8 @@ impl BlockCoder {
                     stored[to..to + room].copy_from_slice(plain);
                     continue;
                 }
-                PlaneCodec::Int8 => quantise::encode::<8>(shape, plain, &mut bytes),
-                PlaneCodec::Int4 => quantise::encode::<4>(shape, plain, &mut bytes),
+                PlaneCodec::Int8 => quantise::encode_8(shape, plain, &mut bytes),
+                PlaneCodec::Int4 => quantise::encode_4(shape, plain, &mut bytes),
             };
             if !encoded || bytes.len() != room {
                 // Nothing of it reaches a device behind other groups of its page.

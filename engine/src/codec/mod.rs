@@ -122,8 +122,8 @@ pub fn encode(codec: Codec, shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>)
     let start = out.len();
     let encoded = match codec {
         Codec::Raw => false,
-        Codec::Int8 => quantise::encode::<8>(shape, plane, out),
-        Codec::Int4 => quantise::encode::<4>(shape, plane, out),
+        Codec::Int8 => quantise::encode_8(shape, plane, out),
+        Codec::Int4 => quantise::encode_4(shape, plane, out),
         Codec::SplitLz4 | Codec::SplitZstd => split::encode(codec, shape.dtype, plane, out)?,
     };
     if encoded && (out.len() - start) * 20 <= bytes * 19 {
@@ -151,8 +151,8 @@ pub fn decode(codec: Codec, shape: &PlaneShape, stored: &[u8], plane: &mut [u8])
             Ok(())
         }
         Codec::Raw => Err(damaged(format!("{} bytes of a raw plane of {bytes}", stored.len()))),
-        Codec::Int8 => quantise::decode::<8>(shape, stored, plane),
-        Codec::Int4 => quantise::decode::<4>(shape, stored, plane),
+        Codec::Int8 => quantise::decode_8(shape, stored, plane),
+        Codec::Int4 => quantise::decode_4(shape, stored, plane),
         Codec::SplitLz4 | Codec::SplitZstd => split::decode(codec, shape.dtype, stored, plane),
     }
 }

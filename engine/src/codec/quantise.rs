@@ -7,6 +7,7 @@
 
 use super::{PlaneKind, PlaneShape, VALUE_RUN, damaged};
 use crate::error::Result;
+use crate::simd::widest;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use stratakv_format::{DType, PlaneCodec};
@@ -63,8 +64,18 @@ fn head_bytes<const BITS: u32>(shape: &PlaneShape) -> usize {
     codec.head_bytes(&shape.stored())
 }
 
-/// Whether it could be encoded: every element finite, and every range one that the dtype has and f32 can divide by.
-pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> bool {
+widest! {
+    /// Whether it could be encoded: every element finite, and every range one that the dtype has and f32 can divide by.
+    pub(super) fn encode_8(shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> bool = encode_heads::<8>;
+}
+
+widest! {
+    /// As [`encode_8`].
+    pub(super) fn encode_4(shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> bool = encode_heads::<4>;
+}
+
+#[inline(always)]
+fn encode_heads<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> bool {
     let groups = Groups::of(shape);
     let (tokens, dims) = (shape.tokens, shape.dims);
     let levels = ((1_u32 << BITS) - 1) as f32;
@@ -136,14 +147,23 @@ pub(super) fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mu
 }
 
 /// Rounded to the nearest from 0 to `levels`, at most 255: behind 2^23 an f32 has no room for anything but whole numbers.
-#[inline]
+#[inline(always)]
 fn nearest_level(x: f32, levels: f32) -> u8 {
     let x = if x > 0.0 { x } else { 0.0 };
     let x = if x < levels { x } else { levels };
     (x + 8_388_608.0).to_bits() as u8
 }
 
-pub(super) fn decode<const BITS: u32>(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> {
+widest! {
+    pub(super) fn decode_8(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> = decode_heads::<8>;
+}
+
+widest! {
+    pub(super) fn decode_4(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> = decode_heads::<4>;
+}
+
+#[inline(always)]
+fn decode_heads<const BITS: u32>(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> {
     let groups = Groups::of(shape);
     let (tokens, dims, head) = (shape.tokens, shape.dims, head_bytes::<BITS>(shape));
     if stored.len() != head * shape.heads {
@@ -190,6 +210,7 @@ pub(super) fn decode<const BITS: u32>(shape: &PlaneShape, stored: &[u8], plane: 
 }
 
 /// Elements to f32; both of the same number.
+#[inline(always)]
 fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     const BATCH: usize = 256;
     match dtype {
@@ -221,6 +242,7 @@ fn narrow(dtype: DType, values: &[f32], out: &mut Vec<u8>) {
 }
 
 /// f32 to elements, rounded to the nearest; f16 saturates: a level above the greatest value that was encoded is no infinity.
+#[inline(always)]
 fn narrow_into(dtype: DType, values: &[f32], out: &mut [u8]) {
     const BATCH: usize = 256;
     match dtype {

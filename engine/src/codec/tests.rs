@@ -79,8 +79,8 @@ fn the_smallest_numbers_are_refused_or_within_the_bound() {
             for (codec, bits) in [(Codec::Int8, 8), (Codec::Int4, 4)] {
                 let mut out = Vec::new();
                 let encoded = match bits {
-                    8 => quantise::encode::<8>(&shape, &plane, &mut out),
-                    _ => quantise::encode::<4>(&shape, &plane, &mut out),
+                    8 => quantise::encode_8(&shape, &plane, &mut out),
+                    _ => quantise::encode_4(&shape, &plane, &mut out),
                 };
                 if !encoded {
                     assert!(size < 1e-35, "{size} is refused");
@@ -123,8 +123,8 @@ proptest! {
         for (codec, bits) in [(Codec::Int8, 8), (Codec::Int4, 4)] {
             let mut out = Vec::new();
             let encoded = match bits {
-                8 => quantise::encode::<8>(&shape, &plane, &mut out),
-                _ => quantise::encode::<4>(&shape, &plane, &mut out),
+                8 => quantise::encode_8(&shape, &plane, &mut out),
+                _ => quantise::encode_4(&shape, &plane, &mut out),
             };
             prop_assert!(encoded);
             let mut back = vec![0; plane.len()];

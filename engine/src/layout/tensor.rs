@@ -1,6 +1,7 @@
 //! Keys and values as the caller has them: strided views in the caller's element type.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::simd::widest;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use stratakv_format::DType;
@@ -131,23 +132,11 @@ impl<'a> TensorView<'a> {
                 ));
             }
         }
-        for token in 0..self.tokens {
-            for head in 0..heads {
-                let bad = match self.elements {
-                    Elements::F32(e) => first_bad(self.row(e, token, head), |x| !stays_finite(x, dtype)),
-                    Elements::F16(e) => first_bad(self.row(e, token, head), |x| !x.is_finite()),
-                    Elements::Bf16(e) => first_bad(self.row(e, token, head), |x| !stays_finite(x.to_f32(), dtype)),
-                };
-                if let Some(index) = bad {
-                    let value = self.value(token, head, index);
-                    return wrong(format!(
-                        "element {index} of head {head} of token {token} is {value}, which {} cannot hold as a finite number",
-                        dtype.name()
-                    ));
-                }
-            }
-        }
-        Ok(())
+        let Some((token, head, index)) = first_unfit(self, dtype) else { return Ok(()) };
+        let (value, dtype) = (self.value(token, head, index), dtype.name());
+        wrong(format!(
+            "element {index} of head {head} of token {token} is {value}, which {dtype} cannot hold as a finite number"
+        ))
     }
 
     /// Checks that no element of a checked view is larger than this.
@@ -156,29 +145,35 @@ impl<'a> TensorView<'a> {
         if matches!(self.elements, Elements::F16(_)) || self.dim == 0 {
             return Ok(());
         }
+        let Some((token, head, index)) = first_larger(self, largest) else { return Ok(()) };
+        let value = self.value(token, head, index);
+        let text = format!(
+            "{what}: element {index} of head {head} of token {token} is {value}; the codec of the layer holds up to {largest}"
+        );
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+
+    /// The first element `bad` holds for.
+    #[inline(always)]
+    fn first_bad<T: Copy>(&self, elements: &[T], bad: impl Fn(T) -> bool) -> Option<Place> {
         for token in 0..self.tokens {
             for head in 0..self.heads {
-                let bad = match self.elements {
-                    Elements::F32(e) => first_bad(self.row(e, token, head), |x: f32| x.abs() > largest),
-                    Elements::Bf16(e) => first_bad(self.row(e, token, head), |x: bf16| x.to_f32().abs() > largest),
-                    Elements::F16(_) => None,
-                };
-                if let Some(index) = bad {
-                    let value = self.value(token, head, index);
-                    let text = format!(
-                        "{what}: element {index} of head {head} of token {token} is {value}; the codec of the layer holds up to {largest}"
-                    );
-                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                let row = self.row(elements, token, head);
+                // The whole row first: the common case has no branch in it.
+                if row.iter().fold(false, |any, &x| any | bad(x)) {
+                    return row.iter().position(|&x| bad(x)).map(|at| (token, head, at));
                 }
             }
         }
-        Ok(())
+        None
     }
 
+    #[inline(always)]
     fn start(&self, token: usize, head: usize) -> usize {
         token * self.token_stride + head * self.head_stride
     }
 
+    #[inline(always)]
     fn row<'e, T>(&self, elements: &'e [T], token: usize, head: usize) -> &'e [T] {
         let start = self.start(token, head);
         &elements[start..start + self.dim]
@@ -208,18 +203,43 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Position of the first element `bad` holds for. Checked in runs, so that the common case vectorises.
-fn first_bad<T: Copy>(row: &[T], bad: impl Fn(T) -> bool) -> Option<usize> {
-    let mut start = 0;
-    for run in row.chunks(64) {
-        if run.iter().fold(false, |any, &x| any | bad(x)) {
-            return run.iter().position(|&x| bad(x)).map(|at| start + at);
-        }
-        start += run.len();
-    }
-    None
+/// Token, head and place in its row of an element.
+type Place = (usize, usize, usize);
+
+widest! {
+    /// The first element that is not finite in `dtype`.
+    fn first_unfit(view: &TensorView<'_>, dtype: DType) -> Option<Place> = unfit_of_rows;
 }
 
+#[inline(always)]
+fn unfit_of_rows(view: &TensorView<'_>, dtype: DType) -> Option<Place> {
+    match view.elements {
+        Elements::F32(e) => view.first_bad(e, |x| !stays_finite(x, dtype)),
+        Elements::F16(e) => view.first_bad(e, |x| x.to_bits() & 0x7fff >= f16::INFINITY.to_bits()),
+        Elements::Bf16(e) => view.first_bad(e, |x| !stays_finite(wide(x), dtype)),
+    }
+}
+
+widest! {
+    /// The first element larger than this.
+    fn first_larger(view: &TensorView<'_>, largest: f32) -> Option<Place> = larger_of_rows;
+}
+
+#[inline(always)]
+fn larger_of_rows(view: &TensorView<'_>, largest: f32) -> Option<Place> {
+    match view.elements {
+        Elements::F32(e) => view.first_bad(e, |x| x.abs() > largest),
+        Elements::F16(e) => view.first_bad(e, |x| x.to_f32().abs() > largest),
+        Elements::Bf16(e) => view.first_bad(e, |x| wide(x).abs() > largest),
+    }
+}
+
+#[inline(always)]
+fn wide(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+#[inline(always)]
 fn stays_finite(x: f32, dtype: DType) -> bool {
     // The first value that rounds to infinity is half a step above the largest finite one.
     let limit = match dtype {

@@ -3,6 +3,7 @@
 
 use crate::attention::RowQuery;
 use crate::error::{Error, ErrorKind, Result};
+use crate::simd::widest;
 use crate::summary::{KeyShape, KeySummary, Lanes, LowRank, SummaryKind};
 use std::any::Any;
 use std::ops::Range;
@@ -87,17 +88,21 @@ pub fn combine(
         return;
     }
     if form == ScoreForm::Softmax {
-        let weights = pulp::Arch::new().dispatch(|| softmax(units, heads, lanes, scale));
-        pulp::Arch::new().dispatch(|| best(units, &weights, lanes, per_group, scores));
+        let weights = softmax(units, heads, lanes, scale);
+        best(units, &weights, lanes, per_group, scores);
     } else {
         let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
-        pulp::Arch::new().dispatch(|| best(units, &weights, lanes, per_group, scores));
+        best(units, &weights, lanes, per_group, scores);
     }
 }
 
-/// The units become `exp(scale * (x - max))` per lane; gives one over the sum of each lane that counts.
+widest! {
+    /// The units become `exp(scale * (x - max))` per lane; gives one over the sum of each lane that counts.
+    pub(super) fn softmax(units: &mut [f32], heads: usize, lanes: usize, scale: f32) -> Vec<f32> = exponentials;
+}
+
 #[inline(always)]
-pub(super) fn softmax(units: &mut [f32], heads: usize, lanes: usize, scale: f32) -> Vec<f32> {
+fn exponentials(units: &mut [f32], heads: usize, lanes: usize, scale: f32) -> Vec<f32> {
     let (mut maxima, mut sums) = (vec![f32::MIN; lanes], vec![0.0_f32; lanes]);
     for unit in units.chunks_exact(lanes) {
         for (max, x) in maxima.iter_mut().zip(unit) {
@@ -118,8 +123,12 @@ pub(super) fn softmax(units: &mut [f32], heads: usize, lanes: usize, scale: f32)
         .collect()
 }
 
+widest! {
+    fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
+}
+
 #[inline(always)]
-fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
+fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
     for (group, score) in units.chunks(lanes.saturating_mul(per_group)).zip(scores) {
         let mut highest = f32::NEG_INFINITY;
         for unit in group.chunks_exact(lanes) {

@@ -1,5 +1,6 @@
 //! Scoring of many tokens for many query heads at once: one lane of a vector register per query head.
 
+use crate::simd::widest;
 use std::ops::Range;
 
 /// Tokens scored at a time.
@@ -74,10 +75,10 @@ impl Lanes {
     }
 }
 
-/// `out[token][lane] = sum_j keys[token][j] * weights[j][lane]`: keys `[tokens, rank]`, weights `[rank, lanes]`, out
-/// `[tokens, lanes]`, lanes a multiple of 8.
-pub(crate) fn multiply(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out: &mut [f32]) {
-    pulp::Arch::new().dispatch(|| multiply_inner(keys, weights, rank, lanes, out));
+widest! {
+    /// `out[token][lane] = sum_j keys[token][j] * weights[j][lane]`: keys `[tokens, rank]`, weights `[rank, lanes]`, out
+    /// `[tokens, lanes]`, lanes a multiple of 8.
+    pub(crate) fn multiply(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out: &mut [f32]) = multiply_inner;
 }
 
 #[inline(always)]
@@ -102,16 +103,21 @@ fn multiply_inner(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out:
     }
 }
 
-/// Table look-ups: `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`; codes `[tokens, code_bytes]`, tables
-/// `[code_bytes, 256, lanes]`.
-pub(crate) fn look_up(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) {
-    pulp::Arch::new().dispatch(|| match lanes {
+widest! {
+    /// Table look-ups: `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`; codes `[tokens, code_bytes]`, tables
+    /// `[code_bytes, 256, lanes]`.
+    pub(crate) fn look_up(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) = look_up_any;
+}
+
+#[inline(always)]
+fn look_up_any(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) {
+    match lanes {
         4 => look_up_inner::<4>(codes, tables, code_bytes, out),
         8 => look_up_inner::<8>(codes, tables, code_bytes, out),
         16 => look_up_inner::<16>(codes, tables, code_bytes, out),
         32 => look_up_inner::<32>(codes, tables, code_bytes, out),
         _ => look_up_wide(codes, tables, code_bytes, lanes, out),
-    });
+    }
 }
 
 #[inline(always)]

@@ -1,21 +1,33 @@
 //! Products of dense matrices in f32, and the subspace that holds most of a symmetric one. No linear algebra crate: this is part
 //! of every build, and what is needed is one kernel.
 
+use crate::simd::widest;
+
 /// Columns of a block of the product.
 const COLUMNS: usize = 16;
 /// Rows of a block of the product.
 const ROWS: usize = 4;
 
-/// `c += a * b`, row-major: `a` is `[m, k]`, `b` is `[k, n]`, `c` is `[m, n]`.
-pub(super) fn multiply_add(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) {
-    let m = c.len() / n.max(1);
-    pulp::Arch::new().dispatch(|| product(c, a, b, (k, n), |_| m));
+widest! {
+    /// `c += a * b`, row-major: `a` is `[m, k]`, `b` is `[k, n]`, `c` is `[m, n]`.
+    pub(super) fn multiply_add(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) = whole_product;
 }
 
-/// `c += a * b` for a product that is symmetric; only what is on and above the diagonal of `c` is right.
-pub(super) fn multiply_add_upper(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) {
+widest! {
+    /// `c += a * b` for a product that is symmetric; only what is on and above the diagonal of `c` is right.
+    pub(super) fn multiply_add_upper(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) = upper_product;
+}
+
+#[inline(always)]
+fn whole_product(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) {
     let m = c.len() / n.max(1);
-    pulp::Arch::new().dispatch(|| product(c, a, b, (k, n), |column| m.min(column + COLUMNS)));
+    product(c, a, b, (k, n), |_| m);
+}
+
+#[inline(always)]
+fn upper_product(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) {
+    let m = c.len() / n.max(1);
+    product(c, a, b, (k, n), |column| m.min(column + COLUMNS));
 }
 
 /// Blocks of columns, each over the rows that `rows` wants of it: a block of `b` stays in the first-level cache meanwhile.
@@ -103,7 +115,7 @@ fn orthonormalise(rows: &mut [f32], n: usize, random: &mut u64) {
             if length > 0.0 && length.is_finite() {
                 row.iter_mut().for_each(|x| *x /= length);
                 for _ in 0..2 {
-                    pulp::Arch::new().dispatch(|| take_off(row, before, n));
+                    take_off(row, before, n);
                 }
                 let left = norm(row);
                 if left > 1e-3 {
@@ -120,9 +132,13 @@ fn norm(row: &[f32]) -> f32 {
     row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt() as f32
 }
 
-/// Takes the directions of `before`, which are orthonormal, off a row.
+widest! {
+    /// Takes the directions of `before`, which are orthonormal, off a row.
+    fn take_off(row: &mut [f32], before: &[f32], n: usize) = take_off_each;
+}
+
 #[inline(always)]
-fn take_off(row: &mut [f32], before: &[f32], n: usize) {
+fn take_off_each(row: &mut [f32], before: &[f32], n: usize) {
     for other in before.chunks_exact(n) {
         let mut sums = [0.0_f32; COLUMNS];
         let (a, b) = (row.as_chunks::<COLUMNS>(), other.as_chunks::<COLUMNS>());

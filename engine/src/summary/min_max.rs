@@ -5,6 +5,7 @@
 //! maximum up, so that the bound holds in any case.
 
 use crate::metrics::Reservation;
+use crate::simd::widest;
 use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
@@ -236,8 +237,20 @@ pub(crate) fn upper_bounds<'a>(
     }
 }
 
-/// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
-pub(super) fn extremes(
+widest! {
+    /// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
+    pub(super) fn extremes(
+        key_plane: &[u8],
+        heads: usize,
+        tokens: usize,
+        dtype: DType,
+        minima: &mut [u16],
+        maxima: &mut [u16],
+    ) = extremes_of_heads;
+}
+
+#[inline(always)]
+fn extremes_of_heads(
     key_plane: &[u8],
     heads: usize,
     tokens: usize,
@@ -258,11 +271,13 @@ pub(super) fn extremes(
 }
 
 /// Maps the bits of a 16-bit float to an integer of the same order.
+#[inline(always)]
 pub(super) fn ordered(bits: u16) -> i16 {
     (bits ^ (((bits as i16) >> 15) as u16 & 0x7fff)) as i16
 }
 
 /// The inverse of [`ordered`], which is its own inverse.
+#[inline(always)]
 fn unordered(ordered: i16) -> u16 {
     ordered as u16 ^ ((ordered >> 15) as u16 & 0x7fff)
 }
@@ -270,6 +285,7 @@ fn unordered(ordered: i16) -> u16 {
 /// Columns that are worked on together: their minima and maxima stay in registers over all tokens.
 const COLUMNS: usize = 32;
 
+#[inline(always)]
 fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
     let row_bytes = minima.len() * 2;
     for (start, (minima, maxima)) in minima.chunks_mut(COLUMNS).zip(maxima.chunks_mut(COLUMNS)).enumerate() {
@@ -295,6 +311,7 @@ fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
 }
 
 /// Of fixed length, so that it becomes vector instructions.
+#[inline(always)]
 fn extend_16<const N: usize>(columns: &[[u8; 2]; N], low: &mut [i16; N], high: &mut [i16; N]) {
     for at in 0..N {
         let value = ordered(u16::from_le_bytes(columns[at]));
@@ -303,6 +320,7 @@ fn extend_16<const N: usize>(columns: &[[u8; 2]; N], low: &mut [i16; N], high: &
     }
 }
 
+#[inline(always)]
 fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
     let dim = minima.len();
     let mut low = vec![f32::INFINITY; dim];
@@ -323,6 +341,7 @@ fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
 
 /// The largest bf16 not above `x`; for `x` below every finite bf16 the lowest finite one (an element of that size is
 /// refused by append).
+#[inline(always)]
 fn round_down(x: f32) -> u16 {
     let bits = x.to_bits();
     let cut = (bits >> 16) as u16;
