@@ -28,8 +28,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{
-    Claim, Committer, Device, Devices, GenerationStart, Identity, ManifestLog, Pace, SequenceIdentity, Space,
-    StoreInner, keep_spare, random_u64, unix_ms, with_heirs,
+    Claim, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, Identity, ManifestLog, Pace,
+    SequenceIdentity, Space, StoreInner, keep_spare, random_u64, unix_ms, with_heirs,
 };
 use crate::metrics::{Observers, StoreCounters, lock};
 use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
@@ -564,7 +564,7 @@ fn check_account(bytes: usize, memory: usize) -> Result<()> {
 fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: ManifestLog) -> Result<Store> {
     let space = Space::new(&devices, &catalog, options.capacity.map(|c| c.bytes()))?;
     let limit = devices.budget.limit();
-    let frame_bytes = usize::try_from(options.frame_bytes.bytes()).unwrap_or(usize::MAX);
+    let frame_bytes = usize::try_from(options.frame_bytes.bytes()).unwrap_or(usize::MAX).min(limit / 12).max(64 << 10);
     let counters = catalog.counters;
     let (devices, catalog, space) = (Arc::new(devices), Arc::new(Mutex::new(catalog)), Arc::new(Mutex::new(space)));
     let mut manifest = manifest;
@@ -592,8 +592,9 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         catalog,
         space,
         open_sequences: Mutex::default(),
-        // Two frames on their way and one being collected leave most of the memory to reads and summaries.
-        frame_bytes: frame_bytes.min(limit / 12).max(64 << 10),
+        // What is on its way, at least two frames, and what is collected leave most of the memory to reads and summaries.
+        frame_bytes,
+        flight_bytes: (frame_bytes.saturating_mul(FRAMES_IN_FLIGHT)).min(limit / 6),
         lazy_delay: Duration::from_millis(options.lazy_delay_ms),
         reserved_keys: Mutex::default(),
         next_frame: AtomicU64::new(counters.frame),

@@ -20,12 +20,17 @@ use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, Location, SequenceId};
 use zerocopy::little_endian::U64;
 
+/// Frames of a sequence that may be on their way to one device: fewer leave it idle where appending takes as long as writing.
+pub(crate) const FRAMES_IN_FLIGHT: usize = 4;
+
 pub(crate) struct StoreInner {
     pub(crate) committer: Arc<Committer>,
     pub(crate) catalog: Arc<Mutex<Catalog>>,
     pub(crate) space: Arc<Mutex<Space>>,
     pub(crate) open_sequences: Mutex<HashSet<SequenceId>>,
     pub(crate) frame_bytes: usize,
+    /// Bytes of frames of one sequence that may be on their way.
+    pub(crate) flight_bytes: usize,
     pub(crate) lazy_delay: Duration,
     /// Keys of sequences that were created but not committed yet.
     pub(crate) reserved_keys: Mutex<HashSet<String>>,

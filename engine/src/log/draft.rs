@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::index::Run;
 use crate::layout::KvLayout;
+use crate::summary::SharedRecords;
 use std::sync::Arc;
 use stratakv_format::frame::{Descriptor, SummaryHeader, SummaryRecords};
 use stratakv_format::{DType, LayoutId, SequenceId};
@@ -51,7 +52,28 @@ pub(super) struct SummaryPart {
     pub(super) groups: usize,
     pub(super) what: Recorded,
     /// Records, and the header in front of them where there is one.
-    pub(super) bytes: Vec<u8>,
+    pub(super) pieces: Vec<RecordBytes>,
+}
+
+impl SummaryPart {
+    pub(super) fn bytes(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.bytes().len()).sum()
+    }
+}
+
+/// Records as they stand on disk: made for the draft, or the sequence's own.
+pub(crate) enum RecordBytes {
+    Made(Vec<u8>),
+    Shared(SharedRecords),
+}
+
+impl RecordBytes {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Made(bytes) => bytes,
+            Self::Shared(records) => records.bytes(),
+        }
+    }
 }
 
 /// What the records of a summary are.
@@ -129,26 +151,25 @@ impl Draft {
         run: Arc<Run>,
         group_tokens: u64,
         planes: usize,
-        summary: Option<(DType, usize, Vec<&[u8]>)>,
+        summary: Option<(DType, usize, Vec<RecordBytes>)>,
     ) {
         self.run_bytes += run.disk_bytes();
         self.holds(run.first_group * group_tokens);
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
         if let Some((element, groups, pieces)) = summary.filter(|(_, groups, _)| *groups > 0) {
-            let part = self.summaries_of(&run, groups, Recorded::MinMax(element), &[]);
-            pieces.iter().for_each(|piece| part.bytes.extend_from_slice(piece));
-            self.front_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>().next_multiple_of(8);
+            self.front_bytes += pieces.iter().map(|piece| piece.bytes().len()).sum::<usize>().next_multiple_of(8);
+            self.summaries_of(&run, groups, Recorded::MinMax(element), &[]).pieces.extend(pieces);
         }
         self.runs.push(run);
     }
 
     /// Adds records of the first groups of the last run, those of a selector's summary, made with this adapter of the store.
-    pub(crate) fn stored_summary(&mut self, stored: SummaryRecords, adapter: u64, groups: usize, records: &[u8]) {
+    pub(crate) fn stored_summary(&mut self, stored: SummaryRecords, adapter: u64, groups: usize, records: Vec<u8>) {
         let Some(run) = self.runs.last().map(Arc::clone) else { return };
         let header = stored.header(adapter);
-        let part = self.summaries_of(&run, groups, Recorded::Stored(stored), header.as_bytes());
-        part.bytes.extend_from_slice(records);
         self.front_bytes += records.len().next_multiple_of(8);
+        let part = self.summaries_of(&run, groups, Recorded::Stored(stored), header.as_bytes());
+        part.pieces.push(RecordBytes::Made(records));
     }
 
     /// Bytes that [`Self::stored_summary`] may add beside the records.
@@ -162,7 +183,8 @@ impl Draft {
         let at = self.summaries.iter().rposition(goes_on).unwrap_or_else(|| {
             self.front_bytes += Self::STORED_OVERHEAD;
             let (layer, first_group) = (run.layer, run.first_group);
-            self.summaries.push(SummaryPart { layer, first_group, groups: 0, what, bytes: header.to_vec() });
+            let pieces = vec![RecordBytes::Made(header.to_vec())];
+            self.summaries.push(SummaryPart { layer, first_group, groups: 0, what, pieces });
             self.summaries.len() - 1
         });
         let part = &mut self.summaries[at];

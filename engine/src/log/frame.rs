@@ -1,7 +1,7 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
-use super::draft::{Draft, Ends, Recorded, SequenceIdentity, TailRows};
+use super::draft::{Draft, Ends, RecordBytes, Recorded, SequenceIdentity, TailRows};
 use super::space::{Space, Writer, allocate};
 use super::{random_u64, unix_ms};
 use crate::device::arena::{Exhausted, Lease};
@@ -265,7 +265,8 @@ pub(crate) fn write(
             pieces: part.groups as u32,
             summary: Some(part.what),
         };
-        tables.front_piece(&piece, &[&[&part.bytes]]);
+        let parts: Vec<&[u8]> = part.pieces.iter().map(RecordBytes::bytes).collect();
+        tables.front_piece(&piece, &[&parts]);
     }
     let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, summary: None };
     if let Some((first, bytes, count)) = &draft.token_ids {
@@ -345,7 +346,7 @@ pub(crate) fn write(
     let summaries = stored.map(|((descriptor, checksum), part)| SummaryPlace {
         layer: part.layer as u16,
         stored: match part.what {
-            Recorded::MinMax(_) => min_max_records((part.bytes.len() / part.groups.max(1)) as u32),
+            Recorded::MinMax(_) => min_max_records((part.bytes() / part.groups.max(1)) as u32),
             Recorded::Stored(stored) => stored,
         },
         first_group: part.first_group,

@@ -15,9 +15,9 @@ mod space;
 
 pub(crate) use commit::{CommitRequest, Committer, keep_spare};
 pub(crate) use copies::{CopyChange, Place, places};
-pub(crate) use core::{Claim, CopyAt, StoreInner, copies_of};
+pub(crate) use core::{Claim, CopyAt, FRAMES_IN_FLIGHT, StoreInner, copies_of};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
-pub(crate) use draft::{AdapterPart, Draft, Ends, SequenceIdentity, Tail, TailRows};
+pub(crate) use draft::{AdapterPart, Draft, Ends, RecordBytes, SequenceIdentity, Tail, TailRows};
 pub(crate) use frame::{WrittenFrame, front_limit, write as write_frame};
 pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};

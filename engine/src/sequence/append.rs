@@ -7,15 +7,15 @@ use crate::device::arena::{Exhausted, Lease};
 use crate::device::environment::sizes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::TensorView;
-use crate::log::{Draft, Tail, TailRows, WrittenFrame, exhausted, write_frame};
+use crate::log::{Draft, FRAMES_IN_FLIGHT, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
 use crate::summary::{MinMax, StoredAs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX;
 
-/// Frames that may be on their way before an append waits for the oldest.
-const FRAMES_IN_FLIGHT: usize = 2;
+/// Frames that may be on their way before an append waits for the oldest, however little memory there is.
+const FRAMES_IN_FLIGHT_MIN: usize = 2;
 /// How many times the bytes of a frame commits may gather.
 pub(super) const GATHERED_FRAMES: usize = 4;
 /// The largest frame that a commit writes on its own thread.
@@ -232,9 +232,8 @@ impl Sequence {
 
     /// As many frames as keep every device busy, within what memory allows.
     fn frames_in_flight(&self) -> usize {
-        (FRAMES_IN_FLIGHT * self.store.devices.open_count())
-            .min(self.store.frame_bytes * FRAMES_IN_FLIGHT / self.frame_target.max(1))
-            .max(FRAMES_IN_FLIGHT)
+        let most = (FRAMES_IN_FLIGHT * self.store.devices.open_count()).max(FRAMES_IN_FLIGHT_MIN);
+        (self.store.flight_bytes / self.frame_target.max(1)).clamp(FRAMES_IN_FLIGHT_MIN, most)
     }
 
     /// Drafts of all groups collected, each within the limit of a frame.
@@ -252,14 +251,16 @@ impl Sequence {
                 let kept = layer.summary.as_ref().map(|summary| {
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    (element, end - first, summary.encoded(first..end).collect::<Vec<_>>())
+                    (element, end - first, summary.shared(first..end).map(RecordBytes::Shared).collect::<Vec<_>>())
                 });
-                let records = match &made {
-                    Some(made) => Some((element, run.groups, vec![bytemuck::cast_slice(made)])),
+                let records = match made {
+                    Some(made) => {
+                        Some((element, run.groups, vec![RecordBytes::Made(bytemuck::cast_slice(&made).to_vec())]))
+                    }
                     None => kept,
                 };
                 let more = run.disk_bytes()
-                    + records.as_ref().map_or(0, |(.., pieces)| pieces.iter().map(|piece| piece.len()).sum())
+                    + records.as_ref().map_or(0, |(.., pieces)| pieces.iter().map(|piece| piece.bytes().len()).sum())
                     + run.groups * 16;
                 if let Some(last) = drafts.last()
                     && !last.is_empty()
@@ -279,7 +280,7 @@ impl Sequence {
                     if fits && end > first && last.bytes() + more + 4096 <= self.frame_limit {
                         let mut encoded = Vec::with_capacity(more);
                         extra.encode(first..end, &mut encoded);
-                        last.stored_summary(stored, adapter, end - first, &encoded);
+                        last.stored_summary(stored, adapter, end - first, encoded);
                     }
                 }
             }

@@ -21,6 +21,19 @@ struct Chunk {
     held: Option<Reservation>,
 }
 
+/// Records of consecutive groups that others hold too.
+pub(crate) struct SharedRecords {
+    chunk: Arc<Chunk>,
+    elements: Range<usize>,
+}
+
+impl SharedRecords {
+    /// As they stand on disk.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.chunk.records[self.elements.clone()])
+    }
+}
+
 /// Takes bytes off the memory budget.
 pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Option<Reservation>;
 
@@ -137,15 +150,25 @@ impl MinMax {
         extremes(key_plane, heads, tokens, dtype, minima, maxima);
     }
 
-    /// The records of groups `range`, in pieces.
-    pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+    /// Where the records of groups `range` are: chunks, and elements of each.
+    fn places(&self, range: Range<usize>) -> impl Iterator<Item = (&Arc<Chunk>, Range<usize>)> {
         let (record, full) = (self.record(), self.chunk_groups());
         let chunks = self.chunks.iter().enumerate().skip(range.start / full);
         chunks.take_while(move |(index, _)| index * full < range.end).map(move |(index, chunk)| {
             let first = index * full;
             let (start, end) = (range.start.max(first) - first, range.end.min(first + full) - first);
-            &chunk.records[start * record..end * record]
+            (chunk, start * record..end * record)
         })
+    }
+
+    /// The records of groups `range`, in pieces.
+    pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+        self.places(range).map(|(chunk, elements)| &chunk.records[elements])
+    }
+
+    /// The same, for those who hold on to them: meanwhile there is no [room](Self::room) in their chunks.
+    pub(crate) fn shared(&self, range: Range<usize>) -> impl Iterator<Item = SharedRecords> {
+        self.places(range).map(|(chunk, elements)| SharedRecords { chunk: Arc::clone(chunk), elements })
     }
 
     /// The records of groups `range` as they stand on disk, in pieces.
@@ -304,9 +327,9 @@ fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
                 }
             }
         }
-        for (out, value) in minima.iter_mut().zip(low).chain(maxima.iter_mut().zip(high)) {
-            *out = unordered(value);
-        }
+        // Each by itself: a loop over both in turn is no vector instruction.
+        minima.iter_mut().zip(&low).for_each(|(out, value)| *out = unordered(*value));
+        maxima.iter_mut().zip(&high).for_each(|(out, value)| *out = unordered(*value));
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) use landmarks::Landmarks;
 pub(crate) use lanes::Lanes;
 pub(crate) use low_rank::LowRank;
 pub use low_rank::LowRankKeys;
-pub(crate) use min_max::{MinMax, upper_bounds};
+pub(crate) use min_max::{MinMax, SharedRecords, upper_bounds};
 pub use rebuilt::RebuildOptions;
 pub(crate) use rebuilt::{FirstPass, Kept, KeptKeys, RebuiltKeys};
 pub(crate) use rotation::Rotation;
