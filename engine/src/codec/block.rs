@@ -43,25 +43,22 @@ impl BlockCoder {
     /// # Errors
     /// [`crate::ErrorKind::Corruption`]: an element that no range holds, which [`Self::largest`] keeps out.
     pub(crate) fn encode(&self, plain: &[u8], stored: &mut [u8]) -> Result<()> {
-        let mut bytes = Vec::new();
         for (plane, (codec, shape)) in self.planes.iter().enumerate() {
             let ((from, len), (to, room)) = (self.plain.plane(plane), self.stored.plane(plane));
-            let plain = &plain[from..from + len];
-            bytes.clear();
+            let (plain, out) = (&plain[from..from + len], &mut stored[to..to + room]);
             let encoded = match codec {
                 PlaneCodec::Raw => {
-                    stored[to..to + room].copy_from_slice(plain);
-                    continue;
+                    out.copy_from_slice(plain);
+                    true
                 }
-                PlaneCodec::Int8 => quantise::encode_8(shape, plain, &mut bytes),
-                PlaneCodec::Int4 => quantise::encode_4(shape, plain, &mut bytes),
+                PlaneCodec::Int8 => quantise::encode_8(shape, plain, out),
+                PlaneCodec::Int4 => quantise::encode_4(shape, plain, out),
             };
-            if !encoded || bytes.len() != room {
+            if !encoded {
                 // Nothing of it reaches a device behind other groups of its page.
                 stored.fill(0);
                 return Err(damaged("elements that no range holds".into()));
             }
-            stored[to..to + room].copy_from_slice(&bytes);
         }
         Ok(())
     }

@@ -13,6 +13,7 @@
 //! what attention weighs.
 
 mod block;
+mod element;
 mod quantise;
 mod split;
 #[cfg(test)]
@@ -122,8 +123,14 @@ pub fn encode(codec: Codec, shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>)
     let start = out.len();
     let encoded = match codec {
         Codec::Raw => false,
-        Codec::Int8 => quantise::encode_8(shape, plane, out),
-        Codec::Int4 => quantise::encode_4(shape, plane, out),
+        Codec::Int8 => {
+            out.resize(start + quantise::stored_bytes::<8>(shape), 0);
+            quantise::encode_8(shape, plane, &mut out[start..])
+        }
+        Codec::Int4 => {
+            out.resize(start + quantise::stored_bytes::<4>(shape), 0);
+            quantise::encode_4(shape, plane, &mut out[start..])
+        }
         Codec::SplitLz4 | Codec::SplitZstd => split::encode(codec, shape.dtype, plane, out)?,
     };
     if encoded && (out.len() - start) * 20 <= bytes * 19 {

@@ -39,12 +39,28 @@ fn planes() -> impl Strategy<Value = (PlaneShape, Vec<u8>)> {
                 .map(|(at, x)| {
                     let (exponent, centre, kind) = channels[at % dims];
                     let size = 10_f32.powi(exponent);
-                    if kind == 0 { centre * size } else { (centre + x) * size }
+                    match kind {
+                        0 => centre * size,
+                        1 if *x > 0.0 => -0.0,
+                        1 => 0.0,
+                        _ => (centre + x) * size,
+                    }
                 })
                 .collect();
             (shape, to_bytes(shape.dtype, &values))
         })
     })
+}
+
+/// Whether a plane could be encoded in so many bits, and to what.
+fn quantised(bits: u32, shape: &PlaneShape, plane: &[u8]) -> (bool, Vec<u8>) {
+    let mut out =
+        vec![0xee; if bits == 8 { quantise::stored_bytes::<8>(shape) } else { quantise::stored_bytes::<4>(shape) }];
+    let encoded = match bits {
+        8 => quantise::encode_8(shape, plane, &mut out),
+        _ => quantise::encode_4(shape, plane, &mut out),
+    };
+    (encoded, out)
 }
 
 /// Least and greatest of the group of every element, as the codecs group them.
@@ -65,6 +81,72 @@ fn ranges(shape: &PlaneShape, values: &[f32]) -> Vec<(f32, f32)> {
     (0..values.len()).map(|at| found[&group(at)]).collect()
 }
 
+/// A plane in so many bits as the format says it, element by element.
+fn by_the_book(bits: u32, shape: &PlaneShape, values: &[f32]) -> Vec<u8> {
+    let PlaneShape { tokens, dims, dtype, .. } = *shape;
+    let number = |x: f32| to_values(dtype, &to_bytes(dtype, &[x]))[0];
+    let levels = ((1_u32 << bits) - 1) as f32;
+    let runs = dims.div_ceil(VALUE_RUN);
+    let keys = shape.kind == PlaneKind::Keys;
+    let range_of = |at: usize| if keys { at % dims } else { at / dims * runs + at % dims / VALUE_RUN };
+    let mut out = Vec::new();
+    for head in values.chunks_exact(tokens * dims) {
+        let mut ends = vec![(f32::INFINITY, f32::NEG_INFINITY); if keys { dims } else { tokens * runs }];
+        for (at, x) in head.iter().enumerate() {
+            let (least, greatest) = &mut ends[range_of(at)];
+            *least = if *x < *least { *x } else { *least };
+            *greatest = if *x > *greatest { *x } else { *greatest };
+        }
+        let step = |(least, greatest): &(f32, f32)| {
+            let exact = ((f64::from(*greatest) - f64::from(*least)) / f64::from(levels)) as f32;
+            let next = |x: f32| match dtype {
+                DType::F32 => x.next_up(),
+                DType::F16 => f16::from_bits(f16::from_f32(x).to_bits() + 1).to_f32(),
+                DType::Bf16 => bf16::from_bits(bf16::from_f32(x).to_bits() + 1).to_f32(),
+            };
+            if number(exact) < exact || dtype == DType::F32 { next(number(exact)) } else { number(exact) }
+        };
+        let steps: Vec<f32> = ends.iter().map(step).collect();
+        out.extend(to_bytes(dtype, &ends.iter().map(|(least, _)| *least).collect::<Vec<_>>()));
+        out.extend(to_bytes(dtype, &steps));
+        for (token, row) in head.chunks_exact(dims).enumerate() {
+            let level = |(dim, x): (usize, &f32)| {
+                let range = range_of(token * dims + dim);
+                let inverse = 1.0 / steps[range];
+                let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+                ((x - ends[range].0) * inverse).clamp(0.0, levels).round_ties_even() as u8
+            };
+            let row: Vec<u8> = row.iter().enumerate().map(level).collect();
+            let (low, high) = row.split_at(dims.div_ceil(2));
+            match bits {
+                8 => out.extend(&row),
+                _ => out.extend((0..low.len()).map(|at| low[at] | high.get(at).copied().unwrap_or(0) << 4)),
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn elements_are_widened_and_narrowed_as_they_should_be() {
+    use element::{Bf16, Element, F16};
+    for bits in 0..=u16::MAX {
+        let (x, word) = (f16::from_bits(bits).to_f32(), bits.to_le_bytes());
+        assert!(x.is_nan() || F16::widen(word).to_bits() == x.to_bits(), "{bits:#x}");
+        assert_eq!(Bf16::widen(word).to_bits(), u32::from(bits) << 16);
+    }
+    for bits in (0..=u32::MAX).step_by(997) {
+        let x = f32::from_bits(bits);
+        if x.is_nan() {
+            continue;
+        }
+        let most = f16::MAX.to_f32();
+        assert_eq!(F16::narrow(x), f16::from_f32(x.clamp(-most, most)).to_le_bytes(), "{bits:#x}");
+        let most = bf16::MAX.to_f32();
+        assert_eq!(Bf16::narrow(x), bf16::from_f32(x.clamp(-most, most)).to_le_bytes(), "{bits:#x}");
+    }
+}
+
 #[test]
 fn the_smallest_numbers_are_refused_or_within_the_bound() {
     for (dtype, sizes) in
@@ -77,11 +159,7 @@ fn the_smallest_numbers_are_refused_or_within_the_bound() {
             let plane = to_bytes(dtype, &values);
             let values = to_values(dtype, &plane);
             for (codec, bits) in [(Codec::Int8, 8), (Codec::Int4, 4)] {
-                let mut out = Vec::new();
-                let encoded = match bits {
-                    8 => quantise::encode_8(&shape, &plane, &mut out),
-                    _ => quantise::encode_4(&shape, &plane, &mut out),
-                };
+                let (encoded, out) = quantised(bits, &shape, &plane);
                 if !encoded {
                     assert!(size < 1e-35, "{size} is refused");
                     continue;
@@ -121,12 +199,9 @@ proptest! {
     fn quantised_codecs_stay_within_their_bound((shape, plane) in planes()) {
         let values = to_values(shape.dtype, &plane);
         for (codec, bits) in [(Codec::Int8, 8), (Codec::Int4, 4)] {
-            let mut out = Vec::new();
-            let encoded = match bits {
-                8 => quantise::encode_8(&shape, &plane, &mut out),
-                _ => quantise::encode_4(&shape, &plane, &mut out),
-            };
+            let (encoded, out) = quantised(bits, &shape, &plane);
             prop_assert!(encoded);
+            prop_assert_eq!(&out, &by_the_book(bits, &shape, &values));
             let mut back = vec![0; plane.len()];
             decode(codec, &shape, &out, &mut back).unwrap();
             let back = to_values(shape.dtype, &back);
