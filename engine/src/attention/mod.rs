@@ -45,6 +45,7 @@ mod query;
 mod rows;
 mod run;
 mod shape;
+mod signs;
 
 pub(crate) use dot::dot_fn;
 pub use kernel::{Kernel, kernel_name};
@@ -54,3 +55,4 @@ pub use piece::Piece;
 pub use query::Query;
 pub(crate) use rows::RowQuery;
 pub use shape::{AttentionShape, MAX_GROUP_TOKENS, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_Q_HEADS};
+pub(crate) use signs::{SIGN_BYTES, SIGN_TABLES, SignSums, sign_sums};

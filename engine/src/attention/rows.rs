@@ -1,19 +1,20 @@
 //! Dot products of query vectors with records of 16-bit elements, for selection: attention's kernels over summaries, which are
 //! read once per step and should be read at the speed of memory.
 
-use super::ahead::{Ahead, Cursor};
-use super::kernel::{Kernel, PAD, Plane, SCRATCH};
-use super::shape::MAX_HEAD_DIM;
+use super::kernel::{Kernel, PAD, RecordRun, SCRATCH};
 use stratakv_format::DType;
 
-/// Records of one call of a kernel.
-const TILE: usize = 64;
+/// Scores that are added at a time.
+const TILE: usize = 2048;
+/// Query vectors of one head from which on they are the lanes of vectors.
+const MANY: usize = 8;
 
 /// Query vectors, laid out for the kernels.
 pub(crate) struct RowQuery {
-    /// `[heads, per_head, stride]` for every stretch of up to [`MAX_HEAD_DIM`] elements.
-    stretches: Vec<Stretch>,
-    heads: Vec<u8>,
+    /// `[heads * per_head, dim]`, each padded, or `[dim, columns]`.
+    query: Vec<f32>,
+    transposed: bool,
+    heads: usize,
     per_head: usize,
     dim: usize,
     /// What a tile gave, and the kernels' own; kept because a call may be for two records.
@@ -21,41 +22,38 @@ pub(crate) struct RowQuery {
     scratch: Box<[f32; SCRATCH]>,
 }
 
-struct Stretch {
-    first: usize,
-    len: usize,
-    stride: usize,
-    query: Vec<f32>,
-}
-
 impl RowQuery {
-    /// `query` is `[heads, per_head, dim]`: the vectors of head `h` meet the elements `h * dim..(h + 1) * dim` of a record. At
-    /// most 256 heads.
+    /// `query` is `[heads, per_head, dim]`: the vectors of head `h` meet the elements `h * dim..(h + 1) * dim` of a record.
     pub(crate) fn new(query: &[f32], heads: usize, dim: usize) -> Self {
-        debug_assert!(heads <= 256 && heads > 0 && dim > 0);
+        debug_assert!(heads > 0 && dim > 0);
         let per_head = query.len() / (heads * dim).max(1);
-        let stretches = (0..dim).step_by(MAX_HEAD_DIM).map(|first| {
-            let len = (dim - first).min(MAX_HEAD_DIM);
-            let stride = len.next_multiple_of(PAD);
-            let mut padded = vec![0.0; heads * per_head * stride];
-            for (to, row) in padded.chunks_exact_mut(stride).zip(query.chunks_exact(dim)) {
-                to[..len].copy_from_slice(&row[first..first + len]);
+        let stride = dim.next_multiple_of(PAD);
+        let transposed = heads == 1 && per_head > MANY && stride <= SCRATCH / 8;
+        let mut laid = Vec::new();
+        if transposed {
+            let columns = per_head.next_multiple_of(PAD);
+            laid.resize(dim * columns, 0.0);
+            for (i, row) in query.chunks_exact(dim).enumerate() {
+                row.iter().enumerate().for_each(|(d, q)| laid[d * columns + i] = *q);
             }
-            Stretch { first, len, stride, query: padded }
-        });
-        Self {
-            stretches: stretches.collect(),
-            heads: (0..=u8::MAX).take(heads).collect(),
-            per_head,
-            dim,
-            found: vec![0.0; TILE * heads * per_head],
-            scratch: Box::new([0.0; SCRATCH]),
+        } else {
+            laid.resize(heads * per_head * stride, 0.0);
+            for (to, row) in laid.chunks_exact_mut(stride).zip(query.chunks_exact(dim)) {
+                to[..dim].copy_from_slice(row);
+            }
         }
+        Self { query: laid, transposed, heads, per_head, dim, found: Vec::new(), scratch: Box::new([0.0; SCRATCH]) }
     }
 
-    /// Adds to `out`, `[records, columns]`, the dot products with the elements from `offset` on of each record of `record`
-    /// elements of `dtype`, 16 bits wide: query vector `i` to column `i`.
-    pub(crate) fn add(
+    fn run<'a>(&self, records: &'a [u16], (record, offset): (usize, usize), dtype: DType) -> RecordRun<'a> {
+        let &Self { transposed, heads, per_head, dim, .. } = self;
+        let columns = if transposed { per_head.next_multiple_of(PAD) } else { heads * per_head };
+        RecordRun { records, record, offset, heads, per_head, dim, dtype, columns, transposed }
+    }
+
+    /// Writes to `out`, `[records, columns]`, the dot products with the elements from `offset` on of each record of `record`
+    /// elements of `dtype`, 16 bits wide: query vector `i` to column `i`. Further columns are padding of any value.
+    pub(crate) fn put(
         &mut self,
         records: &[u16],
         (record, offset): (usize, usize),
@@ -63,10 +61,18 @@ impl RowQuery {
         out: &mut [f32],
         columns: usize,
     ) {
-        self.add_pieces(std::iter::once(records), (record, offset), dtype, out, columns);
+        let mut run = self.run(records, (record, offset), dtype);
+        if run.columns == columns || !run.transposed && run.columns < columns {
+            run.columns = columns;
+            Kernel::best().records(&run, &self.query, out, &mut self.scratch);
+        } else {
+            out.fill(0.0);
+            self.add_pieces(std::iter::once(records), (record, offset), dtype, out, columns);
+        }
     }
 
-    /// As [`Self::add`] over the records of all pieces as if they were one: how they are cut changes no bit.
+    /// Adds the dot products over the records of all pieces as if they were one, where [`Self::put`] writes: how they are cut
+    /// changes no bit.
     pub(crate) fn add_pieces<'a>(
         &mut self,
         pieces: impl Iterator<Item = &'a [u16]>,
@@ -75,33 +81,16 @@ impl RowQuery {
         out: &mut [f32],
         columns: usize,
     ) {
-        debug_assert!(dtype.bytes() == 2 && offset + self.heads.len() * self.dim <= record);
-        let count = self.heads.len() * self.per_head;
-        let mut records = pieces.flat_map(|piece| piece.chunks_exact(record));
-        let mut tile: Vec<&[u16]> = Vec::with_capacity(TILE);
-        let mut rows: Vec<&[u8]> = Vec::with_capacity(TILE);
-        for out in out.chunks_mut(TILE * columns) {
-            tile.clear();
-            tile.extend(records.by_ref().take(TILE));
-            for stretch in &self.stretches {
-                rows.clear();
-                rows.extend(tile.iter().map(|row| bytemuck::cast_slice(&row[offset + stretch.first..])));
-                let plane =
-                    Plane { rows: &rows, head_stride: 2 * self.dim, heads: &self.heads, dtype, take: stretch.len };
-                let none = Plane { rows: &[], ..plane };
-                let mut ahead = Ahead { cursor: &mut Cursor::new(), planes: [plane, none, none, none] };
-                Kernel::best().scores(
-                    &plane,
-                    &stretch.query,
-                    stretch.stride,
-                    self.per_head,
-                    &mut self.found,
-                    count,
-                    &mut self.scratch,
-                    &mut ahead,
-                );
-                for (out, found) in out.chunks_exact_mut(columns).zip(self.found.chunks_exact(count)).take(rows.len()) {
-                    out.iter_mut().zip(found).for_each(|(out, found)| *out += found);
+        let count = self.heads * self.per_head;
+        let mut out = out.chunks_exact_mut(columns);
+        for piece in pieces {
+            let tile = (TILE / count).next_multiple_of(8);
+            for records in piece.chunks(tile * record) {
+                let run = self.run(records, (record, offset), dtype);
+                self.found.resize(tile * run.columns, 0.0);
+                Kernel::best().records(&run, &self.query, &mut self.found, &mut self.scratch);
+                for (found, out) in self.found.chunks_exact(run.columns).take(run.count()).zip(&mut out) {
+                    out.iter_mut().zip(&found[..count]).for_each(|(out, found)| *out += found);
                 }
             }
         }
@@ -129,7 +118,8 @@ mod tests {
             let records: Vec<u16> = (0..count * record).map(|_| narrow(random())).collect();
             let columns = (heads * per_head).next_multiple_of(8);
             let mut out = vec![0.5; count * columns];
-            RowQuery::new(&query, heads, dim).add(&records, (record, offset), dtype, &mut out, columns);
+            let mut rows = RowQuery::new(&query, heads, dim);
+            rows.add_pieces(records.chunks(3 * record), (record, offset), dtype, &mut out, columns);
             for (row, out) in records.chunks_exact(record).zip(out.chunks_exact(columns)) {
                 for (i, out) in out.iter().enumerate() {
                     let Some(q) = query.get(i * dim..(i + 1) * dim) else { prop_assert_eq!(*out, 0.5); continue };

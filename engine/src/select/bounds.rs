@@ -25,14 +25,30 @@ impl BoundQuery {
 
     /// Upper bounds of runs of a level, `[runs, columns]`, a column per query head; `columns` is at least their number.
     pub(super) fn upper(&mut self, bounds: &Bounds, level: usize, runs: Range<usize>, columns: usize) -> Vec<f32> {
+        let mut out = vec![0.0; runs.len() * columns];
+        self.put_upper(bounds, level, runs, &mut out, columns);
+        out
+    }
+
+    /// The same, written to `out`.
+    pub(super) fn put_upper(
+        &mut self,
+        bounds: &Bounds,
+        level: usize,
+        runs: Range<usize>,
+        out: &mut [f32],
+        columns: usize,
+    ) {
         let parts = [(&mut self.negative, 0), (&mut self.positive, self.width)];
-        products(parts, bounds, level, runs, columns)
+        products(parts, bounds, level, runs, out, columns);
     }
 
     /// Lower bounds likewise.
     pub(super) fn lower(&mut self, bounds: &Bounds, level: usize, runs: Range<usize>, columns: usize) -> Vec<f32> {
+        let mut out = vec![0.0; runs.len() * columns];
         let parts = [(&mut self.positive, 0), (&mut self.negative, self.width)];
-        products(parts, bounds, level, runs, columns)
+        products(parts, bounds, level, runs, &mut out, columns);
+        out
     }
 }
 
@@ -42,15 +58,15 @@ fn products(
     bounds: &Bounds,
     level: usize,
     runs: Range<usize>,
+    out: &mut [f32],
     columns: usize,
-) -> Vec<f32> {
-    let mut out = vec![0.0; runs.len() * columns];
+) {
+    out.fill(0.0);
     // Of a record the minima come first, then as many maxima.
     let width = parts[1].1;
     for (part, first) in parts {
-        part.add_pieces(bounds.records(level, runs.clone()), (2 * width, first), bounds.element(), &mut out, columns);
+        part.add_pieces(bounds.records(level, runs.clone()), (2 * width, first), bounds.element(), out, columns);
     }
-    out
 }
 
 /// Upper bounds of the groups, summed over query heads: as for one vector, whose cost does not grow with their number.

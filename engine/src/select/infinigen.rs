@@ -1,8 +1,9 @@
 //! After InfiniGen: every KV head ranks tokens by itself, by partial keys of its own. What it reads is whole groups, so a
 //! group stands where the best of its tokens stands in the list of any head.
 
-use super::selector::{Ask, Selector, low_rank, summary_as};
+use super::selector::{Ask, Selector, each_tile, low_rank, summary_as};
 use crate::error::Result;
+use crate::simd::widest;
 use crate::summary::{Adapter, KeySummary, Lanes, LowRank, LowRankKeys, SummaryKind};
 use std::sync::Arc;
 
@@ -37,27 +38,80 @@ impl Selector for InfiniGen {
             true => Lanes::heads(ask.query, kv_heads, ask.shape.key_dim),
             false => Lanes::sums(ask.query, kv_heads, ask.shape.key_dim),
         };
-        let padded = lanes.padded();
-        let mut units = vec![0.0; ask.groups.len() * group * padded];
-        low_rank(keys, &lanes, ask.groups.clone(), &mut units);
-        let mut weights = vec![1.0; padded];
-        if softmax {
-            weights = super::selector::softmax(&mut units, lanes.count(), padded, ask.scale);
-        }
-        let ratio = lanes.count() / kv_heads;
+        let (columns, fill) = low_rank(keys, ask, &lanes);
+        let mut best = vec![Vec::with_capacity(ask.groups.len()); kv_heads];
+        each_tile(ask, group, (lanes.count(), columns), fill, |_, units, weights| {
+            best_by_head(units, weights, (columns, lanes.count() / kv_heads), group, &mut best);
+        });
+        // Of groups that come later in the list of every head, none is chosen: as many come before it.
+        let forced: usize = ask.forced.iter().map(ExactSizeIterator::len).sum();
+        let listed = (ask.count + forced).min(ask.groups.len());
         scores.fill(f32::NEG_INFINITY);
-        for head in 0..kv_heads {
-            let lanes = head * ratio..(head + 1) * ratio;
-            let mut best: Vec<(f32, usize)> = Vec::with_capacity(ask.groups.len());
-            for (index, tokens) in units.chunks_exact(padded * group).enumerate() {
-                let token = |unit: &[f32]| lanes.clone().map(|lane| unit[lane] * weights[lane]).sum::<f32>();
-                best.push((tokens.chunks_exact(padded).map(token).fold(f32::NEG_INFINITY, f32::max), index));
+        for best in best {
+            let mut list: Vec<(f32, usize)> = best.into_iter().zip(0..).collect();
+            let order = |a: &(f32, usize), b: &(f32, usize)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+            if 0 < listed && listed < list.len() {
+                list.select_nth_unstable_by(listed - 1, order);
             }
-            best.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            for (rank, (_, index)) in best.into_iter().enumerate() {
+            list.truncate(listed);
+            list.sort_unstable_by(order);
+            for (rank, (_, index)) in list.into_iter().enumerate() {
                 scores[index] = scores[index].max(-(rank as f32));
             }
         }
         Ok(())
+    }
+}
+
+widest! {
+    /// Adds to each head's list the best token of each group, by the sum over its `ratio` lanes.
+    fn best_by_head(units: &[f32], weights: &[f32], lanes: (usize, usize), group: usize, best: &mut [Vec<f32>])
+        = best_of_heads;
+}
+
+#[inline(always)]
+fn best_of_heads(
+    units: &[f32],
+    weights: &[f32],
+    (columns, ratio): (usize, usize),
+    group: usize,
+    best: &mut [Vec<f32>],
+) {
+    match (columns, ratio) {
+        (8, 1) => best_of::<8, 1>(units, weights, group, best),
+        (16, 2) => best_of::<16, 2>(units, weights, group, best),
+        (32, 4) => best_of::<32, 4>(units, weights, group, best),
+        _ => {
+            for tokens in units.chunks_exact(columns * group) {
+                for (head, best) in best.iter_mut().enumerate() {
+                    let lanes = head * ratio..(head + 1) * ratio;
+                    let mut highest = f32::NEG_INFINITY;
+                    for unit in tokens.chunks_exact(columns) {
+                        let lanes = unit[lanes.clone()].iter().zip(&weights[lanes.clone()]);
+                        highest = highest.max(lanes.map(|(x, w)| x * w).sum());
+                    }
+                    best.push(highest);
+                }
+            }
+        }
+    }
+}
+
+/// With all columns of use.
+#[inline(always)]
+fn best_of<const N: usize, const R: usize>(units: &[f32], weights: &[f32], group: usize, best: &mut [Vec<f32>]) {
+    let Some(weights) = weights.first_chunk::<N>() else { return };
+    for tokens in units.chunks_exact(N * group) {
+        let mut highest = [f32::NEG_INFINITY; 8];
+        for unit in tokens.as_chunks::<N>().0 {
+            for head in 0..8 {
+                let mut sum = 0.0;
+                for i in 0..R {
+                    sum += unit[head * R + i] * weights[head * R + i];
+                }
+                highest[head] = if sum > highest[head] { sum } else { highest[head] };
+            }
+        }
+        best.iter_mut().zip(highest).for_each(|(best, highest)| best.push(highest));
     }
 }

@@ -30,7 +30,7 @@ impl Selector for KvSwap {
 
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &LowRank = summary_as(summaries)?;
-        by_tokens(ask, true, scores, |lanes, out| low_rank(keys, lanes, ask.groups.clone(), out));
+        by_tokens(ask, scores, |lanes| low_rank(keys, ask, lanes));
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ impl Selector for Oracle {
 
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &Exact = summary_as(summaries)?;
-        by_tokens(ask, true, scores, |lanes, out| keys.score(lanes, ask.groups.clone(), out));
+        by_tokens(ask, scores, |lanes| keys.scorer(lanes));
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! Quest-style pages: the upper bound of `q . k` over a group, per query head.
 
 use super::bounds::{BoundQuery, summed_upper};
-use super::selector::{Ask, ScoreForm, Selector, combine, summary_as};
+use super::selector::{Ask, ScoreForm, Selector, best, each_tile, summary_as};
 use crate::error::Result;
 use crate::summary::{Bounds, KeyBounds, KeySummary, SummaryKind};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Selection by the upper bound of each group (Tang et al. 2024).
@@ -27,8 +28,12 @@ impl Selector for Quest {
         }
         let heads = ask.query.len() / ask.shape.key_dim;
         let lanes = heads.next_multiple_of(8);
-        let mut units = BoundQuery::new(ask).upper(bounds, 0, ask.groups.clone(), lanes);
-        combine(&mut units, (heads, lanes), 1, ask.form, ask.scale, scores);
+        let mut query = BoundQuery::new(ask);
+        let fill = |groups: Range<usize>, out: &mut [f32]| query.put_upper(bounds, 0, groups, out, lanes);
+        each_tile(ask, 1, (heads, lanes), fill, |groups, units, weights| {
+            let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
+            best(units, weights, lanes, 1, scores);
+        });
         Ok(())
     }
 }

@@ -88,47 +88,132 @@ pub fn combine(
         return;
     }
     if form == ScoreForm::Softmax {
-        let weights = softmax(units, heads, lanes, scale);
-        best(units, &weights, lanes, per_group, scores);
+        let mut softmax = Softmax::new(lanes, scale);
+        softmax.add(units);
+        best(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
     } else {
         let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
         best(units, &weights, lanes, per_group, scores);
     }
 }
 
+/// Softmax over units that come in parts.
+struct Softmax {
+    /// So far, per lane.
+    maxima: Vec<f32>,
+    /// Of the exponentials, less these maxima.
+    sums: Vec<f32>,
+    factor: f32,
+}
+
+impl Softmax {
+    fn new(lanes: usize, scale: f32) -> Self {
+        // Infinity times a difference of zero is no number.
+        let factor = (scale * std::f32::consts::LOG2_E).min(f32::MAX);
+        Self { maxima: vec![f32::MIN; lanes], sums: vec![0.0; lanes], factor }
+    }
+
+    /// `units` `[units, lanes]` become `exp(scale * (x - max))` per lane, with the maxima so far.
+    fn add(&mut self, units: &mut [f32]) {
+        exponentials(units, &mut self.maxima, &mut self.sums, self.factor);
+    }
+
+    /// What the exponentials with these maxima are to be multiplied by; 0 for lanes that do not count.
+    fn weights(&self, maxima: &[f32], heads: usize) -> Vec<f32> {
+        let lanes = maxima.iter().zip(&self.maxima).zip(&self.sums).enumerate();
+        lanes
+            .map(|(lane, ((max, last), sum))| match lane < heads {
+                true => exp2((max - last) * self.factor) / sum.max(f32::MIN_POSITIVE),
+                false => 0.0,
+            })
+            .collect()
+    }
+}
+
 widest! {
-    /// The units become `exp(scale * (x - max))` per lane; gives one over the sum of each lane that counts.
-    pub(super) fn softmax(units: &mut [f32], heads: usize, lanes: usize, scale: f32) -> Vec<f32> = exponentials;
+    fn exponentials(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) = exponentials_of_lanes;
 }
 
 #[inline(always)]
-fn exponentials(units: &mut [f32], heads: usize, lanes: usize, scale: f32) -> Vec<f32> {
-    let (mut maxima, mut sums) = (vec![f32::MIN; lanes], vec![0.0_f32; lanes]);
-    for unit in units.chunks_exact(lanes) {
-        for (max, x) in maxima.iter_mut().zip(unit) {
-            *max = if *x > *max { *x } else { *max };
-        }
+fn exponentials_of_lanes(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) {
+    match maxima.len() {
+        lanes if lanes.is_multiple_of(32) => exponentials_by::<32>(units, maxima, sums, factor),
+        lanes if lanes.is_multiple_of(16) => exponentials_by::<16>(units, maxima, sums, factor),
+        lanes if lanes.is_multiple_of(8) => exponentials_by::<8>(units, maxima, sums, factor),
+        _ => exponentials_by::<1>(units, maxima, sums, factor),
     }
-    // Infinity times a difference of zero is no number.
-    let factor = (scale * std::f32::consts::LOG2_E).min(f32::MAX);
-    for unit in units.chunks_exact_mut(lanes) {
-        for ((x, max), sum) in unit.iter_mut().zip(&maxima).zip(&mut sums) {
-            *x = exp2((*x - max) * factor);
-            *sum += *x;
+}
+
+/// `N` lanes at a time, which divides their number.
+#[inline(always)]
+fn exponentials_by<const N: usize>(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) {
+    let lanes = maxima.len();
+    let each = maxima.as_chunks_mut::<N>().0.iter_mut().zip(sums.as_chunks_mut::<N>().0);
+    for (at, (last_maxima, last_sums)) in each.enumerate() {
+        let (mut maxima, mut sums) = (*last_maxima, *last_sums);
+        for unit in units.chunks_exact(lanes) {
+            let Some(unit) = unit[at * N..].first_chunk::<N>() else { continue };
+            for i in 0..N {
+                maxima[i] = if unit[i] > maxima[i] { unit[i] } else { maxima[i] };
+            }
         }
+        for i in 0..N {
+            sums[i] *= exp2((last_maxima[i] - maxima[i]) * factor);
+        }
+        for unit in units.chunks_exact_mut(lanes) {
+            let Some(unit) = unit[at * N..].first_chunk_mut::<N>() else { continue };
+            for i in 0..N {
+                unit[i] = exp2((unit[i] - maxima[i]) * factor);
+                sums[i] += unit[i];
+            }
+        }
+        (*last_maxima, *last_sums) = (maxima, sums);
     }
-    sums.iter()
-        .enumerate()
-        .map(|(lane, sum)| if lane < heads { 1.0 / sum.max(f32::MIN_POSITIVE) } else { 0.0 })
-        .collect()
 }
 
 widest! {
-    fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
+    /// As [`combine`] does at last.
+    pub(super) fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
 }
 
 #[inline(always)]
 fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
+    match (lanes, per_group) {
+        (1, 8) if units.len().is_multiple_of(8) => {
+            let weight = weights[0];
+            for (units, score) in units.as_chunks::<8>().0.iter().zip(scores) {
+                let x = units.map(|x| x * weight);
+                let half: [f32; 4] = std::array::from_fn(|i| x[i].max(x[i + 4]));
+                *score = half[0].max(half[2]).max(half[1].max(half[3]));
+            }
+        }
+        (16, _) => best_of_lanes::<16>(units, weights, per_group, scores),
+        (32, _) => best_of_lanes::<32>(units, weights, per_group, scores),
+        _ => best_of_any(units, weights, lanes, per_group, scores),
+    }
+}
+
+#[inline(always)]
+fn best_of_lanes<const N: usize>(units: &[f32], weights: &[f32], per_group: usize, scores: &mut [f32]) {
+    let Some(weights) = weights.first_chunk::<N>() else { return };
+    for (group, score) in units.chunks(N * per_group).zip(scores) {
+        let mut highest = f32::NEG_INFINITY;
+        for unit in group.as_chunks::<N>().0 {
+            let mut sums = [0.0_f32; 16];
+            for first in (0..N).step_by(16) {
+                for i in 0..16 {
+                    sums[i] += unit[first + i] * weights[first + i];
+                }
+            }
+            let sums: [f32; 8] = std::array::from_fn(|i| sums[i] + sums[i + 8]);
+            highest = highest.max(sum8(sums));
+        }
+        *score = highest;
+    }
+}
+
+#[inline(always)]
+fn best_of_any(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
     for (group, score) in units.chunks(lanes.saturating_mul(per_group)).zip(scores) {
         let mut highest = f32::NEG_INFINITY;
         for unit in group.chunks_exact(lanes) {
@@ -142,10 +227,17 @@ fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize
             for ((sum, x), weight) in sums.iter_mut().zip(rest).zip(rest_weights) {
                 *sum += x * weight;
             }
-            highest = highest.max(sums.iter().sum());
+            highest = highest.max(sum8(sums));
         }
         *score = highest;
     }
+}
+
+/// In pairs: the additions of a plain sum would wait for each other.
+#[inline(always)]
+fn sum8(x: [f32; 8]) -> f32 {
+    let x: [f32; 4] = std::array::from_fn(|i| x[i] + x[i + 4]);
+    (x[0] + x[2]) + (x[1] + x[3])
 }
 
 /// `2^x` for `x <= 0`, to about 2e-7; 0 far below.
@@ -163,24 +255,99 @@ fn exp2(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// For methods that score tokens linearly in the query: `fill` gives the scores of all tokens for the lanes.
-pub(super) fn by_tokens(ask: &Ask<'_>, joint: bool, scores: &mut [f32], fill: impl FnOnce(&Lanes, &mut [f32])) {
-    let (heads, dim) = (ask.shape.kv_heads, ask.shape.key_dim);
-    let lanes = match (ask.form, joint) {
-        (ScoreForm::Softmax, _) => Lanes::heads(ask.query, heads, dim),
-        (ScoreForm::Raw, true) => Lanes::joint(ask.query, heads, dim),
-        (ScoreForm::Raw, false) => Lanes::sums(ask.query, heads, dim),
+/// Units that are scored at a time: they stay in the second-level cache until they are added up.
+const TILE: usize = 256;
+
+/// For methods that score tokens linearly in the query. `prepare` gives the columns of scores, at least the lanes, and what
+/// fills in those of all tokens of some groups.
+pub(super) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
+    ask: &Ask<'_>,
+    scores: &mut [f32],
+    prepare: impl FnOnce(&Lanes) -> (usize, F),
+) {
+    let (heads, dim, per_group) = (ask.shape.kv_heads, ask.shape.key_dim, ask.shape.group_tokens);
+    let lanes = match ask.form {
+        ScoreForm::Softmax => Lanes::heads(ask.query, heads, dim),
+        ScoreForm::Raw => Lanes::joint(ask.query, heads, dim),
     };
-    let group = ask.shape.group_tokens;
-    let mut units = vec![0.0; ask.groups.len() * group * lanes.padded()];
-    fill(&lanes, &mut units);
-    combine(&mut units, (lanes.count(), lanes.padded()), group, ask.form, ask.scale, scores);
+    let (columns, fill) = prepare(&lanes);
+    each_tile(ask, per_group, (lanes.count(), columns), fill, |groups, units, weights| {
+        let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
+        best(units, weights, columns, per_group, scores);
+    });
 }
 
-/// Scores of all tokens of `groups` by low-rank keys: `[tokens, lanes]`.
-pub(super) fn low_rank(keys: &LowRank, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-    let rank = keys.rank();
-    RowQuery::new(&keys.queries(lanes), 1, rank).add(keys.rows(groups), (rank, 0), DType::F16, out, lanes.padded());
+/// Scores of `units` units of each group, some groups at a time: `fill` writes `[units, columns]`, of which `lanes` count, and
+/// `take` gets them, in the softmax form as parts of the exponentials, with the weight of each column.
+pub(super) fn each_tile(
+    ask: &Ask<'_>,
+    units: usize,
+    (lanes, columns): (usize, usize),
+    mut fill: impl FnMut(Range<usize>, &mut [f32]),
+    mut take: impl FnMut(Range<usize>, &[f32], &[f32]),
+) {
+    let per_group = columns * units;
+    let tile = (TILE / units).max(1);
+    let tiles = || {
+        let starts = ask.groups.clone().step_by(tile);
+        starts.map(|first| first..(first + tile).min(ask.groups.end))
+    };
+    let mut scores = vec![0.0; tile.min(ask.groups.len()) * per_group];
+    if ask.form == ScoreForm::Raw {
+        let weights: Vec<f32> = (0..columns).map(|lane| f32::from(u8::from(lane < lanes))).collect();
+        for groups in tiles() {
+            let scores = &mut scores[..groups.len() * per_group];
+            fill(groups.clone(), scores);
+            take(groups, scores, &weights);
+        }
+        return;
+    }
+    let mut all = Vec::with_capacity(ask.groups.len() * per_group);
+    let mut softmax = Softmax::new(columns, ask.scale);
+    let mut maxima = Vec::new();
+    for groups in tiles() {
+        let scores = &mut scores[..groups.len() * per_group];
+        fill(groups, scores);
+        softmax.add(scores);
+        all.extend_from_slice(scores);
+        maxima.push(softmax.maxima.clone());
+    }
+    for ((groups, scores), maxima) in tiles().zip(all.chunks(tile * per_group)).zip(&maxima) {
+        take(groups, scores, &softmax.weights(maxima, lanes));
+    }
+}
+
+/// Low-rank keys as something to fill in the scores of groups by.
+pub(super) fn low_rank<'a>(
+    keys: &'a LowRank,
+    ask: &Ask<'_>,
+    lanes: &Lanes,
+) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+    let (rank, queries) = (keys.rank(), keys.queries(lanes));
+    let columns = match lanes.count() {
+        1 => 1,
+        2..=8 => 8,
+        count => count.next_multiple_of(16),
+    };
+    let (heads, own) = (ask.shape.kv_heads, rank / ask.shape.kv_heads);
+    // Where each head has columns of its own, a query vector meets those alone.
+    let per_head = lanes.count() / heads;
+    let others = |(lane, row): (usize, &[f32])| {
+        let first = lane / per_head.max(1) * own;
+        row.iter().enumerate().any(|(j, q)| *q != 0.0 && !(first..first + own).contains(&j))
+    };
+    let apart = per_head > 0 && own > 0 && !queries.chunks_exact(rank).enumerate().any(others);
+    let mut query = if apart {
+        let row = |(lane, row): (usize, &'_ [f32])| row[lane / per_head * own..][..own].to_vec();
+        let queries: Vec<f32> = queries.chunks_exact(rank).enumerate().flat_map(row).collect();
+        RowQuery::new(&queries, heads, own)
+    } else {
+        RowQuery::new(&queries, 1, rank)
+    };
+    let fill = move |groups: Range<usize>, out: &mut [f32]| {
+        query.put(keys.rows(groups), (rank, 0), DType::F16, out, columns);
+    };
+    (columns, fill)
 }
 
 #[cfg(test)]

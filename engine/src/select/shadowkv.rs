@@ -2,10 +2,12 @@
 //! whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank where the view
 //! says so ([`Planes::Rebuilt`](super::Planes)).
 
-use super::selector::{Ask, ScoreForm, Selector, softmax, summary_as};
+use super::selector::{Ask, Selector, each_tile, summary_as};
 use crate::attention::RowQuery;
 use crate::error::Result;
+use crate::simd::widest;
 use crate::summary::{KeySummary, LandmarkKeys, Landmarks, SummaryKind};
+use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
 
@@ -36,23 +38,64 @@ impl Selector for ShadowKv {
         let landmarks: &Landmarks = summary_as(summaries)?;
         let heads = ask.query.len() / ask.shape.key_dim;
         let (lanes, width) = (heads.next_multiple_of(8), ask.shape.width());
-        let mut units = vec![0.0; ask.groups.len() * lanes];
         let mut query = RowQuery::new(ask.query, ask.shape.kv_heads, ask.shape.key_dim);
-        query.add(landmarks.means(ask.groups.clone()), (width, 0), DType::F16, &mut units, lanes);
-        let weights = match ask.form {
-            ScoreForm::Softmax => softmax(&mut units, heads, lanes, ask.scale),
-            ScoreForm::Raw => vec![1.0; lanes],
+        let fill = |groups: Range<usize>, out: &mut [f32]| {
+            query.put(landmarks.means(groups), (width, 0), DType::F16, out, lanes);
         };
-        let ratio = heads / ask.shape.kv_heads;
-        for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
-            let by_head = unit[..heads].chunks_exact(ratio).zip(weights.chunks_exact(ratio));
-            let best = by_head.map(|(x, w)| x.iter().zip(w).map(|(x, w)| x * w).fold(f32::NEG_INFINITY, f32::max));
-            *score = best.sum();
-        }
+        each_tile(ask, 1, (heads, lanes), fill, |groups, units, weights| {
+            let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
+            best_query_heads(units, weights, (heads, lanes), heads / ask.shape.kv_heads, scores);
+        });
         let outliers = (ask.groups.len() as f64 * self.outlier_share.clamp(0.0, 1.0)).ceil() as usize;
         for group in landmarks.outliers(ask.groups.clone(), outliers.min(ask.count / 2)) {
             scores[group - ask.groups.start] = f32::INFINITY;
         }
         Ok(())
+    }
+}
+
+widest! {
+    /// The sum over KV heads of the best of their query heads, `ratio` each.
+    fn best_query_heads(
+        units: &[f32],
+        weights: &[f32],
+        lanes: (usize, usize),
+        ratio: usize,
+        scores: &mut [f32],
+    ) = sums_of_best;
+}
+
+#[inline(always)]
+fn sums_of_best(units: &[f32], weights: &[f32], (heads, lanes): (usize, usize), ratio: usize, scores: &mut [f32]) {
+    match ratio {
+        1 => sums_of::<1>(units, weights, (heads, lanes), scores),
+        2 => sums_of::<2>(units, weights, (heads, lanes), scores),
+        4 => sums_of::<4>(units, weights, (heads, lanes), scores),
+        8 => sums_of::<8>(units, weights, (heads, lanes), scores),
+        _ => {
+            for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
+                let mut sum = 0.0;
+                for (x, w) in unit[..heads].chunks_exact(ratio).zip(weights.chunks_exact(ratio)) {
+                    sum += x.iter().zip(w).fold(f32::NEG_INFINITY, |best, (x, w)| best.max(x * w));
+                }
+                *score = sum;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn sums_of<const R: usize>(units: &[f32], weights: &[f32], (heads, lanes): (usize, usize), scores: &mut [f32]) {
+    for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
+        let mut sum = 0.0;
+        for (x, w) in unit[..heads].as_chunks::<R>().0.iter().zip(weights.as_chunks::<R>().0) {
+            let mut best = f32::NEG_INFINITY;
+            for i in 0..R {
+                let x = x[i] * w[i];
+                best = if x > best { x } else { best };
+            }
+            sum += best;
+        }
+        *score = sum;
     }
 }

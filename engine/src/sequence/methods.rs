@@ -206,7 +206,8 @@ impl Sequence {
         if count < span.len() && span.needs_scores(count, &forced) {
             let shape = state.shape();
             let scale = options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt());
-            let lanes = (query.len() / shape.key_dim).next_multiple_of(8);
+            let heads = query.len() / shape.key_dim;
+            let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
             let bytes = span.len() * group * lanes * 4;
             let reservation = self.store.devices.reserve(bytes, Category::Summaries);
             let _scratch = reservation.ok_or_else(|| {

@@ -3,7 +3,7 @@
 use super::adapter::{Adapter, LayerAdapter};
 use super::codebook::Codebook;
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, look_up, tiles};
+use super::lanes::{Lanes, look_up};
 use super::stored::StoredAs;
 use crate::error::Result;
 use std::ops::Range;
@@ -63,14 +63,19 @@ impl Codes {
         (self.seen > 0 && calibrated > 0.0).then(|| self.error / self.seen as f64 / calibrated)
     }
 
-    /// Scores of all tokens of `groups`, less what is the same for all of them: `[tokens, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+    /// What gives the scores of all tokens of groups, less what is the same for all of them, `[tokens, columns]`; the columns.
+    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let padded = lanes.padded();
         let weights = lanes.project(self.book.query(), self.book.dims());
-        let tables = self.book.tables(&weights, padded);
-        tiles(groups, padded * self.shape.group_tokens, out, |groups, out| {
-            look_up(self.codes.slice(groups), &tables, self.book.code_bytes(), padded, out);
-        });
+        let columns = if lanes.count() == 1 { 1 } else { padded };
+        let tables = match columns {
+            1 => self.book.tables(&weights.iter().step_by(padded).copied().collect::<Vec<f32>>(), 1),
+            _ => self.book.tables(&weights, padded),
+        };
+        let score = move |groups: Range<usize>, out: &mut [f32]| {
+            look_up(self.codes.slice(groups), &tables, self.book.code_bytes(), columns, out);
+        };
+        (columns, score)
     }
 }
 

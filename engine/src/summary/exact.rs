@@ -1,7 +1,7 @@
 //! All keys, as they are: what the exact oracle scores. For evaluation; it costs as much memory as the keys.
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, widen};
-use super::lanes::{Lanes, multiply, tiles};
+use super::lanes::{Lanes, multiply};
 use crate::error::Result;
 use std::ops::Range;
 
@@ -26,8 +26,8 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    /// Raw scores of all tokens of `groups`: `[tokens, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
+    /// What gives the raw scores of all tokens of groups, `[tokens, columns]`; the columns.
+    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
         let (padded, width) = (lanes.padded(), self.shape.width());
         let mut weights = vec![0.0; width * padded];
@@ -38,7 +38,7 @@ impl Exact {
         }
         let mut keys = vec![0.0; width * group_tokens];
         let row = key_dim * dtype.bytes();
-        tiles(groups, padded * group_tokens, out, |groups, out| {
+        let score = move |groups: Range<usize>, out: &mut [f32]| {
             for (index, out) in groups.zip(out.chunks_exact_mut(padded * group_tokens)) {
                 let plane = self.planes.slice(index..index + 1);
                 for head in 0..kv_heads {
@@ -49,7 +49,8 @@ impl Exact {
                 }
                 multiply(&keys, &weights, width, padded, out);
             }
-        });
+        };
+        (padded, score)
     }
 }
 

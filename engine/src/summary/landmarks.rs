@@ -38,8 +38,12 @@ impl Landmarks {
     pub(crate) fn outliers(&self, range: Range<usize>, count: usize) -> Vec<usize> {
         let cosines = self.cosines.slice(range.clone());
         let mut order: Vec<usize> = (0..range.len()).collect();
-        order.sort_by(|a, b| cosines[*a].total_cmp(&cosines[*b]).then(a.cmp(b)));
+        let by_cosine = |a: &usize, b: &usize| cosines[*a].total_cmp(&cosines[*b]).then(a.cmp(b));
+        if 0 < count && count < order.len() {
+            order.select_nth_unstable_by(count - 1, by_cosine);
+        }
         order.truncate(count);
+        order.sort_unstable_by(by_cosine);
         order.iter().map(|i| i + range.start).collect()
     }
 }

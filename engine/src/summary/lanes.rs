@@ -1,10 +1,6 @@
 //! Scoring of many tokens for many query heads at once: one lane of a vector register per query head.
 
 use crate::simd::widest;
-use std::ops::Range;
-
-/// Tokens scored at a time.
-pub(crate) const TILE: usize = 256;
 
 /// Query vectors, each with the KV heads whose keys it meets. Lanes are padded to a multiple of 8.
 pub(crate) struct Lanes {
@@ -112,6 +108,7 @@ widest! {
 #[inline(always)]
 fn look_up_any(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) {
     match lanes {
+        1 => look_up_inner::<1>(codes, tables, code_bytes, out),
         4 => look_up_inner::<4>(codes, tables, code_bytes, out),
         8 => look_up_inner::<8>(codes, tables, code_bytes, out),
         16 => look_up_inner::<16>(codes, tables, code_bytes, out),
@@ -143,19 +140,5 @@ fn look_up_wide(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, o
             let row = &tables[(b * 256 + usize::from(code)) * lanes..][..lanes];
             out.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
         }
-    }
-}
-
-/// Scores of units `[units, lanes]`, a tile at a time.
-pub(crate) fn tiles(
-    units: Range<usize>,
-    lanes: usize,
-    out: &mut [f32],
-    mut tile: impl FnMut(Range<usize>, &mut [f32]),
-) {
-    let start = units.start;
-    for first in units.clone().step_by(TILE) {
-        let end = (first + TILE).min(units.end);
-        tile(first..end, &mut out[(first - start) * lanes..(end - start) * lanes]);
     }
 }

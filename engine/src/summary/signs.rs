@@ -1,8 +1,9 @@
 //! Sign bits: each head's key after a fixed random rotation, one bit per dimension, and its length in f16. No calibration.
 
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, look_up, tiles};
+use super::lanes::{Lanes, look_up};
 use super::stored::StoredAs;
+use crate::attention::{SIGN_BYTES, SIGN_TABLES, SignSums, sign_sums};
 use crate::error::Result;
 use half::f16;
 use std::ops::Range;
@@ -60,49 +61,145 @@ fn rotate(x: &mut [f32]) {
 }
 
 impl Signs {
-    /// Estimated scores of all tokens of `groups`: `[tokens, lanes]`.
-    pub(crate) fn score(&self, lanes: &Lanes, groups: Range<usize>, out: &mut [f32]) {
-        let KeyShape { kv_heads, group_tokens, .. } = self.shape;
-        let (padded, bytes) = (lanes.padded(), self.dims / 8);
+    /// What gives the estimated scores of all tokens of groups, `[tokens, columns]`; the columns.
+    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+        let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
         // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
         let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
         // A head's bits matter to its own lanes alone.
-        let mut own: Vec<Vec<usize>> = vec![Vec::new(); kv_heads];
-        lanes.rows().for_each(|(lane, head, _)| own[head].push(lane));
-        let wide = own.iter().map(Vec::len).max().unwrap_or(0).next_power_of_two().max(4);
-        let mut tables = vec![0.0_f32; kv_heads * bytes * 256 * wide];
-        let mut rotated = vec![0.0; self.dims];
+        let mut heads: Vec<Vec<(usize, Vec<f32>)>> = vec![Vec::new(); self.shape.kv_heads];
         for (lane, head, row) in lanes.rows() {
-            let slot = own[head].iter().position(|own| *own == lane).unwrap_or(0);
-            rotated.fill(0.0);
+            let mut rotated = vec![0.0; self.dims];
             rotated[..row.len()].copy_from_slice(row);
             rotate(&mut rotated);
-            for (b, weights) in rotated.chunks_exact(8).enumerate() {
-                let table = &mut tables[(head * bytes + b) * 256 * wide..][..256 * wide];
-                for (value, out) in table.chunks_exact_mut(wide).enumerate() {
-                    let signed = weights.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w });
-                    out[slot] += signed.sum::<f32>() * factor;
-                }
-            }
+            rotated.iter_mut().for_each(|x| *x *= factor);
+            heads[head].push((lane, rotated));
         }
-        let head_codes = group_tokens * bytes;
-        let mut part = vec![0.0; group_tokens * wide];
-        tiles(groups, padded * group_tokens, out, |groups, out| {
-            out.fill(0.0);
-            for (index, out) in groups.zip(out.chunks_exact_mut(padded * group_tokens)) {
-                let (signs, lengths) = (self.signs.slice(index..index + 1), self.lengths.slice(index..index + 1));
-                for (head, own) in own.iter().enumerate() {
-                    let table = &tables[head * bytes * 256 * wide..][..bytes * 256 * wide];
-                    look_up(&signs[head * head_codes..][..head_codes], table, bytes, wide, &mut part);
-                    let lengths = &lengths[head * group_tokens..][..group_tokens];
-                    for ((out, part), &length) in out.chunks_exact_mut(padded).zip(part.chunks_exact(wide)).zip(lengths)
-                    {
-                        let length = f16::from_bits(length).to_f32();
-                        own.iter().zip(part).for_each(|(lane, part)| out[*lane] += length * part);
+        let fits = self.dims == 8 * SIGN_BYTES && self.shape.group_tokens.is_multiple_of(4);
+        let mut by_nibbles = sign_sums().filter(|_| fits).map(|sums| Nibbles::new(sums, &heads));
+        let mut by_bytes = by_nibbles.is_none().then(|| Bytes::new(self, &heads));
+        let score = move |groups: Range<usize>, out: &mut [f32]| {
+            if let Some(tables) = &mut by_nibbles {
+                tables.score(self, groups, out, columns);
+            } else if let Some(tables) = &mut by_bytes {
+                tables.score(self, groups, out, columns);
+            }
+        };
+        (columns, score)
+    }
+}
+
+/// The sums of signed weights, by each value of so many bits.
+fn signed_sums(weights: &[f32], value: usize) -> f32 {
+    weights.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w }).sum()
+}
+
+/// A table for every eight bits.
+struct Bytes {
+    /// Per head: lanes, and `[bytes, 256, wide]`.
+    heads: Vec<(Vec<usize>, Vec<f32>)>,
+    wide: usize,
+    part: Vec<f32>,
+}
+
+impl Bytes {
+    fn new(signs: &Signs, heads: &[Vec<(usize, Vec<f32>)>]) -> Self {
+        let wide = heads.iter().map(Vec::len).max().unwrap_or(0).next_power_of_two();
+        let tables = |own: &Vec<(usize, Vec<f32>)>| {
+            let mut tables = vec![0.0_f32; signs.dims / 8 * 256 * wide];
+            for (slot, (_, rotated)) in own.iter().enumerate() {
+                for (weights, table) in rotated.chunks_exact(8).zip(tables.chunks_exact_mut(256 * wide)) {
+                    for (value, out) in table.chunks_exact_mut(wide).enumerate() {
+                        out[slot] = signed_sums(weights, value);
                     }
                 }
             }
-        });
+            (own.iter().map(|(lane, _)| *lane).collect(), tables)
+        };
+        Self { heads: heads.iter().map(tables).collect(), wide, part: vec![0.0; signs.shape.group_tokens * wide] }
+    }
+
+    fn score(&mut self, signs: &Signs, groups: Range<usize>, out: &mut [f32], columns: usize) {
+        let (group, bytes) = (signs.shape.group_tokens, signs.dims / 8);
+        out.fill(0.0);
+        for (index, out) in groups.zip(out.chunks_exact_mut(columns * group)) {
+            let (codes, lengths) = (signs.signs.slice(index..index + 1), signs.lengths.slice(index..index + 1));
+            let each = codes.chunks_exact(group * bytes).zip(lengths.chunks_exact(group));
+            for ((own, table), (codes, lengths)) in self.heads.iter().zip(each) {
+                look_up(codes, table, bytes, self.wide, &mut self.part);
+                let parts = self.part.chunks_exact(self.wide).zip(lengths);
+                for (out, (part, &length)) in out.chunks_exact_mut(columns).zip(parts) {
+                    let length = f16::from_bits(length).to_f32();
+                    own.iter().zip(part).for_each(|(lane, part)| out[*lane] += length * part);
+                }
+            }
+        }
+    }
+}
+
+/// A table for every four bits, which a vector register holds.
+struct Nibbles {
+    sums: SignSums,
+    /// Of a head: its lanes, at most four, and the tables of one or four.
+    parts: Vec<(usize, Vec<usize>, Vec<[f32; 16]>)>,
+}
+
+impl Nibbles {
+    fn new(sums: SignSums, heads: &[Vec<(usize, Vec<f32>)>]) -> Self {
+        let mut parts = Vec::new();
+        for (head, own) in heads.iter().enumerate() {
+            for own in own.chunks(4) {
+                let mut tables: Vec<[f32; 16]> = Vec::new();
+                for (_, rotated) in own {
+                    let weights = rotated.chunks_exact(4);
+                    tables.extend(weights.map(|weights| std::array::from_fn(|value| signed_sums(weights, value))));
+                }
+                tables.resize(if own.len() == 1 { 1 } else { 4 } * SIGN_TABLES, [0.0; 16]);
+                parts.push((head, own.iter().map(|(lane, _)| *lane).collect(), tables));
+            }
+        }
+        Self { sums, parts }
+    }
+
+    fn score(&mut self, signs: &Signs, groups: Range<usize>, out: &mut [f32], columns: usize) {
+        let quads = signs.shape.group_tokens / 4;
+        let (codes, lengths) = (signs.signs.slice(groups.clone()), signs.lengths.slice(groups));
+        let codes = codes.as_chunks::<{ 4 * SIGN_BYTES }>().0;
+        let lengths = lengths.as_chunks::<4>().0;
+        let heads = signs.shape.kv_heads;
+        // Few tables stay in the first-level cache with the codes of all heads, many do not.
+        let tokens = if columns == 1 { 16 } else { 64 };
+        let empty = [0; 4 * SIGN_BYTES];
+        for (tile, out) in out.chunks_mut(tokens * columns).enumerate() {
+            out.fill(0.0);
+            for (head, own, tables) in &self.parts {
+                for (block, out) in out.chunks_mut(16 * columns).enumerate() {
+                    let first = (tile * tokens + block * 16) / 4;
+                    let (mut of, mut length) = ([&empty; 4], [[0; 4]; 4]);
+                    for i in 0..4 {
+                        let at = ((first + i) / quads * heads + head) * quads + (first + i) % quads;
+                        if let (Some(codes), Some(lengths)) = (codes.get(at), lengths.get(at)) {
+                            (of[i], length[i]) = (codes, *lengths);
+                        }
+                    }
+                    let Some(length) = length.as_flattened().first_chunk() else { continue };
+                    if let [lane] = own.as_slice() {
+                        let mut sums = [[0.0; 16]];
+                        (self.sums)(of, length, tables, &mut sums);
+                        for (out, sum) in out.iter_mut().skip(*lane).step_by(columns).zip(&sums[0]) {
+                            *out += sum;
+                        }
+                    } else {
+                        let mut sums = [[0.0; 16]; 4];
+                        (self.sums)(of, length, tables, &mut sums);
+                        let sums = sums.as_flattened().as_chunks::<4>().0;
+                        for (out, sums) in out.chunks_exact_mut(columns).zip(sums) {
+                            own.iter().zip(sums).for_each(|(lane, sum)| out[*lane] += sum);
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use super::simd::Simd;
 use super::{Kernel, entry_points};
 use std::arch::x86_64::*;
 
-static KERNEL: Kernel = Kernel { name: "avx512", scores, softmax, values };
+static KERNEL: Kernel = Kernel { name: "avx512", scores, records, softmax, values };
 
 /// The kernel, where this CPU can run it.
 pub(super) fn kernel() -> Option<&'static Kernel> {

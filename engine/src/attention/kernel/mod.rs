@@ -57,6 +57,35 @@ impl Plane<'_> {
     }
 }
 
+/// Records of 16-bit elements that lie one after the other, and what of them meets the query.
+pub(super) struct RecordRun<'a> {
+    pub(super) records: &'a [u16],
+    /// Elements of a record, and the first that takes part.
+    pub(super) record: usize,
+    pub(super) offset: usize,
+    pub(super) heads: usize,
+    /// Query vectors of a head.
+    pub(super) per_head: usize,
+    /// Elements of a head.
+    pub(super) dim: usize,
+    pub(super) dtype: DType,
+    /// Of a row of scores.
+    pub(super) columns: usize,
+    /// The query is `[dim, columns]`, for one head; else `[heads * per_head, stride]`.
+    pub(super) transposed: bool,
+}
+
+impl RecordRun<'_> {
+    pub(super) fn count(&self) -> usize {
+        self.records.len() / self.record
+    }
+
+    /// Elements from one query vector to the next, and from one widened record to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.dim.next_multiple_of(PAD)
+    }
+}
+
 /// What [`Kernel::softmax`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scores {
@@ -67,6 +96,7 @@ pub(super) enum Scores {
 }
 
 type ScoresFn = unsafe fn(&Plane<'_>, *const f32, usize, usize, *mut f32, usize, *mut f32, &mut Ahead<'_>);
+type RecordsFn = unsafe fn(&RecordRun<'_>, *const f32, *mut f32, *mut f32);
 type SoftmaxFn = unsafe fn(*mut f32, usize, usize, *mut f32, *mut f32, *mut f32) -> Scores;
 type ValuesFn =
     unsafe fn(&Plane<'_>, *const f32, usize, usize, *const f32, *mut f32, usize, *mut f32, Option<&mut Ahead<'_>>);
@@ -75,6 +105,7 @@ type ValuesFn =
 pub struct Kernel {
     name: &'static str,
     scores: ScoresFn,
+    records: RecordsFn,
     softmax: SoftmaxFn,
     values: ValuesFn,
 }
@@ -147,6 +178,25 @@ impl Kernel {
                 ahead,
             );
         }
+    }
+
+    /// Dot products of records with query vectors: `out[r * columns + i] = query[i] . record(r)`, where vector `i` meets the
+    /// elements of head `i / per_head`.
+    #[allow(unsafe_code)]
+    pub(super) fn records(&self, run: &RecordRun<'_>, query: &[f32], out: &mut [f32], scratch: &mut [f32; SCRATCH]) {
+        assert!(run.record > 0 && run.dtype.bytes() == 2 && run.offset + run.heads * run.dim <= run.record);
+        assert!(run.count() * run.columns <= out.len());
+        if run.transposed {
+            assert!(run.heads == 1 && run.columns.is_multiple_of(PAD) && run.stride() <= SCRATCH / 8);
+            assert!(run.dim * run.columns <= query.len());
+        } else {
+            assert!(run.heads * run.per_head <= run.columns);
+            assert!(run.heads * run.per_head * run.stride() <= query.len());
+        }
+        // SAFETY: a kernel is only handed out where the CPU has its instructions; all reads of records and queries and all
+        // writes of scores lie within the slices by the assertions above; a block of at most 8 widened records fits the scratch
+        // buffer.
+        unsafe { (self.records)(run, query.as_ptr(), out.as_mut_ptr(), scratch.as_mut_ptr()) }
     }
 
     /// Turns `scores` (`[tokens, columns]`) into weights `exp(score - max)`, updates the running maxima and sums (`[columns]`) and
@@ -235,6 +285,11 @@ macro_rules! entry_points {
             ahead: &mut super::Ahead<'_>,
         ) {
             super::scores::scores::<$simd>(plane, query, query_stride, group, scores, columns, scratch, ahead);
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn records(run: &super::RecordRun<'_>, query: *const f32, out: *mut f32, scratch: *mut f32) {
+            super::scores::records::<$simd>(run, query, out, scratch);
         }
 
         #[target_feature(enable = $features)]

@@ -8,7 +8,7 @@ use super::{Kernel, entry_points};
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-static KERNEL: Kernel = Kernel { name: "neon", scores, softmax, values };
+static KERNEL: Kernel = Kernel { name: "neon", scores, records, softmax, values };
 
 /// The kernel, where this CPU can run it.
 pub(super) fn kernel() -> Option<&'static Kernel> {

@@ -10,6 +10,7 @@ use half::f16;
 pub(super) static KERNEL: Kernel = Kernel {
     name: "portable",
     scores: scores::scores::<Portable>,
+    records: scores::records::<Portable>,
     softmax: softmax::softmax::<Portable>,
     values: values::values::<Portable>,
 };
