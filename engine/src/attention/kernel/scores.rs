@@ -5,7 +5,7 @@
 
 use super::simd::{Bf16, Element, F16, F32, Simd, prefetch, widen};
 use super::{Ahead, Plane, RecordRun};
-use crate::attention::ahead::Stretch;
+use crate::attention::ahead::{LINE, Stretch};
 use stratakv_format::DType;
 
 /// How far ahead of the work records are asked for, in bytes. Measured on Zen 4.
@@ -105,12 +105,11 @@ pub(super) unsafe fn records<S: Simd>(run: &RecordRun<'_>, query: *const f32, ou
     }
 }
 
-/// The stretch of a record that is asked for when another is worked on: how far ahead it starts, and its bytes. None of long
-/// records, which the processor's own prefetches follow.
+/// How far ahead of a row it is asked for while another is worked on: whole records, none of long rows, which the processor's
+/// own prefetches follow.
 #[inline(always)]
-fn asked_ahead(run: &RecordRun<'_>) -> (usize, usize) {
-    let bytes = 2 * run.heads * run.dim;
-    (RECORDS_AHEAD.next_multiple_of(2 * run.record), if bytes > RECORDS_AHEAD / 4 { 0 } else { bytes })
+fn asked_ahead(run: &RecordRun<'_>) -> Option<usize> {
+    (2 * run.dim <= RECORDS_AHEAD / 4).then(|| RECORDS_AHEAD.next_multiple_of(2 * run.record))
 }
 
 #[inline(always)]
@@ -121,7 +120,9 @@ unsafe fn records_of<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32
         (2 | 3, false) | (_, true) => 4,
         (_, false) => 2,
     };
-    let (ahead, bytes) = asked_ahead(run);
+    let ahead = asked_ahead(run);
+    // Heads of one cache line.
+    let together = (LINE / (2 * run.dim)).max(1);
     let mut done = 0;
     while done < count {
         let n = if count - done >= block { block } else { 1 };
@@ -130,9 +131,15 @@ unsafe fn records_of<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32
         unsafe {
             for (t, row) in rows.iter_mut().enumerate().take(n) {
                 *row = run.records.as_ptr().add((done + t) * run.record + run.offset).cast::<u8>();
-                prefetch::<S>(&Stretch { start: row.wrapping_add(ahead), bytes });
             }
             for head in 0..run.heads {
+                if let Some(ahead) = ahead
+                    && head % together == 0
+                {
+                    for row in &rows[..n] {
+                        prefetch::<S>(&Stretch { start: row.wrapping_add(ahead), bytes: 2 * run.dim * together });
+                    }
+                }
                 let q = query.add(head * group * stride);
                 let out = out.add(done * run.columns + head * group);
                 dot_group::<S, E>(q, stride, group, &rows, n, run.dim, out, run.columns);
@@ -165,7 +172,7 @@ unsafe fn wide_blocks<S: Simd, E: Element, const T: usize>(
     scratch: *mut f32,
 ) {
     let (count, stride) = (run.count(), run.stride());
-    let (ahead, bytes) = asked_ahead(run);
+    let ahead = asked_ahead(run);
     let mut done = 0;
     while done < count {
         let n = T.min(count - done);
@@ -175,7 +182,9 @@ unsafe fn wide_blocks<S: Simd, E: Element, const T: usize>(
         unsafe {
             for t in 0..n {
                 let row = run.records.as_ptr().add((done + t) * run.record + run.offset).cast::<u8>();
-                prefetch::<S>(&Stretch { start: row.wrapping_add(ahead), bytes });
+                if let Some(ahead) = ahead {
+                    prefetch::<S>(&Stretch { start: row.wrapping_add(ahead), bytes: 2 * run.dim });
+                }
                 widen::<S, E>(row, run.dim, scratch.add(t * stride));
             }
             let mut column = 0;
