@@ -69,12 +69,13 @@ pub(crate) fn run(args: &IngestArgs) -> Result<()> {
         eprintln!("kvbench: {}: round {round} of {}", dir.path().display(), args.common.rounds);
         // Who goes first changes with every round: a disk may not have recovered from the turn before.
         for own in [round % 2 == 1, round % 2 == 0] {
-            settle(dir.path())?;
             if own {
+                settle(dir.path())?;
                 let path = dir.path().join("store");
                 turns.push(turn(args, &path, tokens, &mut source)?);
                 std::fs::remove_dir_all(&path)?;
             } else if with_fio {
+                settle(dir.path())?;
                 let path = dir.path().join("raw");
                 fio_runs.push(fio::write(&path, bytes)?);
                 std::fs::remove_file(&path)?;

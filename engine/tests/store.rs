@@ -2,6 +2,7 @@
 
 use half::f16;
 use std::path::Path;
+use stratakv::attention::MAX_Q_HEADS;
 use stratakv::{
     Budget, ByteSize, DType, Durability, ErrorKind, KvLayout, LayerSpec, SelectOptions, Sequence, SequenceOptions,
     Store, StoreOptions, Summary, TensorView, attend,
@@ -214,6 +215,8 @@ fn bad_arguments_change_nothing() {
     assert_eq!(sequence.append(0, wrong, view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(sequence.append(1, view(&good), view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(sequence.select(0, &[0.0; 5], Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let many = vec![0.5; (MAX_Q_HEADS + KV_HEADS) * DIM];
+    assert_eq!(sequence.select(0, &many, Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(sequence.select(0, &query(2), Budget::tokens(0)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let options = SequenceOptions::new().key("a");
     assert_eq!(store.create_sequence(&layout(1, 4), options).unwrap_err().kind(), ErrorKind::AlreadyExists);

@@ -46,6 +46,7 @@ impl BlockCoder {
         for (plane, (codec, shape)) in self.planes.iter().enumerate() {
             let ((from, len), (to, room)) = (self.plain.plane(plane), self.stored.plane(plane));
             let (plain, out) = (&plain[from..from + len], &mut stored[to..to + room]);
+            debug_assert_eq!(room, codec.bytes(&shape.stored()), "the room of a plane");
             let encoded = match codec {
                 PlaneCodec::Raw => {
                     out.copy_from_slice(plain);

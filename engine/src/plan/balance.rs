@@ -100,8 +100,11 @@ impl Pieces {
                 first.put(at, copy);
             }
         }
+        if first.end() >= spread.end() {
+            return spread.copies;
+        }
         first.improve();
-        if first.end() < spread.end() { first.copies } else { spread.copies }
+        first.copies
     }
 
     /// Copies to choose from: those on devices that did not fail of late, or all when there are no others.

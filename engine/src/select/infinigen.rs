@@ -39,7 +39,7 @@ impl Selector for InfiniGen {
             false => Lanes::sums(ask.query, kv_heads, ask.shape.key_dim),
         };
         let (columns, fill) = low_rank(keys, ask, &lanes);
-        let mut best = vec![Vec::with_capacity(ask.groups.len()); kv_heads];
+        let mut best: Vec<Vec<f32>> = (0..kv_heads).map(|_| Vec::with_capacity(ask.groups.len())).collect();
         each_tile(ask, group, (lanes.count(), columns), fill, |_, units, weights| {
             best_by_head(units, weights, (columns, lanes.count() / kv_heads), group, &mut best);
         });

@@ -123,7 +123,8 @@ impl Softmax {
         let lanes = maxima.iter().zip(&self.maxima).zip(&self.sums).enumerate();
         lanes
             .map(|(lane, ((max, last), sum))| match lane < heads {
-                true => exp2((max - last) * self.factor) / sum.max(f32::MIN_POSITIVE),
+                // Of parts far below the last maximum nothing is left.
+                true => ((max - last) * self.factor).exp2() / sum.max(f32::MIN_POSITIVE),
                 false => 0.0,
             })
             .collect()
@@ -196,7 +197,7 @@ fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize
 #[inline(always)]
 fn best_of_lanes<const N: usize>(units: &[f32], weights: &[f32], per_group: usize, scores: &mut [f32]) {
     let Some(weights) = weights.first_chunk::<N>() else { return };
-    for (group, score) in units.chunks(N * per_group).zip(scores) {
+    for (group, score) in units.chunks(per_group.saturating_mul(N)).zip(scores) {
         let mut highest = f32::NEG_INFINITY;
         for unit in group.as_chunks::<N>().0 {
             let mut sums = [0.0_f32; 16];
@@ -240,7 +241,7 @@ fn sum8(x: [f32; 8]) -> f32 {
     (x[0] + x[2]) + (x[1] + x[3])
 }
 
-/// `2^x` for `x <= 0`, to about 2e-7; 0 far below.
+/// `2^x` for `x <= 0`, to about 2e-7; no less than 2^-126.
 #[inline(always)]
 fn exp2(x: f32) -> f32 {
     let x = if x < -126.0 { -126.0 } else { x };
@@ -359,6 +360,48 @@ mod tests {
         #[test]
         fn powers_of_two(x in -100.0_f32..0.0) {
             prop_assert!((exp2(x) / x.exp2() - 1.0).abs() < 1e-5, "{} {}", exp2(x), x.exp2());
+        }
+
+        #[test]
+        fn tiles_are_as_one(
+            (groups, per_group, heads) in (1_usize..400, 1_usize..6, 1_usize..20), first in 0_usize..50,
+            rise in -0.3_f32..0.3, softmax in any::<bool>(), seed in any::<u64>(),
+        ) {
+            let mut state = seed | 1;
+            let mut random = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+            };
+            let columns = if heads == 1 { 1 } else { heads.next_multiple_of(8) };
+            // Maxima that rise, or fall, from tile to tile.
+            let units: Vec<f32> = (0..groups * per_group * columns)
+                .map(|at| 8.0 * random() + rise * (at / columns) as f32)
+                .collect();
+            let form = if softmax { ScoreForm::Softmax } else { ScoreForm::Raw };
+            let mut expected = vec![0.0; groups];
+            combine(&mut units.clone(), (heads, columns), per_group, form, 0.5, &mut expected);
+            let ask = Ask {
+                query: &[],
+                shape: KeyShape { kv_heads: 1, key_dim: 1, group_tokens: per_group, dtype: DType::F32 },
+                scale: 0.5,
+                form,
+                groups: first..first + groups,
+                forced: [0..0, 0..0],
+                count: 1,
+            };
+            let fill = |of: Range<usize>, out: &mut [f32]| {
+                let at = |group: usize| (group - first) * per_group * columns;
+                out.copy_from_slice(&units[at(of.start)..at(of.end)]);
+            };
+            let mut scores = vec![0.0; groups];
+            each_tile(&ask, per_group, (heads, columns), fill, |of, units, weights| {
+                best(units, weights, columns, per_group, &mut scores[of.start - first..of.end - first]);
+            });
+            for (group, (x, y)) in scores.iter().zip(&expected).enumerate() {
+                prop_assert!((x - y).abs() <= 1e-4 * y.abs() + 1e-6, "group {group}: {x}, as one {y}");
+            }
         }
 
         #[test]

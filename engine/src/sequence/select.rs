@@ -2,7 +2,7 @@
 
 use super::Sequence;
 use super::layer::Layer;
-use crate::attention::{HeadMask, TokenMask, dot_fn};
+use crate::attention::{HeadMask, MAX_Q_HEADS, TokenMask, dot_fn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{BlockPlace, Source};
 use crate::log::Tail;
@@ -19,7 +19,7 @@ impl Sequence {
     /// select inside it. A budget of everything needs no summary.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape or not finite, a budget of zero, a scale that is not finite and
+    /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape, of more than [`MAX_Q_HEADS`] heads or not finite, a budget of zero, a scale that is not finite and
     /// above 0, a layer that has no tokens yet, a sequence without the summary that choosing needs, or [`Planes`] that the layer does not have.
     /// Where summaries are [streamed](crate::Summaries::Streamed): [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no memory for those
     /// of the layer, for ten seconds; and what reading keys says where records are damaged and are made anew.
@@ -235,6 +235,10 @@ pub(super) fn check_query(state: &Layer, query: &[f32]) -> Result<()> {
     let heads = usize::from(state.geometry.kv_heads);
     if query.is_empty() || !query.len().is_multiple_of(row * heads) {
         let text = format!("query of {} elements; q_heads x {row} with q_heads a multiple of {heads}", query.len());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    if query.len() / row > MAX_Q_HEADS {
+        let text = format!("query of {} heads; there may be {MAX_Q_HEADS}", query.len() / row);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     match query.iter().position(|x| !x.is_finite()) {

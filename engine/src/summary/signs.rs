@@ -64,17 +64,7 @@ impl Signs {
     /// What gives the estimated scores of all tokens of groups, `[tokens, columns]`; the columns.
     pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
-        // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
-        let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
-        // A head's bits matter to its own lanes alone.
-        let mut heads: Vec<Vec<(usize, Vec<f32>)>> = vec![Vec::new(); self.shape.kv_heads];
-        for (lane, head, row) in lanes.rows() {
-            let mut rotated = vec![0.0; self.dims];
-            rotated[..row.len()].copy_from_slice(row);
-            rotate(&mut rotated);
-            rotated.iter_mut().for_each(|x| *x *= factor);
-            heads[head].push((lane, rotated));
-        }
+        let heads = self.weights(lanes);
         let fits = self.dims == 8 * SIGN_BYTES && self.shape.group_tokens.is_multiple_of(4);
         let mut by_nibbles = sign_sums().filter(|_| fits).map(|sums| Nibbles::new(sums, &heads));
         let mut by_bytes = by_nibbles.is_none().then(|| Bytes::new(self, &heads));
@@ -86,6 +76,21 @@ impl Signs {
             }
         };
         (columns, score)
+    }
+
+    /// Of each head its lanes, for a head's bits matter to them alone, with what a bit adds or takes off.
+    fn weights(&self, lanes: &Lanes) -> Vec<Vec<(usize, Vec<f32>)>> {
+        // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
+        let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
+        let mut heads: Vec<Vec<(usize, Vec<f32>)>> = vec![Vec::new(); self.shape.kv_heads];
+        for (lane, head, row) in lanes.rows() {
+            let mut rotated = vec![0.0; self.dims];
+            rotated[..row.len()].copy_from_slice(row);
+            rotate(&mut rotated);
+            rotated.iter_mut().for_each(|x| *x *= factor);
+            heads[head].push((lane, rotated));
+        }
+        heads
     }
 }
 
@@ -273,5 +278,73 @@ impl KeySummary for Signs {
             self.lengths.restore(lengths);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use stratakv_format::DType;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn both_tables_give_the_sums_of_the_bits(
+            (kv_heads, per_head, group) in (1_usize..4, 1_usize..7, prop::sample::select(vec![4_usize, 12, 16])),
+            (count, key_dim) in (1_usize..24, 100_usize..129),
+            joint in any::<bool>(), seed in any::<u64>(),
+        ) {
+            let mut state = seed | 1;
+            let mut random = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+            };
+            let shape = KeyShape { kv_heads, key_dim, group_tokens: group, dtype: DType::F32 };
+            let dims = 8 * SIGN_BYTES;
+            let mut signs = Signs {
+                shape,
+                dims,
+                signs: Records::new(kv_heads * dims / 8 * group),
+                lengths: Records::new(kv_heads * group),
+            };
+            for index in 0..count {
+                let plane: Vec<u8> = (0..kv_heads * group * key_dim).flat_map(|_| random().to_le_bytes()).collect();
+                signs.push(&KeyGroup::new(shape, &plane, index as u64).unwrap());
+            }
+            let query: Vec<f32> = (0..kv_heads * per_head * key_dim).map(|_| random()).collect();
+            let lanes = if joint { Lanes::joint(&query, kv_heads, key_dim) } else { Lanes::heads(&query, kv_heads, key_dim) };
+            let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
+            let (heads, groups) = (signs.weights(&lanes), count / 3..count);
+            let mut expected = vec![0.0; groups.len() * group * columns];
+            for (index, out) in groups.clone().zip(expected.chunks_exact_mut(group * columns)) {
+                let (bits, lengths) = (signs.signs.slice(index..index + 1), signs.lengths.slice(index..index + 1));
+                for (token, out) in out.chunks_exact_mut(columns).enumerate() {
+                    for (head, own) in heads.iter().enumerate() {
+                        let at = head * group + token;
+                        let length = f16::from_bits(lengths[at]).to_f32();
+                        for (lane, weights) in own {
+                            let bit = |i: usize| bits[at * dims / 8 + i / 8] >> (i % 8) & 1 == 1;
+                            let signed = weights.iter().enumerate().map(|(i, w)| if bit(i) { *w } else { -w });
+                            out[*lane] += length * signed.sum::<f32>();
+                        }
+                    }
+                }
+            }
+            let mut found = vec![vec![7.0; expected.len()]];
+            Bytes::new(&signs, &heads).score(&signs, groups.clone(), &mut found[0], columns);
+            if let Some(sums) = sign_sums() {
+                found.push(vec![7.0; expected.len()]);
+                Nibbles::new(sums, &heads).score(&signs, groups, &mut found[1], columns);
+            }
+            for (way, found) in found.iter().enumerate() {
+                for (at, (x, y)) in found.iter().zip(&expected).enumerate() {
+                    prop_assert!((x - y).abs() < 1e-3, "way {way}, number {at} of {columns} columns: {x}, expected {y}");
+                }
+            }
+        }
     }
 }

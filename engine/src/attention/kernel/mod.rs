@@ -269,7 +269,7 @@ impl Kernel {
     }
 }
 
-/// The three passes over one [`Simd`](simd::Simd) type, compiled with the named instruction sets.
+/// The three passes, and the scores of records, over one [`Simd`](simd::Simd) type, compiled with the named instruction sets.
 macro_rules! entry_points {
     ($simd:ty, $features:literal) => {
         #[target_feature(enable = $features)]

@@ -177,7 +177,7 @@ unsafe fn wide_blocks<S: Simd, E: Element, const T: usize>(
     while done < count {
         let n = T.min(count - done);
         // SAFETY: `n` records are within the run; `T` rows of `stride` fit the scratch buffer, and those beyond `n` hold numbers
-        // of earlier records or zeros; columns are whole pairs of vectors, of which those beyond the run's are not stored
+        // of earlier records or zeros; the run's columns are whole vectors, and the query and the scores hold all of them
         // (asserted by the caller).
         unsafe {
             for t in 0..n {
