@@ -24,8 +24,8 @@ fn sources(dir: &str) -> Vec<(String, String)> {
 const FLOORS: &[&[&str]] = &[
     &["sync", "simd"],
     &["error", "metrics"],
-    &["options", "layout", "device"],
-    &["shard", "codec", "index", "cache", "cluster", "summary", "attention"],
+    &["options", "layout", "device", "attention"],
+    &["shard", "codec", "index", "cache", "cluster", "summary"],
     &["log", "select"],
     &["plan", "recover", "reclaim"],
     &["read"],
