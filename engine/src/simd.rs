@@ -1,4 +1,4 @@
-//! Plain loops, compiled once more for the widest vectors of the processor they run on.
+//! Plain loops, compiled once more for the widest vectors of the processor they run on; and memory asked for ahead of its use.
 
 /// `fn name(arguments) -> result = body;` makes a function that runs `body`, which takes the same arguments, as compiled for
 /// the widest vectors that this processor has. `body` and the functions it calls in its loops must be `#[inline(always)]`: a
@@ -55,4 +55,19 @@ pub(crate) fn width() -> Width {
         (true, false) => Width::Avx2,
         (true, true) => Width::Avx512,
     }
+}
+
+/// Asks for the cache line that `value` begins in. Where many values are needed, one after the other, from memory that no cache
+/// holds, each would otherwise be waited for.
+#[inline(always)]
+pub(crate) fn near<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "a prefetch is an intrinsic")]
+    // SAFETY: a prefetch reads nothing and changes nothing, wherever it points.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }

@@ -5,6 +5,7 @@ use crate::device::file::DeviceFile;
 use crate::device::lazy::LazyFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
+use crate::simd::near;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
@@ -323,6 +324,33 @@ impl ExtentTable {
     pub(crate) fn find(&self, group: u64) -> Option<&Extent> {
         let at = self.extents.partition_point(|e| e.first_group + e.groups as u64 <= group);
         self.extents.get(at).filter(|e| e.first_group <= group)
+    }
+
+    /// The extents that hold these groups, which rise; asked for together, so that they are waited for together.
+    pub(crate) fn find_all(&self, groups: &[u64]) -> Vec<Option<&Extent>> {
+        let mut from = 0;
+        let found: Vec<Option<&Extent>> = groups
+            .iter()
+            .map(|&group| {
+                let left = &self.extents[from.min(self.extents.len())..];
+                // The next one is close by where groups are dense.
+                let mut reach = 1;
+                while left.get(reach).is_some_and(|extent| extent.first_group <= group) {
+                    reach *= 2;
+                }
+                let before = reach / 2;
+                let left = &left[before.min(left.len())..reach.min(left.len())];
+                from += before + left.partition_point(|e| e.first_group + e.groups as u64 <= group);
+                self.extents.get(from).filter(|e| e.first_group <= group)
+            })
+            .collect();
+        let frames = found.iter().flatten().filter_map(|extent| match &extent.source {
+            Source::Disk { frame, .. } => Some(&**frame),
+            Source::Memory(_) => None,
+        });
+        frames.clone().for_each(near);
+        frames.for_each(|frame| frame.body.look(|body| near(&**body)));
+        found
     }
 
     /// Lays `extent` over what is there: from its first group on it alone counts up to its end. Groups it would leave

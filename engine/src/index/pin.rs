@@ -19,6 +19,11 @@ impl<P: Clone> Current<P> {
         hold(&self.0).clone()
     }
 
+    /// Looks at what is current without holding it.
+    pub(crate) fn look<T>(&self, at: impl FnOnce(&P) -> T) -> T {
+        at(&hold(&self.0))
+    }
+
     /// What is made of it is current from now on.
     pub(crate) fn turn(&self, to: impl FnOnce(&P) -> P) {
         let before = {

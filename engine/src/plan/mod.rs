@@ -176,7 +176,11 @@ fn on_disk<'a>(
     urgency: Urgency<'_>,
 ) -> Option<(&'a Arc<FrameBody>, u64)> {
     let UnitSource::Disk { frame, offset, .. } = &unit.source else { return None };
-    let awaited = || unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key));
+    // A key is looked up in memory that is in no cache: only where somebody asks.
+    let awaited = || {
+        matches!(urgency, Urgency::Demand(Some(_)))
+            && unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key))
+    };
     (held.is_none() && !awaited()).then_some((frame, *offset))
 }
 

@@ -9,6 +9,7 @@ use crate::index::FrameBody;
 use crate::log::Devices;
 use crate::plan::{Part, SectionAt};
 use crate::select::{Unit, UnitSource, ViewInner};
+use crate::simd::near;
 use std::ops::Range;
 use std::time::Instant;
 use stratakv_format::frame::KIND_GROUPS;
@@ -26,6 +27,7 @@ pub(super) fn part(
         // A driver that broke has said that its reads failed, but may still write what was under way.
         return Err(Error::new(ErrorKind::Io, "a read of a driver that broke may still be under way into the buffer"));
     }
+    ask_for_checksums(view, part);
     for (unit, block) in view.units[part.units.clone()].iter().zip(&part.blocks) {
         let (Some(at), UnitSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
         let bad = |buffer: &Lease| {
@@ -75,6 +77,18 @@ pub(super) fn part(
     }
     admit(view, part, buffer);
     Ok(())
+}
+
+/// Asks for what the blocks of a part are held against, all at once: while the device worked, other things took its place in the
+/// caches.
+fn ask_for_checksums(view: &ViewInner, part: &Part) {
+    let read = view.units[part.units.clone()].iter().zip(&part.blocks).filter(|(_, at)| at.is_some());
+    let read = read.filter_map(|(unit, _)| match &unit.source {
+        UnitSource::Disk { frame, checksum, .. } => Some((frame, *checksum)),
+        _ => None,
+    });
+    read.clone().for_each(|(frame, _)| near(&frame.checksums));
+    read.for_each(|(frame, checksum)| frame.checksums.get(checksum).into_iter().for_each(near));
 }
 
 /// Checks the records of a part; the error says that no copy gave them, or that the deadline passed.

@@ -4,7 +4,7 @@ use super::Sequence;
 use super::layer::Layer;
 use crate::attention::{HeadMask, MAX_Q_HEADS, TokenMask, dot_fn};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{BlockPlace, Source};
+use crate::index::{BlockPlace, Extent, Source};
 use crate::log::Tail;
 use crate::select::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner, choose};
 use crate::summary::{Kept, MinMax, upper_bounds};
@@ -162,8 +162,8 @@ impl Sequence {
         }
         let heads = HeadMask::all(usize::from(state.geometry.kv_heads));
         let mut units = Vec::with_capacity(chosen.len());
-        for &group in chosen {
-            let source = source(state, group)?;
+        for (&group, extent) in chosen.iter().zip(state.table.find_all(chosen)) {
+            let source = source(state, group, extent)?;
             let keys = UnitKeys::Stored;
             let mut unit = Unit { group, heads, positions: span.positions(group), source, keys };
             match planes {
@@ -216,12 +216,12 @@ fn take_kept(state: &Layer, unit: &mut Unit) -> Result<()> {
     Ok(())
 }
 
-fn source(state: &Layer, group: u64) -> Result<UnitSource> {
+fn source(state: &Layer, group: u64, extent: Option<&Extent>) -> Result<UnitSource> {
     if let Some(block) = state.building_block(group) {
         return Ok(UnitSource::Copied(block.into()));
     }
     let lost = || Error::new(ErrorKind::Corruption, format!("group {group} of layer {} is nowhere", state.index));
-    let extent = state.table.find(group).ok_or_else(lost)?;
+    let extent = extent.ok_or_else(lost)?;
     if let Source::Memory(run) = &extent.source {
         let index = (group - extent.first_group) as usize + extent.skip;
         return Ok(UnitSource::Run { run: Arc::clone(run), index });
