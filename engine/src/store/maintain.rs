@@ -7,6 +7,7 @@ use crate::options::ByteSize;
 use crate::reclaim;
 use serde::Serialize;
 use std::sync::Arc;
+use stratakv_format::manifest::MEMBER_LOST;
 
 /// What cleaning did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -88,6 +89,13 @@ impl Store {
         };
         let devices: Vec<DeviceSnapshot> = list.iter().map(|device| device.counters.snapshot()).collect();
         let own = &inner.health;
+        // One lock at a time: what is locked in the fields below would stay so until the last of them.
+        let stuck_segments = lock(&inner.space).stuck_segments();
+        let lost = {
+            let catalog = lock(&inner.catalog);
+            let lost = catalog.members.values().filter(|member| member.state == MEMBER_LOST);
+            lost.map(|member| member.device.get()).collect()
+        };
         Health {
             read_only: inner.committer.check().err().map(|e| e.to_string()),
             poisoned: list.iter().filter_map(poisoned).collect(),
@@ -99,14 +107,9 @@ impl Store {
             events_lost: inner.observers.lost.get(),
             cleaned_segments: own.cleaned_segments.get(),
             moved_bytes: own.moved_bytes.get(),
-            stuck_segments: lock(&inner.space).stuck_segments(),
+            stuck_segments,
             queued_commits: inner.committer.waiting() as u64,
-            lost: lock(&inner.catalog)
-                .members
-                .values()
-                .filter(|member| member.state == stratakv_format::manifest::MEMBER_LOST)
-                .map(|member| member.device.get())
-                .collect(),
+            lost,
             avoided: list
                 .iter()
                 .filter(|device| device.profile.status().avoided)
