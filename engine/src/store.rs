@@ -485,7 +485,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
         counters.lsn = counters.lsn.saturating_add(IDS_SKIPPED);
         let place = replayed.place;
         level_epochs(&devices)?;
-        settle_generation(&devices, &every_slot, place.generation, place.nonce)?;
+        settle_generation(&devices, &every_slot, (place.generation, place.nonce), &replayed.held)?;
         // A recovery that was cut left files of both sides: on a full device the new generation needs their room.
         for device in devices.list.iter() {
             remove_leftovers(&*device.directory, device.index, place.generation, &replayed.catalog)?;

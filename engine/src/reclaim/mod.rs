@@ -17,6 +17,7 @@ use crate::error::{ErrorKind, Result};
 use crate::index::Catalog;
 use crate::log::Devices;
 use crate::metrics::lock;
+use std::collections::BTreeMap;
 use stratakv_format::superblock::{SLOTS, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, manifest, segment};
 use zerocopy::little_endian::{U16, U64};
@@ -40,13 +41,22 @@ pub(crate) fn level_epochs(devices: &Devices) -> Result<()> {
 
 /// What an unfinished checkpoint left is made room of: all slots name the generation in force, so that nothing refers to an
 /// older one, and files of any other are kept for the next. No new space is needed for any of this.
-pub(crate) fn settle_generation(devices: &Devices, slots: &[Slot], generation: u64, nonce: u64) -> Result<()> {
+pub(crate) fn settle_generation(
+    devices: &Devices,
+    slots: &[Slot],
+    (generation, nonce): (u64, u64),
+    held: &BTreeMap<DeviceIndex, u8>,
+) -> Result<()> {
     if slots.iter().any(|slot| slot.manifest_generation.get() != generation) {
         let own = slots.iter().filter(|slot| slot.manifest_generation.get() == generation);
         let synced = own.map(|slot| slot.synced_through.get()).max().unwrap_or(0);
         for _ in 0..SLOTS {
             for device in devices.list.iter() {
                 device.write_superblock(|slot| {
+                    // Not every device that holds copies of one generation holds them of the next.
+                    if slot.manifest_generation.get() != generation {
+                        slot.manifest_copies = held.get(&device.index).copied().unwrap_or(0);
+                    }
                     slot.manifest_generation = U64::new(generation);
                     slot.manifest_nonce = U64::new(nonce);
                     slot.synced_through = U64::new(synced);

@@ -41,6 +41,8 @@ pub(crate) struct Replayed {
     pub(crate) writable: bool,
     /// Copies of the manifest that are not what was written, by device.
     pub(crate) damaged: BTreeMap<DeviceIndex, u64>,
+    /// Copies of the generation in force that can be read, by device.
+    pub(crate) held: BTreeMap<DeviceIndex, u8>,
 }
 
 /// Device and number of a copy.
@@ -124,6 +126,9 @@ fn replay_generation(
     let naming = || slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
     let (mut copies, first_batch, unread) = read_copies(devices, store_id, wanted, memory)?;
     let mut dirty = !unread.is_empty();
+    let read =
+        |device: DeviceIndex, there: u8| (0..there).take_while(|copy| !unread.contains(&(device, *copy))).count();
+    let held = devices.iter().map(|(device, _, there)| (*device, read(*device, *there) as u8)).collect();
     // Where no superblock says that a copy is there, it may never have been.
     let is_there = |(device, copy): &(DeviceIndex, u8)| {
         naming().any(|slot| slot.device_index.get() == device.0 && slot.manifest_copies > *copy)
@@ -205,7 +210,7 @@ fn replay_generation(
     for (copy, _) in copies.iter().zip(first_bad).filter(|(_, bad)| bad.is_some_and(|bad| bad <= durable)) {
         *rotten.entry(copy.device).or_default() += 1;
     }
-    Ok(Replayed { catalog, place, epoch, dirty, writable, damaged: rotten })
+    Ok(Replayed { catalog, place, epoch, dirty, writable, damaged: rotten, held })
 }
 
 /// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
