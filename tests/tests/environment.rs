@@ -121,7 +121,8 @@ fn commits_and_checkpoints_without_space_fail_and_go_on() {
         let file = fs::File::create(small.at().join("filler")).expect("a file");
         let free = rustix::fs::statvfs(small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - 24 * MIB).expect("room");
-        let store = small_options(&dirs).open().expect("a store");
+        // Memory for more forks than the manifest has room for.
+        let store = small_options(&dirs).memory_limit(ByteSize::mib(256)).open().expect("a store");
         (0..6).for_each(|name| write(&store, name, TOKENS).expect("a sequence"));
         take_the_rest(&small.at());
         // Few at a time: they stay in memory until they are committed.

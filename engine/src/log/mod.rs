@@ -23,6 +23,6 @@ pub(crate) use late::{Latencies, Suspects};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use members::{DeviceList, with_heirs};
 pub(crate) use pace::Pace;
-pub(crate) use space::{Space, Writer, allocate};
+pub(crate) use space::{Space, Writer, allocate, open_ahead};
 
 pub(crate) use crate::device::environment::{random_u64, unix_ms};

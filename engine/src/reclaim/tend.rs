@@ -6,7 +6,7 @@ use super::evict::{evict, expire, next_expiry_ms};
 use crate::device::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentKey;
-use crate::log::{CommitRequest, StoreInner, unix_ms};
+use crate::log::{CommitRequest, StoreInner, open_ahead, unix_ms};
 use crate::metrics::lock;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -80,6 +80,8 @@ fn seal_wasted(inner: &StoreInner) {
 pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     inner.committer.check()?;
     lock(&inner.space).retry();
+    // First: somebody may be about to need it.
+    open_ahead(&inner.devices, &inner.space);
     expire(inner)?;
     above_the_mark(inner)?;
     let done = clean_ahead(inner, background)?;

@@ -1,6 +1,6 @@
 //! Taking pages for a frame: from the segment of its stream, from one with room that nobody uses, or from a new one.
 
-use super::{Active, Life, OWN_MAX, Space, Stream, reserve};
+use super::{Active, DeviceSpace, Life, OWN_MAX, Space, Stream, reserve};
 use crate::device::directory::Access;
 use crate::device::environment::{self, Event, Mutant, mutated};
 use crate::device::file::DeviceFile;
@@ -19,6 +19,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 /// Free segments that one allocation passes over because they cannot be opened or written to, at most.
 const SKIPS_MAX: usize = 16;
+/// The last segments that there are or may be are not opened ahead: they are for those who need them.
+const AHEAD_LEAVES: u64 = 2;
 
 /// What an allocation does next.
 enum Step {
@@ -87,15 +89,17 @@ pub(crate) fn allocate(
                 if let Writer::Sequence(sequence) = writer {
                     lock(space).grew(sequence, device, pages);
                 }
+                if location.page == 1 {
+                    devices.tend.notify();
+                }
                 return Ok((location, flight));
             }
             Step::Wait(seen) => {
                 changed.wait_past(seen, None);
             }
             Step::Open(opening) => {
-                devices.tend.notify();
                 let opened = open_segment(devices, &opening);
-                let outcome = lock(space).opened(devices, stream, &opening, opened);
+                let outcome = lock(space).opened(devices, Some(stream), &opening, opened);
                 changed.notify();
                 match outcome {
                     // There may be room elsewhere.
@@ -108,7 +112,46 @@ pub(crate) fn allocate(
     }
 }
 
+/// Opens a segment on every device where a sequence fills one after the other and none with room is left: making a file takes longer
+/// than a device takes to write what is on its way to it.
+pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<Space>) {
+    let openings = lock(space).ahead(devices);
+    for opening in openings {
+        let opened = open_segment(devices, &opening);
+        let mut space = lock(space);
+        // Whoever needs one meets the same failure, and says so.
+        let _ = space.opened(devices, None, &opening, opened);
+        space.changed.notify();
+    }
+}
+
 impl Space {
+    /// What [`open_ahead`] is to open.
+    fn ahead(&mut self, devices: &Devices) -> Vec<Opening> {
+        let whole = nearly_whole(self.segment_pages - 2);
+        let segment = self.segment_bytes();
+        let mut allowed =
+            (self.allowance(devices).saturating_sub(self.owed_bytes()) / segment).saturating_sub(AHEAD_LEAVES);
+        let mut openings = Vec::new();
+        for (index, own) in &mut self.devices {
+            let grows = own.streams.keys().any(|stream| matches!(stream, Stream::Own(_)));
+            let ready = own.opening > 0 || own.partial.iter().any(|active| active.room() >= whole);
+            let Some(device) = devices.list.get(usize::from(index.0)) else { continue };
+            if !grows || ready || !device.takes_frames() {
+                continue;
+            }
+            let (kept, room) =
+                (reserve(own.used()), device.directory.space().map_or(0, |space| space.available / segment));
+            if own.free.len() as u64 > kept + AHEAD_LEAVES {
+                openings.extend(own.reopen(*index));
+            } else if allowed > 0 && room > AHEAD_LEAVES {
+                allowed -= 1;
+                openings.push(own.grow(*index, false));
+            }
+        }
+        openings
+    }
+
     /// Where frames of a sequence go on a device.
     pub(crate) fn stream_of(&mut self, devices: &Devices, sequence: SequenceId, device: DeviceIndex) -> Stream {
         let usable = u64::from(self.segment_pages - 2);
@@ -168,27 +211,20 @@ impl Space {
             return self.took(device, stream, writer, pages);
         }
         // One with room: the emptiest, and for a sequence of its own nearly a whole one.
-        let wanted = if matches!(stream, Stream::Own(_)) { usable - usable / 8 } else { pages };
+        let wanted = if matches!(stream, Stream::Own(_)) { nearly_whole(usable) } else { pages };
         if let Some(at) = own.partial.iter().rposition(|active| active.room() >= wanted.max(pages)) {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
         }
         let kept = if stream == Stream::Moved || lent { 0 } else { reserve(own.used()) };
         if own.free.len() as u64 > kept
-            && let Some((id, ended)) = own.free.pop()
+            && let Some(opening) = own.reopen(device)
         {
-            own.opening += 1;
-            environment::note(Event::SegmentRecycled);
-            let generation = ended.saturating_add(1);
-            return Ok(Step::Open(Opening { device, id, generation, fresh: false, spare: false }));
+            return Ok(Step::Open(opening));
         }
         let spare = (own.free.len() as u64) < kept;
         if full.is_none() && self.may_grow(devices) {
-            let own = self.space_of(device)?;
-            own.opening += 1;
-            let id = SegmentId(own.next_segment);
-            own.next_segment += 1;
-            return Ok(Step::Open(Opening { device, id, generation: 1, fresh: true, spare }));
+            return Ok(Step::Open(self.space_of(device)?.grow(device, spare)));
         }
         let own = self.space_of(device)?;
         if own.opening > 0 {
@@ -239,11 +275,11 @@ impl Space {
         Error::new(ErrorKind::NoSpace, text)
     }
 
-    /// Takes note of a segment that was opened, or could not be.
+    /// Takes note of a segment that was opened, or could not be; one that was opened for no `stream` yet is there for any.
     fn opened(
         &mut self,
         devices: &Devices,
-        stream: Stream,
+        stream: Option<Stream>,
         opening: &Opening,
         outcome: std::result::Result<Opened, Failed>,
     ) -> Result<()> {
@@ -293,11 +329,36 @@ impl Space {
         self.opened.push(Arc::clone(&handle));
         self.handles.insert(key, Life::of(&handle));
         let active = Active { handle, next_page: 1, only: None };
-        if let Some(before) = self.space_of(device)?.streams.insert(stream, active) {
-            self.retire(device, before);
-        }
+        let before = match stream {
+            Some(stream) => self.space_of(device)?.streams.insert(stream, active),
+            None => Some(active),
+        };
+        before.into_iter().for_each(|before| self.retire(device, before));
         Ok(())
     }
+}
+
+impl DeviceSpace {
+    /// A free segment begins another life.
+    fn reopen(&mut self, device: DeviceIndex) -> Option<Opening> {
+        let (id, ended) = self.free.pop()?;
+        self.opening += 1;
+        environment::note(Event::SegmentRecycled);
+        Some(Opening { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
+    }
+
+    /// A segment that is not there yet.
+    fn grow(&mut self, device: DeviceIndex, spare: bool) -> Opening {
+        self.opening += 1;
+        let id = SegmentId(self.next_segment);
+        self.next_segment += 1;
+        Opening { device, id, generation: 1, fresh: true, spare }
+    }
+}
+
+/// The room that makes a segment as good as a new one, of so many pages.
+fn nearly_whole(usable: u32) -> u32 {
+    usable - usable / 8
 }
 
 struct Opened {

@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use stratakv_format::manifest::Kind;
 use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
 
-pub(crate) use allocate::{Writer, allocate};
+pub(crate) use allocate::{Writer, allocate, open_ahead};
 
 /// Open segments with room that nobody writes to, at most, per device.
 const PARTIAL_MAX: usize = 4;
