@@ -116,6 +116,26 @@ fn files_are_small() {
     }
 }
 
+/// What is locked in a field of a literal stays locked until the literal is whole, in whatever order its fields stand.
+#[test]
+fn no_lock_is_taken_in_a_field_of_a_literal() {
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    let locks = |line: &str| {
+        let field = line.trim_start().split_once(": ").filter(|(name, _)| is_name(name));
+        field.is_some_and(|(_, value)| ["lock(", "hold("].iter().any(|lock| value.contains(lock)))
+    };
+    assert!(
+        locks("    stuck: lock(&inner.space).stuck(),") && !locks("    let stuck: u64 = lock(&inner.space).stuck();")
+    );
+    let sources = sources("engine/src");
+    assert!(!sources.is_empty());
+    for (path, text) in sources {
+        for (at, line) in text.lines().enumerate() {
+            assert!(!locks(line), "engine/src/{path}:{}: take it in a statement before: {}", at + 1, line.trim());
+        }
+    }
+}
+
 fn manifest(path: &Path) -> toml::Table {
     let text = fs::read_to_string(path.join("Cargo.toml")).expect("a Cargo.toml");
     text.parse().expect("TOML")
