@@ -132,3 +132,32 @@ fn a_free_segment_that_cannot_be_opened_is_passed_over() {
     assert!(usage.free_bytes < SEGMENT, "{usage:?}");
     store.close().expect("closed");
 }
+
+/// A sequence that fills one segment after the other finds the next one ready, and no capacity is missed for it.
+#[test]
+fn the_next_segment_is_ready_and_goes_when_the_capacity_shrinks() {
+    let options = options(16);
+    let simulation = simulation(7);
+    let store = simulation.open(options).expect("a store");
+    let files = || store.usage().expect("usage").file_bytes;
+    let mut sequence = sequence(&store, "s", 700);
+    sequence.commit(Durability::Sync).expect("room");
+    // Small frames have a segment of their own.
+    let all = seeds(810);
+    shape().append(&mut sequence, 0, &all[700..710], Order::TokenMajor).expect("memory");
+    sequence.commit(Durability::Sync).expect("room");
+    let before = files();
+    store.tend().expect("nothing is amiss");
+    assert_eq!(files(), before + SEGMENT, "the next is ready");
+    store.tend().expect("nothing is amiss");
+    assert_eq!(files(), before + SEGMENT, "one is enough");
+    // More than the segment before has room for.
+    shape().append(&mut sequence, 0, &all[710..], Order::TokenMajor).expect("memory");
+    sequence.commit(Durability::Sync).expect("room");
+    assert_eq!(files(), before + SEGMENT, "it was ready");
+    store.tend().expect("nothing is amiss");
+    assert_eq!(files(), before + 2 * SEGMENT, "the one after it is ready");
+    store.set_capacity(Some(ByteSize(before + SEGMENT))).expect("nothing is in the one that is ready");
+    assert!(files() <= before + SEGMENT);
+    shape().check_all(&store, &sequence, |_| all.clone());
+}

@@ -1,7 +1,7 @@
 //! Files that are open while they are used, and closed again when too many are: a store has more segments than a process may
 //! have descriptors.
 
-use super::directory::Directory;
+use super::directory::{Access, Directory};
 use super::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
@@ -97,7 +97,12 @@ impl LazyFile {
         }
         let closed = || Error::new(ErrorKind::Closed, format!("{}: the store is closed", self.path));
         let directory = self.directory.upgrade().ok_or_else(closed)?;
-        let fresh = directory.open_file(&self.path, directory.access()).map_err(|e| match e.kind() {
+        let fresh = directory.open_file(&self.path, directory.access()).or_else(|e| match e.raw_os_error() {
+            // A file system that went read-only after an error still gives what it holds.
+            Some(libc::EROFS) => directory.open_file(&self.path, Access::ReadOnly),
+            _ => Err(e),
+        });
+        let fresh = fresh.map_err(|e| match e.kind() {
             // Not a miss: the manifest names it.
             ErrorKind::NotFound => {
                 Error::new(ErrorKind::Corruption, format!("the file is missing: {e}; see kvfsck check"))
@@ -131,7 +136,6 @@ impl LazyFile {
 mod tests {
     use super::*;
     use crate::device::dir::{DeviceDir, DirOptions};
-    use crate::device::directory::Access;
 
     #[test]
     fn few_files_stay_open_and_all_can_be_read() {

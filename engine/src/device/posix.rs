@@ -284,7 +284,7 @@ pub(crate) mod trouble {
         Late(Duration),
         /// They fail.
         Fails,
-        /// Everything but reads fails.
+        /// Writes fail; syncs do not, a device whose sync fails is lost.
         NotWritten,
     }
 
@@ -328,7 +328,7 @@ pub(crate) mod trouble {
             .map(|(_, trouble)| *trouble);
         match own {
             None => false,
-            Some(Trouble::NotWritten) => !op.is_read(),
+            Some(Trouble::NotWritten) => matches!(op, Op::Write { .. }),
             Some(_) if !op.is_read() => false,
             Some(Trouble::Fails) => true,
             Some(Trouble::Late(delay)) => {

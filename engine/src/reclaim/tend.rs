@@ -23,6 +23,8 @@ const SHRINK_ROUNDS: u32 = 3;
 const GIVEN_AT_ONCE: usize = 16;
 /// Free segments below which cleaning starts in the background, at least.
 const FREE_FEW: u64 = 2;
+/// A repair that could not help somebody is tried again after so long, where nothing else wakes the background.
+const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 
 /// Makes room for an append that found none. Whether there is more than before.
 ///
@@ -163,6 +165,9 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
 /// [`ErrorKind::NoSpace`]: what lives takes more. The capacity holds all the same: nothing grows.
 pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
     lock(&inner.space).retry();
+    // The commit after the one that names them frees them.
+    lock(&inner.space).seal_unused();
+    inner.commit(CommitRequest::default())?;
     let mut least = u64::MAX;
     let mut rounds_left = SHRINK_ROUNDS;
     loop {
@@ -268,11 +273,13 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             if inner.devices.list.slots() > 1 && inner.devices.suspects.any() {
                 let _ = super::Repair::new(&inner).once();
             }
-            next_expiry_ms(&inner).map(|end| {
+            let again = inner.devices.suspects.any().then_some(REPAIRED_AGAIN);
+            let expiry = next_expiry_ms(&inner).map(|end| {
                 inner.looks_ms.store(end, Ordering::SeqCst);
                 let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
-                Instant::now() + wait.min(Duration::from_secs(3600))
-            })
+                wait.min(Duration::from_secs(3600))
+            });
+            again.into_iter().chain(expiry).min().map(|wait| Instant::now() + wait)
         };
         wake.wait_past(seen, until);
     }

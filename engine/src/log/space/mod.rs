@@ -405,6 +405,14 @@ impl Space {
         sealed.into_iter().for_each(|active| self.seal(active));
     }
 
+    /// Seals segments that were opened for whoever comes, and that nobody has written to, so that their files can be had back.
+    pub(crate) fn seal_unused(&mut self) {
+        let unused = |active: &mut Active| active.next_page == 1;
+        let own = self.devices.values_mut();
+        let sealed: Vec<Active> = own.flat_map(|own| own.partial.extract_if(.., unused)).collect();
+        sealed.into_iter().for_each(|active| self.seal(active));
+    }
+
     /// Free segments whose file could not be used are tried again, after all others.
     pub(crate) fn retry(&mut self) {
         for own in self.devices.values_mut() {

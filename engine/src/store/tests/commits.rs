@@ -6,21 +6,42 @@ use crate::metrics::{Evicted, EvictionReason};
 
 #[test]
 fn copies_that_were_not_written_are_made_by_the_background() {
+    not_written_and_made(false);
+}
+
+#[test]
+fn copies_that_could_not_be_made_either_are_tried_again() {
+    not_written_and_made(true);
+}
+
+/// Copies that are not written while a sequence grows, and where they `cannot_be_made` neither for a while after its commit.
+fn not_written_and_made(cannot_be_made: bool) {
     let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();
     let (store, mut sequence) = filled(dir.path(), 2);
     let before = store.status();
-    let trouble = trouble::set(dir.path(), &[("stratakv-1-", Trouble::NotWritten)]);
+    // Not what is written of the manifest meanwhile: the device stays.
+    let trouble = trouble::set(&dir.path().join("1/segments"), &[("stratakv-1-", Trouble::NotWritten)]);
     for group in GROUPS..2 * GROUPS {
         let row = vec![group as f32; GROUP * DIM];
         let view = TensorView::token_major(&row, GROUP, 1, DIM);
         sequence.append(0, view, view).unwrap();
     }
-    drop(trouble);
+    let trouble = cannot_be_made.then_some(trouble);
     sequence.commit(Durability::Sync).unwrap();
-    assert!(sum(&store.status(), |d| d.errors) > sum(&before, |d| d.errors), "every copy was written");
+    let errors = || sum(&store.status(), |device| device.errors);
+    assert!(errors() > sum(&before, |device| device.errors), "every copy was written");
     let deadline = Instant::now() + Duration::from_secs(60);
     let alone = || lock(&store.inner.catalog).frames.values().filter(|frame| frame.copies() < 2).count();
+    if let Some(trouble) = trouble {
+        let (committed, frames) = (errors(), alone());
+        assert!(frames > 0, "all were made");
+        while errors() == committed {
+            assert!(Instant::now() < deadline, "nobody tries");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(trouble);
+    }
     while alone() > 0 {
         assert!(Instant::now() < deadline, "{} frames have one copy", alone());
         std::thread::sleep(Duration::from_millis(20));
