@@ -253,7 +253,18 @@ impl World {
         self.open();
         let after = self.check();
         assert_eq!(after.in_flight_bytes, 0);
-        assert_eq!((after.live_bytes, &after.namespaces), (before.live_bytes, &before.namespaces));
+        let sequences = |usage: &Usage| -> Vec<_> {
+            usage.namespaces.iter().map(|own| (own.layout, own.sequences, own.tokens)).collect()
+        };
+        // What was open could not be evicted before, and copies that found no room may find some: both in the background.
+        let copied = self.dirs.len() > 1 && after.live_bytes > before.live_bytes;
+        if sequences(&after) != sequences(&before) || (after.live_bytes != before.live_bytes && !copied) {
+            let evicted = (0..500).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                self.store().health().evictions > 0
+            });
+            assert!(evicted && self.capacity.is_some(), "{before:#?}\n{after:#?}");
+        }
         assert!(after.lifetime_bytes >= before.lifetime_bytes);
     }
 
