@@ -3,16 +3,11 @@
 //! Invariant: `MemoryBudget::used` is the sum of all live reservations and never exceeds the limit.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub(crate) use crate::sync::EventCount;
+pub(crate) use crate::sync::{EventCount, lock};
 use serde::Serialize;
-
-/// Locks a mutex whose data stays valid when a holder panics.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What memory is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]

@@ -14,6 +14,9 @@ pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 
+#[cfg(all(debug_assertions, not(loom)))]
+mod order;
+
 use atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// A bounded queue of many producers.
@@ -22,9 +25,37 @@ pub(crate) use crossbeam_queue::ArrayQueue;
 #[cfg(loom)]
 pub(crate) use model::ArrayQueue;
 
-/// Locks a mutex whose data stays valid when a holder panics.
+/// The same as [`lock`] for what loom explores.
 pub(crate) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lock that [`lock`] took.
+#[cfg(all(debug_assertions, not(loom)))]
+pub(crate) use order::Guard;
+#[cfg(any(not(debug_assertions), loom))]
+pub(crate) use std::sync::MutexGuard as Guard;
+
+/// Locks a mutex whose data stays valid when a holder panics. Loom does not know it; the order of such locks is watched where
+/// assertions are.
+#[cfg_attr(debug_assertions, track_caller)]
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> Guard<'_, T> {
+    #[cfg(all(debug_assertions, not(loom)))]
+    return Guard::new(mutex);
+    #[cfg(any(not(debug_assertions), loom))]
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets go of a lock until something is told, or at most for so long.
+pub(crate) fn wait_for<'a, T>(told: &std::sync::Condvar, guard: Guard<'a, T>, most: Option<Duration>) -> Guard<'a, T> {
+    let wait = |guard| match most {
+        Some(most) => told.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0,
+        None => told.wait(guard).unwrap_or_else(PoisonError::into_inner),
+    };
+    #[cfg(all(debug_assertions, not(loom)))]
+    return guard.through(wait);
+    #[cfg(any(not(debug_assertions), loom))]
+    wait(guard)
 }
 
 /// What loom does not know, in terms of what it knows.

@@ -1,7 +1,7 @@
 //! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without io_uring.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use super::driver::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_fi
 use super::progress::{InFlight, Step};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
+use crate::sync::wait_for;
 
 /// Requests of a device in flight at most, waiting for a thread or in one.
 const DEPTH: usize = 256;
@@ -169,10 +170,7 @@ impl Driver for Posix {
             state.want = if rest == Some(Duration::ZERO) { 1 } else { want };
             state = match rest {
                 Some(Duration::ZERO) if !state.done.is_empty() => break,
-                Some(rest) if !rest.is_zero() => {
-                    news.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0
-                }
-                _ => news.wait(state).unwrap_or_else(PoisonError::into_inner),
+                rest => wait_for(news, state, rest.filter(|rest| !rest.is_zero())),
             };
         }
         state.woken = false;
@@ -208,7 +206,7 @@ impl Work {
                     if jobs.stopping {
                         return;
                     }
-                    jobs = self.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                    jobs = wait_for(&self.more, jobs, None);
                 }
             };
             let outcome = run(InFlight::new(op), &self.counters);

@@ -8,9 +8,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, FrameMeta};
 use crate::log::{CommitRequest, CopyChange, Place, StoreInner, places};
 use crate::metrics::lock;
+use crate::sync::Guard;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
 use stratakv_format::{DeviceIndex, FrameId, Location};
 
@@ -62,7 +63,7 @@ impl Members {
 /// The right to repair: one at a time.
 pub(crate) struct Repair<'a> {
     inner: &'a StoreInner,
-    _one: MutexGuard<'a, ()>,
+    _one: Guard<'a, ()>,
 }
 
 impl<'a> Repair<'a> {

@@ -15,7 +15,7 @@ mod threads;
 mod tests;
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 pub(crate) use affinity::Affinity;
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
@@ -27,6 +27,7 @@ use crate::device::here;
 use crate::device::uring::Uring;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
+use crate::sync::Guard;
 use port::Link;
 use threads::{End, ShardThread};
 
@@ -161,7 +162,7 @@ impl ShardHandle {
     }
 
     /// To be held while files of this device are synced, on whichever thread.
-    pub(crate) fn lock_syncs(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_syncs(&self) -> Guard<'_, ()> {
         lock(&self.syncs)
     }
 

@@ -1,7 +1,7 @@
 //! Threads of shards, and which devices each of them serves.
 
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{JoinHandle, ThreadId};
 
 use super::ShardHandle;
@@ -21,6 +21,7 @@ use crate::device::runtimes;
 use crate::device::uring::Uring;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
+use crate::sync::wait_for;
 
 /// The threads of a store's devices, those that join later too.
 pub(crate) struct Threads {
@@ -227,7 +228,7 @@ impl End {
     pub(super) fn wait(&self) {
         let mut has_come = lock(&self.has_come);
         while !*has_come {
-            has_come = self.told.wait(has_come).unwrap_or_else(PoisonError::into_inner);
+            has_come = wait_for(&self.told, has_come, None);
         }
     }
 }

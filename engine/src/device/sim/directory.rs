@@ -12,10 +12,11 @@ use crate::device::probe::DirectIo;
 use crate::device::progress::InFlight;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
+use crate::sync::Guard;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use stratakv_format::segment;
 
 /// What stands behind a [`DeviceFile`] of a simulated disk.
@@ -60,7 +61,7 @@ impl SimFile {
         (self.disk, self.file)
     }
 
-    fn begin(&self, kind: Kind, offset: u64, len: usize) -> Result<(MutexGuard<'_, World>, Fate)> {
+    fn begin(&self, kind: Kind, offset: u64, len: usize) -> Result<(Guard<'_, World>, Fate)> {
         let mut world = lock(&self.world);
         let fate = world.begin(self.epoch, kind, self.place(), (offset, len as u64))?;
         Ok((world, fate))
@@ -263,7 +264,7 @@ impl SimDirectory {
         Arc::new(DeviceFile::simulated(handle, path, preallocated))
     }
 
-    fn begin(&self, kind: Kind, path: &str) -> Result<(MutexGuard<'_, World>, Fate)> {
+    fn begin(&self, kind: Kind, path: &str) -> Result<(Guard<'_, World>, Fate)> {
         let mut world = lock(&self.world);
         let length = path.len() as u64;
         let fate = world.begin(self.epoch, kind, (self.disk, usize::MAX), (length, 0))?;
@@ -271,7 +272,7 @@ impl SimDirectory {
     }
 
     /// Begins to look at names.
-    fn look(&self, doing: &str, path: &str) -> Result<MutexGuard<'_, World>> {
+    fn look(&self, doing: &str, path: &str) -> Result<Guard<'_, World>> {
         match self.begin(Kind::Names, path)? {
             (_, Fate::Caught) => Err(lost_power()),
             (_, Fate::Failed(e)) => Err(Self::failed(doing, path, e)),

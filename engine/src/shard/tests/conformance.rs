@@ -246,7 +246,7 @@ impl Sink for Gate {
     fn complete(&self, _tag: u64, _outcome: Result<()>) {
         let mut open = lock(&self.0);
         while !*open {
-            open = self.1.wait(open).expect("not poisoned");
+            open = wait_for(&self.1, open, None);
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::device::file::DeviceFile;
 use crate::device::slab::SLAB_BYTES;
 use crate::error::Result;
 use crate::metrics::{DeviceCounters, MemoryBudget, lock};
+use crate::sync::{Guard, wait_for};
 
 /// What a test runs on.
 #[derive(Clone, Copy)]
@@ -150,12 +151,12 @@ impl Sink for Outcomes {
 }
 
 impl Outcomes {
-    fn wait_for(&self, count: usize) -> std::sync::MutexGuard<'_, Vec<(u64, Result<()>)>> {
+    fn wait_for(&self, count: usize) -> Guard<'_, Vec<(u64, Result<()>)>> {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut seen = lock(&self.seen);
         while seen.len() < count {
             assert!(Instant::now() < deadline, "{} of {count} outcomes after a minute", seen.len());
-            seen = self.more.wait_timeout(seen, Duration::from_millis(100)).expect("not poisoned").0;
+            seen = wait_for(&self.more, seen, Some(Duration::from_millis(100)));
         }
         seen
     }
