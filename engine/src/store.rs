@@ -611,6 +611,7 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         observers: Observers::default(),
         pace: Pace::new(options.cleaning_rate.map(|rate| rate.bytes())),
         cleaning: Mutex::default(),
+        evicting: Mutex::default(),
         watermarks: (options.high_watermark, options.low_watermark),
         room: reclaim::make_room,
         leaving: Mutex::default(),

@@ -42,7 +42,7 @@ fn restrict(dir: &Path) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("permissions");
 }
 
-/// Options with small segments and frames on these devices. Nothing happens in the background.
+/// Options with small segments and frames on these devices. Nothing is committed because it is time.
 #[must_use]
 pub fn small_options(dirs: &[PathBuf]) -> StoreOptions {
     let options = dirs.iter().fold(StoreOptions::default(), |o, dir| o.device(dir));

@@ -376,7 +376,7 @@ fn reads_and_the_memory_limit() {
     let started = Instant::now();
     let error = store.read(&[&all, &all]).map(|_| ()).expect_err("more than there ever is");
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error:?}");
-    assert!(started.elapsed() < Duration::from_secs(1));
+    assert!(started.elapsed() < Duration::from_secs(9), "it waited for what cannot come");
 
     // Half of what is there, twice.
     let part = |from: usize, groups: usize| {
@@ -390,7 +390,7 @@ fn reads_and_the_memory_limit() {
     let mut held: Vec<stratakv::ReadBatch> = Vec::new();
     let waiting = loop {
         let ticket = store.read(&[&one]).expect("a ticket");
-        match ticket.wait_deadline(Some(Instant::now() + Duration::from_millis(300))) {
+        match ticket.wait_deadline(Some(Instant::now() + Duration::from_secs(3))) {
             Ok(batch) => held.push(batch),
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::Deadline, "{e:?}");

@@ -64,16 +64,22 @@ fn a_commit_without_durability_syncs_nothing() {
     // The files of the segments and their names are made and synced once.
     append(&mut sequence, 2000);
     sequence.commit(Durability::Sync).expect("a commit");
-    let before = syncs(&store);
-    for _ in 0..50 {
-        append(&mut sequence, 4);
-        sequence.commit(Durability::None).expect("a commit");
-    }
-    assert_eq!(syncs(&store), before);
+    store.tend().expect("tended");
+    // The background makes durable what it opens, and what is queued by then.
+    let quiet = (0..8).any(|_| {
+        let before = syncs(&store);
+        for _ in 0..50 {
+            append(&mut sequence, 4);
+            sequence.commit(Durability::None).expect("a commit");
+        }
+        syncs(&store) == before
+    });
+    assert!(quiet, "every fifty commits something was synced");
+    let tokens = sequence.len();
     drop(sequence);
     store.close().expect("closed");
     let store = small_options(&dirs).open().expect("a store");
-    assert_eq!(store.open_sequence("a").expect("a sequence").len(), 2200);
+    assert_eq!(store.open_sequence("a").expect("a sequence").len(), tokens);
     drop(store);
     assert_clean(&dirs, "after commits without durability");
 }

@@ -156,8 +156,9 @@ fn the_next_segment_is_ready_and_goes_when_the_capacity_shrinks() {
     sequence.commit(Durability::Sync).expect("room");
     assert_eq!(files(), before + SEGMENT, "it was ready");
     store.tend().expect("nothing is amiss");
-    assert_eq!(files(), before + 2 * SEGMENT, "the one after it is ready");
-    store.set_capacity(Some(ByteSize(before + SEGMENT))).expect("nothing is in the one that is ready");
-    assert!(files() <= before + SEGMENT);
+    // A new file, or one that is free again.
+    let most = files() - SEGMENT;
+    store.set_capacity(Some(ByteSize(most))).expect("nothing is in the one that is ready");
+    assert!(files() <= most);
     shape().check_all(&store, &sequence, |_| all.clone());
 }

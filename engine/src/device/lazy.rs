@@ -97,18 +97,18 @@ impl LazyFile {
         }
         let closed = || Error::new(ErrorKind::Closed, format!("{}: the store is closed", self.path));
         let directory = self.directory.upgrade().ok_or_else(closed)?;
-        let fresh = directory.open_file(&self.path, directory.access()).or_else(|e| match e.raw_os_error() {
-            // A file system that went read-only after an error still gives what it holds.
-            Some(libc::EROFS) => directory.open_file(&self.path, Access::ReadOnly),
-            _ => Err(e),
-        });
-        let fresh = fresh.map_err(|e| match e.kind() {
-            // Not a miss: the manifest names it.
-            ErrorKind::NotFound => {
-                Error::new(ErrorKind::Corruption, format!("the file is missing: {e}; see kvfsck check"))
+        let fresh = match directory.open_file(&self.path, directory.access()) {
+            // A file system that went read-only after an error still gives what it holds; for now only, it may come back.
+            Err(e) if e.raw_os_error() == Some(libc::EROFS) => {
+                return directory.open_file(&self.path, Access::ReadOnly);
             }
-            _ => e,
-        })?;
+            // Not a miss: the manifest names it.
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let text = format!("the file is missing: {e}; see kvfsck check");
+                return Err(Error::new(ErrorKind::Corruption, text));
+            }
+            other => other?,
+        };
         let file = Arc::clone(lock(&self.open).get_or_insert(fresh));
         self.files.opened(self);
         Ok(file)

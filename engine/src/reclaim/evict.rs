@@ -85,7 +85,10 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
     // Without any as well: those that were kept are told, and those that only a queued commit names become known.
     let (mut gone, mut batch) = (0, over());
     loop {
-        let went = delete(inner, &batch, EvictionReason::Expired)?.1;
+        let mut events = Vec::new();
+        let deleted = delete(inner, &batch, EvictionReason::Expired, &mut events);
+        tell(inner, events);
+        let went = deleted?.1;
         gone += went;
         let stuck = went == 0 && !batch.is_empty();
         batch = over();
@@ -101,10 +104,21 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
 /// # Errors
 /// The commit failed.
 pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
+    let mut events = Vec::new();
+    let freed = evict_silently(inner, bytes, &mut events);
+    tell(inner, events);
+    freed
+}
+
+/// The same; the caller tells what went.
+///
+/// # Errors
+/// The commit failed.
+pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec<Evicted>) -> Result<u64> {
     let mut freed = 0;
     while freed < bytes {
         let chosen = choose(&lock(&inner.catalog), &lock(&inner.open_sequences), bytes - freed);
-        let (more, count) = delete(inner, &chosen, EvictionReason::Space)?;
+        let (more, count) = delete(inner, &chosen, EvictionReason::Space, gone)?;
         freed += more;
         if count == 0 {
             break;
@@ -113,8 +127,14 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
     Ok(freed)
 }
 
-/// Deletes these with one durable commit and tells the observer. Gives the bytes that are dead now, and how many went.
-fn delete(inner: &Arc<StoreInner>, ids: &[SequenceId], reason: EvictionReason) -> Result<(u64, u64)> {
+/// Deletes these with one durable commit. Gives the bytes that are dead now, and how many went; `gone` is to be told, also where it
+/// fails.
+fn delete(
+    inner: &Arc<StoreInner>,
+    ids: &[SequenceId],
+    reason: EvictionReason,
+    gone: &mut Vec<Evicted>,
+) -> Result<(u64, u64)> {
     // Nobody opens them from here on.
     let claims: Vec<(SequenceId, Claim)> =
         ids.iter().filter_map(|id| Claim::new(inner, *id, "").map(|claim| (*id, claim))).collect();
@@ -124,7 +144,7 @@ fn delete(inner: &Arc<StoreInner>, ids: &[SequenceId], reason: EvictionReason) -
         inner.observers.keep(kept);
         return Err(e);
     }
-    tell(inner, kept);
+    gone.extend(kept);
     let mut request = CommitRequest::default();
     let mut events = Vec::new();
     {
@@ -153,12 +173,12 @@ fn delete(inner: &Arc<StoreInner>, ids: &[SequenceId], reason: EvictionReason) -
     }
     drop(claims);
     let done = (events.iter().map(|event| event.bytes).sum(), events.len() as u64);
-    tell(inner, events);
+    gone.append(&mut events);
     Ok(done)
 }
 
 /// Counts sequences that went, and tells the observer.
-fn tell(inner: &StoreInner, events: Vec<Evicted>) {
+pub(super) fn tell(inner: &StoreInner, events: Vec<Evicted>) {
     for event in events {
         let (counter, seen) = match event.reason {
             EvictionReason::Expired => (&inner.health.expirations, Event::Expired),

@@ -2,12 +2,12 @@
 //! needed. In the background on real devices; where space ran out, by whoever needs it; in a simulation only then.
 
 use super::clean::{Cleaned, clean, clean_at};
-use super::evict::{evict, expire, next_expiry_ms};
+use super::evict::{evict, evict_silently, expire, next_expiry_ms, tell};
 use crate::device::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentKey;
 use crate::log::{CommitRequest, StoreInner, open_ahead, unix_ms};
-use crate::metrics::lock;
+use crate::metrics::{Evicted, lock};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ const SHRINK_ROUNDS: u32 = 3;
 const GIVEN_AT_ONCE: usize = 16;
 /// Free segments below which cleaning starts in the background, at least.
 const FREE_FEW: u64 = 2;
-/// A repair that could not help somebody is tried again after so long, where nothing else wakes the background.
-const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
+/// A repair that could not help somebody is tried again after so long, whatever else wakes the background.
+const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// Makes room for an append that found none. Whether there is more than before.
 ///
@@ -117,6 +117,16 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
 
 /// Evicts down to the low watermark when what lives is above the high one.
 fn above_the_mark(inner: &Arc<StoreInner>) -> Result<()> {
+    let mut events = Vec::new();
+    let outcome = down_to_the_mark(inner, &mut events);
+    // Whoever is told may use the store.
+    tell(inner, events);
+    outcome
+}
+
+fn down_to_the_mark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
+    // Two would both make all of the room.
+    let _one = lock(&inner.evicting);
     let (live, room) = {
         let catalog = lock(&inner.catalog);
         let bytes = lock(&inner.space).bytes(&inner.devices, &catalog);
@@ -130,7 +140,7 @@ fn above_the_mark(inner: &Arc<StoreInner>) -> Result<()> {
     let (high, low) = inner.watermarks;
     if live as f64 > room as f64 * high {
         let target = (room as f64 * low) as u64;
-        evict(inner, live.saturating_sub(target))?;
+        evict_silently(inner, live.saturating_sub(target), events)?;
     }
     Ok(())
 }
@@ -165,12 +175,12 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
 /// [`ErrorKind::NoSpace`]: what lives takes more. The capacity holds all the same: nothing grows.
 pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
     lock(&inner.space).retry();
-    // The commit after the one that names them frees them.
-    lock(&inner.space).seal_unused();
-    inner.commit(CommitRequest::default())?;
     let mut least = u64::MAX;
     let mut rounds_left = SHRINK_ROUNDS;
     loop {
+        if lock(&inner.space).seal_unused() {
+            inner.commit(CommitRequest::default())?;
+        }
         seal_wasted(inner);
         inner.commit(CommitRequest::default())?;
         remove_free(inner)?;
@@ -259,6 +269,7 @@ fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<
 
 /// The background: tends the store when it is woken, and when a sequence expires. Ends with the store.
 pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
+    let mut repair_from = Instant::now();
     loop {
         let seen = wake.epoch();
         let until = {
@@ -270,10 +281,14 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             inner.looks_ms.store(u64::MAX, Ordering::SeqCst);
             // An error stands in the committer and comes back with the next call.
             let _ = tend(&inner, true);
-            if inner.devices.list.slots() > 1 && inner.devices.suspects.any() {
-                let _ = super::Repair::new(&inner).once();
+            let due = || inner.devices.list.slots() > 1 && inner.devices.suspects.any();
+            if due()
+                && Instant::now() >= repair_from
+                && !matches!(super::Repair::new(&inner).once(), Ok(done) if done.left == 0)
+            {
+                repair_from = Instant::now() + REPAIRED_AGAIN;
             }
-            let again = inner.devices.suspects.any().then_some(REPAIRED_AGAIN);
+            let again = due().then(|| repair_from.saturating_duration_since(Instant::now()));
             let expiry = next_expiry_ms(&inner).map(|end| {
                 inner.looks_ms.store(end, Ordering::SeqCst);
                 let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));

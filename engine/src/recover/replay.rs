@@ -126,9 +126,11 @@ fn replay_generation(
     let naming = || slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
     let (mut copies, first_batch, unread) = read_copies(devices, store_id, wanted, memory)?;
     let mut dirty = !unread.is_empty();
-    let read =
-        |device: DeviceIndex, there: u8| (0..there).take_while(|copy| !unread.contains(&(device, *copy))).count();
-    let held = devices.iter().map(|(device, _, there)| (*device, read(*device, *there) as u8)).collect();
+    // Up to the last that is good: whoever is told of fewer looks at no other.
+    let read = |device: DeviceIndex, there: u8| {
+        (0..there).rfind(|copy| !unread.contains(&(device, *copy))).map_or(0, |last| last + 1)
+    };
+    let held = devices.iter().map(|(device, _, there)| (*device, read(*device, *there))).collect();
     // Where no superblock says that a copy is there, it may never have been.
     let is_there = |(device, copy): &(DeviceIndex, u8)| {
         naming().any(|slot| slot.device_index.get() == device.0 && slot.manifest_copies > *copy)

@@ -115,41 +115,43 @@ pub(crate) fn allocate(
 /// Opens a segment on every device where a sequence fills one after the other and none with room is left: making a file takes longer
 /// than a device takes to write what is on its way to it.
 pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<Space>) {
-    let openings = lock(space).ahead(devices);
-    for opening in openings {
-        let opened = open_segment(devices, &opening);
-        let mut space = lock(space);
-        // Whoever needs one meets the same failure, and says so.
-        let _ = space.opened(devices, None, &opening, opened);
-        space.changed.notify();
+    for device in devices.list.iter().filter(|device| device.takes_frames()) {
+        let room = device.directory.space().map_or(0, |space| space.available);
+        // Spares first, one at a time: others wait for what is being opened.
+        loop {
+            let Some(opening) = lock(space).ahead(devices, device.index, room) else { break };
+            let opened = open_segment(devices, &opening);
+            let outcome = lock(space).opened(devices, None, &opening, opened);
+            lock(space).changed.notify();
+            // Whoever needs one meets the same failure, and says so.
+            if outcome.is_err() || !opening.spare {
+                break;
+            }
+        }
     }
 }
 
 impl Space {
-    /// What [`open_ahead`] is to open.
-    fn ahead(&mut self, devices: &Devices) -> Vec<Opening> {
-        let whole = nearly_whole(self.segment_pages - 2);
-        let segment = self.segment_bytes();
-        let mut allowed =
-            (self.allowance(devices).saturating_sub(self.owed_bytes()) / segment).saturating_sub(AHEAD_LEAVES);
-        let mut openings = Vec::new();
-        for (index, own) in &mut self.devices {
-            let grows = own.streams.keys().any(|stream| matches!(stream, Stream::Own(_)));
-            let ready = own.opening > 0 || own.partial.iter().any(|active| active.room() >= whole);
-            let Some(device) = devices.list.get(usize::from(index.0)) else { continue };
-            if !grows || ready || !device.takes_frames() {
-                continue;
-            }
-            let (kept, room) =
-                (reserve(own.used()), device.directory.space().map_or(0, |space| space.available / segment));
-            if own.free.len() as u64 > kept + AHEAD_LEAVES {
-                openings.extend(own.reopen(*index));
-            } else if allowed > 0 && room > AHEAD_LEAVES {
-                allowed -= 1;
-                openings.push(own.grow(*index, false));
-            }
+    /// What [`open_ahead`] is to open next on a device whose file system has so many bytes left.
+    fn ahead(&mut self, devices: &Devices, device: DeviceIndex, room: u64) -> Option<Opening> {
+        let (whole, segment) = (nearly_whole(self.segment_pages - 2), self.segment_bytes());
+        if self.allowance(devices) == 0 {
+            return None;
         }
-        openings
+        let allowed = self.allowance(devices).saturating_sub(self.owed_bytes());
+        let may_grow = allowed.min(room) / segment > AHEAD_LEAVES;
+        let own = self.devices.get_mut(&device)?;
+        let grows = own.streams.keys().any(|stream| matches!(stream, Stream::Own(_)));
+        let ready = own.opening > 0 || own.partial.iter().any(|active| active.room() >= whole);
+        if !grows || ready {
+            return None;
+        }
+        // What it adds needs its share of the reserve.
+        let (kept, free) = (reserve(own.used() + 1), own.free.len() as u64);
+        if free > kept + if may_grow { 0 } else { AHEAD_LEAVES } {
+            return own.reopen(device);
+        }
+        may_grow.then(|| own.grow(device, free < kept))
     }
 
     /// Where frames of a sequence go on a device.
@@ -223,7 +225,9 @@ impl Space {
             return Ok(Step::Open(opening));
         }
         let spare = (own.free.len() as u64) < kept;
-        if full.is_none() && self.may_grow(devices) {
+        // What is moved in the background comes again: where files cannot be written to, no more of them are made.
+        let in_vain = stream == Stream::Moved && !own.aside.is_empty();
+        if full.is_none() && !in_vain && self.may_grow(devices) {
             return Ok(Step::Open(self.space_of(device)?.grow(device, spare)));
         }
         let own = self.space_of(device)?;

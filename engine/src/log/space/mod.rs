@@ -406,11 +406,14 @@ impl Space {
     }
 
     /// Seals segments that were opened for whoever comes, and that nobody has written to, so that their files can be had back.
-    pub(crate) fn seal_unused(&mut self) {
+    /// Whether there were any: the commit after the one that names them frees them.
+    pub(crate) fn seal_unused(&mut self) -> bool {
         let unused = |active: &mut Active| active.next_page == 1;
         let own = self.devices.values_mut();
         let sealed: Vec<Active> = own.flat_map(|own| own.partial.extract_if(.., unused)).collect();
+        let any = !sealed.is_empty();
         sealed.into_iter().for_each(|active| self.seal(active));
+        any
     }
 
     /// Free segments whose file could not be used are tried again, after all others.

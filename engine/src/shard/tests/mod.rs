@@ -23,6 +23,7 @@ use crate::device::slab::SLAB_BYTES;
 use crate::error::Result;
 use crate::metrics::{DeviceCounters, MemoryBudget, lock};
 use crate::sync::{Guard, wait_for};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a test runs on.
 #[derive(Clone, Copy)]
@@ -141,11 +142,22 @@ fn sync_of(file: &Arc<DeviceFile>, tag: u64) -> Request {
 struct Outcomes {
     seen: Mutex<Vec<(u64, Result<()>)>>,
     more: Condvar,
+    /// Cancels a batch with so many of its outcomes.
+    cancel_at: Option<(usize, Arc<AtomicBool>)>,
 }
 
 impl Sink for Outcomes {
     fn complete(&self, tag: u64, outcome: Result<()>) {
-        lock(&self.seen).push((tag, outcome));
+        let count = {
+            let mut seen = lock(&self.seen);
+            seen.push((tag, outcome));
+            seen.len()
+        };
+        if let Some((at, cancel)) = &self.cancel_at
+            && count == *at
+        {
+            cancel.store(true, Ordering::Relaxed);
+        }
         self.more.notify_all();
     }
 }

@@ -112,7 +112,7 @@ fn a_segment_takes_no_frames_behind_one_that_failed() {
     append(&mut sequence, GROUPS + 2).unwrap();
     let last = newest();
     assert_eq!(last.segment, first.segment, "it has room");
-    let trouble = trouble::set(dir.path(), &[("stratakv-0-", Trouble::NotWritten)]);
+    let trouble = trouble::set(&dir.path().join("0/segments"), &[("stratakv-0-", Trouble::NotWritten)]);
     // Enough for whole frames: those are written by the device's thread.
     let error = append(&mut sequence, GROUPS + 200).unwrap_err();
     drop(trouble);
