@@ -117,7 +117,12 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
         }
     }
     let members = Members::of(inner);
-    let due = due(inner, &members, &bad);
+    let hopeless = inner.devices.suspects.hopeless();
+    for (frame, devices) in bad.iter().filter(|(frame, _)| hopeless.contains(frame)) {
+        inner.devices.suspects.give_up(devices.iter().map(|device| (*frame, *device)));
+    }
+    let mut due = due(inner, &members, &bad);
+    due.retain(|(frame, _)| !hopeless.contains(frame));
     for batch in due.chunks(FRAMES_PER_COMMIT) {
         let mut request = CommitRequest::default();
         for (id, wanted) in batch {
@@ -238,7 +243,13 @@ fn change(
             Ok(Some(copied)) => copied,
             Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
             // Another device may take it.
-            Ok(None) | Err(_) => continue,
+            Ok(None) => continue,
+            Err(e) => {
+                if e.kind() == ErrorKind::Corruption {
+                    inner.devices.suspects.despair(id);
+                }
+                continue;
+            }
         };
         request.segments.push(Arc::clone(flight.segment()));
         request.flights.push(flight);

@@ -282,11 +282,12 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             // An error stands in the committer and comes back with the next call.
             let _ = tend(&inner, true);
             let due = || inner.devices.list.slots() > 1 && inner.devices.suspects.any();
-            if due()
-                && Instant::now() >= repair_from
-                && !matches!(super::Repair::new(&inner).once(), Ok(done) if done.left == 0)
-            {
-                repair_from = Instant::now() + REPAIRED_AGAIN;
+            if due() && Instant::now() >= repair_from {
+                let all_done = matches!(super::Repair::new(&inner).once(), Ok(done) if done.left == 0);
+                // What is due all the same, and not for something new, waits for somebody.
+                if !all_done || (due() && wake.epoch() == seen) {
+                    repair_from = Instant::now() + REPAIRED_AGAIN;
+                }
             }
             let again = due().then(|| repair_from.saturating_duration_since(Instant::now()));
             let expiry = next_expiry_ms(&inner).map(|end| {

@@ -225,8 +225,8 @@ impl Space {
             return Ok(Step::Open(opening));
         }
         let spare = (own.free.len() as u64) < kept;
-        // What is moved in the background comes again: where files cannot be written to, no more of them are made.
-        let in_vain = stream == Stream::Moved && !own.aside.is_empty();
+        // What is moved in the background comes again: where many files cannot be written to, no more of them are made.
+        let in_vain = stream == Stream::Moved && own.aside.len() >= SKIPS_MAX;
         if full.is_none() && !in_vain && self.may_grow(devices) {
             return Ok(Step::Open(self.space_of(device)?.grow(device, spare)));
         }

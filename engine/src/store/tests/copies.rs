@@ -1,10 +1,13 @@
 //! Changes of copies as commits take them.
 
 use super::{GROUP, GROUPS, Store, filled};
+use crate::error::ErrorKind;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
 use crate::metrics::lock;
 use crate::options::ByteSize;
-use stratakv_format::DeviceIndex;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+use stratakv_format::{DeviceIndex, segment};
 
 /// Of two changes of one frame in one group commit the first counts: the second was decided for what was there before it.
 #[test]
@@ -41,4 +44,45 @@ fn two_changes_of_a_frame_in_one_commit() {
     let store = options.memory_limit(ByteSize::mib(32)).read_only(true).open().unwrap();
     assert_eq!(places(&lock(&store.inner.catalog).frames[&id]), wanted[0]);
     assert_eq!(store.open_sequence("s").unwrap().len(), GROUPS * GROUP as u64);
+}
+
+/// A frame that is damaged in the same place of every copy is not copied over and over; whoever asks for a repair has it tried again.
+#[test]
+fn what_cannot_be_copied_is_tried_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, sequence) = filled(dir.path(), 2);
+    let inner = &store.inner;
+    let (id, meta) = {
+        let catalog = lock(&inner.catalog);
+        let first = catalog.frames.iter().min_by_key(|(id, _)| **id).unwrap();
+        (*first.0, first.1.clone())
+    };
+    for (location, _) in places(&meta) {
+        let path = dir.path().join(location.device.0.to_string()).join(segment::file_name(location.segment));
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[0xee; 4096], location.offset() + location.bytes() / 8192 * 4096).unwrap();
+        file.sync_all().unwrap();
+    }
+    let all = sequence.select_groups(0, &(0..GROUPS).collect::<Vec<_>>()).unwrap();
+    let batch = store.read(&[&all]).unwrap().wait();
+    let error = batch.and_then(|batch| (0..GROUPS as usize).try_for_each(|nth| batch.get(0)?.group(nth).map(drop)));
+    assert_eq!(error.err().map(|e| e.kind()), Some(ErrorKind::Corruption));
+    let suspects = &inner.devices.suspects;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let until = |done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    suspects.add_at(id, meta.location.device);
+    until(&|| suspects.hopeless().contains(&id) && !suspects.any());
+    let written = store.usage().unwrap().lifetime_bytes;
+    suspects.owe();
+    until(&|| !suspects.any());
+    let repaired = store.repair().unwrap();
+    assert!(repaired.left == 1 && repaired.checked == 1 && repaired.copied + repaired.healed == 0, "{repaired:?}");
+    let again = store.usage().unwrap().lifetime_bytes;
+    assert!(again - written <= 2 * meta.location.bytes(), "{} bytes were written", again - written);
+    assert_eq!(store.health().suspect_copies, 1);
 }
