@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use stratakv::{
     ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceInfo, SequenceOptions, Store, Summary, Usage,
@@ -330,15 +331,19 @@ fn files_that_cannot_be_removed_now_go_later() {
     let names: Vec<_> =
         std::fs::read_dir(&segments).expect("segments").map(|entry| entry.expect("one").file_name()).collect();
     assert!(names.len() > 20, "{}", names.len());
+    // At no moment is there nothing of a name: the background would take it for removed.
+    let exchange = |name: &OsStr| {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        renameat_with(CWD, segments.join(name), CWD, aside.join(name), RenameFlags::EXCHANGE)
+    };
     for name in &names {
-        std::fs::rename(segments.join(name), aside.join(name)).expect("aside");
-        std::fs::create_dir(segments.join(name)).expect("what is no file");
+        std::fs::create_dir(aside.join(name)).expect("what is no file");
+        exchange(name).expect("exchanged");
     }
     all.into_iter().for_each(|sequence| sequence.delete(Durability::Sync).expect("deleted"));
     store.tend().expect_err("they cannot be removed");
     for name in &names {
-        std::fs::remove_dir(segments.join(name)).expect("none any more");
-        std::fs::rename(aside.join(name), segments.join(name)).expect("back");
+        exchange(name).expect("back");
     }
     // The background may be at it.
     let there = || (store.usage().expect("the usage").devices[0].segment_bytes, length(&segments));
