@@ -271,7 +271,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     );
     // Of the first that went, those with the high priority went first, and the oldest of them.
     let ids: Vec<u64> = gone.iter().map(|event| event.key.parse().unwrap()).collect();
-    assert!([0, 4, 8].iter().all(|old| ids[..3].contains(old)), "{ids:?}");
+    assert_eq!(&ids[..3], &[0, 4, 8], "{ids:?}");
     check(&store, "kept", 7, 500);
     check(&store, 79, 79, 400);
     assert_eq!(store.health().evictions, gone.len() as u64);

@@ -258,8 +258,9 @@ impl World {
             usage.namespaces.iter().map(|own| (own.layout, own.sequences, own.tokens)).collect()
         };
         // What was open could not be evicted before, and copies that found no room may find some: both in the background.
-        let copied = self.dirs.len() > 1 && after.live_bytes > before.live_bytes;
-        if sequences(&after) != sequences(&before) || (after.live_bytes != before.live_bytes && !copied) {
+        let more = self.dirs.len() > 1 && after.live_bytes > before.live_bytes;
+        let copied = more && sequences(&after) == sequences(&before);
+        if !copied && (after.live_bytes, &after.namespaces) != (before.live_bytes, &before.namespaces) {
             let evicted = (0..500).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 self.store().health().evictions > 0

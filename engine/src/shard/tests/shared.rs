@@ -89,7 +89,7 @@ fn a_device_that_hangs_holds_nobody_up() {
         }
         took.sort_unstable();
         println!("{priority:?} reads hang, another device's take {:?}, at best {:?}", took[took.len() / 2], took[0]);
-        assert!(took[0] < Duration::from_millis(20), "every read waited {:?} at least", took[0]);
+        assert!(took[0] < Duration::from_micros(1500), "every read waited {:?} at least", took[0]);
     }
     assert_eq!(lock(&sink.seen).len(), 0);
     // One leaves, one joins, while it hangs.
@@ -122,7 +122,7 @@ fn threads_that_call_are_a_device_s_own() {
     place.shards[1].submit_wait(batch(requests, Priority::Demand, &sink));
     place.check_read(0, &file, 5);
     let ended = lock(&sink.seen).len();
-    assert!(ended < 128, "the read came after {ended} of 128 slow ones of another device");
+    assert!(ended < 64, "the read came after {ended} of 128 slow ones of another device");
     drop(sink.wait_for(128));
 }
 

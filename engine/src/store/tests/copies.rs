@@ -2,12 +2,19 @@
 
 use super::{GROUP, GROUPS, Store, filled};
 use crate::error::ErrorKind;
+use crate::index::FrameMeta;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
 use crate::metrics::lock;
 use crate::options::ByteSize;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-use stratakv_format::{DeviceIndex, segment};
+use stratakv_format::{DeviceIndex, FrameId, segment};
+
+fn first_frame(store: &Store) -> (FrameId, FrameMeta) {
+    let catalog = lock(&store.inner.catalog);
+    let first = catalog.frames.iter().min_by_key(|(id, _)| **id).unwrap();
+    (*first.0, first.1.clone())
+}
 
 /// Of two changes of one frame in one group commit the first counts: the second was decided for what was there before it.
 #[test]
@@ -15,11 +22,7 @@ fn two_changes_of_a_frame_in_one_commit() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 2);
     let inner = &store.inner;
-    let (id, meta) = {
-        let catalog = lock(&inner.catalog);
-        let first = catalog.frames.iter().min_by_key(|(id, _)| **id).unwrap();
-        (*first.0, first.1.clone())
-    };
+    let (id, meta) = first_frame(&store);
     let seen = places(&meta);
     assert_eq!(seen.len(), 2, "a copy on each device");
     let mut wanted = Vec::new();
@@ -52,11 +55,7 @@ fn what_cannot_be_copied_is_tried_once() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 2);
     let inner = &store.inner;
-    let (id, meta) = {
-        let catalog = lock(&inner.catalog);
-        let first = catalog.frames.iter().min_by_key(|(id, _)| **id).unwrap();
-        (*first.0, first.1.clone())
-    };
+    let (id, meta) = first_frame(&store);
     for (location, _) in places(&meta) {
         let path = dir.path().join(location.device.0.to_string()).join(segment::file_name(location.segment));
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
