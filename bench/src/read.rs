@@ -19,6 +19,8 @@ use stratakv_format::{PayloadChecksum, PlaneIdentity};
 
 /// Selections drawn for a turn.
 const SELECTIONS: usize = 512;
+/// Sides that take turns: the engine, the bare loop, the same with checksums, fio, fio with its queue kept full.
+const SIDES: usize = 5;
 /// Memory that no cache holds.
 const COLD_BYTES: u64 = 256 << 20;
 
@@ -35,6 +37,8 @@ struct ReadResult {
     iops: f64,
     p50_us: f64,
     p99_us: f64,
+    /// p99 over p50.
+    tail: f64,
     cpu_s_per_gb: f64,
     /// Of checksums alone, over one batch of buffers again and again.
     checksum_cpu_s_per_gb: f64,
@@ -45,6 +49,8 @@ struct ReadResult {
     io_cold_cpu_s_per_gb: f64,
     bare_gb_per_s: Option<f64>,
     bare_cpu_s_per_gb: Option<f64>,
+    /// p99 over p50 of the bare loop's batches.
+    bare_tail: Option<f64>,
     ratio_bare: Option<f64>,
     ratio_bare_cpu: Option<f64>,
     ratio_bare_cpu_cold: Option<f64>,
@@ -117,14 +123,18 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
     turn(Pace::of(args), &store, &sequence, block, length / 4, &mut random)?;
     for round in 1..=args.common.rounds {
         eprintln!("kvbench: {}: round {round} of {}", ByteSize(block), args.common.rounds);
-        sides.own.push(turn(Pace::of(args), &store, &sequence, block, length, &mut random)?);
-        if args.bare {
-            sides.bare.push(bare_turn(&raw, block, args.batch, length, None)?);
-            sides.bare_checked.push(bare_turn(&raw, block, args.batch, length, Some(checksum_of(args)))?);
-        }
-        if with_fio {
-            sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?);
-            sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?);
+        // Who goes first changes with every round: a disk's rate depends on what it has just done.
+        for at in 0..SIDES {
+            match (round as usize + at) % SIDES {
+                1 => sides.own.push(turn(Pace::of(args), &store, &sequence, block, length, &mut random)?),
+                2 if args.bare => sides.bare.push(bare_turn(&raw, block, args.batch, length, None)?),
+                3 if with_fio => sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?),
+                4 if args.bare => {
+                    sides.bare_checked.push(bare_turn(&raw, block, args.batch, length, Some(checksum_of(args)))?);
+                }
+                0 if with_fio => sides.fio_full.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Always)?),
+                _ => {}
+            }
         }
         sides.checksum.push(checksum_turn(
             checksum_of(args),
@@ -286,21 +296,27 @@ fn bare_turn(
     batch: u32,
     length: Duration,
     checksum: Option<PayloadChecksum>,
-) -> Result<(f64, f64)> {
+) -> Result<BareTurn> {
     let mut reader = BareReader::new(file, block as usize, batch as usize)?;
-    let mut batches = 0_u64;
+    let mut latencies_us = Vec::new();
     let (cpu, start) = (thread_cpu_seconds(), Instant::now());
     while start.elapsed() < length {
         check_interrupt()?;
+        let begun = Instant::now();
         reader.batch()?;
         if let Some(kind) = checksum {
             compute(kind, block, reader.blocks());
         }
-        batches += 1;
+        latencies_us.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), thread_cpu_seconds() - cpu);
-    let gb = (batches * u64::from(batch) * block) as f64 / 1e9;
-    Ok((gb / seconds, cpu / gb))
+    let gb = (latencies_us.len() as u64 * u64::from(batch) * block) as f64 / 1e9;
+    Ok(BareTurn { gb_per_s: gb / seconds, cpu_s_per_gb: cpu / gb, tail: tail(&latencies_us) })
+}
+
+/// p99 over p50.
+fn tail(latencies_us: &[f64]) -> f64 {
+    percentile(latencies_us, 0.99) / percentile(latencies_us, 0.5)
 }
 
 fn checksum_of(args: &ReadArgs) -> PayloadChecksum {
@@ -332,11 +348,19 @@ fn checksum_turn(kind: PayloadChecksum, block: u64, bytes: &[u8], length: Durati
     Ok((thread_cpu_seconds() - cpu) / ((passes * bytes.len() as u64) as f64 / 1e9))
 }
 
+/// A turn of the bare loop.
+struct BareTurn {
+    gb_per_s: f64,
+    cpu_s_per_gb: f64,
+    /// See [`tail`].
+    tail: f64,
+}
+
 #[derive(Default)]
 struct Sides {
     own: Vec<Turn>,
-    bare: Vec<(f64, f64)>,
-    bare_checked: Vec<(f64, f64)>,
+    bare: Vec<BareTurn>,
+    bare_checked: Vec<BareTurn>,
     fio: Vec<fio::FioRun>,
     fio_full: Vec<fio::FioRun>,
     checksum: Vec<f64>,
@@ -351,10 +375,10 @@ impl Sides {
         let cpu = own(&|turn| turn.cpu_s_per_gb);
         let checksum = median(&self.checksum);
         let checksum_cold = median(&self.checksum_cold);
-        let bare = some(self.bare.iter().map(|turn| turn.0).collect());
-        let bare_cpu = some(self.bare.iter().map(|turn| turn.1).collect());
-        let checked = some(self.bare_checked.iter().map(|turn| turn.0).collect());
-        let checked_cpu = some(self.bare_checked.iter().map(|turn| turn.1).collect());
+        let of = |turns: &[BareTurn], value: &dyn Fn(&BareTurn) -> f64| some(turns.iter().map(value).collect());
+        let (bare, checked) = (of(&self.bare, &|turn| turn.gb_per_s), of(&self.bare_checked, &|turn| turn.gb_per_s));
+        let bare_cpu = of(&self.bare, &|turn| turn.cpu_s_per_gb);
+        let checked_cpu = of(&self.bare_checked, &|turn| turn.cpu_s_per_gb);
         let allowed = bare_cpu.zip(checked_cpu).map(|(bare, checked)| 1.25 * bare + 1.1 * (checked - bare).max(0.0));
         let fio = some(self.fio.iter().map(|run| run.gb_per_s).collect());
         let fio_cpu = some(self.fio.iter().map(|run| run.cpu_s_per_gb).collect());
@@ -369,6 +393,7 @@ impl Sides {
             iops: rounded(gb_per_s * 1e9 / block as f64),
             p50_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.5))),
             p99_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.99))),
+            tail: rounded(own(&|turn| tail(&turn.latencies_us))),
             cpu_s_per_gb: rounded(cpu),
             checksum_cpu_s_per_gb: rounded(checksum),
             checksum_cold_cpu_s_per_gb: rounded(checksum_cold),
@@ -376,6 +401,7 @@ impl Sides {
             io_cold_cpu_s_per_gb: rounded((cpu - checksum_cold).max(0.0)),
             bare_gb_per_s: bare.map(rounded),
             bare_cpu_s_per_gb: bare_cpu.map(rounded),
+            bare_tail: of(&self.bare, &|turn| turn.tail).map(rounded),
             ratio_bare: bare.and_then(|bare| ratio(gb_per_s, bare)),
             ratio_bare_cpu: bare_cpu.and_then(|bare| ratio(io_cpu, bare)),
             ratio_bare_cpu_cold: bare_cpu.and_then(|bare| ratio((cpu - checksum_cold).max(0.0), bare)),

@@ -20,8 +20,9 @@ use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, Location, SequenceId};
 use zerocopy::little_endian::U64;
 
-/// Frames of a sequence that may be on their way to one device: fewer leave it idle where appending takes as long as writing.
-pub(crate) const FRAMES_IN_FLIGHT: usize = 4;
+/// Frames of a sequence that may be on their way to one device: with fewer it waits for the next ones now and then, with more of
+/// them, or larger ones, it writes no faster.
+pub(crate) const FRAMES_IN_FLIGHT: usize = 12;
 
 pub(crate) struct StoreInner {
     pub(crate) committer: Arc<Committer>,

@@ -5,12 +5,12 @@
 //! go of them from any thread, by closing the rings.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
 use super::ShardHandle;
 use super::batch::{Request, Sink};
+use super::port::Beside;
 use crate::device::arena::Arena;
 use crate::device::driver::{Completion, Driver, Wait};
 use crate::device::uring::Uring;
@@ -57,18 +57,18 @@ pub(crate) struct LaneBatch<'a> {
 }
 
 /// A demand read that the shard does not see, for its admission of lesser requests.
-struct Beside<'a>(&'a AtomicUsize);
+struct Reading<'a>(&'a Beside);
 
-impl<'a> Beside<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
+impl<'a> Reading<'a> {
+    fn new(beside: &'a Beside) -> Self {
+        beside.begin();
+        Self(beside)
     }
 }
 
-impl Drop for Beside<'_> {
+impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.end();
     }
 }
 
@@ -81,7 +81,7 @@ struct Work<'a> {
     tags: Vec<Option<u64>>,
     in_flight: usize,
     bytes_each: usize,
-    _beside: Beside<'a>,
+    _reading: Reading<'a>,
 }
 
 impl Work<'_> {
@@ -166,7 +166,7 @@ impl Lanes {
                 tags: Vec::with_capacity(requests.len()),
                 queue: requests.into_iter(),
                 in_flight: 0,
-                _beside: Beside::new(shard.beside()),
+                _reading: Reading::new(shard.beside()),
             });
         }
         let whole = Self::execute(&mut work, sink, step);

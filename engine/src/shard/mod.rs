@@ -14,7 +14,6 @@ mod threads;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use affinity::Affinity;
@@ -28,7 +27,7 @@ use crate::device::uring::Uring;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{DeviceCounters, lock};
 use crate::sync::Guard;
-use port::Link;
+use port::{Beside, Link};
 use threads::{End, ShardThread};
 
 /// Threads that sync beside the one that leads a commit, at most.
@@ -193,7 +192,7 @@ impl ShardHandle {
         &self.link.counters
     }
 
-    pub(super) fn beside(&self) -> &AtomicUsize {
+    fn beside(&self) -> &Beside {
         &self.link.beside
     }
 

@@ -20,8 +20,30 @@ const SLICE: usize = 16;
 /// Requests in flight per priority when no demand read is about, and while one is: it queues behind these at the device.
 const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
 const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
+/// Writes in flight once no demand read has been about for long: a disk that nobody waits for writes faster with more of them.
+const WRITES_UNDISTURBED: usize = 128;
+/// Writes that end without a demand read for each that the limit grows by.
+const WRITES_PER_STEP: usize = 8;
 /// Room in the driver that demand reads leave to the others, so that a backlog of reads does not stop commits.
 const ROOM_FOR_OTHERS: usize = 16 + 8 + 2;
+
+/// Demand reads that callers drive themselves, see [`super::Lanes`].
+#[derive(Default)]
+pub(super) struct Beside {
+    now: AtomicUsize,
+    begun: AtomicUsize,
+}
+
+impl Beside {
+    pub(super) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.now.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn end(&self) {
+        self.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// What a device's handle and its port share.
 #[derive(Clone)]
@@ -29,8 +51,7 @@ pub(super) struct Link {
     pub(super) inbox: Arc<Inbox>,
     pub(super) status: Arc<Mutex<DriverStatus>>,
     pub(super) counters: Arc<DeviceCounters>,
-    /// Demand reads that callers drive themselves, see [`super::Lanes`].
-    pub(super) beside: Arc<AtomicUsize>,
+    pub(super) beside: Arc<Beside>,
     pub(super) poison: Arc<Poison>,
 }
 
@@ -46,6 +67,10 @@ pub(super) struct Port {
     pub(super) link: Link,
     queues: [VecDeque<Accepted>; CLASSES],
     in_flight: [usize; CLASSES],
+    /// Writes that ended since a demand read was about, up to where more make no difference.
+    undisturbed: usize,
+    /// Of [`Beside::begun`], as last seen.
+    beside_seen: usize,
     /// Files with a sync in flight.
     syncing: Vec<u64>,
     /// As it was before the inbox was last emptied.
@@ -57,7 +82,8 @@ pub(super) struct Port {
 impl Port {
     pub(super) fn new(link: Link, kept: Option<Kept>) -> Self {
         let (queues, in_flight) = (Default::default(), [0; CLASSES]);
-        Self { link, queues, in_flight, syncing: Vec::new(), closing: false, _kept: kept }
+        let (undisturbed, beside_seen, syncing) = (0, 0, Vec::new());
+        Self { link, queues, in_flight, undisturbed, beside_seen, syncing, closing: false, _kept: kept }
     }
 
     /// From the inbox to the queues.
@@ -102,9 +128,17 @@ impl Port {
         if demand && self.in_flight[class] > 0 { ROOM_FOR_OTHERS } else { 0 }
     }
 
-    fn limit(&self, class: usize) -> usize {
-        let demand = self.in_flight[Priority::Demand as usize] > 0 || self.link.beside.load(Ordering::Relaxed) > 0;
-        if demand { LIMITS_BESIDE_DEMAND[class] } else { LIMITS[class] }
+    fn limit(&mut self, class: usize) -> usize {
+        let begun = self.link.beside.begun.load(Ordering::Relaxed);
+        let demand = self.in_flight[Priority::Demand as usize] > 0 || self.link.beside.now.load(Ordering::Relaxed) > 0;
+        if demand || begun != self.beside_seen {
+            (self.undisturbed, self.beside_seen) = (0, begun);
+        }
+        match demand {
+            true => LIMITS_BESIDE_DEMAND[class],
+            false if class == Priority::Write as usize => LIMITS[class] + self.undisturbed / WRITES_PER_STEP,
+            false => LIMITS[class],
+        }
     }
 
     fn refusal(&self, op: &Op, cancelled: bool) -> Option<Error> {
@@ -117,12 +151,19 @@ impl Port {
     /// An operation begins that syncs this file, if any.
     pub(super) fn began(&mut self, class: usize, sync: Option<u64>) {
         self.in_flight[class] += 1;
+        if class == Priority::Demand as usize {
+            self.undisturbed = 0;
+        }
         self.syncing.extend(sync);
     }
 
     /// It has ended. What its caller is to be told.
     pub(super) fn ended(&mut self, class: usize, sync: Option<u64>, outcome: Result<()>) -> Result<()> {
         self.in_flight[class] -= 1;
+        if class == Priority::Write as usize {
+            let most = (WRITES_UNDISTURBED - LIMITS[class]) * WRITES_PER_STEP;
+            self.undisturbed = (self.undisturbed + 1).min(most);
+        }
         let Some(file) = sync else { return outcome };
         self.syncing.retain(|&f| f != file);
         match outcome {
@@ -158,5 +199,47 @@ impl Port {
     /// It was closed, and what it had accepted is done.
     pub(super) fn is_done(&self) -> bool {
         self.closing && self.under_way() == 0 && self.queues.iter().all(VecDeque::is_empty)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const DEMAND: usize = Priority::Demand as usize;
+    const WRITE: usize = Priority::Write as usize;
+
+    fn write(port: &mut Port, times: usize) {
+        for _ in 0..times {
+            port.began(WRITE, None);
+            port.ended(WRITE, None, Ok(())).expect("not poisoned");
+        }
+    }
+
+    /// Writes get more room the longer nobody reads, and lose it to the first who does, by the shard or on its own.
+    #[test]
+    fn writes_have_more_room_while_nobody_reads() {
+        let link = Link::new(Arc::default(), Arc::default());
+        let beside = Arc::clone(&link.beside);
+        let mut port = Port::new(link, None);
+        assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
+        write(&mut port, 10_000);
+        assert_eq!(port.limit(WRITE), WRITES_UNDISTURBED);
+        port.began(DEMAND, None);
+        assert_eq!(port.limit(WRITE), LIMITS_BESIDE_DEMAND[WRITE]);
+        port.ended(DEMAND, None, Ok(())).expect("not poisoned");
+        assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
+        write(&mut port, 10 * WRITES_PER_STEP);
+        assert_eq!(port.limit(WRITE), LIMITS[WRITE] + 10);
+        beside.begin();
+        assert_eq!(port.limit(WRITE), LIMITS_BESIDE_DEMAND[WRITE]);
+        beside.end();
+        assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
+        write(&mut port, 10_000);
+        // One that began and ended unseen counts as well.
+        beside.begin();
+        beside.end();
+        assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
+        assert_eq!(port.limit(Priority::Clean as usize), LIMITS[Priority::Clean as usize]);
     }
 }
