@@ -1,7 +1,8 @@
 //! Reading the files of a device: never through a link, never writing, going on behind a page that cannot be read.
 
 use crate::finding::{Code, FilePlace, Finding, Sink};
-use rustix::fs::{Advice, Mode, OFlags};
+use crate::window::Direct;
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -17,6 +18,8 @@ pub(crate) const WINDOW_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct StoreFile {
     file: File,
+    /// The same file, read around the page cache.
+    direct: Option<Direct>,
     pub(crate) bytes: u64,
     pub(crate) place: FilePlace,
 }
@@ -52,7 +55,7 @@ pub(crate) fn open(
 ) -> Option<StoreFile> {
     let place = FilePlace { device, path: Arc::clone(path), file: Arc::from(file) };
     match try_open(directory, file) {
-        Ok((file, bytes)) => Some(StoreFile { file, bytes, place }),
+        Ok((file, bytes)) => Some(StoreFile { file, direct: None, bytes, place }),
         Err(error) => {
             let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory, io::ErrorKind::InvalidData];
             let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
@@ -64,15 +67,17 @@ pub(crate) fn open(
     }
 }
 
+/// The directory that a file lies in where that is not `directory` itself, and its name there.
+fn inside<'a>(directory: &File, file: &'a str) -> io::Result<(Option<File>, &'a str)> {
+    match file.split_once('/') {
+        None => Ok((None, file)),
+        Some((inner, name)) => Ok((Some(open_directory(directory, inner)?), name)),
+    }
+}
+
 fn try_open(directory: &File, file: &str) -> io::Result<(File, u64)> {
-    let parent;
-    let (directory, name) = match file.split_once('/') {
-        None => (directory, file),
-        Some((inner, name)) => {
-            parent = open_directory(directory, inner)?;
-            (&parent, name)
-        }
-    };
+    let (inner, name) = inside(directory, file)?;
+    let directory = inner.as_ref().unwrap_or(directory);
     // Without O_NONBLOCK a FIFO in place of a file would hold the check up forever.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty())?);
@@ -84,9 +89,11 @@ fn try_open(directory: &File, file: &str) -> io::Result<(File, u64)> {
 }
 
 impl StoreFile {
-    /// Tells the kernel that the file is read from front to back. Only a hint.
-    pub(crate) fn advise_sequential(&self) {
-        let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::Sequential);
+    /// From now on it is read from front to back, around the page cache where the file system allows it. `directory` as for [`open`].
+    pub(crate) fn read_in_order(&mut self, directory: &File) {
+        self.direct = inside(directory, &self.place.file)
+            .ok()
+            .and_then(|(inner, name)| Direct::open(inner.as_ref().unwrap_or(directory), name));
     }
 
     /// Fills `buffer` from `offset` on; what lies behind the end of the file is zero. Gives the ranges that could not be
@@ -117,10 +124,20 @@ impl StoreFile {
             .collect()
     }
 
+    fn read_some(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        match self.direct.as_ref().map(|direct| direct.read_at(buffer, at)) {
+            // What this file system does not do; any other error is what it says.
+            Some(Err(error)) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {}
+            Some(outcome) => return outcome,
+            None => {}
+        }
+        self.file.read_at(buffer, at)
+    }
+
     fn read_once(&self, offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
         let mut at = offset;
         while !buffer.is_empty() {
-            match self.file.read_at(buffer, at) {
+            match self.read_some(buffer, at) {
                 Ok(0) => {
                     buffer.fill(0);
                     return Ok(());

@@ -26,6 +26,7 @@ mod replay;
 mod report;
 mod segments;
 mod sequences;
+mod window;
 
 pub use export::{ExportInfo, ExportReport, check_export, check_reader};
 pub use finding::{Code, Finding, Severity};
@@ -55,13 +56,13 @@ pub struct Options {
     pub show_keys: bool,
     /// Findings kept; more are only counted.
     pub findings_max: usize,
-    /// Threads that read segments, at least 1.
+    /// Threads that read segments, at least 1. They mostly wait for disks.
     pub threads: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { show_keys: false, findings_max: 10_000, threads: 2 }
+        Self { show_keys: false, findings_max: 10_000, threads: 4 }
     }
 }
 

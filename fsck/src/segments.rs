@@ -72,8 +72,8 @@ impl Job<'_> {
     /// Opens the file and checks its length, header and trailer.
     pub(crate) fn open(&self, devices: &Devices, sink: &Sink) -> Option<StoreFile> {
         let name = file_name(SegmentId(self.id));
-        let file = io::open(&self.device.directory, Some(self.device.index), &self.device.path, &name, sink)?;
-        file.advise_sequential();
+        let mut file = io::open(&self.device.directory, Some(self.device.index), &self.device.path, &name, sink)?;
+        file.read_in_order(&self.device.directory);
         let whole = u64::from(self.segment.pages) * PAGE;
         if file.bytes < whole {
             let text = format!("{} bytes where the segment has {whole}", file.bytes);
