@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::batch::{Accepted, Pending, Priority};
 use super::inbox::Inbox;
@@ -22,8 +23,10 @@ const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
 const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
 /// Writes in flight once no demand read has been about for long: a disk that nobody waits for writes faster with more of them.
 const WRITES_UNDISTURBED: usize = 128;
-/// Writes that end without a demand read for each that the limit grows by.
+/// Writes that end, without a demand read and in time, for each that the limit grows by.
 const WRITES_PER_STEP: usize = 8;
+/// So long a write takes at most where there may be more of them: the first demand read that comes waits for all that are there.
+const WRITE_WAIT: Duration = Duration::from_millis(25);
 /// Room in the driver that demand reads leave to the others, so that a backlog of reads does not stop commits.
 const ROOM_FOR_OTHERS: usize = 16 + 8 + 2;
 
@@ -67,7 +70,7 @@ pub(super) struct Port {
     pub(super) link: Link,
     queues: [VecDeque<Accepted>; CLASSES],
     in_flight: [usize; CLASSES],
-    /// Writes that ended since a demand read was about, up to where more make no difference.
+    /// Writes that ended in time since a demand read was about, less those that did not, up to where more make no difference.
     undisturbed: usize,
     /// Of [`Beside::begun`], as last seen.
     beside_seen: usize,
@@ -157,13 +160,18 @@ impl Port {
         self.syncing.extend(sync);
     }
 
+    /// A write takes so long, where that is known.
+    pub(super) fn wrote(&mut self, took: Option<Duration>) {
+        let most = (WRITES_UNDISTURBED - LIMITS[Priority::Write as usize]) * WRITES_PER_STEP;
+        self.undisturbed = match took.is_some_and(|took| took > WRITE_WAIT) {
+            true => self.undisturbed.saturating_sub(1),
+            false => (self.undisturbed + 1).min(most),
+        };
+    }
+
     /// It has ended. What its caller is to be told.
     pub(super) fn ended(&mut self, class: usize, sync: Option<u64>, outcome: Result<()>) -> Result<()> {
         self.in_flight[class] -= 1;
-        if class == Priority::Write as usize {
-            let most = (WRITES_UNDISTURBED - LIMITS[class]) * WRITES_PER_STEP;
-            self.undisturbed = (self.undisturbed + 1).min(most);
-        }
         let Some(file) = sync else { return outcome };
         self.syncing.retain(|&f| f != file);
         match outcome {
@@ -210,13 +218,11 @@ mod tests {
     const WRITE: usize = Priority::Write as usize;
 
     fn write(port: &mut Port, times: usize) {
-        for _ in 0..times {
-            port.began(WRITE, None);
-            port.ended(WRITE, None, Ok(())).expect("not poisoned");
-        }
+        (0..times).for_each(|_| port.wrote(Some(Duration::from_millis(1))));
     }
 
-    /// Writes get more room the longer nobody reads, and lose it to the first who does, by the shard or on its own.
+    /// Writes get more room the longer nobody reads, and lose it to the first who does, by the shard or on its own, and where they
+    /// take long.
     #[test]
     fn writes_have_more_room_while_nobody_reads() {
         let link = Link::new(Arc::default(), Arc::default());
@@ -224,6 +230,12 @@ mod tests {
         let mut port = Port::new(link, None);
         assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
         write(&mut port, 10_000);
+        assert_eq!(port.limit(WRITE), WRITES_UNDISTURBED);
+        (0..10 * WRITES_PER_STEP).for_each(|_| port.wrote(Some(WRITE_WAIT * 2)));
+        assert_eq!(port.limit(WRITE), WRITES_UNDISTURBED - 10);
+        (0..10_000).for_each(|_| port.wrote(Some(WRITE_WAIT * 2)));
+        assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
+        (0..10_000).for_each(|_| port.wrote(None));
         assert_eq!(port.limit(WRITE), WRITES_UNDISTURBED);
         port.began(DEMAND, None);
         assert_eq!(port.limit(WRITE), LIMITS_BESIDE_DEMAND[WRITE]);

@@ -5,12 +5,14 @@
 //! believed. The kernel reports a write-back error to one sync of a file and success to the next, so a file has one sync in flight.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::batch::Pending;
+use super::batch::{Pending, Priority};
 use super::door::Door;
 use super::port::{CLASSES, Link, Port};
 use super::threads::{Joining, Kept};
 use crate::device::driver::{Completion, Driver, DriverStatus, Op, Served, Wait};
+use crate::device::environment;
 use crate::error::{Error, Result};
 use crate::metrics::lock;
 
@@ -20,6 +22,8 @@ struct Flight {
     class: usize,
     /// The file that it syncs.
     sync: Option<u64>,
+    /// When a write began, but in a simulation, whose time is not ours.
+    since: Option<Instant>,
 }
 
 pub(super) struct Shard {
@@ -186,7 +190,8 @@ impl Shard {
             self.flights.push(None);
             self.flights.len() - 1
         });
-        self.flights[id] = Some(Flight { pending, port, class, sync });
+        let timed = class == Priority::Write as usize && !environment::is_simulated();
+        self.flights[id] = Some(Flight { pending, port, class, sync, since: timed.then(Instant::now) });
         self.driver.queue(port, id as u64, op);
     }
 
@@ -197,9 +202,14 @@ impl Shard {
             return;
         };
         self.free.push(id);
-        let Flight { pending, port, class, sync } = flight;
+        let Flight { pending, port, class, sync, since } = flight;
         let outcome = match self.ports.get_mut(port).and_then(Option::as_mut) {
-            Some(own) => own.ended(class, sync, completion.outcome),
+            Some(own) => {
+                if class == Priority::Write as usize && sync.is_none() {
+                    own.wrote(since.map(|since| since.elapsed()));
+                }
+                own.ended(class, sync, completion.outcome)
+            }
             None => completion.outcome,
         };
         pending.complete(outcome);
