@@ -1,9 +1,11 @@
 //! Readers beside a writer: what a reader saw when it was made is what it sees until it is dropped.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
+use stratakv::retrieval::{Quest, Selector, SelectorId, ShadowKv, SignBits};
 use stratakv::{
-    ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, SequenceReader, Store, Summary, View,
+    Budget, ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, SequenceReader, Store, Summary, View,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -200,6 +202,61 @@ fn readers_are_accounted_for_and_give_everything_back() {
 }
 
 /// Writers on sequences of their own, each with readers on threads of their own, all at once.
+/// Readers choose by selectors of their own, among what they see: as the writer did then, whatever it does later, and when it is gone.
+#[test]
+fn readers_choose_by_selectors_of_their_own() {
+    let (shape, scratch) = (shape(), fast_scratch());
+    let dirs = device_dirs(scratch.path(), 2);
+    let store = small_options(&dirs).segment_bytes(ByteSize::kib(64)).open().unwrap();
+    let mut writer = sequence(&store, &shape, "s");
+    let (mut seeds, mut rng) = (Vec::new(), Rng(7));
+    append(&shape, &mut writer, &mut seeds, 901, &mut rng);
+    commit(&mut writer, Durability::Sync);
+    append(&shape, &mut writer, &mut seeds, 30, &mut rng);
+
+    let methods: [Arc<dyn Selector>; 3] = [Arc::new(Quest), Arc::new(SignBits), Arc::new(ShadowKv::default())];
+    let own = methods.clone().map(|method| writer.attach(method).unwrap());
+    let mut reader = writer.reader().unwrap();
+    let asked = [(0, 1), (0, 2), (1, 3)];
+    let budget = Budget::tokens(24);
+    let groups = |view: View| view.groups().collect::<Vec<u64>>();
+    let wanted = own.map(|id| {
+        asked.map(|(layer, seed)| groups(writer.select_with(id, layer, &shape.query(layer, seed), budget).unwrap()))
+    });
+
+    // Those of the writer are not the reader's.
+    let refused = reader.select_with(own[0], 0, &shape.query(0, 1), budget).expect_err("the writer's");
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    writer.truncate(50).unwrap();
+    append(&shape, &mut writer, &mut seeds.clone(), 300, &mut rng);
+    commit(&mut writer, Durability::Sync);
+
+    let before = store.status().memory.used_bytes;
+    let ids = methods.clone().map(|method| reader.attach(method).unwrap());
+    assert!(store.status().memory.used_bytes > before, "summaries are accounted for");
+    let choose = |reader: &SequenceReader, ids: &[SelectorId; 3]| {
+        for (id, wanted) in ids.iter().zip(&wanted) {
+            for ((layer, seed), wanted) in asked.iter().zip(wanted) {
+                let view = reader.select_with(*id, *layer, &shape.query(*layer, *seed), budget).unwrap();
+                let batch = store.read(&[&view]).unwrap().wait().unwrap();
+                shape.check_blocks(*layer, &seeds, &view, batch.get(0).unwrap());
+                assert_eq!(&groups(view), wanted, "layer {layer}");
+            }
+        }
+    };
+    choose(&reader, &ids);
+    for id in ids {
+        assert!(reader.selector_bytes(id).unwrap() > 0);
+        reader.detach(id).unwrap();
+        assert_eq!(reader.detach(id).expect_err("gone").kind(), ErrorKind::InvalidArgument);
+    }
+    assert_eq!(store.status().memory.used_bytes, before);
+
+    writer.delete(Durability::Sync).unwrap();
+    let again = methods.map(|method| reader.attach(method).unwrap());
+    choose(&reader, &again);
+}
+
 #[test]
 fn writers_and_readers_in_parallel() {
     let (shape, scratch) = (shape(), fast_scratch());

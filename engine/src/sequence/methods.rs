@@ -59,7 +59,7 @@ impl Methods {
 impl Sequence {
     /// Gives the sequence one more way of choosing. Summaries that it needs and that no other selector of the sequence has are
     /// taken from where they are stored with the groups ([`Self::attach_stored`]), built from the keys where they are not, read
-    /// back in pieces of a megabyte, and kept in memory from then on; readers and forks start without them. Any number of
+    /// back in pieces of a megabyte, and kept in memory from then on; readers and forks start without them and attach their own. Any number of
     /// selectors choose from the same stored tokens.
     ///
     /// # Errors

@@ -1,11 +1,11 @@
 //! Readers: a sequence as it was at one moment, beside its writer.
 
-use super::Sequence;
+use super::{SelectorId, Sequence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
 use crate::layout::{KvLayout, Placed};
 use crate::metrics::{Category, Reservation};
-use crate::select::{SelectOptions, View};
+use crate::select::{SelectOptions, Selector, View};
 use crate::summary::MinMax;
 use std::sync::Arc;
 use stratakv_format::SequenceId;
@@ -174,6 +174,45 @@ impl SequenceReader {
     /// As there.
     pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
         self.inner.select(layer, query, options)
+    }
+
+    /// As [`Sequence::attach`]: summaries are taken from where they are stored with the groups, or built from the keys that this
+    /// reader sees, and are its own. Those of the sequence it does not see.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn attach(&mut self, selector: Arc<dyn Selector>) -> Result<SelectorId> {
+        self.inner.attach(selector)
+    }
+
+    /// As [`Sequence::detach`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn detach(&mut self, selector: SelectorId) -> Result<()> {
+        self.inner.detach(selector)
+    }
+
+    /// As [`Sequence::selector_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn selector_bytes(&self, selector: SelectorId) -> Result<u64> {
+        self.inner.selector_bytes(selector)
+    }
+
+    /// As [`Sequence::select_with`], by a selector that was attached to this reader.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn select_with(
+        &self,
+        selector: SelectorId,
+        layer: usize,
+        query: &[f32],
+        options: impl Into<SelectOptions>,
+    ) -> Result<View> {
+        self.inner.select_with(selector, layer, query, options)
     }
 
     /// As [`Sequence::select_all`].
