@@ -123,17 +123,12 @@ unsafe fn records_of<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32
     let ahead = asked_ahead(run);
     // Heads of one cache line.
     let together = (LINE / (2 * run.dim)).max(1);
-    // SAFETY: as the caller says.
-    let mut done = unsafe {
-        match (group, run.heads) {
-            // Of long rows fewer are better: so many streams are more than the processor follows.
-            _ if !S::WIDE || run.columns != run.heads || ![S::LANES, 2 * S::LANES].contains(&run.dim) => 0,
-            (1, 1) => sixteens::<S, E, 1>(run, query, out),
-            (1, 2) => sixteens::<S, E, 2>(run, query, out),
-            (1, 4) => sixteens::<S, E, 4>(run, query, out),
-            (1, 8) => sixteens::<S, E, 8>(run, query, out),
-            _ => 0,
-        }
+    // Of long rows fewer at a time are better: so many streams are more than the processor follows.
+    let short = [S::LANES, 2 * S::LANES].contains(&run.dim);
+    let mut done = match S::WIDE && short && run.heads == 1 && group == 1 && run.columns == 1 {
+        // SAFETY: as the caller says.
+        true => unsafe { sixteens::<S, E>(run, query, out) },
+        false => 0,
     };
     while done < count {
         let n = if count - done >= block { block } else { 1 };
@@ -163,38 +158,31 @@ unsafe fn records_of<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32
     }
 }
 
-/// One query vector for each of `H` heads: as many records at a time as have sixteen scores, which lie one after the other. How many
-/// records were done.
+/// One query vector: sixteen records at a time, whose scores lie one after the other. How many records were done.
 #[inline(always)]
-unsafe fn sixteens<S: Simd, E: Element, const H: usize>(
-    run: &RecordRun<'_>,
-    query: *const f32,
-    out: *mut f32,
-) -> usize {
-    let (count, stride, ahead) = (run.count(), run.stride(), asked_ahead(run));
-    let (at_once, bytes) = (16 / H, 2 * run.record);
+unsafe fn sixteens<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32, out: *mut f32) -> usize {
+    let (count, ahead, bytes) = (run.count(), asked_ahead(run), 2 * run.record);
     let mut done = 0;
-    while done + at_once <= count {
-        // SAFETY: `at_once` whole records, `H` query vectors of whole vectors, and as many rows of `H` scores (asserted by the caller).
+    while done + 16 <= count {
+        // SAFETY: sixteen whole records, a query of whole vectors, and as many scores (asserted by the caller).
         unsafe {
             let records = run.records.as_ptr().add(done * run.record + run.offset).cast::<u8>();
             if let Some(ahead) = ahead {
-                prefetch::<S>(&Stretch { start: records.wrapping_add(ahead), bytes: at_once * bytes });
+                prefetch::<S>(&Stretch { start: records.wrapping_add(ahead), bytes: 16 * bytes });
             }
             let mut sums = [[S::splat(0.0); 4]; 4];
             let mut d = 0;
             while d < run.dim {
-                for i in 0..16 {
-                    let (t, head) = (i / H, i % H);
-                    let key = E::load::<S>(records.add(t * bytes + E::BYTES * (head * run.dim + d)));
-                    let q = S::load(query.add(head * stride + d));
-                    sums[i / 4][i % 4] = S::fma(q, key, sums[i / 4][i % 4]);
+                let q = S::load(query.add(d));
+                for t in 0..16 {
+                    let key = E::load::<S>(records.add(t * bytes + E::BYTES * d));
+                    sums[t / 4][t % 4] = S::fma(q, key, sums[t / 4][t % 4]);
                 }
                 d += S::LANES;
             }
-            out.add(done * H).cast::<[[f32; 4]; 4]>().write_unaligned(S::sum16(sums));
+            out.add(done).cast::<[[f32; 4]; 4]>().write_unaligned(S::sum16(sums));
         }
-        done += at_once;
+        done += 16;
     }
     done
 }
