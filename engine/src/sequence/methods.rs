@@ -59,8 +59,8 @@ impl Methods {
 impl Sequence {
     /// Gives the sequence one more way of choosing. Summaries that it needs and that no other selector of the sequence has are
     /// taken from where they are stored with the groups ([`Self::attach_stored`]), built from the keys where they are not, read
-    /// back in pieces of a megabyte, and kept in memory from then on; readers and forks start without them and attach their own. Any number of
-    /// selectors choose from the same stored tokens.
+    /// back in pieces of a megabyte, and kept in memory from then on; readers and forks start without them and attach their own.
+    /// Any number of selectors choose from the same stored tokens.
     ///
     /// # Errors
     /// A layer that the selector's summaries do not suit, keys that cannot be read, [`ErrorKind::MemoryLimit`]; the sequence
