@@ -1,12 +1,14 @@
-//! Min/max records that are streamed: selections are those of records in memory, to the bit, whatever became of the sequence; what
-//! is read and held is what it should be; damage is met from another copy, or from the keys.
+//! Summaries that are streamed: selections are those of summaries in memory, to the bit, whatever became of the sequence; what
+//! is read and held of min/max records is what it should be; damage is met from another copy, or from the keys.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stratakv::pipeline::{DecodeModel, Pipeline};
-use stratakv::retrieval::{LeoAm, Quest, ScoreForm, Selector, SelectorId};
+use stratakv::retrieval::{
+    Adapter, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Quest, ScoreForm, Selector, SelectorId, ShadowKv, SignBits,
+};
 use stratakv::{
     AttendOptions, Budget, ByteSize, DType, Durability, ErrorKind, ImportOptions, KvLayout, OpenOptions, SelectOptions,
     Sequence, SequenceOptions, Store, Summaries, Summary, TensorView, View, attend,
@@ -22,8 +24,18 @@ fn shape(dtype: DType) -> Shape {
     Shape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48), windowed], dtype, group: 4 }
 }
 
+/// Those that choose by bounds come first.
 fn selectors() -> Vec<Arc<dyn Selector>> {
-    vec![Arc::new(Quest), Arc::new(LeoAm::default())]
+    let layer = |width: usize| LowRankAdapter::new(width, 4, numbers(width as u64, width * 4)).map(LayerAdapter::from);
+    let layers = [48, 48, 16].map(layer).into_iter().collect::<Result<_, _>>().expect("matrices");
+    let adapter = Arc::new(Adapter::new("low", 1, layers).expect("an adapter"));
+    vec![
+        Arc::new(Quest),
+        Arc::new(LeoAm::default()),
+        Arc::new(ShadowKv::default()),
+        Arc::new(SignBits),
+        Arc::new(KvSwap::new(adapter)),
+    ]
 }
 
 #[derive(Clone, Debug)]
@@ -56,27 +68,34 @@ struct World {
     sequence: Option<Sequence>,
     selectors: Vec<SelectorId>,
     summaries: Summaries,
+    /// Records of selectors are written with the groups.
+    stored: bool,
     shape: Shape,
     pipeline: Option<Pipeline>,
     next: u64,
 }
 
 impl World {
-    fn new(root: &std::path::Path, devices: usize, copies: u8, summaries: Summaries, shape: Shape) -> Self {
+    fn new(root: &std::path::Path, (devices, copies): (usize, u8), summaries: (Summaries, bool), shape: Shape) -> Self {
+        let (summaries, stored) = summaries;
         let dirs = device_dirs(root, devices);
         let store = small_options(&dirs).create(true).open().expect("a store");
         let options = SequenceOptions::new().key("a").replicas(copies).summary(Summary::MinMax).summaries(summaries);
         let sequence = Some(store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence"));
         let pipeline = Some(Pipeline::new(&store, Budget::All));
         let (store, selectors) = (Some(store), Vec::new());
-        let mut world = Self { store, dirs, sequence, selectors, summaries, shape, pipeline, next: 1 };
+        let mut world = Self { store, dirs, sequence, selectors, summaries, stored, shape, pipeline, next: 1 };
         world.attach();
         world
     }
 
     fn attach(&mut self) {
-        let each = selectors().into_iter();
-        self.selectors = each.map(|selector| self.sequence().attach(selector).expect("attached")).collect();
+        let stored = self.stored;
+        let attach = |selector| match stored {
+            true => self.sequence().attach_stored(selector),
+            false => self.sequence().attach(selector),
+        };
+        self.selectors = selectors().into_iter().map(attach).collect::<Result<_, _>>().expect("attached");
     }
 
     fn sequence(&mut self) -> &mut Sequence {
@@ -130,7 +149,8 @@ impl World {
     fn chosen(&mut self, seed: u64) -> Vec<Vec<u64>> {
         let groups = |view: View| view.groups().collect::<Vec<_>>();
         let (shape, selectors) = (self.shape.clone(), self.selectors.clone());
-        let reader = self.sequence().reader().expect("a reader");
+        let mut reader = self.sequence().reader().expect("a reader");
+        let of_reader = reader.attach(self::selectors().remove(3)).expect("attached");
         let sequence = self.sequence.as_ref().expect("open");
         let mut chosen = Vec::new();
         if sequence.is_empty() {
@@ -149,6 +169,8 @@ impl World {
                         chosen.push(groups(view.expect("selected")));
                     }
                 }
+                let own = sequence.select_with(selectors[3], layer, &query, budget).map(groups).expect("selected");
+                assert_eq!(reader.select_with(of_reader, layer, &query, budget).map(groups).expect("selected"), own);
             }
         }
         chosen
@@ -159,19 +181,20 @@ impl World {
 fn selections_are_those_of_records_in_memory() {
     let mut runner = TestRunner::new(Config::with_cases(count_from_env("STRATAKV_TEST_STREAMED", 32) as u32));
     let dtype = prop_oneof![Just(DType::F16), Just(DType::Bf16), Just(DType::F32)];
-    let strategy = (prop::collection::vec(op(), 1..24), (1_usize..4, 1_u8..3), dtype);
-    let outcome = runner.run(&strategy, |(ops, (devices, copies), dtype)| {
+    let strategy = (prop::collection::vec(op(), 1..24), (1_usize..4, 1_u8..3), dtype, any::<bool>());
+    let outcome = runner.run(&strategy, |(ops, (devices, copies), dtype, stored)| {
         let (first, second) = (fast_scratch(), fast_scratch());
         let copies = copies.min(devices as u8);
-        let mut streamed = World::new(first.path(), devices, copies, Summaries::Streamed, shape(dtype));
-        let mut resident = World::new(second.path(), 1, 1, Summaries::Resident, shape(dtype));
+        let mut streamed = World::new(first.path(), (devices, copies), (Summaries::Streamed, stored), shape(dtype));
+        let mut resident = World::new(second.path(), (1, 1), (Summaries::Resident, stored), shape(dtype));
         for (at, op) in ops.iter().chain([&Op::Reopen]).enumerate() {
             streamed.apply(op);
             resident.apply(op);
             prop_assert_eq!(streamed.chosen(at as u64), resident.chosen(at as u64), "after {:?}", op);
             prop_assert_eq!(streamed.sequence().summary_bytes(), 0);
         }
-        for selector in streamed.selectors.clone() {
+        for at in 0..2 {
+            let selector = streamed.selectors[at];
             prop_assert_eq!(streamed.sequence().selector_bytes(selector).expect("its own"), 0);
         }
         // What it has written is what is opened with its records in memory.

@@ -160,6 +160,7 @@ impl Sequence {
     pub(super) fn reserve_for(&mut self, layer: usize, tokens: usize) -> Result<()> {
         let group = self.who.layout.group_tokens();
         let groups = (self.layer(layer)?.tail_tokens() + tokens) / group;
+        self.leave_stored(layer)?;
         self.reserve_methods(layer, groups, 0)?;
         let devices = Arc::clone(&self.store.devices);
         let state = self.layer_mut(layer)?;
@@ -239,7 +240,7 @@ impl Sequence {
     /// Drafts of all groups collected, each within the limit of a frame.
     pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
         let group = self.who.layout.group_tokens() as u64;
-        let streamed = self.streams().is_some();
+        let streamed = self.streams_min_max();
         let mut drafts = vec![Draft::default()];
         for layer in self.layers.iter_mut().flatten() {
             layer.freeze()?;
@@ -280,6 +281,7 @@ impl Sequence {
                     if fits && end > first && last.bytes() + more + 4096 <= self.frame_limit {
                         let mut encoded = Vec::with_capacity(more);
                         extra.encode(first..end, &mut encoded);
+                        debug_assert_eq!(encoded.len(), (end - first) * stored.record_bytes as usize);
                         last.stored_summary(stored, adapter, end - first, encoded);
                     }
                 }

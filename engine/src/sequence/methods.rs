@@ -126,7 +126,7 @@ impl Sequence {
             slots.push(match found {
                 Some(at) => at,
                 None => {
-                    self.build(kind.as_ref()).map_err(|e| e.during(format!("summary {id}")))?;
+                    self.build(&kind).map_err(|e| e.during(format!("summary {id}")))?;
                     self.methods.kinds.push(Kind { id, stored: None, _adapter: adapter });
                     self.methods.kinds.len() - 1
                 }
@@ -170,8 +170,8 @@ impl Sequence {
             .sum())
     }
 
-    /// The summaries of a layer that a selector chooses by, for its own inspection. Bounds that are
-    /// [streamed](crate::Summaries::Streamed) know no group.
+    /// The summaries of a layer that a selector chooses by, for its own inspection. Of those that are
+    /// [streamed](crate::Summaries::Streamed): bounds know no group, others those whose records are not on devices yet.
     ///
     /// # Errors
     /// No such layer, a selector of another sequence.
@@ -224,10 +224,11 @@ impl Sequence {
                 count: count.saturating_sub(span.forced_count(&forced)),
             };
             let kept = self.selector_summaries(selector, layer)?;
-            let streamed = self.streamed_bounds(state, &kept, span.groups.clone()).map_err(place)?;
+            let streamed = self.streamed_summaries(state, &kept, &span).map_err(place)?;
             let each = kept.iter().zip(&streamed);
-            let summaries: Vec<&dyn KeySummary> =
-                each.map(|(kept, streamed)| streamed.as_ref().map_or(*kept, |bounds| bounds as _)).collect();
+            let summaries: Vec<&dyn KeySummary> = each
+                .map(|(kept, streamed)| streamed.as_ref().map_or(*kept, |for_now| for_now.summary.as_ref()))
+                .collect();
             method.score(&summaries, &ask, &mut scores).map_err(place)?;
             // A method that cannot tell says the least, not the most.
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
@@ -269,7 +270,7 @@ impl Sequence {
         self.layers.iter().flatten().map(bytes).sum()
     }
 
-    fn build(&mut self, kind: &dyn SummaryKind) -> Result<()> {
+    fn build(&mut self, kind: &Arc<dyn SummaryKind>) -> Result<()> {
         let mut built = Vec::new();
         let mut held = 0;
         for at in 0..self.layers.len() {
@@ -279,7 +280,11 @@ impl Sequence {
                 built.push(summary);
                 continue;
             }
-            held += summary.bytes_for(layer.groups() as usize);
+            let groups = layer.groups() as usize;
+            if let Some(newest) = self.newest(at, kind)? {
+                summary = Box::new(newest);
+            }
+            held += summary.bytes_for(groups - summary.groups());
             self.reserve_methods(at, 0, held)?;
             self.fill(at, summary.as_mut()).map_err(|e| e.during(format!("layer {at}")))?;
             built.push(summary);
@@ -306,7 +311,8 @@ impl Sequence {
     fn fill(&self, layer: usize, summary: &mut dyn KeySummary) -> Result<()> {
         let state = self.layer(layer)?;
         let shape = state.shape();
-        let mut group = self.restore(layer, summary, 0)?;
+        let known = summary.groups() as u64;
+        let mut group = self.restore(layer, summary, known)?;
         while group < state.groups() {
             group = self.visit(state, group, &mut |group, keys, _| {
                 summary.push(&KeyGroup::new(shape, keys, group)?);

@@ -9,6 +9,7 @@ mod front;
 mod layer;
 mod load;
 mod methods;
+mod newest;
 mod open;
 mod reader;
 mod rebuild;

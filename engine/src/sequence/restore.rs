@@ -4,7 +4,6 @@ use super::Sequence;
 use super::blocks::read_each;
 use crate::device::environment::{Event, covered, note};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::Source;
 use crate::log::Devices;
 use crate::plan::Section;
 use crate::summary::KeySummary;
@@ -13,14 +12,6 @@ use stratakv_format::{PAGE_BYTES, PlaneIdentity};
 
 /// Bytes of records read at once.
 const RESTORE_BYTES: u64 = 1 << 20;
-
-/// Records of consecutive groups: what of a place in a frame counts.
-pub(super) struct Piece {
-    pub(super) first_group: u64,
-    pub(super) groups: usize,
-    pub(super) group_tokens: u64,
-    pub(super) section: Section,
-}
 
 impl Sequence {
     /// Adds the groups from `group` on, as far as their records are stored, and gives the first that is left.
@@ -37,57 +28,46 @@ impl Sequence {
             return Ok(group + (restored / (stored.0.record_bytes as usize).max(1)) as u64);
         }
         loop {
-            let pieces = self.stored_pieces(layer, summary, group)?;
-            if pieces.is_empty() {
+            let (mut sections, mut groups, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, group);
+            while next < state.groups() && bytes < RESTORE_BYTES {
+                let there = self.section_at(state, &stored.0, next..state.groups());
+                let Some(section) = there.section else { break };
+                next = there.groups.end;
+                bytes += section.place.bytes;
+                sections.push(section);
+                groups.push(there.groups);
+            }
+            if sections.is_empty() {
                 return Ok(group);
             }
-            for (piece, records) in pieces.iter().zip(read_records(&self.store.devices, &pieces)?) {
+            let read = read_records(&self.store.devices, state.shape().group_tokens as u64, &sections)?;
+            for ((section, groups), records) in sections.iter().zip(groups).zip(read) {
                 // What did not come, or came wrong, is made from the keys.
                 let Some(records) = records else { return Ok(group) };
-                let record = stored.0.record_bytes as usize;
-                let first = (piece.first_group - piece.section.place.first_group) as usize * record;
-                let own = records.get(first..first + piece.groups * record);
+                let record = section.place.stored.record_bytes as usize;
+                let first = (groups.start - section.place.first_group) as usize * record;
+                let own = records.get(first..first + (groups.end - groups.start) as usize * record);
                 if !own.is_some_and(|own| summary.restore(own)) {
                     return Ok(group);
                 }
                 note(Event::SummaryRestored);
-                group += piece.groups as u64;
+                group = groups.end;
             }
         }
     }
-
-    /// The records from `group` on that stand one behind the other, about a megabyte of them.
-    fn stored_pieces(&self, layer: usize, summary: &dyn KeySummary, group: u64) -> Result<Vec<Piece>> {
-        let state = self.layer(layer)?;
-        let (mut pieces, mut bytes, mut group) = (Vec::new(), 0, group);
-        let Some(stored) = summary.stored_as() else { return Ok(pieces) };
-        while group < state.groups() && bytes < RESTORE_BYTES {
-            let Some(extent) = state.table.find(group) else { break };
-            let Source::Disk { frame, .. } = &extent.source else { break };
-            let frame = frame.now();
-            let Some(place) = frame.summary(layer, &stored.0, group).copied() else { break };
-            let end = (extent.first_group + extent.groups as u64).min(place.first_group + u64::from(place.groups));
-            let end = end.min(state.groups());
-            bytes += place.bytes;
-            let (groups, group_tokens) = ((end - group) as usize, state.shape().group_tokens as u64);
-            pieces.push(Piece { first_group: group, groups, group_tokens, section: Section { frame, place } });
-            group = end;
-        }
-        Ok(pieces)
-    }
 }
 
-/// The records of each piece's place, checked; none where no copy gives them.
-pub(super) fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Option<Vec<u8>>>> {
-    let mut out: Vec<Option<Vec<u8>>> = pieces.iter().map(|_| None).collect();
-    let copies = pieces.iter().map(|piece| piece.section.frame.copies()).max().unwrap_or(1);
+/// The records of each section, checked, behind its header; none where no copy gives them.
+pub(super) fn read_records(devices: &Devices, group_tokens: u64, sections: &[Section]) -> Result<Vec<Option<Vec<u8>>>> {
+    let mut out: Vec<Option<Vec<u8>>> = sections.iter().map(|_| None).collect();
+    let copies = sections.iter().map(|section| section.frame.copies()).max().unwrap_or(1);
     for copy in 0..copies {
         let missing: Vec<usize> =
-            (0..pieces.len()).filter(|at| out[*at].is_none() && copy < pieces[*at].section.frame.copies()).collect();
+            (0..sections.len()).filter(|at| out[*at].is_none() && copy < sections[*at].frame.copies()).collect();
         let spans: Vec<_> = missing
             .iter()
             .map(|at| {
-                let Section { frame, place } = &pieces[*at].section;
+                let Section { frame, place } = &sections[*at];
                 let (segment, page, _) = frame.copy(copy);
                 let start = u64::from(page) * PAGE_BYTES as u64 + place.offset;
                 let first = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -107,9 +87,9 @@ pub(super) fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Op
         };
         for ((at, (.., skip)), outcome) in missing.iter().zip(&spans).zip(outcomes) {
             let read = outcome.is_ok();
-            out[*at] = checked(devices, &pieces[*at], *skip, outcome);
+            out[*at] = checked(devices, group_tokens, &sections[*at], *skip, outcome);
             if read && out[*at].is_none() {
-                devices.get(pieces[*at].section.frame.copy(copy).0.key.0)?.counters.checksum_failures.add(1);
+                devices.get(sections[*at].frame.copy(copy).0.key.0)?.counters.checksum_failures.add(1);
             }
         }
     }
@@ -119,15 +99,15 @@ pub(super) fn read_records(devices: &Devices, pieces: &[Piece]) -> Result<Vec<Op
 /// The records behind their header, where they are what was written.
 fn checked(
     devices: &Devices,
-    piece: &Piece,
+    group_tokens: u64,
+    Section { frame, place }: &Section,
     skip: usize,
     pages: std::result::Result<Vec<u8>, Error>,
 ) -> Option<Vec<u8>> {
-    let Section { frame, place } = &piece.section;
     let pages = pages.ok()?;
     let bytes = pages.get(skip..skip + place.bytes as usize)?;
-    let first_token = place.first_group * piece.group_tokens;
-    let tokens = u64::from(place.groups) * piece.group_tokens;
+    let first_token = place.first_group * group_tokens;
+    let tokens = u64::from(place.groups) * group_tokens;
     let identity =
         PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first_token, tokens as u32, 0);
     let good = devices.identity.checksum.compute(&identity, covered(bytes)) == place.checksum;

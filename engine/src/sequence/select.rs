@@ -41,7 +41,7 @@ impl Sequence {
                     let dot = dot_fn(own.dtype());
                     upper_bounds(query, heads, own.record(), own.pieces(groups), dot, &mut scores);
                 }
-                None if self.streams().is_some() => {
+                None if self.streams_min_max() => {
                     let read = self.layer_records(state, span.groups.clone()).map_err(place)?;
                     let dot = dot_fn(read.element());
                     upper_bounds(query, heads, read.record(), read.slices(groups), dot, &mut scores);
@@ -142,7 +142,7 @@ impl Sequence {
     ) -> Result<Option<DType>> {
         let state = self.layer(layer)?;
         out.clear();
-        if self.streams().is_some() {
+        if self.streams_min_max() {
             self.encoded_records(state, groups, out)?;
             return Ok(Some(MinMax::element(self.who.layout.dtype())));
         }

@@ -1,27 +1,26 @@
-//! Min/max records that are not kept in memory (LeoAM, section 4.1): a selection reads those of its layer, in one batch, and gives
-//! them back. Those of groups in memory are made from their keys.
+//! Summaries that are not kept in memory (LeoAM, section 4.1): a selection reads the records of its layer, in one batch, and gives
+//! them back. Min/max records of groups in memory are made from their keys; selectors keep theirs until they stand on a device.
 
-use super::restore::{Piece, read_records};
+use super::restore::read_records;
 use super::{Layer, Sequence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Source, min_max_records};
-use crate::metrics::{Category, lock};
+use crate::metrics::{Category, Reservation, lock};
 use crate::plan::{Section, Urgency};
 use crate::read::{ReadSection, RecordsTicket};
 use crate::select::{Planes, ViewInner};
-use crate::summary::{Bounds, KeySummary, LayerRecords, RecordPiece, add_record};
-use std::any::Any;
+use crate::summary::{LayerRecords, RecordPiece, add_record};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use stratakv_format::frame::SummaryRecords;
 
 /// Records that were read ahead, by layer, until they are given back.
 #[derive(Default)]
 pub(crate) struct Streams {
     ahead: Mutex<BTreeMap<usize, Ahead>>,
-    /// Somebody has chosen by records.
-    used: AtomicBool,
+    /// What somebody has chosen by.
+    used: Mutex<Vec<SummaryRecords>>,
 }
 
 enum Ahead {
@@ -54,12 +53,24 @@ impl Streams {
     fn has(&self, layer: usize) -> bool {
         lock(&self.ahead).contains_key(&layer)
     }
+
+    fn uses(&self, records: SummaryRecords) {
+        let mut used = lock(&self.used);
+        if !used.contains(&records) {
+            used.push(records);
+        }
+    }
 }
 
 impl Sequence {
-    /// What was read ahead for it; none where its records are in memory, or where it has none.
+    /// What was read ahead for it; none where its summaries are in memory.
     pub(crate) fn streams(&self) -> Option<&Arc<Streams>> {
-        self.streams.as_ref().filter(|_| self.who.summaries != 0)
+        self.streams.as_ref()
+    }
+
+    /// Whether it carries min/max records that are not in memory.
+    pub(super) fn streams_min_max(&self) -> bool {
+        self.streams.is_some() && self.who.summaries != 0
     }
 
     /// Starts reading the records of a layer, for selections until they are given back, where some have been chosen by. The bytes
@@ -69,14 +80,17 @@ impl Sequence {
     /// No such layer.
     pub(crate) fn stream_ahead(&self, layer: usize) -> Result<Option<u64>> {
         let state = self.layer(layer)?;
-        let used = |streams: &&Arc<Streams>| streams.used.load(Ordering::Relaxed);
-        let Some(streams) = self.streams().filter(used) else { return Ok(None) };
+        let Some(streams) = self.streams() else { return Ok(None) };
+        let used = lock(&streams.used).clone();
+        if used.is_empty() {
+            return Ok(None);
+        }
         if streams.has(layer) {
             return Ok(Some(0));
         }
         let groups = super::select::Span::of(state, self.who.layout.group_tokens()).groups;
-        let sections: Vec<Section> =
-            self.wanted(state, groups).into_iter().filter_map(|wanted| wanted.section).collect();
+        let wanted = used.iter().flat_map(|records| self.wanted(state, records, groups.clone()));
+        let sections: Vec<Section> = wanted.filter_map(|wanted| wanted.section).collect();
         let sections: Vec<Section> = sections.into_iter().filter(RecordsTicket::fits).collect();
         let ticket = match RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, Urgency::Ahead) {
             Ok(ticket) if ticket.is_submitted() => ticket,
@@ -92,14 +106,33 @@ impl Sequence {
 
     /// Whether selections in a layer find its records in memory, or on their way there.
     pub(crate) fn has_records(&self, layer: usize) -> bool {
-        self.streams().is_none_or(|streams| !streams.used.load(Ordering::Relaxed) || streams.has(layer))
+        self.streams().is_none_or(|streams| lock(&streams.used).is_empty() || streams.has(layer))
     }
 
-    /// The records of sealed groups of a layer, for one selection.
+    /// The min/max records of sealed groups of a layer, for one selection.
     pub(super) fn layer_records(&self, state: &Layer, groups: Range<u64>) -> Result<Arc<LayerRecords>> {
-        let wanted = self.wanted(state, groups.clone());
+        let stored = min_max_of(state);
+        let wanted = self.wanted(state, &stored, groups.clone());
+        let read = self.read_wanted(state, stored, &wanted)?;
+        let mut records = LayerRecords::new(&state.shape(), groups.start as usize);
+        for wanted in wanted {
+            let piece = self.piece_of(state, &wanted, &read)?;
+            if !records.add(piece) {
+                return Err(Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index)));
+            }
+        }
+        Ok(Arc::new(records))
+    }
+
+    /// The sections that are wanted, as far as they were read ahead or can be read now.
+    pub(super) fn read_wanted(
+        &self,
+        state: &Layer,
+        records: SummaryRecords,
+        wanted: &[Wanted],
+    ) -> Result<Vec<ReadSection>> {
         let streams = self.streams();
-        streams.inspect(|streams| streams.used.store(true, Ordering::Relaxed));
+        streams.inspect(|streams| streams.uses(records));
         let ahead = streams.and_then(|streams| lock(&streams.ahead).remove(&state.index));
         let is_missing = |section: &&Section| ahead.as_ref().is_none_or(|ahead| !ahead.has(section));
         let missing: Vec<Section> =
@@ -114,35 +147,7 @@ impl Sequence {
             // The selection by the true query comes behind that by the predicted one.
             streams.inspect(|streams| drop(lock(&streams.ahead).insert(state.index, Ahead::There(there))));
         }
-        let mut records = LayerRecords::new(&state.shape(), groups.start as usize);
-        for wanted in wanted {
-            let piece = self.piece_of(state, &wanted, &read)?;
-            if !records.add(piece) {
-                return Err(Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index)));
-            }
-        }
-        Ok(Arc::new(records))
-    }
-
-    /// The bounds that selectors choose by, over the records of these groups, where they are not kept: in the order of `kept`.
-    pub(super) fn streamed_bounds(
-        &self,
-        state: &Layer,
-        kept: &[&dyn KeySummary],
-        groups: Range<u64>,
-    ) -> Result<Vec<Option<Bounds>>> {
-        let bounds = |summary: &dyn KeySummary| (summary as &dyn Any).is::<Bounds>();
-        if self.streams().is_none() || !kept.iter().any(|summary| bounds(*summary)) {
-            return Ok(kept.iter().map(|_| None).collect());
-        }
-        let records = self.layer_records(state, groups)?;
-        let mut reserve = |bytes| self.store.devices.reserve(bytes, Category::Summaries);
-        let mut over = |summary: &&dyn KeySummary| {
-            let Some(bounds) = (*summary as &dyn Any).downcast_ref::<Bounds>() else { return Ok(None) };
-            let over = bounds.over(&records, &mut reserve);
-            over.map(Some).ok_or_else(|| super::no_memory("bounds of runs of groups"))
-        };
-        kept.iter().map(&mut over).collect()
+        Ok(read)
     }
 
     /// The records of groups of a layer as they stand on devices, wherever they are now.
@@ -153,35 +158,40 @@ impl Sequence {
     }
 
     /// Where the records of groups are, run after run.
-    fn wanted(&self, state: &Layer, groups: Range<u64>) -> Vec<Wanted> {
-        let stored = min_max_records((2 * 2 * state.shape().width()) as u32);
+    pub(super) fn wanted(&self, state: &Layer, stored: &SummaryRecords, groups: Range<u64>) -> Vec<Wanted> {
         let mut wanted: Vec<Wanted> = Vec::new();
         let mut group = groups.start;
         while group < groups.end {
-            let extent = state.table.find(group).filter(|_| state.building_block(group).is_none());
-            let (section, end) = match extent.map(|extent| (extent, &extent.source)) {
-                Some((extent, Source::Disk { frame, .. })) => {
-                    let frame = frame.now();
-                    let end = extent.first_group + extent.groups as u64;
-                    match frame.summary(state.index, &stored, group).copied() {
-                        Some(place) => {
-                            let end = end.min(place.first_group + u64::from(place.groups));
-                            (Some(Section { frame, place }), end)
-                        }
-                        None => (None, group + 1),
-                    }
-                }
-                Some((extent, Source::Memory(_))) => (None, extent.first_group + extent.groups as u64),
-                None => (None, group + 1),
-            };
-            let end = end.clamp(group + 1, groups.end);
+            let next = self.section_at(state, stored, group..groups.end);
+            group = next.groups.end;
             match wanted.last_mut() {
-                Some(last) if same(&last.section, &section) => last.groups.end = end,
-                _ => wanted.push(Wanted { section, groups: group..end }),
+                Some(last) if same(&last.section, &next.section) => last.groups.end = group,
+                _ => wanted.push(next),
             }
-            group = end;
         }
         wanted
+    }
+
+    /// Where the record of the first of these groups is, with those that follow it there.
+    pub(super) fn section_at(&self, state: &Layer, stored: &SummaryRecords, groups: Range<u64>) -> Wanted {
+        let group = groups.start;
+        let extent = state.table.find(group).filter(|_| state.building_block(group).is_none());
+        let (section, end) = match extent.map(|extent| (extent, &extent.source)) {
+            Some((extent, Source::Disk { frame, .. })) => {
+                let frame = frame.now();
+                let end = extent.first_group + extent.groups as u64;
+                match frame.summary(state.index, stored, group).copied() {
+                    Some(place) => {
+                        let end = end.min(place.first_group + u64::from(place.groups));
+                        (Some(Section { frame, place }), end)
+                    }
+                    None => (None, group + 1),
+                }
+            }
+            Some((extent, Source::Memory(_))) => (None, extent.first_group + extent.groups as u64),
+            None => (None, group + 1),
+        };
+        Wanted { section, groups: group..end.clamp(group + 1, groups.end) }
     }
 
     /// Reads sections that somebody waits for. What no copy gives as it was written is left out.
@@ -223,35 +233,55 @@ impl Sequence {
         let held = self.store.devices.reserve((groups.end - groups.start) as usize * record, Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("records of groups in memory"))?;
         let mut records = Vec::with_capacity((groups.end - groups.start) as usize * record / 2);
-        let (shape, mut group) = (state.shape(), groups.start);
-        while group < groups.end {
-            group = self.visit(state, group, &mut |group, keys, _| {
-                if group < groups.end {
-                    add_record(&shape, keys, &mut records);
-                }
-                Ok(())
-            })?;
-        }
+        let shape = state.shape();
+        self.each_keys(state, groups, &mut |_, keys| {
+            add_record(&shape, keys, &mut records);
+            Ok(())
+        })?;
         Ok(RecordPiece::Made { records, _held: held })
     }
 
-    /// Records that are longer than a buffer.
+    /// Shows the decoded K planes of groups, in order.
+    pub(super) fn each_keys(
+        &self,
+        state: &Layer,
+        groups: Range<u64>,
+        each: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut group = groups.start;
+        while group < groups.end {
+            group = self.visit(state, group, &mut |group, keys, _| match group < groups.end {
+                true => each(group, keys),
+                false => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Min/max records that are longer than a buffer.
     fn large_piece(&self, state: &Layer, wanted: &Wanted, section: &Section) -> Result<RecordPiece> {
         let record = 2 * 2 * state.shape().width();
         let groups = (wanted.groups.end - wanted.groups.start) as usize;
-        // Beside what is kept there are its pages, as they are read.
-        let held = self.store.devices.reserve(2 * section.read_bytes() + groups * record, Category::Summaries);
+        let held = self.store.devices.reserve(groups * record, Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
-        let (first_group, group_tokens) = (wanted.groups.start, state.shape().group_tokens as u64);
-        let piece = Piece { first_group, groups, group_tokens, section: section.clone() };
-        let first = (first_group - section.place.first_group) as usize * record;
-        let read = read_records(&self.store.devices, &[piece])?.pop().flatten();
-        let own = read.as_ref().and_then(|bytes| bytes.get(first..first + groups * record));
+        let first = (wanted.groups.start - section.place.first_group) as usize * record;
+        let read = self.large_section(section)?;
+        let own = read.as_ref().and_then(|(bytes, _)| bytes.get(first..first + groups * record));
         let records = own.map(|own| own.as_chunks::<2>().0.iter().map(|bits| u16::from_le_bytes(*bits)).collect());
         match records {
             Some(records) => Ok(RecordPiece::Made { records, _held: held }),
             None => self.piece_of(state, &Wanted { section: None, groups: wanted.groups.clone() }, &[]),
         }
+    }
+
+    /// The records of a section that is longer than a buffer, checked, behind its header; none where no copy gives them.
+    pub(super) fn large_section(&self, section: &Section) -> Result<Option<(Vec<u8>, Reservation)>> {
+        // The records, and their pages as they are read.
+        let held = self.store.devices.reserve(2 * section.read_bytes(), Category::Summaries);
+        let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
+        let group_tokens = self.who.layout.group_tokens() as u64;
+        let read = read_records(&self.store.devices, group_tokens, std::slice::from_ref(section))?.pop().flatten();
+        Ok(read.map(|read| (read, held)))
     }
 
     /// What records are read for: a view of nothing.
@@ -272,9 +302,14 @@ impl Sequence {
 }
 
 /// The records of consecutive groups, in a section of a frame or nowhere.
-struct Wanted {
-    section: Option<Section>,
-    groups: Range<u64>,
+pub(super) struct Wanted {
+    pub(super) section: Option<Section>,
+    pub(super) groups: Range<u64>,
+}
+
+/// What the min/max records of a layer are.
+fn min_max_of(state: &Layer) -> SummaryRecords {
+    min_max_records((2 * 2 * state.shape().width()) as u32)
 }
 
 fn same(a: &Option<Section>, b: &Option<Section>) -> bool {

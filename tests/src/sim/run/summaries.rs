@@ -4,7 +4,9 @@ use super::{Runner, Stop, Stopped, failed};
 use crate::sim::coverage;
 use std::sync::Arc;
 use stratakv::Budget;
-use stratakv::retrieval::{Ask, KeyBounds, KeyGroup, Quest, ScoreForm, Selector, ShadowKv, SignBits, SummaryKind};
+use stratakv::retrieval::{
+    Ask, KeyBounds, KeyGroup, KeyShape, KeySummary, Quest, ScoreForm, Selector, ShadowKv, SignBits, SummaryKind,
+};
 
 impl Runner<'_> {
     /// Attaches a selector of calibration-free summaries to the sequence of a slot, and holds what they know against the keys.
@@ -29,6 +31,18 @@ impl Runner<'_> {
                 let plane = self.shape.key_plane(layer, salts);
                 own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
             }
+            if self.case.streamed {
+                // It keeps the newest alone: what it chooses by shows in what it chooses.
+                if let Some((query, budget)) = asked(keys, layer, salts.len()) {
+                    let chosen: Vec<u64> = match sequence.select_with(attached, layer, &query, budget) {
+                        Ok(view) => view.groups().collect(),
+                        Err(e) => return self.fault("select", &e),
+                    };
+                    best_are_chosen(selector.as_ref(), own.as_ref(), (&query, keys, salts.len()), &chosen)
+                        .or_else(|e| failed(format!("sequence {id}, layer {layer}: {e}")))?;
+                }
+                continue;
+            }
             let found = sequence.selector_summaries(attached, layer).map_err(wrong)?;
             let (mut expected, mut there) = (Vec::new(), Vec::new());
             own.encode(0..own.groups(), &mut expected);
@@ -48,13 +62,9 @@ impl Runner<'_> {
         let keys = self.shape.keys();
         let exact = |layer: &usize| !self.shape.encodes(*layer, 0);
         for (layer, salts) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
-            let groups = salts.len() / keys.group_tokens;
             let Some((_, sequence)) = &self.handles[slot] else { return Ok(()) };
-            if groups < 3 {
-                continue;
-            }
-            let query: Vec<f32> = (0..keys.width()).map(|i| ((i * 7 + layer) % 5) as f32 - 2.0).collect();
-            let chosen: Vec<u64> = match sequence.select(layer, &query, Budget::tokens(salts.len() / 2)) {
+            let Some((query, budget)) = asked(keys, layer, salts.len()) else { continue };
+            let chosen: Vec<u64> = match sequence.select(layer, &query, budget) {
                 Ok(view) => view.groups().collect(),
                 Err(e) => return self.fault("select", &e),
             };
@@ -63,20 +73,40 @@ impl Runner<'_> {
                 let plane = self.shape.key_plane(layer, salts);
                 own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
             }
-            let (form, forced) = (ScoreForm::Raw, [0..0, 0..0]);
-            let ask = Ask { query: &query, shape: keys, scale: 1.0, form, groups: 0..groups, forced, count: groups };
-            let mut scores = vec![0.0; groups];
-            Quest.score(&[own.as_ref()], &ask, &mut scores).map_err(wrong)?;
-            // The newest is part of it whatever it scores.
-            let is_chosen = |group: &usize| chosen.contains(&(*group as u64));
-            let least = (0..groups - 1).filter(is_chosen).map(|group| scores[group]).fold(f32::INFINITY, f32::min);
-            let left = (0..groups - 1).filter(|group| !is_chosen(group)).map(|group| scores[group]);
-            let most = left.fold(f32::NEG_INFINITY, f32::max);
-            if most > least + 1e-3 * least.abs().max(1.0) {
-                return failed(format!("sequence {id}, layer {layer}: {chosen:?} chosen by {scores:?}"));
-            }
+            best_are_chosen(&Quest, own.as_ref(), (&query, keys, salts.len()), &chosen)
+                .or_else(|e| failed(format!("sequence {id}, layer {layer}: {e}")))?;
             self.coverage.add(coverage::STREAMED);
         }
         Ok(())
+    }
+}
+
+/// A query of a layer and a budget of half of its tokens, where that leaves a choice.
+fn asked(keys: KeyShape, layer: usize, tokens: usize) -> Option<(Vec<f32>, Budget)> {
+    let query = (0..keys.width()).map(|i| ((i * 7 + layer) % 5) as f32 - 2.0).collect();
+    (tokens / keys.group_tokens >= 3).then(|| (query, Budget::tokens(tokens / 2)))
+}
+
+/// Whether no group that was left scores more than one that was chosen, the newest aside.
+fn best_are_chosen(
+    selector: &dyn Selector,
+    own: &dyn KeySummary,
+    (query, keys, tokens): (&[f32], KeyShape, usize),
+    chosen: &[u64],
+) -> Result<(), String> {
+    let groups = tokens / keys.group_tokens;
+    // The newest is part of it whatever it scores, where there is no tail.
+    let newest = usize::from(tokens.is_multiple_of(keys.group_tokens));
+    let (form, forced, count) = (ScoreForm::Raw, [0..0, groups - newest..groups], chosen.len().saturating_sub(newest));
+    let ask = Ask { query, shape: keys, scale: 1.0, form, groups: 0..groups, forced, count };
+    let mut scores = vec![0.0; groups];
+    selector.score(&[own], &ask, &mut scores).map_err(|e| e.to_string())?;
+    let is_chosen = |group: &usize| chosen.contains(&(*group as u64));
+    let least = (0..groups - newest).filter(is_chosen).map(|group| scores[group]).fold(f32::INFINITY, f32::min);
+    let left = (0..groups - newest).filter(|group| !is_chosen(group)).map(|group| scores[group]);
+    let most = left.fold(f32::NEG_INFINITY, f32::max);
+    match most > least + 1e-3 * least.abs().max(1.0) {
+        true => Err(format!("{chosen:?} chosen by {scores:?}")),
+        false => Ok(()),
     }
 }

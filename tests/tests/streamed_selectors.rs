@@ -1,0 +1,209 @@
+//! Summaries of selectors that are streamed: what is kept and read of them, while a prompt is written and when it is opened again; and
+//! what is damaged comes from another copy, or from the keys.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use stratakv::metrics::Category;
+use stratakv::pipeline::Pipeline;
+use stratakv::retrieval::{Selector, ShadowKv, SignBits};
+use stratakv::{
+    Budget, ByteSize, DType, Durability, ErrorKind, KvLayout, OpenOptions, Sequence, SequenceOptions, Store,
+    StoreOptions, Summaries, TensorView,
+};
+use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::disk::{copy_devices, device_dirs, fast_scratch, files, small_options};
+use stratakv_tests::rng::Rng;
+
+const LAYERS: usize = 6;
+const TOKENS: usize = 8192;
+const HEADS: usize = 4;
+const DIM: usize = 64;
+const GROUP: usize = 8;
+/// Sign bits and a length per head, of a token.
+const SIGN_BYTES: usize = HEADS * (DIM / 8 + 2);
+
+fn layout() -> KvLayout {
+    let layout = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16);
+    layout.dtype(DType::F16).group_tokens(GROUP as u16).build().expect("a layout")
+}
+
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut rng = Rng(seed);
+    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+fn roomy(dirs: &[PathBuf]) -> StoreOptions {
+    let options = small_options(dirs).memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(32));
+    options.frame_bytes(ByteSize::mib(1))
+}
+
+fn summaries(store: &Store) -> usize {
+    let memory = store.status().memory;
+    let of = memory.categories.iter().find(|c| c.category == Category::Summaries);
+    of.expect("a category").used_bytes
+}
+
+fn read_bytes(store: &Store) -> u64 {
+    store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
+}
+
+/// Writes a prompt piece by piece, with sign bits beside the groups; what is held of them at most, over all layers.
+fn prefill(store: &Store, summaries: Summaries) -> (Sequence, u64) {
+    let options = SequenceOptions::new().key("a").summaries(summaries);
+    let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
+    let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
+    let (mut held, piece) = (0, 256);
+    for at in 0..TOKENS / piece {
+        for layer in 0..LAYERS {
+            let keys = numbers((at * LAYERS + layer) as u64 + 1, piece * HEADS * DIM);
+            let view = || TensorView::token_major(&keys, piece, HEADS, DIM);
+            sequence.append(layer, view(), view()).expect("appended");
+        }
+        held = held.max(sequence.selector_bytes(signs).expect("its own"));
+    }
+    sequence.commit(Durability::Sync).expect("committed");
+    (sequence, held)
+}
+
+#[test]
+fn a_prompt_is_written_and_chosen_from_in_little_memory() {
+    let root = fast_scratch();
+    let whole = (LAYERS * TOKENS * SIGN_BYTES) as u64;
+    let query = numbers(77, 2 * HEADS * DIM);
+    let chosen = |sequence: &mut Sequence| -> Vec<Vec<u64>> {
+        let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
+        let one = |layer| sequence.select_with(signs, layer, &query, Budget::tokens(400)).expect("selected");
+        (0..LAYERS).map(|layer| one(layer).groups().collect()).collect()
+    };
+    let dirs = device_dirs(root.path(), 1);
+    let store = roomy(&dirs).create(true).open().expect("a store");
+    let (mut sequence, held) = prefill(&store, Summaries::Streamed);
+    assert!(held < whole / 2, "{held} bytes kept of {whole}");
+    let streamed = chosen(&mut sequence);
+    drop(sequence);
+    // Opened again, nothing is kept, and nothing but headers is read.
+    let open = |summaries| {
+        let open = store.open_sequence_with("a", OpenOptions::new().summaries(summaries));
+        open.expect("a sequence")
+    };
+    let mut sequence = open(Summaries::Streamed);
+    let (read, opened) = (read_bytes(&store), summaries(&store));
+    let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
+    assert_eq!(sequence.selector_bytes(signs).expect("its own"), 0);
+    assert_eq!((read_bytes(&store), summaries(&store)), (read, opened));
+    let select = |layer| sequence.select_with(signs, layer, &query, Budget::tokens(400)).expect("selected");
+    for (layer, expected) in streamed.iter().enumerate() {
+        let before = read_bytes(&store);
+        assert_eq!(select(layer).groups().collect::<Vec<_>>(), *expected);
+        let (read, records) = ((read_bytes(&store) - before) as usize, TOKENS * SIGN_BYTES);
+        // Whole pages of each frame.
+        assert!((records..=records * 2).contains(&read), "{read} bytes read for {records}");
+        assert_eq!(summaries(&store), opened, "records are given back");
+    }
+    // Read ahead, they are there for the selection by the predicted query and for that by the true one.
+    let mut pipeline = Pipeline::new(&store, Budget::tokens(64));
+    pipeline.stream(2, &[&sequence]).expect("read ahead");
+    assert!(pipeline.report().record_bytes as usize >= TOKENS * SIGN_BYTES);
+    let again: Vec<u64> = select(2).groups().collect();
+    let before = read_bytes(&store);
+    assert_eq!(select(2).groups().collect::<Vec<_>>(), again);
+    assert_eq!(read_bytes(&store), before);
+    drop((pipeline, sequence));
+    let mut resident = open(Summaries::Resident);
+    assert_eq!(chosen(&mut resident), streamed);
+}
+
+/// Without anything stored, summaries are kept; what is stored later is not.
+#[test]
+fn only_what_stands_on_no_device_is_kept() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let store = roomy(&dirs).create(true).open().expect("a store");
+    let options = SequenceOptions::new().key("a").summaries(Summaries::Streamed);
+    let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
+    let append = |sequence: &mut Sequence, tokens: usize| {
+        for layer in 0..LAYERS {
+            let keys = numbers(tokens as u64, tokens * HEADS * DIM);
+            let view = || TensorView::token_major(&keys, tokens, HEADS, DIM);
+            sequence.append(layer, view(), view()).expect("appended");
+        }
+        sequence.commit(Durability::Sync).expect("committed");
+    };
+    append(&mut sequence, 1024);
+    // Their groups stand without records, and are not written again.
+    let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
+    let of_a_prompt = sequence.selector_bytes(signs).expect("its own");
+    assert!(of_a_prompt >= (LAYERS * 1024 * SIGN_BYTES) as u64);
+    append(&mut sequence, 2048);
+    assert!(sequence.selector_bytes(signs).expect("its own") > of_a_prompt, "behind a gap all is kept");
+    // Cut into the prompt and grown again, all that follows it has records.
+    sequence.truncate(0).expect("cut");
+    append(&mut sequence, 2048);
+    append(&mut sequence, 8);
+    assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 8);
+}
+
+#[test]
+fn damaged_records_come_from_another_copy_or_from_the_keys() {
+    let mut windowed = LayerShape::full(1, 16);
+    windowed.window = Some(50);
+    let layers = vec![LayerShape::full(2, 24), LayerShape::full(1, 48), windowed];
+    let small = Shape { layers, dtype: DType::F16, group: 4 };
+    for copies in [1, 2] {
+        let root = fast_scratch();
+        let dirs = device_dirs(root.path(), copies);
+        let store = small_options(&dirs).create(true).open().expect("a store");
+        let options = SequenceOptions::new().key("a").replicas(copies as u8);
+        let mut sequence = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
+        let methods = || -> Vec<Arc<dyn Selector>> { vec![Arc::new(SignBits), Arc::new(ShadowKv::default())] };
+        for selector in methods() {
+            sequence.attach_stored(selector).expect("attached");
+        }
+        let seeds: Vec<u64> = (0..300).collect();
+        for layer in 0..3 {
+            small.append(&mut sequence, layer, &seeds, Order::TokenMajor).expect("appended");
+        }
+        sequence.commit(Durability::Sync).expect("committed");
+        let chosen = |sequence: &mut Sequence| -> stratakv::Result<Vec<Vec<u64>>> {
+            let mut chosen = Vec::new();
+            for selector in methods() {
+                let selector = sequence.attach(selector)?;
+                for layer in 0..3 {
+                    let view = sequence.select_with(selector, layer, &small.query(layer, 3), Budget::tokens(40))?;
+                    chosen.push(view.groups().collect());
+                }
+            }
+            Ok(chosen)
+        };
+        let expected = chosen(&mut sequence).expect("selected");
+        drop(sequence);
+        store.close().expect("closed");
+        let mut rng = Rng(3);
+        let (mut tried, mut hit, mut lost) = (0, 0, 0);
+        for segment in files(&dirs[0]).into_iter().filter(|file| file.starts_with("segments")) {
+            let whole = std::fs::read(dirs[0].join(&segment)).expect("a file");
+            for at in (8192..whole.len() - 4096).step_by(1231).filter(|at| whole[*at] != 0) {
+                let copy = root.path().join(format!("copy-{at}"));
+                let copied = copy_devices(&dirs, &copy, &mut rng);
+                let mut bytes = whole.clone();
+                bytes[at] ^= 0x10;
+                std::fs::write(copied[0].join(&segment), bytes).expect("written");
+                let store = small_options(&copied).open().expect("a store");
+                let open = store.open_sequence_with("a", OpenOptions::new().summaries(Summaries::Streamed));
+                tried += 1;
+                match open.and_then(|mut sequence| chosen(&mut sequence)) {
+                    Ok(found) => assert_eq!(found, expected, "byte {at}"),
+                    Err(e) => {
+                        assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}");
+                        lost += 1;
+                    }
+                }
+                let counters: Vec<_> = store.status().devices.iter().map(|d| d.counters).collect();
+                hit += usize::from(counters.iter().any(|c| c.checksum_failures > 0));
+                drop(store);
+                std::fs::remove_dir_all(copy).expect("removed");
+            }
+        }
+        assert!(tried > 20 && hit > 2 && lost < hit, "{hit} of {tried}, {lost} lost");
+    }
+}
