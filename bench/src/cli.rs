@@ -388,10 +388,16 @@ pub(crate) struct SelectArgs {
 
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example: kvbench decode --device /nvme0 --read-bps 250M --policy none,lru --pipeline off,on --json
+    after_help = "Examples: kvbench decode --device /nvme0 --read-bps 250M --policy none,lru --pipeline off,on --json
+          kvbench decode --device /nvme0 --policy none --codec int4 --codec-share auto --json
 
 The same context and compute time is measured for every policy with every setting of --pipeline; `speedup` is the step time of
-the first of them over each. With --read-bps the store lies on a disk of that speed made of a file (root only)."
+the first of them over each. With --read-bps the store lies on a disk of that speed made of a file (root only).
+
+With --codec-share auto the store is first written without a codec and read by a few steps that do not compute; what they bring
+from the device in its time, the speed of the codec and --layer-compute-us give theta, and the store is written anew with the
+nearest share of whole layers. `theta` and what it was solved from (`theta_...`) stand in the result. --policy and
+--layer-compute-us each have a theta of their own."
 )]
 pub(crate) struct DecodeArgs {
     #[command(flatten)]
@@ -411,9 +417,10 @@ pub(crate) struct DecodeArgs {
     /// How groups are stored.
     #[arg(long, value_enum, default_value = "raw")]
     pub(crate) codec: DecodeCodec,
-    /// Share of the layers whose groups are stored under that codec: what `kvbench codec` solves theta for.
-    #[arg(long, default_value_t = 1.0, value_parser = share)]
-    pub(crate) codec_share: f64,
+    /// Share of the layers whose groups are stored under that codec; `auto` measures and solves for LeoAM's theta, which needs
+    /// a codec and reads that go ahead.
+    #[arg(long, value_name = "SHARE|auto", default_value = "1", value_parser = codec_share)]
+    pub(crate) codec_share: CodecShare,
     /// Tokens selected per layer and sequence.
     #[arg(long, default_value_t = 400)]
     pub(crate) budget: u32,
@@ -545,6 +552,13 @@ pub(crate) struct CodecArgs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheMib(pub(crate) Option<u64>);
 
+/// Layers under a codec: a share of them, or as many as the device and the computation ask for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum CodecShare {
+    Given(f64),
+    Auto,
+}
+
 /// Codecs of `kvbench decode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DecodeCodec {
@@ -632,6 +646,10 @@ fn slow(text: &str) -> Result<(u32, u64), String> {
 fn share(text: &str) -> Result<f64, String> {
     let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
     if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("{text} is not between 0 and 1")) }
+}
+
+fn codec_share(text: &str) -> Result<CodecShare, String> {
+    if text == "auto" { Ok(CodecShare::Auto) } else { share(text).map(CodecShare::Given) }
 }
 
 fn cache_mib(text: &str) -> Result<CacheMib, String> {

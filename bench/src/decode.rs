@@ -7,25 +7,28 @@
 //! beyond that selects from the part that is stored. With `--select` scoring the whole context is part of the step: with the
 //! pipeline on a thread of its own, from the moment on when the layer before has its input, as KVSwap's prediction allows.
 
-use crate::cli::{DecodeArgs, DecodePolicy, Switch};
+use crate::cli::{CodecShare, DecodeArgs, DecodeCodec, DecodePolicy, Switch};
 use crate::decode_select::Scorer;
+use crate::decode_theta::{Planes, Probe, Theta};
 use crate::decode_trace::Trace;
 use crate::devices::{self, Devices, Spec};
 use crate::report::{median, print, ratio, rounded};
 use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout_under, open_store_with, settle};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, KvLayout, Sequence, SequenceOptions, Store,
-    StoreOptions, View,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, KvLayout, PlaneCodec, Sequence,
+    SequenceOptions, Store, StoreOptions, View,
 };
 
 const QUERY_HEADS: usize = 32;
 /// Steps before the ones that count: the caches fill.
 const WARM_STEPS: u32 = 3;
+/// Steps that count where theta is solved for.
+const PROBE_STEPS: u32 = 8;
 /// Memory beside the cache: reads of two layers, tails, frames on their way.
 const WORKING_BYTES: u64 = 160 << 20;
 /// Between two looks at whether selection has ended.
@@ -69,6 +72,11 @@ struct DecodeResult {
     policy: String,
     codec: String,
     codec_share: f64,
+    /// Layers that the share became.
+    codec_layers: usize,
+    /// Where the share was solved for.
+    #[serde(flatten)]
+    theta: Option<Theta>,
     pipeline: bool,
     layer_compute_us: u64,
     cache_mib: u64,
@@ -84,6 +92,14 @@ struct DecodeResult {
 pub(crate) fn run(args: &DecodeArgs) -> Result<()> {
     if args.budget < u32::from(args.group) {
         bail!("--budget {} is less than one group of {}", args.budget, args.group);
+    }
+    if args.codec_share == CodecShare::Auto {
+        if args.codec == DecodeCodec::Raw {
+            bail!("--codec-share auto needs a codec to share: --codec int8 or --codec int4");
+        }
+        if args.pipeline.contains(&Switch::Off) {
+            bail!("--codec-share auto weighs reads that hide behind computing, and --pipeline off hides none");
+        }
     }
     for &context in &args.context {
         let stored = stored_tokens(args, context);
@@ -117,25 +133,40 @@ fn stored_tokens(args: &DecodeArgs, context: u32) -> u32 {
 }
 
 fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, throttle: Option<(&Devices, u64)>) -> Result<()> {
-    let home = dir.join("store");
-    fill(args, stored, &home)?;
-    settle(dir)?;
+    let mut kept = Kept { args, stored, dir, layout: None };
+    let share = match args.codec_share {
+        CodecShare::Given(share) => share,
+        CodecShare::Auto => 0.0,
+    };
+    let mut layout = layout_of(args, share)?;
+    kept.write(&layout)?;
     if let Some((devices, bps)) = throttle {
         devices.limit(0, Some(bps), None)?;
     }
+    let probed = match args.codec_share {
+        CodecShare::Given(_) => Vec::new(),
+        CodecShare::Auto => probe(args, context, stored, &kept.home(), &layout)?,
+    };
     for method in &args.select {
         let scorer = Scorer::new(args, method, context)?;
         for &compute_us in &args.layer_compute_us {
             let mut first = None;
-            for policy in &args.policy {
+            for (at, policy) in args.policy.iter().enumerate() {
+                let theta = probed.get(at).map(|(planes, probe)| planes.solve(probe, compute_us));
+                let codec_share = theta.as_ref().map_or(share, |theta| theta.theta);
+                if theta.is_some() {
+                    layout = layout_of(args, codec_share)?;
+                    kept.write(&layout)?;
+                }
                 for pipeline in &args.pipeline {
                     check_interrupt()?;
                     let (policy, pipeline) = (*policy, *pipeline == Switch::On);
-                    let scorer = scorer.as_ref();
-                    let case = Case { args, context, stored, compute_us, policy, pipeline, scorer };
-                    let mut result = case.run(&home).with_context(|| format!("{policy:?}, {compute_us} us"))?;
+                    let (scorer, layout, steps) = (scorer.as_ref(), &layout, args.steps);
+                    let case = Case { args, context, stored, layout, steps, compute_us, policy, pipeline, scorer };
+                    let mut result = case.run(&kept.home()).with_context(|| format!("{policy:?}, {compute_us} us"))?;
                     result.select.clone_from(method);
                     result.read_bps = throttle.map(|(_, bps)| bps);
+                    (result.codec_share, result.theta) = (rounded(codec_share), theta.clone());
                     result.speedup = first.and_then(|first| ratio(first, result.step_ms));
                     first.get_or_insert(result.step_ms);
                     let with = if case.pipeline { "with" } else { "without" };
@@ -149,22 +180,67 @@ fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, throttle: O
     Ok(())
 }
 
+/// What steps bring from the device when nothing is computed or under a codec, by policy.
+fn probe(args: &DecodeArgs, context: u32, stored: u32, home: &Path, layout: &KvLayout) -> Result<Vec<(Planes, Probe)>> {
+    let planes = Planes::measure(args.codec, args.group)?;
+    let mut probes = Vec::with_capacity(args.policy.len());
+    for &policy in &args.policy {
+        eprintln!("kvbench: reading for theta, {policy:?}");
+        let (compute_us, steps, pipeline, scorer) = (0, PROBE_STEPS, true, None);
+        let case = Case { args, context, stored, layout, steps, compute_us, policy, pipeline, scorer };
+        let result = case.run(home)?;
+        let layer_bytes = result.bytes_read_per_step as f64 / f64::from(args.layers);
+        let layer_s = result.io_ms / 1e3 / f64::from(args.layers);
+        probes.push((planes, Probe { layer_bytes, layer_s }));
+    }
+    Ok(probes)
+}
+
+/// The store that is there.
+struct Kept<'a> {
+    args: &'a DecodeArgs,
+    stored: u32,
+    dir: &'a Path,
+    layout: Option<KvLayout>,
+}
+
+impl Kept<'_> {
+    fn home(&self) -> PathBuf {
+        self.dir.join("store")
+    }
+
+    /// Writes the store under a layout, in place of one under another.
+    fn write(&mut self, layout: &KvLayout) -> Result<()> {
+        if self.layout.as_ref() == Some(layout) {
+            return Ok(());
+        }
+        let home = self.home();
+        if self.layout.take().is_some() {
+            std::fs::remove_dir_all(&home).with_context(|| format!("remove {}", home.display()))?;
+            settle(self.dir)?;
+        }
+        fill(self.args, self.stored, &home, layout)?;
+        settle(self.dir)?;
+        self.layout = Some(layout.clone());
+        Ok(())
+    }
+}
+
 fn key(member: u32) -> String {
     format!("decode-{member}")
 }
 
-fn layout_of(args: &DecodeArgs) -> Result<KvLayout> {
-    layout_under(args.layers, args.group, (args.codec.into(), args.codec_share))
+fn layout_of(args: &DecodeArgs, codec_share: f64) -> Result<KvLayout> {
+    layout_under(args.layers, args.group, (args.codec.into(), codec_share))
 }
 
-fn fill(args: &DecodeArgs, stored: u32, home: &Path) -> Result<()> {
+fn fill(args: &DecodeArgs, stored: u32, home: &Path, layout: &KvLayout) -> Result<()> {
     let options = StoreOptions::default().memory_limit(ByteSize(WORKING_BYTES * 2));
     let store = open_store_with(&args.common, None, home, options)?;
-    let layout = layout_of(args)?;
     eprintln!("kvbench: {}: {} sequences of {stored} tokens, {} layers", home.display(), args.batch, args.layers);
     let mut source = KvSource::new(CHUNK);
     for member in 0..args.batch {
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key(key(member)))?;
+        let mut sequence = store.create_sequence(layout, SequenceOptions::new().key(key(member)))?;
         for start in (0..stored as usize).step_by(CHUNK) {
             check_interrupt()?;
             let count = CHUNK.min(stored as usize - start);
@@ -182,6 +258,9 @@ struct Case<'a> {
     args: &'a DecodeArgs,
     context: u32,
     stored: u32,
+    layout: &'a KvLayout,
+    /// Steps that count.
+    steps: u32,
     compute_us: u64,
     policy: DecodePolicy,
     pipeline: bool,
@@ -217,8 +296,7 @@ impl Case<'_> {
 
     /// Bytes of a block as it is stored, a mean over the layers.
     fn block_bytes(&self) -> u64 {
-        let token =
-            layout_of(self.args).map_or(0.0, |layout| layout.stored_token_bytes() / f64::from(self.args.layers));
+        let token = self.layout.stored_token_bytes() / f64::from(self.args.layers);
         (f64::from(self.args.group) * token) as u64
     }
 
@@ -247,7 +325,7 @@ impl Case<'_> {
         let mut pipeline = Pipeline::new(&store, Budget::All);
         let mut source = KvSource::new(1);
         let (mut step_ms, mut spent, mut before) = (Vec::new(), Spent::default(), Counts::of(&store));
-        for step in 0..WARM_STEPS + self.args.steps {
+        for step in 0..WARM_STEPS + self.steps {
             check_interrupt()?;
             if step == WARM_STEPS {
                 pipeline.take_report();
@@ -366,7 +444,7 @@ impl Case<'_> {
         peak: u64,
     ) -> DecodeResult {
         let args = self.args;
-        let steps = f64::from(args.steps);
+        let steps = f64::from(self.steps);
         let per_step = |time: Duration| rounded(time.as_secs_f64() * 1e3 / steps);
         let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
         let step = median(step_ms);
@@ -376,7 +454,7 @@ impl Case<'_> {
             io_ms: per_step(report.device_time),
             io_hidden_share: rounded(report.hidden_share()),
             hit_rate: ratio(hits as f64, (hits + misses) as f64).unwrap_or(0.0),
-            bytes_read_per_step: (after.read_bytes - before.read_bytes) / u64::from(args.steps),
+            bytes_read_per_step: (after.read_bytes - before.read_bytes) / u64::from(self.steps),
             resident_bytes_peak: peak,
             compute_ms: rounded(self.compute_us as f64 * f64::from(args.layers) / 1e3),
             append_ms: per_step(spent.append),
@@ -394,7 +472,9 @@ impl Case<'_> {
             overlap: args.overlap,
             policy: format!("{:?}", self.policy).to_lowercase(),
             codec: format!("{:?}", args.codec).to_lowercase(),
-            codec_share: args.codec_share,
+            codec_share: 0.0,
+            codec_layers: coded_layers(self.layout),
+            theta: None,
             pipeline: self.pipeline,
             layer_compute_us: self.compute_us,
             cache_mib: self.cache_mib(),
@@ -404,6 +484,10 @@ impl Case<'_> {
             speedup: None,
         }
     }
+}
+
+fn coded_layers(layout: &KvLayout) -> usize {
+    (0..layout.layers()).filter(|at| layout.codecs(*at).is_ok_and(|codecs| codecs != [PlaneCodec::Raw; 2])).count()
 }
 
 /// Counters of the store at one moment.

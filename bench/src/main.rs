@@ -12,6 +12,7 @@ mod codec;
 mod commit;
 mod decode;
 mod decode_select;
+mod decode_theta;
 mod decode_trace;
 mod devices;
 mod drivers;

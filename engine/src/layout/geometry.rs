@@ -155,7 +155,8 @@ impl KvLayoutBuilder {
     }
 
     /// Uses [`Self::codec`] in this share of the layers with keys and values only, 0 to 1, spread evenly over them: what
-    /// [`solve_theta`](crate::codec::solve_theta) gives. Default 1.
+    /// [`solve_theta`](crate::codec::solve_theta) gives. It becomes the nearest whole number of layers, half a layer one more.
+    /// Default 1.
     #[must_use]
     pub fn codec_share(mut self, share: f64) -> Self {
         self.codec_share = share;
@@ -225,8 +226,10 @@ impl KvLayoutBuilder {
             let text = format!("layout: a codec for {} of the layers; 0 to 1", self.codec_share);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        let count = layers.iter().filter(|layer| layer.has_kv()).count();
+        let encoded = (count as f64 * self.codec_share).round() as usize;
         for (at, layer) in layers.iter_mut().filter(|layer| layer.has_kv()).enumerate() {
-            let before = |layers: usize| (layers as f64 * self.codec_share).floor();
+            let before = |layers: usize| layers * encoded / count;
             if !layer.is_encoded() && before(at + 1) > before(at) {
                 layer.codecs = [self.codec; 2];
             }
@@ -439,6 +442,35 @@ mod tests {
         for layer in [0, 2] {
             assert_eq!(layout.part_groups(layer).unwrap_err().kind(), ErrorKind::InvalidArgument);
         }
+    }
+
+    #[test]
+    fn a_share_of_layers_is_the_nearest_whole_number_of_them() {
+        let encoded = |layers: u16, share: f64| -> Vec<usize> {
+            let builder = KvLayout::builder().layers(layers).kv_heads(8).head_dim(128).codec(PlaneCodec::Int4);
+            let layout = builder.codec_share(share).build().unwrap();
+            (0..usize::from(layers)).filter(|at| layout.codecs(*at).unwrap() == [PlaneCodec::Int4; 2]).collect()
+        };
+        assert_eq!(encoded(4, 0.5), [1, 3]);
+        assert_eq!(encoded(3, 0.5), [1, 2], "half a layer is one more");
+        for (layers, share, expected) in [(16, 0.57, 9), (16, 0.6, 10), (16, 0.03, 0), (16, 0.97, 16), (100, 0.29, 29)]
+        {
+            assert_eq!(encoded(layers, share).len(), expected, "{share} of {layers}");
+        }
+        for layers in 1..=128 {
+            for share in 0..=layers {
+                let found = encoded(layers, f64::from(share) / f64::from(layers)).len();
+                assert_eq!(found, usize::from(share), "of {layers}");
+            }
+        }
+        let specs = [LayerSpec::none(), LayerSpec::full(8, 128), LayerSpec::none(), LayerSpec::full(8, 128)];
+        let builder = KvLayout::builder().layer_specs(specs).codec(PlaneCodec::Int8).codec_share(0.7);
+        let layout = builder.build().unwrap();
+        assert_eq!([1, 3].map(|at| layout.codecs(at).unwrap()[0]), [PlaneCodec::Raw, PlaneCodec::Int8]);
+        assert!(
+            KvLayout::builder().layer_specs([LayerSpec::none()]).codec_share(0.5).build().is_err(),
+            "no layer at all"
+        );
     }
 
     #[test]
