@@ -1,15 +1,19 @@
 //! Summaries of selectors that stand with the groups: they come back as what the keys give, whatever became of the sequence
 //! in between; and what is damaged, or of another adapter, is made from the keys.
 
+use half::f16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stratakv::retrieval::{
-    Adapter, Codebook, KeyGroup, KeyShape, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Selector, SelectorId, ShadowKv,
-    SignBits, Tck,
+    Adapter, Codebook, KeyGroup, KeyShape, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, RebuildOptions, Selector,
+    SelectorId, ShadowKv, SignBits, Tck,
 };
-use stratakv::{DType, Durability, Sequence, SequenceOptions, Store, Summary};
+use stratakv::{
+    ByteSize, DType, Durability, ErrorKind, KvLayout, PlaneCodec, Rope, Sequence, SequenceOptions, Store, StoreOptions,
+    Summary, TensorView,
+};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
@@ -337,10 +341,8 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
     for (rank, fits) in [(8, true), (rank, false)] {
         let root = fast_scratch();
         let dirs = device_dirs(root.path(), 1);
-        let options = || {
-            small_options(&dirs).memory_limit(stratakv::ByteSize::mib(128)).segment_bytes(stratakv::ByteSize::mib(32))
-        };
-        let options = || options().frame_bytes(stratakv::ByteSize::mib(4));
+        let options = || small_options(&dirs).memory_limit(ByteSize::mib(128)).segment_bytes(ByteSize::mib(32));
+        let options = || options().frame_bytes(ByteSize::mib(4));
         let store = options().create(true).open().expect("a store");
         let layout = shape.layout().expect("a layout");
         let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("a")).expect("a sequence");
@@ -360,4 +362,131 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
         let keys = (2 * GROUP * WIDTH * 2) as u64;
         assert_eq!(store.status().devices[0].counters.read_bytes - front < keys, fits, "rank {rank}");
     }
+}
+
+/// KV heads, head dim and groups of layers whose K planes are read alone where groups are large enough.
+const HEADS: usize = 2;
+const DIM: usize = 64;
+const GROUPS: usize = 20;
+
+fn large_options(dirs: &[PathBuf]) -> StoreOptions {
+    small_options(dirs).memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(8)).frame_bytes(ByteSize::mib(1))
+}
+
+/// A sequence of two layers of equal keys, which are given back, and values; what landmarks knew of them when they were appended.
+fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f16>, Vec<Vec<u8>>) {
+    let store = large_options(dirs).create(true).open().expect("a store");
+    let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16).codec(codec);
+    let layout = builder.group_tokens(group as u16).rope(Rope::new(DIM as u16, 10_000.0)).build().expect("a layout");
+    let options = SequenceOptions::new().key("a").replicas(dirs.len() as u8);
+    let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
+    let landmarks = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
+    let tokens = GROUPS * group;
+    let [keys, values] =
+        [5, 6].map(|salt| noise(salt, tokens * HEADS * DIM).into_iter().map(f16::from_f32).collect::<Vec<_>>());
+    let view = |rows| TensorView::token_major(rows, tokens, HEADS, DIM);
+    for layer in 0..LAYERS {
+        sequence.append(layer, view(&keys), view(&values)).expect("appended");
+    }
+    sequence.commit(Durability::Sync).expect("committed");
+    let known = found(&sequence, landmarks);
+    drop(sequence);
+    store.close().expect("closed");
+    (keys, values, known)
+}
+
+/// Bytes that come from the devices.
+fn bytes_read(store: &Store, what: impl FnOnce()) -> u64 {
+    let bytes = || store.status().devices.iter().map(|device| device.counters.read_bytes).sum::<u64>();
+    let before = bytes();
+    what();
+    bytes() - before
+}
+
+#[test]
+fn values_between_large_planes_of_keys_are_left_out() {
+    // Bytes of planes as they are stored, in whole pages where they are read alone.
+    for (group, codec, keys, block) in [
+        (32, PlaneCodec::Raw, None, 16 << 10),
+        (64, PlaneCodec::Raw, Some(16 << 10), 32 << 10),
+        (128, PlaneCodec::Raw, Some(32 << 10), 64 << 10),
+        // Half of the bytes, and ranges: 512 of keys, two of each run of 32 values.
+        (128, PlaneCodec::Int8, Some(20 << 10), 36 << 10),
+    ] {
+        let root = fast_scratch();
+        let dirs = device_dirs(root.path(), 1);
+        let (.., known) = large(&dirs, group, codec);
+        let store = large_options(&dirs).open().expect("a store");
+        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let groups = (LAYERS * GROUPS) as u64;
+        let keys = keys.unwrap_or(block);
+        let mut id = None;
+        let attached =
+            bytes_read(&store, || id = Some(sequence.attach(Arc::new(ShadowKv::default())).expect("attached")));
+        assert_eq!(attached, groups * keys, "groups of {group}, {codec:?}");
+        assert_eq!(found(&sequence, id.expect("attached")), known, "groups of {group}, {codec:?}");
+        // Twice the keys, and the values of a tenth of the groups, which are kept whole.
+        let options = RebuildOptions::default().rank(4).outlier_share(0.1);
+        let rebuilt = bytes_read(&store, || sequence.rebuild_keys(&options).expect("rebuilt"));
+        assert_eq!(rebuilt, 2 * groups * keys + groups / 10 * (block - keys), "groups of {group}, {codec:?}");
+    }
+}
+
+/// Changes a byte of the rows of a token in a device's segments, wherever they are, and says how often it did.
+fn damage_rows(dir: &std::path::Path, rows: &[f16], token: usize) -> usize {
+    let row: Vec<u8> = rows[token * HEADS * DIM..][..DIM].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut changed = 0;
+    for file in files(dir).into_iter().filter(|file| file.starts_with("segments")) {
+        let mut bytes = std::fs::read(dir.join(&file)).expect("a file");
+        let places: Vec<usize> = (0..bytes.len() - row.len()).filter(|at| bytes[*at..].starts_with(&row)).collect();
+        places.iter().for_each(|at| bytes[at + 7] ^= 0x10);
+        changed += places.len();
+        std::fs::write(dir.join(&file), bytes).expect("written");
+    }
+    changed
+}
+
+#[test]
+fn damaged_values_fail_nothing_that_needs_keys() {
+    // Read with the values, and without.
+    for group in [8, 64] {
+        let root = fast_scratch();
+        let dirs = device_dirs(root.path(), 1);
+        let (keys, values, known) = large(&dirs, group, PlaneCodec::Raw);
+        let attach = |sequence: &mut Sequence| sequence.attach(Arc::new(ShadowKv::default()));
+        assert_eq!(damage_rows(&dirs[0], &values, 3 * group), LAYERS);
+        let store = large_options(&dirs).open().expect("a store");
+        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let id = attach(&mut sequence).expect("no value is needed");
+        assert_eq!(found(&sequence, id), known);
+        let rebuild = |share| RebuildOptions::default().rank(4).outlier_share(share);
+        sequence.rebuild_keys(&rebuild(0.0)).expect("no value is needed");
+        let refused = sequence.rebuild_keys(&rebuild(1.0)).expect_err("all values are needed");
+        assert_eq!(refused.kind(), ErrorKind::Corruption);
+        drop(sequence);
+        store.close().expect("closed");
+        assert_eq!(damage_rows(&dirs[0], &keys, 5 * group), LAYERS);
+        let store = large_options(&dirs).open().expect("a store");
+        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let refused = attach(&mut sequence).expect_err("keys are needed");
+        assert_eq!(refused.kind(), ErrorKind::Corruption);
+    }
+}
+
+#[test]
+fn damaged_keys_are_read_from_another_copy_alone() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 2);
+    let (keys, values, known) = large(&dirs, 64, PlaneCodec::Raw);
+    // One group's keys of the first copy, its values of both.
+    for (at, dir) in dirs.iter().enumerate() {
+        assert_eq!(damage_rows(dir, &values, 3 * 64), LAYERS);
+        if at == 0 {
+            assert_eq!(damage_rows(dir, &keys, 3 * 64), LAYERS);
+        }
+    }
+    let store = large_options(&dirs).open().expect("a store");
+    let mut sequence = store.open_sequence("a").expect("a sequence");
+    let id = sequence.attach(Arc::new(ShadowKv::default())).expect("another copy has the keys");
+    assert_eq!(found(&sequence, id), known);
 }

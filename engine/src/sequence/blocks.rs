@@ -91,11 +91,37 @@ fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec
     Ok(())
 }
 
-/// One block, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.
+/// V planes of fewer bytes are read with the K planes around them: those of neighbouring blocks go to the device as one request.
+const VALUES_LEFT_OUT_BYTES: usize = 16 << 10;
+
+/// What is wanted of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Its K plane, which is at its beginning.
+    Keys,
+    /// All planes.
+    Block,
+}
+
+impl Part {
+    /// Bytes to read of a layer's block, from its beginning.
+    pub(super) fn bytes(self, layer: &super::Layer) -> usize {
+        let block = &layer.block;
+        let alone = self == Self::Keys && block.value_bytes >= VALUES_LEFT_OUT_BYTES;
+        if alone { block.key_bytes } else { block.block_bytes }
+    }
+
+    /// Planes that count: what is damaged in others does not.
+    fn planes(self, layer: &super::Layer) -> usize {
+        if self == Self::Keys { 1 } else { layer.geometry.planes() }
+    }
+}
+
+/// One block, or its part, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.
 pub(super) fn read_block(
     devices: &Devices,
     layer: &super::Layer,
-    group: u64,
+    (group, part): (u64, Part),
     tokens: u64,
     place: &BlockPlace,
 ) -> Result<Vec<u8>> {
@@ -103,7 +129,7 @@ pub(super) fn read_block(
     for copy in 0..place.frame.copies() {
         let device = place.frame.copy(copy).0.key.0;
         let read = || {
-            let block = read_block_copy(devices, layer, group, tokens, place, copy);
+            let block = read_block_copy(devices, layer, (group, part), tokens, place, copy);
             block.inspect_err(|e| devices.count_damage(device, e))
         };
         let outcome = read().or_else(|e| if e.kind() == ErrorKind::Corruption { read() } else { Err(e) });
@@ -123,7 +149,7 @@ pub(super) fn read_block(
 fn read_block_copy(
     devices: &Devices,
     layer: &super::Layer,
-    group: u64,
+    (group, part): (u64, Part),
     tokens: u64,
     place: &BlockPlace,
     copy: usize,
@@ -131,24 +157,24 @@ fn read_block_copy(
     let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
     let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     let skip = (offset - first) as usize;
-    let bytes = (skip + layer.block.block_bytes).next_multiple_of(PAGE_BYTES);
+    let bytes = (skip + part.bytes(layer)).next_multiple_of(PAGE_BYTES);
     let pages = read(devices, &[(own, first, bytes)])?.pop().unwrap_or_default();
-    let block = pages.get(skip..skip + layer.block.block_bytes).unwrap_or_default();
-    check_block(devices, layer, group, tokens, (place, copy), block)?;
+    let block = pages.get(skip..skip + part.bytes(layer)).unwrap_or_default();
+    check_block(devices, layer, (group, part), tokens, (place, copy), block)?;
     Ok(block.to_vec())
 }
 
-/// Holds a block, read from this copy, against its checksums.
+/// Holds a block, or its part, read from this copy, against its checksums.
 pub(super) fn check_block(
     devices: &Devices,
     layer: &super::Layer,
-    group: u64,
+    (group, part): (u64, Part),
     tokens: u64,
     (place, copy): (&BlockPlace, usize),
     block: &[u8],
 ) -> Result<()> {
     let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
-    for plane in 0..layer.geometry.planes() {
+    for plane in 0..part.planes(layer) {
         let (start, len) = layer.block.plane(plane);
         let identity = PlaneIdentity::new(
             place.frame.nonce,

@@ -1,7 +1,7 @@
 //! Opening a sequence: the headers and small pieces of its frames are read, in batches, and laid over each other in the
 //! order they were written. Group data stays where it is, but for a group that the sequence uses only in part.
 
-use super::blocks::read_block;
+use super::blocks::{Part, read_block};
 use super::front::{Reference, front_bytes, references};
 use super::{Held, Sequence};
 use crate::device::environment::{Event, covered, note};
@@ -35,7 +35,7 @@ impl Loose {
     /// The first `tokens` of a group on a device, read.
     fn group(devices: &Devices, layer: &super::Layer, group: u64, place: &BlockPlace, tokens: usize) -> Result<Self> {
         let size = layer.shape().group_tokens as u64;
-        let block = read_block(devices, layer, group, size, place)?;
+        let block = read_block(devices, layer, (group, Part::Block), size, place)?;
         let block = layer.decoded(&block)?;
         let (start, len) = layer.plain.plane(1);
         Ok(Self {

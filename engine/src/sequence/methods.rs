@@ -314,7 +314,7 @@ impl Sequence {
         let known = summary.groups() as u64;
         let mut group = self.restore(layer, summary, known)?;
         while group < state.groups() {
-            group = self.visit(state, group, &mut |group, keys, _| {
+            group = self.visit(state, group, &[], &mut |group, keys, _| {
                 summary.push(&KeyGroup::new(shape, keys, group)?);
                 Ok(())
             })?;

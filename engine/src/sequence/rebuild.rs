@@ -72,15 +72,16 @@ impl Sequence {
         let mut first = FirstPass::new(shape, Rotation::new(rope));
         let mut group = 0;
         while group < layer.groups() {
-            group = self.visit(layer, group, &mut |group, keys, _| {
+            group = self.visit(layer, group, &[], &mut |group, keys, _| {
                 first.add(&KeyGroup::new(shape, keys, group)?);
                 Ok(())
             })?;
         }
         let mut second = first.finish(rank, outliers, account)?;
+        let outliers = second.outliers().to_vec();
         let mut group = 0;
         while group < layer.groups() {
-            group = self.visit(layer, group, &mut |group, keys, block| {
+            group = self.visit(layer, group, &outliers, &mut |group, keys, block| {
                 second.add(&KeyGroup::new(shape, keys, group)?, block);
                 Ok(())
             })?;

@@ -250,7 +250,7 @@ impl Sequence {
     ) -> Result<()> {
         let mut group = groups.start;
         while group < groups.end {
-            group = self.visit(state, group, &mut |group, keys, _| match group < groups.end {
+            group = self.visit(state, group, &[], &mut |group, keys, _| match group < groups.end {
                 true => each(group, keys),
                 false => Ok(()),
             })?;

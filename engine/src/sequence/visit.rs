@@ -1,6 +1,6 @@
 //! The blocks of a layer in order, wherever they are: what summaries and low-rank keys are made from.
 
-use super::blocks::{check_block, read_block, read_each};
+use super::blocks::{Part, check_block, read_block, read_each};
 use super::{Layer, Sequence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Source;
@@ -9,13 +9,14 @@ use stratakv_format::page::PAGE_BYTES;
 /// Bytes of blocks read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// Takes a group, its decoded K plane and its block as it is stored.
+/// Takes a group, its decoded K plane and its block as it is stored, which may end behind the K plane.
 pub(super) type Visitor<'a> = dyn FnMut(u64, &[u8], &[u8]) -> Result<()> + 'a;
 
 impl Sequence {
     /// Shows `each` the sealed groups of a layer from `group` on that lie together, a megabyte of them at most, with their
-    /// checked blocks: the K plane, decoded, and the whole block as it is stored. Gives the first that is left.
-    pub(super) fn visit(&self, state: &Layer, group: u64, each: &mut Visitor<'_>) -> Result<u64> {
+    /// checked blocks: the K plane, decoded, and the block as it is stored, whole for the groups named in `whole` and as far as
+    /// its K plane at least for others. Gives the first that is left.
+    pub(super) fn visit(&self, state: &Layer, group: u64, whole: &[u64], each: &mut Visitor<'_>) -> Result<u64> {
         let tokens = self.who.layout.group_tokens() as u64;
         let mut decoded = Vec::new();
         let mut each = |group: u64, block: &[u8]| {
@@ -40,35 +41,38 @@ impl Sequence {
             return Ok(group + 1);
         }
         let end = (extent.first_group + extent.groups as u64).min(state.groups());
-        let end = end.min(group + (READ_BYTES / state.block.block_bytes).max(1) as u64);
+        let most = if whole.is_empty() { Part::Keys } else { Part::Block };
+        let end = end.min(group + (READ_BYTES / most.bytes(state)).max(1) as u64);
         let mut places = Vec::new();
         for group in group..end {
-            places.push(extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?);
+            let part = if whole.contains(&group) { Part::Block } else { Part::Keys };
+            places.push((extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?, part));
         }
         let page = PAGE_BYTES as u64;
         let pieces: Vec<_> = places
             .iter()
-            .map(|place| {
+            .map(|(place, part)| {
                 let first = place.offset / page * page;
-                let bytes = ((place.offset - first) as usize + state.block.block_bytes).next_multiple_of(PAGE_BYTES);
+                let bytes = ((place.offset - first) as usize + part.bytes(state)).next_multiple_of(PAGE_BYTES);
                 (place.frame.segment.as_ref(), first, bytes)
             })
             .collect();
-        for ((place, pages), group) in places.iter().zip(read_each(&self.store.devices, &pieces)?).zip(group..end) {
+        let read = places.iter().zip(read_each(&self.store.devices, &pieces)?);
+        for (((place, part), pages), group) in read.zip(group..end) {
             let skip = (place.offset % page) as usize;
             let block = match &pages {
-                Ok(pages) => pages.get(skip..skip + state.block.block_bytes).unwrap_or_default(),
+                Ok(pages) => pages.get(skip..skip + part.bytes(state)).unwrap_or_default(),
                 Err(_) => &[],
             };
             // What did not come, or came wrong, is read by itself: again, and from other copies.
             let checked = match pages.as_ref() {
-                Ok(_) => check_block(&self.store.devices, state, group, tokens, (place, 0), block),
+                Ok(_) => check_block(&self.store.devices, state, (group, *part), tokens, (place, 0), block),
                 Err(e) => Err(e.duplicate()),
             };
             let again = match checked.inspect_err(|e| self.store.devices.count_damage(place.frame.segment.key.0, e)) {
                 Ok(()) => None,
                 Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
-                    Some(read_block(&self.store.devices, state, group, tokens, place)?)
+                    Some(read_block(&self.store.devices, state, (group, *part), tokens, place)?)
                 }
                 Err(e) => return Err(e),
             };

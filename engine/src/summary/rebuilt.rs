@@ -237,7 +237,12 @@ pub(crate) struct SecondPass {
 }
 
 impl SecondPass {
-    /// The next group, with its whole block.
+    /// Groups that are kept as they are.
+    pub(crate) fn outliers(&self) -> &[u64] {
+        &self.outliers
+    }
+
+    /// The next group, with its whole block where it is an outlier.
     pub(crate) fn add(&mut self, group: &KeyGroup<'_>, block: &[u8]) {
         let (shape, width) = (self.keys.shape, self.keys.shape.width());
         let mut keys = group.tokens();
