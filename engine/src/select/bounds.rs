@@ -5,32 +5,47 @@ use crate::attention::RowQuery;
 use crate::summary::Bounds;
 use std::ops::Range;
 
-/// A query, split by sign: `sum_j max(q_j max_j, q_j min_j)` is the product of its positive part with the maxima and of its
-/// negative part with the minima, and the lower bound the other way round.
+/// A query, split by sign: `sum_j max(q_j max_j, q_j min_j)` is the product of its negative part with the minima and of its
+/// positive part with the maxima, and the lower bound the same with minima and maxima in each other's place.
 pub(super) struct BoundQuery {
-    positive: RowQuery,
-    negative: RowQuery,
-    /// Elements of the minima of a record.
-    width: usize,
+    /// Each with the element of a record from which on it counts.
+    parts: Vec<(RowQuery, usize)>,
+    /// Elements of a record: minima, then as many maxima.
+    record: usize,
+    swapped: Vec<u16>,
 }
 
 impl BoundQuery {
-    pub(super) fn new(ask: &Ask<'_>) -> Self {
+    /// A column per query head.
+    pub(super) fn heads(ask: &Ask<'_>) -> Self {
         let part = |sign: fn(f32) -> f32| {
             let part: Vec<f32> = ask.query.iter().map(|q| sign(*q)).collect();
             RowQuery::new(&part, ask.shape.kv_heads, ask.shape.key_dim)
         };
-        Self { positive: part(|q| q.max(0.0)), negative: part(|q| q.min(0.0)), width: ask.shape.width() }
+        let width = ask.shape.width();
+        Self::of(vec![(part(|q| q.min(0.0)), 0), (part(|q| q.max(0.0)), width)], width)
     }
 
-    /// Upper bounds of runs of a level, `[runs, columns]`, a column per query head; `columns` is at least their number.
-    pub(super) fn upper(&mut self, bounds: &Bounds, level: usize, runs: Range<usize>, columns: usize) -> Vec<f32> {
-        let mut out = vec![0.0; runs.len() * columns];
-        self.put_upper(bounds, level, runs, &mut out, columns);
-        out
+    /// One column, of sums over query heads: as for one vector, whose cost does not grow with their number.
+    pub(super) fn summed(ask: &Ask<'_>) -> Self {
+        let (dim, width) = (ask.shape.key_dim, ask.shape.width());
+        let ratio = ask.query.len() / width;
+        let mut weights = vec![0.0; 2 * width];
+        let (negative, positive) = weights.split_at_mut(width);
+        for (head, row) in ask.query.chunks_exact(dim).enumerate() {
+            for (j, &q) in row.iter().enumerate() {
+                let at = head / ratio * dim + j;
+                if q < 0.0 { negative[at] += q } else { positive[at] += q }
+            }
+        }
+        Self::of(vec![(RowQuery::new(&weights, 1, 2 * width), 0)], width)
     }
 
-    /// The same, written to `out`.
+    fn of(parts: Vec<(RowQuery, usize)>, width: usize) -> Self {
+        Self { parts, record: 2 * width, swapped: Vec::new() }
+    }
+
+    /// Upper bounds of runs of a level, `[runs, columns]`; `columns` is at least what there are.
     pub(super) fn put_upper(
         &mut self,
         bounds: &Bounds,
@@ -39,51 +54,28 @@ impl BoundQuery {
         out: &mut [f32],
         columns: usize,
     ) {
-        let parts = [(&mut self.negative, 0), (&mut self.positive, self.width)];
-        products(parts, bounds, level, runs, out, columns);
-    }
-
-    /// Lower bounds likewise.
-    pub(super) fn lower(&mut self, bounds: &Bounds, level: usize, runs: Range<usize>, columns: usize) -> Vec<f32> {
-        let mut out = vec![0.0; runs.len() * columns];
-        let parts = [(&mut self.positive, 0), (&mut self.negative, self.width)];
-        products(parts, bounds, level, runs, &mut out, columns);
-        out
-    }
-}
-
-/// Sums of the products of parts of a query, each with the elements of the records from so many on.
-fn products(
-    parts: [(&mut RowQuery, usize); 2],
-    bounds: &Bounds,
-    level: usize,
-    runs: Range<usize>,
-    out: &mut [f32],
-    columns: usize,
-) {
-    out.fill(0.0);
-    // Of a record the minima come first, then as many maxima.
-    let width = parts[1].1;
-    for (part, first) in parts {
-        part.add_pieces(bounds.records(level, runs.clone()), (2 * width, first), bounds.element(), out, columns);
-    }
-}
-
-/// Upper bounds of the groups, summed over query heads: as for one vector, whose cost does not grow with their number.
-pub(super) fn summed_upper(bounds: &Bounds, ask: &Ask<'_>, out: &mut [f32]) {
-    let (dim, width) = (ask.shape.key_dim, ask.shape.width());
-    let ratio = ask.query.len() / width;
-    let mut weights = vec![0.0; 2 * width];
-    let (negative, positive) = weights.split_at_mut(width);
-    for (head, row) in ask.query.chunks_exact(dim).enumerate() {
-        for (j, &q) in row.iter().enumerate() {
-            let at = head / ratio * dim + j;
-            if q < 0.0 { negative[at] += q } else { positive[at] += q }
+        out.fill(0.0);
+        for (part, first) in &mut self.parts {
+            let place = (self.record, *first);
+            part.add_pieces(bounds.records(level, runs.clone()), place, bounds.element(), out, columns);
         }
     }
-    out.fill(0.0);
-    let records = bounds.records(0, ask.groups.clone());
-    RowQuery::new(&weights, 1, 2 * width).add_pieces(records, (2 * width, 0), bounds.element(), out, 1);
+
+    /// Lower bounds of one run likewise. Rounded as upper bounds are, and so none is above an upper bound of what is in the run.
+    pub(super) fn put_lower(&mut self, bounds: &Bounds, level: usize, run: usize, out: &mut [f32]) {
+        self.swapped.clear();
+        for record in bounds.records(level, run..run + 1) {
+            let (minima, maxima) = record.split_at(record.len() / 2);
+            self.swapped.extend_from_slice(maxima);
+            self.swapped.extend_from_slice(minima);
+        }
+        out.fill(0.0);
+        let columns = out.len();
+        for (part, first) in &mut self.parts {
+            let place = (self.record, *first);
+            part.add_pieces(std::iter::once(self.swapped.as_slice()), place, bounds.element(), out, columns);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -138,17 +130,36 @@ mod tests {
             let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
             let (form, forced) = (ScoreForm::Raw, [0..0, groups..groups]);
             let ask = Ask { query: &query, shape, scale: 1.0, form, groups: 0..groups, forced, count: groups };
-            let (mut bounded, heads) = (BoundQuery::new(&ask), kv_heads * ratio);
-            let mut summed = vec![0.0; groups];
-            summed_upper(bounds, &ask, &mut summed);
-            for (sum, upper) in summed.iter().zip(bounded.upper(bounds, 0, 0..groups, heads).chunks_exact(heads)) {
-                let scale: f32 = upper.iter().map(|upper| upper.abs()).sum();
-                prop_assert!((sum - upper.iter().sum::<f32>()).abs() <= 1e-4 * scale.max(1e-3), "{sum} {upper:?}");
-            }
+            let (mut bounded, mut joint, heads) = (BoundQuery::heads(&ask), BoundQuery::summed(&ask), kv_heads * ratio);
             for level in 0..4 {
                 prop_assert_eq!(bounds.runs(level), groups >> level);
-                let upper = bounded.upper(bounds, level, 0..groups >> level, heads);
-                let lower = bounded.lower(bounds, level, 0..groups >> level, heads);
+                let runs = 0..groups >> level;
+                let (mut upper, mut lower) = (vec![0.0; runs.len() * heads], vec![0.0; runs.len() * heads]);
+                let (mut summed, mut least) = (vec![0.0; runs.len()], vec![0.0; runs.len()]);
+                bounded.put_upper(bounds, level, runs.clone(), &mut upper, heads);
+                joint.put_upper(bounds, level, runs.clone(), &mut summed, 1);
+                for run in runs {
+                    bounded.put_lower(bounds, level, run, &mut lower[run * heads..][..heads]);
+                    joint.put_lower(bounds, level, run, &mut least[run..=run]);
+                    for (bounds, sum) in [(&upper, summed[run]), (&lower, least[run])] {
+                        let bounds = &bounds[run * heads..][..heads];
+                        let scale: f32 = bounds.iter().map(|bound| bound.abs()).sum();
+                        prop_assert!((sum - bounds.iter().sum::<f32>()).abs() <= 1e-4 * scale.max(1e-3), "{sum} {bounds:?}");
+                    }
+                    // To the bit: what is in a run is nowhere above its upper bound and nowhere below its lower one.
+                    if level > 0 {
+                        let half = run << 1..(run << 1) + 2;
+                        let mut inner = vec![0.0; 2];
+                        joint.put_upper(bounds, level - 1, half.clone(), &mut inner, 1);
+                        prop_assert!(inner.iter().all(|inner| (least[run]..=summed[run]).contains(inner)), "{inner:?}");
+                        let mut inner = vec![0.0; 2 * heads];
+                        bounded.put_upper(bounds, level - 1, half, &mut inner, heads);
+                        for (at, inner) in inner.iter().enumerate() {
+                            let at = run * heads + at % heads;
+                            prop_assert!((lower[at]..=upper[at]).contains(inner), "{inner}");
+                        }
+                    }
+                }
                 for run in 0..groups >> level {
                     for group in &keys[run << level..(run + 1) << level] {
                         for key in group.chunks_exact(shape.width()) {

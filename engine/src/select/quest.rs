@@ -1,6 +1,6 @@
 //! Quest-style pages: the upper bound of `q . k` over a group, per query head.
 
-use super::bounds::{BoundQuery, summed_upper};
+use super::bounds::BoundQuery;
 use super::selector::{Ask, ScoreForm, Selector, best, each_tile, summary_as};
 use crate::error::Result;
 use crate::summary::{Bounds, KeyBounds, KeySummary, SummaryKind};
@@ -23,12 +23,12 @@ impl Selector for Quest {
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let bounds: &Bounds = summary_as(summaries)?;
         if ask.form == ScoreForm::Raw {
-            summed_upper(bounds, ask, scores);
+            BoundQuery::summed(ask).put_upper(bounds, 0, ask.groups.clone(), scores, 1);
             return Ok(());
         }
         let heads = ask.query.len() / ask.shape.key_dim;
         let lanes = heads.next_multiple_of(8);
-        let mut query = BoundQuery::new(ask);
+        let mut query = BoundQuery::heads(ask);
         let fill = |groups: Range<usize>, out: &mut [f32]| query.put_upper(bounds, 0, groups, out, lanes);
         each_tile(ask, 1, (heads, lanes), fill, |groups, units, weights| {
             let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];

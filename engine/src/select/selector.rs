@@ -173,6 +173,22 @@ fn exponentials_by<const N: usize>(units: &mut [f32], maxima: &mut [f32], sums: 
 }
 
 widest! {
+    /// `units` `[units, lanes]`, lanes a multiple of 8 and none above its maximum, become `2^(factor * (x - maximum))`.
+    pub(super) fn powers(units: &mut [f32], maxima: &[f32], factor: f32) = powers_of_lanes;
+}
+
+#[inline(always)]
+fn powers_of_lanes(units: &mut [f32], maxima: &[f32], factor: f32) {
+    for unit in units.chunks_exact_mut(maxima.len()) {
+        for (units, maxima) in unit.as_chunks_mut::<8>().0.iter_mut().zip(maxima.as_chunks::<8>().0) {
+            for i in 0..8 {
+                units[i] = exp2((units[i] - maxima[i]) * factor);
+            }
+        }
+    }
+}
+
+widest! {
     /// As [`combine`] does at last.
     pub(super) fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
 }
