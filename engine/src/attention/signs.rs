@@ -1,20 +1,56 @@
-//! Sums of weights by sign bits, sixteen tokens at a time: for selection, as [`RowQuery`](super::RowQuery) is.
+//! Sums of weights by sign bits, 64 tokens at a time: for selection, as [`RowQuery`](super::RowQuery) is.
 #![allow(unsafe_code)]
 
 /// Bytes of the signs of a token that these sums are for.
 pub(crate) const SIGN_BYTES: usize = 16;
-/// Tables of one query vector: one for every four bits.
-pub(crate) const SIGN_TABLES: usize = 2 * SIGN_BYTES;
+/// The signs of four tokens.
+pub(crate) type FourSigns = [u8; 4 * SIGN_BYTES];
 
-/// Of four times four tokens' signs, the sums over the query vectors' tables (one vector, or four), times the tokens' lengths
-/// in f16: `[16, vectors]`.
-pub(crate) type SignSums = fn([&[u8; 4 * SIGN_BYTES]; 4], &[u16; 16], &[[f32; 16]], &mut [[f32; 16]]);
+/// The sums of weights of a query vector by each value of every four bits, in whole steps.
+#[derive(Clone)]
+pub(crate) struct SignTables {
+    /// Between 0 and 63: four of them are an 8-bit number.
+    entries: [[u8; 16]; 2 * SIGN_BYTES],
+    step: f32,
+}
 
-/// The fastest for this CPU; none where no vector register holds a table.
+/// Added to every entry.
+const MIDDLE: u8 = 32;
+/// The most of an entry, in steps.
+const STEPS: f32 = 31.0;
+
+impl SignTables {
+    /// Of weights, one for each bit: what is added where it is set, taken off where not. A sum is wrong by half a step for each
+    /// table at most, a step being a 31st of the largest entry.
+    pub(crate) fn new(weights: &[f32; 8 * SIGN_BYTES]) -> Self {
+        let fours = weights.as_chunks::<4>().0;
+        let largest = fours.iter().map(|four| four.iter().map(|w| w.abs()).sum::<f32>()).fold(0.0, f32::max);
+        let step = (largest / STEPS).max(f32::MIN_POSITIVE);
+        let mut entries = [[MIDDLE; 16]; 2 * SIGN_BYTES];
+        for (entries, four) in entries.iter_mut().zip(fours) {
+            for (value, entry) in entries.iter_mut().enumerate() {
+                let signed = four.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w });
+                *entry = (signed.sum::<f32>() / step + f32::from(MIDDLE)).round() as u8;
+            }
+        }
+        Self { entries, step }
+    }
+
+    /// Of no weights.
+    pub(crate) fn zero() -> Self {
+        Self { entries: [[MIDDLE; 16]; 2 * SIGN_BYTES], step: 0.0 }
+    }
+}
+
+/// Of sixteen times four tokens' signs, the sums over the tables of one query vector or four, times the tokens' lengths in f16:
+/// `[64, vectors]`.
+pub(crate) type SignSums = fn(&[&FourSigns; 16], &[u16; 64], &[SignTables], &mut [[f32; 16]]);
+
+/// The fastest for this CPU; none where no vector register holds many tables.
 pub(crate) fn sign_sums() -> Option<SignSums> {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") {
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
             // SAFETY: the CPU has what the function is compiled for.
             return Some(|signs, lengths, tables, out| unsafe { x86::sums(signs, lengths, tables, out) });
         }
@@ -24,98 +60,167 @@ pub(crate) fn sign_sums() -> Option<SignSums> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{SIGN_BYTES, SIGN_TABLES};
+    use super::{FourSigns, MIDDLE, SIGN_BYTES, SignTables};
     use std::arch::x86_64::*;
 
     /// How far ahead signs are asked for, in bytes.
     const AHEAD: usize = 8192;
 
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn sums(
-        signs: [&[u8; 4 * SIGN_BYTES]; 4],
-        lengths: &[u16; 16],
-        tables: &[[f32; 16]],
-        out: &mut [[f32; 16]],
-    ) {
-        // Each 128-bit lane holds the signs of a token.
-        // SAFETY: arrays of 64 bytes; the loads need no alignment.
-        let load = |signs: &[u8; 4 * SIGN_BYTES]| unsafe { _mm512_loadu_si512(signs.as_ptr().cast()) };
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn sums(signs: &[&FourSigns; 16], lengths: &[u16; 64], tables: &[SignTables], out: &mut [[f32; 16]]) {
         for signs in signs {
             _mm_prefetch::<_MM_HINT_T0>(signs.as_ptr().wrapping_add(AHEAD).cast());
         }
-        let [a, b, c, d] = signs;
-        let words = transposed([load(a), load(b), load(c), load(d)]);
-        // SAFETY: an array of 32 bytes.
-        let lengths = _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(lengths.as_ptr().cast()) });
-        let (vectors, rest) = tables.as_chunks::<SIGN_TABLES>();
-        debug_assert!(rest.is_empty());
-        match (vectors, out) {
-            ([a, b, c, d], [to_a, to_b, to_c, to_d]) => {
-                let sums = of_words(words, [a, b, c, d]);
-                // Now each 128-bit lane holds the four sums of a token.
-                let [a, b, c, d] = sums;
-                let sums = transposed([
-                    _mm512_castps_si512(a),
-                    _mm512_castps_si512(b),
-                    _mm512_castps_si512(c),
-                    _mm512_castps_si512(d),
-                ]);
-                for (i, (sums, to)) in sums.into_iter().zip([to_a, to_b, to_c, to_d]).enumerate() {
-                    let sums = _mm512_castsi512_ps(sums);
-                    let first = _mm512_set1_epi32(4 * i as i32);
-                    let each =
-                        _mm512_add_epi32(first, _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3));
-                    store(to, _mm512_mul_ps(sums, _mm512_permutexvar_ps(each, lengths)));
+        let bytes = transposed(signs);
+        match (tables, out.as_chunks_mut::<4>()) {
+            ([one], ([out], [])) => {
+                let [sums] = of_bytes(&bytes, [one]);
+                let lengths = lengths.as_chunks::<16>().0;
+                for ((sums, lengths), to) in sums.into_iter().zip(lengths).zip(out) {
+                    store(to, _mm512_permutexvar_ps(order(), scaled(sums, one.step, lengths)));
                 }
             }
-            ([one], [to]) => {
-                let [sums] = of_words(words, [one]);
-                let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-                store(to, _mm512_mul_ps(_mm512_permutexvar_ps(order, sums), lengths));
+            ([a, b, c, d], (out @ [_, _, _, _], [])) => {
+                let sums = of_bytes(&bytes, [a, b, c, d]);
+                let lengths = lengths.as_chunks::<16>().0;
+                for (at, (lengths, out)) in lengths.iter().zip(out).enumerate() {
+                    let scaled = |i: usize, table: &SignTables| scaled(sums[i][at], table.step, lengths);
+                    // Each 128-bit lane of the result holds the four sums of a token.
+                    let each = [scaled(0, a), scaled(1, b), scaled(2, c), scaled(3, d)];
+                    for (sums, to) in by_token(each).into_iter().zip(out) {
+                        store(to, sums);
+                    }
+                }
             }
-            _ => debug_assert!(false, "one query vector or four"),
+            _ => debug_assert!(false, "one query vector or four, and as much room"),
         }
     }
 
-    /// The sums of the table entries that the bits name, four at a time, least significant first; for each token.
+    /// Element `4 * i + j` to element `4 * j + i`.
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn of_words<const N: usize>(mut words: [__m512i; 4], tables: [&[[f32; 16]; SIGN_TABLES]; N]) -> [__m512; N] {
-        let mut sums = [[_mm512_setzero_ps(); 4]; N];
-        for shift in 0..8 {
-            for (at, word) in words.iter_mut().enumerate() {
-                for (tables, sums) in tables.iter().zip(&mut sums) {
-                    // SAFETY: an array of 16 numbers.
-                    let table = unsafe { _mm512_loadu_ps(tables[8 * at + shift].as_ptr()) };
-                    // Higher bits of an index do not count.
-                    sums[at] = _mm512_add_ps(sums[at], _mm512_permutexvar_ps(*word, table));
-                }
-                *word = _mm512_srli_epi32::<4>(*word);
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn order() -> __m512i {
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
+    }
+
+    /// Sums of sixteen tokens, in the order in which [`transposed`] leaves them, times step and length.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn scaled(sums: __m512i, step: f32, lengths: &[u16; 16]) -> __m512 {
+        // SAFETY: an array of 32 bytes.
+        let lengths = _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(lengths.as_ptr().cast()) });
+        let lengths = _mm512_permutexvar_ps(order(), _mm512_mul_ps(lengths, _mm512_set1_ps(step)));
+        let middle = _mm512_set1_epi32(i32::from(MIDDLE) * 2 * SIGN_BYTES as i32);
+        _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, middle)), lengths)
+    }
+
+    /// Byte `i` of 128-bit lane `l` of vector `j`: byte `j` of token `4 * i + l`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn transposed(signs: &[&FourSigns; 16]) -> [__m512i; SIGN_BYTES] {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *signs;
+        let v = [
+            load(a),
+            load(b),
+            load(c),
+            load(d),
+            load(e),
+            load(f),
+            load(g),
+            load(h),
+            load(i),
+            load(j),
+            load(k),
+            load(l),
+            load(m),
+            load(n),
+            load(o),
+            load(p),
+        ];
+        // Bytes of vectors that are 8 apart lie side by side, then pairs, ...: a perfect shuffle each time.
+        shuffled(shuffled(shuffled(shuffled(v))))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn load(signs: &FourSigns) -> __m512i {
+        // SAFETY: an array of 64 bytes; the load needs no alignment.
+        unsafe { _mm512_loadu_si512(signs.as_ptr().cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn shuffled([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]: [__m512i; 16]) -> [__m512i; 16] {
+        let ([ai, high_ai], [bj, high_bj]) = (woven(a, i), woven(b, j));
+        let ([ck, high_ck], [dl, high_dl]) = (woven(c, k), woven(d, l));
+        let ([em, high_em], [fn_, high_fn]) = (woven(e, m), woven(f, n));
+        let ([go, high_go], [hp, high_hp]) = (woven(g, o), woven(h, p));
+        [ai, high_ai, bj, high_bj, ck, high_ck, dl, high_dl, em, high_em, fn_, high_fn, go, high_go, hp, high_hp]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn woven(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        [_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)]
+    }
+
+    /// The sums of the table entries that the bits name, four at a time, least significant first: of sixteen tokens each.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn of_bytes<const N: usize>(bytes: &[__m512i; SIGN_BYTES], tables: [&SignTables; N]) -> [[__m512i; 4]; N] {
+        let zero = _mm512_setzero_si512();
+        let low = _mm512_set1_epi8(15);
+        // The sums of odd bytes, and those of even bytes with 256 times these.
+        let (mut odd, mut both) = ([zero; N], [zero; N]);
+        for (at, pair) in bytes.as_chunks::<2>().0.iter().enumerate() {
+            let [a, b] = *pair;
+            let fours = [
+                _mm512_and_si512(a, low),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(a), low),
+                _mm512_and_si512(b, low),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(b), low),
+            ];
+            for i in 0..N {
+                let entry = |j: usize| {
+                    // SAFETY: an array of 16 bytes.
+                    let table = unsafe { _mm_loadu_si128(tables[i].entries[4 * at + j].as_ptr().cast()) };
+                    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), fours[j])
+                };
+                let sum = _mm512_add_epi8(_mm512_add_epi8(entry(0), entry(1)), _mm512_add_epi8(entry(2), entry(3)));
+                both[i] = _mm512_add_epi16(both[i], sum);
+                odd[i] = _mm512_add_epi16(odd[i], _mm512_srli_epi16::<8>(sum));
             }
         }
-        let mut out = [_mm512_setzero_ps(); N];
-        for (out, &[a, b, c, d]) in out.iter_mut().zip(&sums) {
-            *out = _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d));
+        let mut out = [[zero; 4]; N];
+        for i in 0..N {
+            let even = _mm512_sub_epi16(both[i], _mm512_slli_epi16::<8>(odd[i]));
+            let (first, last) = (_mm512_unpacklo_epi16(even, odd[i]), _mm512_unpackhi_epi16(even, odd[i]));
+            out[i] = [
+                _mm512_unpacklo_epi16(first, zero),
+                _mm512_unpackhi_epi16(first, zero),
+                _mm512_unpacklo_epi16(last, zero),
+                _mm512_unpackhi_epi16(last, zero),
+            ];
         }
         out
     }
 
     /// In every 128-bit lane: element `i` of vector `j` becomes element `j` of vector `i`.
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn transposed([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
-        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-        let (high_ab, high_cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn by_token([a, b, c, d]: [__m512; 4]) -> [__m512; 4] {
+        let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+        let (high_ab, high_cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
         [
-            _mm512_unpacklo_epi64(ab, cd),
-            _mm512_unpackhi_epi64(ab, cd),
-            _mm512_unpacklo_epi64(high_ab, high_cd),
-            _mm512_unpackhi_epi64(high_ab, high_cd),
+            _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd),
+            _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd),
+            _mm512_shuffle_ps::<0b01_00_01_00>(high_ab, high_cd),
+            _mm512_shuffle_ps::<0b11_10_11_10>(high_ab, high_cd),
         ]
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     fn store(to: &mut [f32; 16], x: __m512) {
         // SAFETY: an array of 16 numbers.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) };
@@ -131,24 +236,35 @@ mod tests {
     proptest! {
         #[test]
         fn are_sums_of_table_entries(
-            signs in prop::collection::vec(any::<u8>(), 16 * SIGN_BYTES),
-            lengths in prop::collection::vec(0.0_f32..8.0, 16),
-            tables in prop::collection::vec(prop::array::uniform16(-1.0_f32..1.0), 4 * SIGN_TABLES),
+            signs in prop::collection::vec(any::<u8>(), 64 * SIGN_BYTES),
+            lengths in prop::collection::vec(0.0_f32..8.0, 64),
+            weights in prop::collection::vec(-1.0_f32..1.0, 4 * 8 * SIGN_BYTES),
             vectors in prop::sample::select(vec![1_usize, 4]),
         ) {
-            let Some(sums) = sign_sums() else { return Ok(()) };
-            let quads: Vec<&[u8; 4 * SIGN_BYTES]> = signs.as_chunks().0.iter().collect();
+            let tables: Vec<SignTables> = weights.as_chunks().0.iter().take(vectors).map(SignTables::new).collect();
+            let fours: Vec<&FourSigns> = signs.as_chunks().0.iter().collect();
             let bits: Vec<u16> = lengths.iter().map(|x| f16::from_f32(*x).to_bits()).collect();
-            let mut out = vec![[0.0; 16]; vectors];
-            let (quads, bits) = (quads.try_into().unwrap(), bits.try_into().unwrap());
-            sums(quads, &bits, &tables[..vectors * SIGN_TABLES], &mut out);
+            let mut out = vec![[7.0; 16]; 4 * vectors];
+            let sums = sign_sums();
+            if let Some(sums) = sums {
+                sums(&fours.try_into().unwrap(), &bits.clone().try_into().unwrap(), &tables, &mut out);
+            }
             for (token, signs) in signs.chunks(SIGN_BYTES).enumerate() {
-                for (vector, tables) in tables.chunks(SIGN_TABLES).take(vectors).enumerate() {
+                let length = f16::from_bits(bits[token]).to_f32();
+                for (vector, tables) in tables.iter().enumerate() {
                     let nibbles = signs.iter().flat_map(|byte| [byte & 15, byte >> 4]);
-                    let sum: f32 = nibbles.zip(tables).map(|(nibble, table)| table[usize::from(nibble)]).sum();
-                    let found = out.as_flattened()[token * vectors + vector];
-                    let expected = sum * f16::from_bits(bits[token]).to_f32();
-                    prop_assert!((found - expected).abs() < 1e-3, "{found} {expected}");
+                    let entries = nibbles.zip(&tables.entries).map(|(nibble, entries)| i32::from(entries[usize::from(nibble)]));
+                    let whole = entries.sum::<i32>() - i32::from(MIDDLE) * 2 * SIGN_BYTES as i32;
+                    let by_entries = whole as f32 * tables.step * length;
+                    let weights = &weights[vector * 8 * SIGN_BYTES..][..8 * SIGN_BYTES];
+                    let bit = |i: usize| signs[i / 8] >> (i % 8) & 1 == 1;
+                    let exact: f32 = weights.iter().enumerate().map(|(i, w)| if bit(i) { *w } else { -w }).sum();
+                    let error = length * tables.step * SIGN_BYTES as f32;
+                    prop_assert!((by_entries - length * exact).abs() <= error + 1e-4, "{by_entries} {exact}");
+                    if sums.is_some() {
+                        let found = out.as_flattened()[token * vectors + vector];
+                        prop_assert!((found - by_entries).abs() <= 1e-5 * by_entries.abs(), "{found} {by_entries}");
+                    }
                 }
             }
         }

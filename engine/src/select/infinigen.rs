@@ -40,7 +40,8 @@ impl Selector for InfiniGen {
         };
         let (columns, fill) = low_rank(keys, ask, &lanes);
         let mut best: Vec<Vec<f32>> = (0..kv_heads).map(|_| Vec::with_capacity(ask.groups.len())).collect();
-        each_tile(ask, group, (lanes.count(), columns), fill, |_, units, weights| {
+        each_tile(ask, group, (lanes.count(), columns), fill, |_, mut tile| {
+            let (units, weights) = tile.units();
             best_by_head(units, weights, (columns, lanes.count() / kv_heads), group, &mut best);
         });
         // Of groups that come later in the list of every head, none is chosen: as many come before it.

@@ -1,7 +1,7 @@
 //! Quest-style pages: the upper bound of `q . k` over a group, per query head.
 
 use super::bounds::BoundQuery;
-use super::selector::{Ask, ScoreForm, Selector, best, each_tile, summary_as};
+use super::selector::{Ask, ScoreForm, Selector, each_tile, summary_as};
 use crate::error::Result;
 use crate::summary::{Bounds, KeyBounds, KeySummary, SummaryKind};
 use std::ops::Range;
@@ -30,9 +30,8 @@ impl Selector for Quest {
         let lanes = heads.next_multiple_of(8);
         let mut query = BoundQuery::heads(ask);
         let fill = |groups: Range<usize>, out: &mut [f32]| query.put_upper(bounds, 0, groups, out, lanes);
-        each_tile(ask, 1, (heads, lanes), fill, |groups, units, weights| {
-            let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
-            best(units, weights, lanes, 1, scores);
+        each_tile(ask, 1, (heads, lanes), fill, |groups, mut tile| {
+            tile.best(1, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
         });
         Ok(())
     }

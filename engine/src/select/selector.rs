@@ -1,7 +1,7 @@
 //! Selectors: a method that scores the groups of a layer from summaries. A method of an embedder's own is one more
 //! implementation of [`Selector`], with a summary of this crate or of its own.
 
-use crate::attention::RowQuery;
+use crate::attention::{RowQuery, Weighted, softmax_parts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::simd::widest;
 use crate::summary::{KeyShape, KeySummary, Lanes, LowRank, SummaryKind};
@@ -120,14 +120,21 @@ impl Softmax {
 
     /// What the exponentials with these maxima are to be multiplied by; 0 for lanes that do not count.
     fn weights(&self, maxima: &[f32], heads: usize) -> Vec<f32> {
-        let lanes = maxima.iter().zip(&self.maxima).zip(&self.sums).enumerate();
-        lanes
-            .map(|(lane, ((max, last), sum))| match lane < heads {
-                // Of parts far below the last maximum nothing is left.
-                true => ((max - last) * self.factor).exp2() / sum.max(f32::MIN_POSITIVE),
-                false => 0.0,
-            })
-            .collect()
+        let mut weights = vec![0.0; maxima.len()];
+        weights_of(maxima, (&self.maxima, &self.sums), self.factor, &mut weights[..heads]);
+        weights
+    }
+}
+
+widest! {
+    fn weights_of(maxima: &[f32], last: (&[f32], &[f32]), factor: f32, weights: &mut [f32]) = weights_of_lanes;
+}
+
+#[inline(always)]
+fn weights_of_lanes(maxima: &[f32], (last, sums): (&[f32], &[f32]), factor: f32, weights: &mut [f32]) {
+    for (((weight, max), last), sum) in weights.iter_mut().zip(maxima).zip(last).zip(sums) {
+        // Of parts far below the last maximum nothing is left.
+        *weight = exp2((max - last) * factor) / if *sum > f32::MIN_POSITIVE { *sum } else { f32::MIN_POSITIVE };
     }
 }
 
@@ -272,8 +279,10 @@ fn exp2(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// Units that are scored at a time: they stay in the second-level cache until they are added up.
-const TILE: usize = 256;
+/// Scores that are filled in at a time: they stay in the caches until they are added up.
+const TILE: usize = 4096;
+/// The most units at a time.
+const TILE_UNITS: usize = 256;
 
 /// For methods that score tokens linearly in the query. `prepare` gives the columns of scores, at least the lanes, and what
 /// fills in those of all tokens of some groups.
@@ -288,49 +297,128 @@ pub(super) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
         ScoreForm::Raw => Lanes::joint(ask.query, heads, dim),
     };
     let (columns, fill) = prepare(&lanes);
-    each_tile(ask, per_group, (lanes.count(), columns), fill, |groups, units, weights| {
-        let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
-        best(units, weights, columns, per_group, scores);
+    each_tile(ask, per_group, (lanes.count(), columns), fill, |groups, mut tile| {
+        tile.best(per_group, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
     });
 }
 
+/// Some units, as they are or as parts of exponentials in bf16, and the weight of each column.
+pub(super) struct Tile<'a> {
+    units: Units<'a>,
+    weights: &'a [f32],
+    weighted: Option<Weighted>,
+    room: &'a mut [f32],
+}
+
+enum Units<'a> {
+    Whole(&'a [f32]),
+    Parts(&'a [u16]),
+}
+
+impl Tile<'_> {
+    /// Units `[units, columns]`, and the weights of columns.
+    pub(super) fn units(&mut self) -> (&[f32], &[f32]) {
+        match self.units {
+            Units::Whole(units) => (units, self.weights),
+            Units::Parts(parts) => {
+                let room = &mut self.room[..parts.len()];
+                widen(parts, room);
+                (room, self.weights)
+            }
+        }
+    }
+
+    /// The best unit of each group, as [`combine`] has it at last.
+    pub(super) fn best(&mut self, per_group: usize, scores: &mut [f32]) {
+        let columns = self.weights.len();
+        match (&self.units, self.weighted) {
+            (Units::Parts(parts), Some(weighted)) => {
+                let sums = &mut self.room[..parts.len() / columns];
+                weighted(parts, self.weights, sums);
+                best(sums, &[1.0], 1, per_group, scores);
+            }
+            _ => {
+                let (units, weights) = self.units();
+                best(units, weights, columns, per_group, scores);
+            }
+        }
+    }
+}
+
+widest! {
+    /// To bf16, the nearest; no number stays none.
+    fn narrow(from: &[f32], to: &mut [u16]) = narrow_each;
+}
+
+#[inline(always)]
+fn narrow_each(from: &[f32], to: &mut [u16]) {
+    for (from, to) in from.iter().zip(to) {
+        let bits = from.to_bits();
+        *to = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    }
+}
+
+widest! {
+    fn widen(from: &[u16], to: &mut [f32]) = widen_each;
+}
+
+#[inline(always)]
+fn widen_each(from: &[u16], to: &mut [f32]) {
+    for (from, to) in from.iter().zip(to) {
+        *to = f32::from_bits(u32::from(*from) << 16);
+    }
+}
+
 /// Scores of `units` units of each group, some groups at a time: `fill` writes `[units, columns]`, of which `lanes` count, and
-/// `take` gets them, in the softmax form as parts of the exponentials, with the weight of each column.
+/// `take` gets them, in the softmax form as parts of the exponentials.
 pub(super) fn each_tile(
     ask: &Ask<'_>,
     units: usize,
     (lanes, columns): (usize, usize),
     mut fill: impl FnMut(Range<usize>, &mut [f32]),
-    mut take: impl FnMut(Range<usize>, &[f32], &[f32]),
+    mut take: impl FnMut(Range<usize>, Tile<'_>),
 ) {
     let per_group = columns * units;
-    let tile = (TILE / units).max(1);
+    let tile = ((TILE / columns.max(1)).min(TILE_UNITS) / units).max(1);
     let tiles = || {
         let starts = ask.groups.clone().step_by(tile);
         starts.map(|first| first..(first + tile).min(ask.groups.end))
     };
-    let mut scores = vec![0.0; tile.min(ask.groups.len()) * per_group];
+    let mut room = vec![0.0; tile.min(ask.groups.len()) * per_group];
     if ask.form == ScoreForm::Raw {
         let weights: Vec<f32> = (0..columns).map(|lane| f32::from(u8::from(lane < lanes))).collect();
         for groups in tiles() {
-            let scores = &mut scores[..groups.len() * per_group];
+            let scores = &mut room[..groups.len() * per_group];
             fill(groups.clone(), scores);
-            take(groups, scores, &weights);
+            take(groups, Tile { units: Units::Whole(scores), weights: &weights, weighted: None, room: &mut [] });
         }
         return;
     }
+    let kernels = softmax_parts().filter(|_| columns.is_multiple_of(16));
     let mut all = Vec::with_capacity(ask.groups.len() * per_group);
     let mut softmax = Softmax::new(columns, ask.scale);
-    let mut maxima = Vec::new();
+    let mut maxima = Vec::with_capacity(ask.groups.len().div_ceil(tile) * columns);
     for groups in tiles() {
-        let scores = &mut scores[..groups.len() * per_group];
+        let scores = &mut room[..groups.len() * per_group];
         fill(groups, scores);
-        softmax.add(scores);
-        all.extend_from_slice(scores);
-        maxima.push(softmax.maxima.clone());
+        let start = all.len();
+        all.resize(start + scores.len(), 0);
+        let parts = &mut all[start..];
+        match kernels {
+            Some((exponentials, _)) => {
+                exponentials(scores, &mut softmax.maxima, &mut softmax.sums, softmax.factor, parts);
+            }
+            None => {
+                softmax.add(scores);
+                narrow(scores, parts);
+            }
+        }
+        maxima.extend_from_slice(&softmax.maxima);
     }
-    for ((groups, scores), maxima) in tiles().zip(all.chunks(tile * per_group)).zip(&maxima) {
-        take(groups, scores, &softmax.weights(maxima, lanes));
+    let weighted = kernels.map(|(_, weighted)| weighted);
+    for ((groups, parts), maxima) in tiles().zip(all.chunks(tile * per_group)).zip(maxima.chunks(columns)) {
+        let weights = softmax.weights(maxima, lanes);
+        take(groups, Tile { units: Units::Parts(parts), weights: &weights, weighted, room: &mut room });
     }
 }
 
@@ -341,11 +429,7 @@ pub(super) fn low_rank<'a>(
     lanes: &Lanes,
 ) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
     let (rank, queries) = (keys.rank(), keys.queries(lanes));
-    let columns = match lanes.count() {
-        1 => 1,
-        2..=8 => 8,
-        count => count.next_multiple_of(16),
-    };
+    let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
     let (heads, own) = (ask.shape.kv_heads, rank / ask.shape.kv_heads);
     // Where each head has columns of its own, a query vector meets those alone.
     let per_head = lanes.count() / heads;
@@ -412,11 +496,13 @@ mod tests {
                 out.copy_from_slice(&units[at(of.start)..at(of.end)]);
             };
             let mut scores = vec![0.0; groups];
-            each_tile(&ask, per_group, (heads, columns), fill, |of, units, weights| {
-                best(units, weights, columns, per_group, &mut scores[of.start - first..of.end - first]);
+            each_tile(&ask, per_group, (heads, columns), fill, |of, mut tile| {
+                tile.best(per_group, &mut scores[of.start - first..of.end - first]);
             });
+            // Parts of exponentials are bf16, exact to half of a 128th.
+            let error = if softmax { 1.0 / 256.0 } else { 1e-4 };
             for (group, (x, y)) in scores.iter().zip(&expected).enumerate() {
-                prop_assert!((x - y).abs() <= 1e-4 * y.abs() + 1e-6, "group {group}: {x}, as one {y}");
+                prop_assert!((x - y).abs() <= error * y.abs() + 1e-6, "group {group}: {x}, as one {y}");
             }
         }
 

@@ -42,7 +42,8 @@ impl Selector for ShadowKv {
         let fill = |groups: Range<usize>, out: &mut [f32]| {
             query.put(landmarks.means(groups), (width, 0), DType::F16, out, lanes);
         };
-        each_tile(ask, 1, (heads, lanes), fill, |groups, units, weights| {
+        each_tile(ask, 1, (heads, lanes), fill, |groups, mut tile| {
+            let (units, weights) = tile.units();
             let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
             best_query_heads(units, weights, (heads, lanes), heads / ask.shape.kv_heads, scores);
         });

@@ -3,7 +3,7 @@
 use super::adapter::{Adapter, LayerAdapter};
 use super::codebook::Codebook;
 use super::keys::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
-use super::lanes::{Lanes, look_up};
+use super::lanes::{Lanes, Whole, look_up};
 use super::stored::StoredAs;
 use crate::error::Result;
 use std::ops::Range;
@@ -67,13 +67,16 @@ impl Codes {
     pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let padded = lanes.padded();
         let weights = lanes.project(self.book.query(), self.book.dims());
-        let columns = if lanes.count() == 1 { 1 } else { padded };
-        let tables = match columns {
-            1 => self.book.tables(&weights.iter().step_by(padded).copied().collect::<Vec<f32>>(), 1),
-            _ => self.book.tables(&weights, padded),
+        let bytes = self.book.code_bytes();
+        let (columns, weights) = match lanes.count() {
+            1 => (1, weights.into_iter().step_by(padded).collect()),
+            _ => (padded, weights),
         };
-        let score = move |groups: Range<usize>, out: &mut [f32]| {
-            look_up(self.codes.slice(groups), &tables, self.book.code_bytes(), columns, out);
+        let tables = self.book.tables(&weights, columns);
+        let whole = (columns > 1).then(|| Whole::new(&tables, bytes, columns));
+        let score = move |groups: Range<usize>, out: &mut [f32]| match &whole {
+            Some(whole) => whole.look_up(self.codes.slice(groups), out),
+            None => look_up(self.codes.slice(groups), &tables, bytes, columns, out),
         };
         (columns, score)
     }
