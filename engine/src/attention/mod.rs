@@ -36,6 +36,7 @@
 //! different instruction sets sum dot products in different orders, so results differ in the last bits between kinds of CPU.
 
 mod ahead;
+mod codes;
 mod dot;
 mod kernel;
 mod mask;
@@ -48,6 +49,7 @@ mod run;
 mod shape;
 mod signs;
 
+pub(crate) use codes::{CodeSums, HalfTables, code_sums};
 pub(crate) use dot::dot_fn;
 pub use kernel::{Kernel, kernel_name};
 pub use mask::{HeadMask, MaskIter, TokenMask};

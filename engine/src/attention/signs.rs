@@ -63,25 +63,22 @@ mod x86 {
     use super::{FourSigns, MIDDLE, SIGN_BYTES, SignTables};
     use std::arch::x86_64::*;
 
-    /// How far ahead signs are asked for, in bytes.
-    const AHEAD: usize = 8192;
+    /// How far ahead signs are asked for, in bytes. Into L2, and bit by bit: into L1, or all at once, measured slower on Zen 4.
+    const AHEAD: usize = 16384;
 
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) fn sums(signs: &[&FourSigns; 16], lengths: &[u16; 64], tables: &[SignTables], out: &mut [[f32; 16]]) {
-        for signs in signs {
-            _mm_prefetch::<_MM_HINT_T0>(signs.as_ptr().wrapping_add(AHEAD).cast());
-        }
         let bytes = transposed(signs);
         match (tables, out.as_chunks_mut::<4>()) {
             ([one], ([out], [])) => {
-                let [sums] = of_bytes(&bytes, [one]);
+                let [sums] = of_bytes(signs, &bytes, [one]);
                 let lengths = lengths.as_chunks::<16>().0;
                 for ((sums, lengths), to) in sums.into_iter().zip(lengths).zip(out) {
                     store(to, _mm512_permutexvar_ps(order(), scaled(sums, one.step, lengths)));
                 }
             }
             ([a, b, c, d], (out @ [_, _, _, _], [])) => {
-                let sums = of_bytes(&bytes, [a, b, c, d]);
+                let sums = of_bytes(signs, &bytes, [a, b, c, d]);
                 let lengths = lengths.as_chunks::<16>().0;
                 for (at, (lengths, out)) in lengths.iter().zip(out).enumerate() {
                     let scaled = |i: usize, table: &SignTables| scaled(sums[i][at], table.step, lengths);
@@ -167,12 +164,19 @@ mod x86 {
     /// The sums of the table entries that the bits name, four at a time, least significant first: of sixteen tokens each.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn of_bytes<const N: usize>(bytes: &[__m512i; SIGN_BYTES], tables: [&SignTables; N]) -> [[__m512i; 4]; N] {
+    fn of_bytes<const N: usize>(
+        signs: &[&FourSigns; 16],
+        bytes: &[__m512i; SIGN_BYTES],
+        tables: [&SignTables; N],
+    ) -> [[__m512i; 4]; N] {
         let zero = _mm512_setzero_si512();
         let low = _mm512_set1_epi8(15);
         // The sums of odd bytes, and those of even bytes with 256 times these.
         let (mut odd, mut both) = ([zero; N], [zero; N]);
-        for (at, pair) in bytes.as_chunks::<2>().0.iter().enumerate() {
+        for (at, (pair, signs)) in bytes.as_chunks::<2>().0.iter().zip(signs.as_chunks::<2>().0).enumerate() {
+            for signs in signs {
+                _mm_prefetch::<_MM_HINT_T1>(signs.as_ptr().wrapping_add(AHEAD).cast());
+            }
             let [a, b] = *pair;
             let fours = [
                 _mm512_and_si512(a, low),

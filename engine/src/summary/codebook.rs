@@ -2,6 +2,7 @@
 //! quantiser levels.
 
 use super::adapter::{Reader, check_matrix, put, put_all};
+use crate::attention::HalfTables;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The most bits of one dimension.
@@ -190,6 +191,25 @@ impl Codebook {
         out
     }
 
+    /// Tables of one lane, each as the sum of two of at most five bits; none where a dimension lies across every cut.
+    pub(crate) fn halves(&self, tables: &[f32]) -> Option<Vec<HalfTables>> {
+        let half = |(byte, table): (&Vec<u32>, &[f32])| {
+            let ends = byte.iter().scan(0, |bits, dim| {
+                *bits += self.levels[*dim as usize].len().ilog2();
+                Some(*bits)
+            });
+            let ends: Vec<u32> = ends.collect();
+            let cuts = |shift: &u32| ends.iter().all(|end| end < shift) || ends.contains(shift);
+            let shift = [4, 3, 5].into_iter().find(cuts)?;
+            Some(HalfTables {
+                low: std::array::from_fn(|i| table[i & ((1 << shift) - 1)]),
+                high: std::array::from_fn(|i| table[(i << shift) & 255] - table[0]),
+                shift,
+            })
+        };
+        self.packing.iter().zip(tables.chunks_exact(256)).map(half).collect()
+    }
+
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         put(out, self.width as u32);
         put(out, self.dims() as u32);
@@ -277,6 +297,13 @@ mod tests {
             super::super::lanes::look_up(&code, &tables, code.len(), lanes, &mut out);
             prop_assert!((error - expected_error).abs() < 1e-4);
             for (a, b) in out.iter().zip(&expected) { prop_assert!((a - b).abs() < 1e-4, "{a} {b}"); }
+            let first: Vec<f32> = weights.iter().step_by(lanes).copied().collect();
+            let halves = book.halves(&book.tables(&first, 1));
+            if let (Some(halves), Some(sums)) = (&halves, crate::attention::code_sums()) {
+                let mut one = [7.0];
+                sums(&code, halves, &mut one);
+                prop_assert!((one[0] - expected[0]).abs() < 1e-4, "{} {}", one[0], expected[0]);
+            }
         }
     }
 }

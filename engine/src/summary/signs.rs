@@ -5,6 +5,7 @@ use super::lanes::{Lanes, look_up};
 use super::stored::StoredAs;
 use crate::attention::{FourSigns, SIGN_BYTES, SignSums, SignTables, sign_sums};
 use crate::error::Result;
+use crate::simd::near;
 use half::f16;
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
@@ -144,6 +145,8 @@ impl Bytes {
 
 /// Tokens that the sums by four bits are for at a time.
 const TOKENS: usize = 64;
+/// How many times as many tokens ahead their lengths are asked for.
+const LENGTHS_AHEAD: usize = 4;
 
 /// A table for every four bits, of which vector registers hold many.
 struct Nibbles {
@@ -171,6 +174,7 @@ impl Nibbles {
         let (codes, lengths) = (signs.signs.slice(groups.clone()), signs.lengths.slice(groups));
         let (codes, lengths) = (codes.as_chunks().0, lengths.as_chunks::<4>().0);
         let heads = signs.shape.kv_heads;
+        let quads_of_all = TOKENS / 4 * heads;
         let empty: FourSigns = [0; 4 * SIGN_BYTES];
         let mut sums = [[0.0; 16]; TOKENS / 4];
         out.fill(0.0);
@@ -180,6 +184,9 @@ impl Nibbles {
                 let quad = tile * (TOKENS / 4) + i;
                 quad / quads * heads * quads + quad % quads
             });
+            let next = places[0] + LENGTHS_AHEAD * quads_of_all;
+            let next = lengths.get(next..(next + quads_of_all).min(lengths.len()));
+            next.unwrap_or_default().iter().step_by(8).for_each(near);
             for (head, own, tables) in &self.parts {
                 let (mut of, mut length) = ([&empty; TOKENS / 4], [[0; 4]; TOKENS / 4]);
                 for ((place, of), length) in places.iter().zip(&mut of).zip(&mut length) {
