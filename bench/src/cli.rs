@@ -502,8 +502,8 @@ pub(crate) struct ResidentArgs {
     /// Decode steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) steps: u32,
-    /// Where min/max records and bounds are. `streamed` writes a sequence that carries them, and reads those of a layer for its
-    /// selections.
+    /// Where summaries are. `streamed` writes a sequence that carries min/max records and what the methods know of the keys, and
+    /// reads those of a layer for its selections.
     #[arg(long, value_enum, default_value = "resident")]
     pub(crate) summaries: SummaryHome,
     /// Whether what predicted queries select is read ahead. They are random here: all of it is read for nothing.

@@ -1,8 +1,8 @@
 //! `kvbench resident`: what one sequence holds in memory while it decodes, by method, as the account has it and as the
 //! kernel has it for the process.
 //!
-//! The sequence is written once and opened again for each method, its summaries built from the stored keys. Every step
-//! selects in each layer by the method, reads through the pipeline and a cache of resident blocks, and attends. Keys and
+//! The sequence is written once and opened again for each method, its summaries built from the stored keys or, where they are to
+//! be streamed, written beside the groups and left there. Every step selects in each layer by the method, reads through the pipeline and a cache of resident blocks, and attends. Keys and
 //! queries are random: bytes do not depend on them.
 
 use crate::cli::{ResidentArgs, SummaryHome, Switch};
@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{ScoreForm, Selector};
@@ -51,7 +52,7 @@ struct ResidentResult {
     process_bytes: Option<u64>,
     /// The account's peak over all keys and values of the sequence.
     account_of_kv: f64,
-    /// Where min/max records are: `resident` or `streamed`.
+    /// Where summaries are: `resident` or `streamed`.
     summaries: String,
     predict: bool,
     step_ms: f64,
@@ -66,19 +67,24 @@ struct ResidentResult {
 pub(crate) fn run(args: &ResidentArgs) -> Result<()> {
     let tokens = args.context / u32::from(args.group) * u32::from(args.group);
     let bytes = u64::from(tokens) * TOKEN_LAYER_BYTES * u64::from(args.layers);
-    // Records of min/max are up to a quarter of it.
-    let dir = work_directory(&args.common.device, bytes + bytes / 4 + (256 << 20))?;
+    // Records of min/max are up to a quarter of it, those of other methods less.
+    let dir = work_directory(&args.common.device, bytes + bytes / 2 + (256 << 20))?;
     let home = dir.path().join("store");
-    fill(args, &home, tokens as usize)?;
+    // Fitted before the process is measured.
+    let mut selectors: BTreeMap<&str, Arc<dyn Selector>> = BTreeMap::new();
+    for name in args.method.iter().map(|method| form(method).0) {
+        if !matches!(name, "none" | "records") && !selectors.contains_key(name) {
+            selectors.insert(name, methods::selector(name, args.layers)?);
+        }
+    }
+    fill(args, &home, tokens as usize, selectors.values())?;
     for method in &args.method {
         let (name, form) = form(method);
-        // Fitted before the process is measured.
-        let own = matches!(name, "none" | "records");
-        let selector = if own { None } else { Some(methods::selector(name, args.layers)?) };
+        let selector = selectors.get(name);
         let limits = [(args.limit, true), (ByteSize(args.limit.0 + 2 * bytes), false)];
         for (limit, asked) in limits {
             check_interrupt()?;
-            match measure(args, &home, (method, selector.as_ref(), form), limit) {
+            match measure(args, &home, (method, selector, form), limit) {
                 Err(e) if asked && out_of_memory(&e) => eprintln!("kvbench: {method}: {e:#}"),
                 Err(e) => return Err(e).with_context(|| method.clone()),
                 Ok(mut result) => {
@@ -98,14 +104,24 @@ fn out_of_memory(error: &anyhow::Error) -> bool {
     matches!(kind, Some(ErrorKind::MemoryLimit | ErrorKind::Busy | ErrorKind::Configuration))
 }
 
-fn fill(args: &ResidentArgs, home: &Path, tokens: usize) -> Result<()> {
-    let store = open_store(&args.common, home, ByteSize::mib(256))?;
+fn fill<'a>(
+    args: &ResidentArgs,
+    home: &Path,
+    tokens: usize,
+    selectors: impl Iterator<Item = &'a Arc<dyn Selector>>,
+) -> Result<()> {
+    let store = open_store(&args.common, home, ByteSize::mib(512))?;
     let options = SequenceOptions::new().key(KEY);
     let options = match args.summaries {
         SummaryHome::Resident => options,
         SummaryHome::Streamed => options.summary(Summary::MinMax).summaries(Summaries::Streamed),
     };
     let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
+    if args.summaries == SummaryHome::Streamed {
+        for selector in selectors {
+            sequence.attach_stored(Arc::clone(selector))?;
+        }
+    }
     let mut source = KvSource::new(CHUNK);
     for start in (0..tokens).step_by(CHUNK) {
         check_interrupt()?;
@@ -119,7 +135,7 @@ fn fill(args: &ResidentArgs, home: &Path, tokens: usize) -> Result<()> {
     Ok(store.close()?)
 }
 
-type Chosen<'a> = (&'a str, Option<&'a std::sync::Arc<dyn Selector>>, ScoreForm);
+type Chosen<'a> = (&'a str, Option<&'a Arc<dyn Selector>>, ScoreForm);
 
 fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize) -> Result<ResidentResult> {
     let (method, selector, form) = chosen;
@@ -134,7 +150,7 @@ fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize
     };
     let mut sequence = store.open_sequence_with(KEY, OpenOptions::new().summaries(summaries))?;
     let selector = match selector {
-        Some(selector) => Some(sequence.attach(std::sync::Arc::clone(selector))?),
+        Some(selector) => Some(sequence.attach(Arc::clone(selector))?),
         None => None,
     };
     let options = SelectOptions::new(Budget::tokens(args.budget as usize)).form(form);

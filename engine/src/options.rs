@@ -452,15 +452,18 @@ pub enum Summary {
     MinMax,
 }
 
-/// Where a handle of a sequence has its min/max records ([`Summary::MinMax`]) and the bounds that selectors (Quest, LeoAM)
-/// choose by. Selections are the same, to the bit. Forks and readers have theirs where the handle has that they come from.
+/// Where a handle of a sequence has its min/max records ([`Summary::MinMax`]), the bounds that selectors (Quest, LeoAM) choose by,
+/// and what other selectors know of groups whose records stand with them
+/// ([`Sequence::attach_stored`](crate::Sequence::attach_stored)). Selections are the same, to the bit. Forks and readers have theirs
+/// where the handle has that they come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Summaries {
     /// In memory, read when the sequence is opened.
     #[default]
     Resident,
-    /// On the devices (LeoAM): a selection reads those of its layer, in one batch, and gives them back. Of groups in memory they are
-    /// made from the keys. [`Pipeline::stream`](crate::pipeline::Pipeline::stream) reads them ahead.
+    /// On the devices (LeoAM): a selection reads those of its layer, in one batch, and gives them back. Of groups in memory bounds
+    /// are made from the keys; other selectors keep those of groups without a record on a device.
+    /// [`Pipeline::stream`](crate::pipeline::Pipeline::stream) reads them ahead.
     Streamed,
 }
 

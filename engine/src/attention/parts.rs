@@ -38,7 +38,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn ahead(parts: &[u16; 16]) {
-        _mm_prefetch::<_MM_HINT_T1>(parts.as_ptr().wrapping_add(AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T0>(parts.as_ptr().wrapping_add(AHEAD).cast());
     }
 
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]

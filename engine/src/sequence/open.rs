@@ -24,7 +24,7 @@ impl OpenOptions {
         self
     }
 
-    /// Where it has its min/max records. Nothing of it is stored: another handle may have them elsewhere.
+    /// Where it has its summaries. Nothing of it is stored: another handle may have them elsewhere.
     #[must_use]
     pub fn summaries(mut self, summaries: Summaries) -> Self {
         self.summaries = summaries;

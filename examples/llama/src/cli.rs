@@ -85,7 +85,7 @@ pub struct CacheArgs {
     /// Blocks kept in memory, within the memory limit: those asked for at most steps, first layers that attend to everything before all
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     pub cache_mib: u32,
-    /// Where bounds of minmax and leoam are: in memory, or on disk, read for each selection
+    /// Where summaries of keys are: in memory, or on disk, read for each selection
     #[arg(long, value_enum, default_value_t = SummaryHome::Resident)]
     pub summaries: SummaryHome,
     /// Directory of the adapters that kvrun calibrate made; those of the store where none is given
