@@ -462,7 +462,8 @@ pub enum Summaries {
     #[default]
     Resident,
     /// On the devices (LeoAM): a selection reads those of its layer, in one batch, and gives them back. Of groups in memory bounds
-    /// are made from the keys; other selectors keep those of groups without a record on a device.
+    /// are made from the keys; other selectors keep those of groups from the first one on whose record
+    /// stands on no device, and of a few before it.
     /// [`Pipeline::stream`](crate::pipeline::Pipeline::stream) reads them ahead.
     Streamed,
 }

@@ -81,7 +81,7 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     assert!(held < whole / 2, "{held} bytes kept of {whole}");
     let streamed = chosen(&mut sequence);
     drop(sequence);
-    // Opened again, nothing is kept, and nothing but headers is read.
+    // Opened again, nothing is kept, and attaching reads nothing.
     let open = |summaries| {
         let open = store.open_sequence_with("a", OpenOptions::new().summaries(summaries));
         open.expect("a sequence")
@@ -129,18 +129,28 @@ fn only_what_stands_on_no_device_is_kept() {
         }
         sequence.commit(Durability::Sync).expect("committed");
     };
-    append(&mut sequence, 1024);
+    append(&mut sequence, 4096);
     // Their groups stand without records, and are not written again.
     let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
     let of_a_prompt = sequence.selector_bytes(signs).expect("its own");
-    assert!(of_a_prompt >= (LAYERS * 1024 * SIGN_BYTES) as u64);
+    assert!(of_a_prompt >= (LAYERS * 4096 * SIGN_BYTES) as u64);
     append(&mut sequence, 2048);
     assert!(sequence.selector_bytes(signs).expect("its own") > of_a_prompt, "behind a gap all is kept");
     // Cut into the prompt and grown again, all that follows it has records.
     sequence.truncate(0).expect("cut");
     append(&mut sequence, 2048);
-    append(&mut sequence, 8);
-    assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 8);
+    assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 16, "nothing behind a commit");
+    // Taken away, nothing of it is read ahead.
+    let query = numbers(5, 2 * HEADS * DIM);
+    sequence.select_with(signs, 0, &query, Budget::tokens(64)).expect("selected");
+    let ahead = |sequence: &Sequence| {
+        let mut pipeline = Pipeline::new(&store, Budget::tokens(64));
+        pipeline.stream(1, &[sequence]).expect("read ahead");
+        pipeline.report().record_bytes
+    };
+    assert!(ahead(&sequence) as usize >= 2048 * SIGN_BYTES);
+    sequence.detach(signs).expect("its own");
+    assert_eq!(ahead(&sequence), 0);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub struct PipelineReport {
     pub wasted_bytes: u64,
     /// Bytes that devices brought, ahead and on demand.
     pub read_bytes: u64,
-    /// Bytes of min/max records that devices brought ahead of the selections that score them ([`stream`](super::Pipeline::stream)).
+    /// Bytes of records of summaries that devices brought ahead of the selections that score them ([`stream`](super::Pipeline::stream)).
     pub record_bytes: u64,
     /// Reads ahead that were given up: no buffers were free, or the layer came without them.
     pub dropped_reads: u64,

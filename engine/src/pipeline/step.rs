@@ -79,7 +79,7 @@ impl Pipeline {
         std::mem::take(&mut self.report)
     }
 
-    /// Starts reading the min/max records of `layer` for those of the sequences that have them
+    /// Starts reading the records of summaries of `layer` for those of the sequences that have them
     /// [streamed](crate::Summaries::Streamed): selections in that layer find them in memory, those of predicted queries and those of
     /// the true ones, until [`Self::read`] of the layer gives them back. The records do not depend on the query: they can be read a
     /// layer ahead of its prediction. Nothing is read for sequences that have not chosen by their records yet. Given up when no buffers are free, and whenever a read that is needed finds none; selections

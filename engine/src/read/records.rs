@@ -1,4 +1,4 @@
-//! Reads of the min/max records of a layer: as blocks are read, on the same devices, copies and buffers.
+//! Reads of the records of the summaries of a layer: as blocks are read, on the same devices, copies and buffers.
 
 use super::copies;
 use super::ticket::ReadTicket;

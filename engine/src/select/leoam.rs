@@ -65,7 +65,8 @@ fn pieces(bounds: &Bounds, groups: &Range<usize>, longest: usize) -> Vec<Piece> 
         let level = (0..=longest).rev().find(fits).unwrap_or(0);
         let (run, end) = (at >> level, (groups.end >> level).min(bounds.runs(level)));
         let runs = run..if level == longest { end } else { run + 1 };
-        at = runs.end << level;
+        // A summary that knows fewer groups than it is asked for has no run here.
+        at = runs.end.max(run + 1) << level;
         pieces.push((level, runs));
     }
     pieces

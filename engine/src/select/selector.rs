@@ -121,7 +121,7 @@ impl Softmax {
     /// What the exponentials with these maxima are to be multiplied by; 0 for lanes that do not count.
     fn weights(&self, maxima: &[f32], heads: usize) -> Vec<f32> {
         let mut weights = vec![0.0; maxima.len()];
-        weights_of(maxima, (&self.maxima, &self.sums), self.factor, &mut weights[..heads]);
+        weights_of(maxima, (&self.maxima, &self.sums), self.factor, &mut weights[..heads.min(maxima.len())]);
         weights
     }
 }
@@ -346,7 +346,7 @@ impl Tile<'_> {
 }
 
 widest! {
-    /// To bf16, the nearest; no number stays none.
+    /// To bf16, the nearest.
     fn narrow(from: &[f32], to: &mut [u16]) = narrow_each;
 }
 
@@ -354,7 +354,8 @@ widest! {
 fn narrow_each(from: &[f32], to: &mut [u16]) {
     for (from, to) in from.iter().zip(to) {
         let bits = from.to_bits();
-        *to = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+        // No number stays none.
+        *to = if from.is_nan() { 0x7fc0 } else { (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16 };
     }
 }
 

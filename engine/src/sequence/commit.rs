@@ -90,6 +90,7 @@ impl Sequence {
         // Nothing is left to do but wait for the last frame: it is written here.
         self.write_drafts(drafts, !mutated(Mutant::SyncBeforeCompletion))?;
         self.land_all()?;
+        self.leave_stored(None)?;
         for layer in self.layers.iter_mut().flatten() {
             layer.written = layer.tokens.min(length).max(layer.written);
         }

@@ -1,6 +1,7 @@
 //! Selectors of a sequence: their summaries are built from what there is, grow with it, and choose.
 
 use super::Sequence;
+use super::newest::{Scored, newest_of};
 use super::select::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
@@ -171,14 +172,13 @@ impl Sequence {
     }
 
     /// The summaries of a layer that a selector chooses by, for its own inspection. Of those that are
-    /// [streamed](crate::Summaries::Streamed): bounds know no group, others those whose records are not on devices yet.
+    /// [streamed](crate::Summaries::Streamed): bounds know no group, others the newest, those of which records stand on devices left out.
     ///
     /// # Errors
     /// No such layer, a selector of another sequence.
     pub fn selector_summaries(&self, selector: SelectorId, layer: usize) -> Result<Vec<&dyn KeySummary>> {
-        let attached = self.selector(selector)?;
-        let extras = &self.layer(layer)?.extras;
-        Ok(attached.slots.iter().filter_map(|slot| extras.get(*slot)).map(AsRef::as_ref).collect())
+        let own = Self::own_summaries(self.selector(selector)?, self.layer(layer)?);
+        Ok(own.map(|summary| newest_of(summary).map_or(summary, |newest| newest.kept())).collect())
     }
 
     /// As [`Self::select`], by a selector of this sequence instead of its min/max records.
@@ -208,7 +208,8 @@ impl Sequence {
             let scale = options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt());
             let heads = query.len() / shape.key_dim;
             let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
-            let bytes = span.len() * group * lanes * 4;
+            // The scores of a layer once; a method that looks at groups alone may have them twice, with notes of each.
+            let bytes = span.len() * (group.max(2) * lanes * 4 + 96);
             let reservation = self.store.devices.reserve(bytes, Category::Summaries);
             let _scratch = reservation.ok_or_else(|| {
                 let text = format!("{bytes} bytes of scores do not fit in what memory_limit has left");
@@ -223,18 +224,23 @@ impl Sequence {
                 forced: forced.clone().map(|forced| forced.start as usize..forced.end as usize),
                 count: count.saturating_sub(span.forced_count(&forced)),
             };
-            let kept = self.selector_summaries(selector, layer)?;
-            let streamed = self.streamed_summaries(state, &kept, &span).map_err(place)?;
-            let each = kept.iter().zip(&streamed);
-            let summaries: Vec<&dyn KeySummary> = each
-                .map(|(kept, streamed)| streamed.as_ref().map_or(*kept, |for_now| for_now.summary.as_ref()))
-                .collect();
+            let own = Self::own_summaries(self.selector(selector)?, state);
+            let scored = self.scored(state, own, &span).map_err(place)?;
+            let summaries: Vec<&dyn KeySummary> = scored.iter().map(Scored::get).collect();
             method.score(&summaries, &ask, &mut scores).map_err(place)?;
             // A method that cannot tell says the least, not the most.
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
         }
         let chosen = choose(span.groups.clone(), count, &forced, &scores);
         self.view(state, &span, &chosen, options.planes)
+    }
+
+    /// What a layer has of the summaries of a selector.
+    fn own_summaries<'a>(
+        attached: &'a Attached,
+        layer: &'a super::Layer,
+    ) -> impl Iterator<Item = &'a dyn KeySummary> + use<'a> {
+        attached.slots.iter().filter_map(|slot| layer.extras.get(*slot)).map(AsRef::as_ref)
     }
 
     fn selector(&self, selector: SelectorId) -> Result<&Attached> {

@@ -96,7 +96,7 @@ pub struct Sequence {
     frames_memory: usize,
     /// Held for the tails.
     _tails: Reservation,
-    /// Where its min/max records are streamed: those that are in memory just now.
+    /// Where its summaries are streamed: those that are in memory just now.
     streams: Option<Arc<Streams>>,
     /// Resident blocks: the store's cache, or its own.
     cache: Option<Arc<BlockCache>>,
@@ -277,7 +277,7 @@ impl Sequence {
         self.layers.iter().flatten().map(bytes).sum()
     }
 
-    /// Where this handle has its min/max records.
+    /// Where this handle has its summaries.
     #[must_use]
     pub fn summaries(&self) -> Summaries {
         if self.streams.is_some() { Summaries::Streamed } else { Summaries::Resident }

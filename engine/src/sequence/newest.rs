@@ -12,42 +12,55 @@ use std::any::Any;
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
 
-/// A summary for one selection, with the memory that it takes.
-pub(super) struct ForNow {
-    pub(super) summary: Box<dyn KeySummary>,
-    _held: Option<Reservation>,
+/// A summary to choose by.
+pub(super) enum Scored<'a> {
+    /// It is in memory.
+    Kept(&'a dyn KeySummary),
+    /// Put together for one selection, with the memory that it takes.
+    ForNow { summary: Box<dyn KeySummary>, _held: Option<Reservation> },
+}
+
+impl Scored<'_> {
+    pub(super) fn get(&self) -> &dyn KeySummary {
+        match self {
+            Self::Kept(summary) => *summary,
+            Self::ForNow { summary, .. } => summary.as_ref(),
+        }
+    }
 }
 
 impl Sequence {
-    /// The summaries that a selector chooses by, where they are not in memory: in the order of `kept`.
-    pub(super) fn streamed_summaries(
+    /// The summaries that a selector chooses by, whose own are these.
+    pub(super) fn scored<'a>(
         &self,
         state: &Layer,
-        kept: &[&dyn KeySummary],
+        own: impl Iterator<Item = &'a dyn KeySummary>,
         span: &Span,
-    ) -> Result<Vec<Option<ForNow>>> {
-        let for_now = |summary: &&dyn KeySummary| {
-            let summary = *summary as &dyn Any;
-            if let Some(newest) = summary.downcast_ref::<Newest>() {
-                return self.whole(state, newest, span).map(Some);
+    ) -> Result<Vec<Scored<'a>>> {
+        let scored = |summary: &'a dyn KeySummary| {
+            if let Some(newest) = newest_of(summary) {
+                return match newest.before() {
+                    0 => Ok(Scored::Kept(newest.kept())),
+                    _ => self.whole(state, newest, span),
+                };
             }
-            let Some(bounds) = summary.downcast_ref::<Bounds>().filter(|bounds| bounds.is_streamed()) else {
-                return Ok(None);
-            };
+            let bounds = (summary as &dyn Any).downcast_ref::<Bounds>();
+            let Some(bounds) = bounds.filter(|bounds| bounds.is_streamed()) else { return Ok(Scored::Kept(summary)) };
             let records = self.layer_records(state, span.groups.clone())?;
             let over = bounds.over(&records, &mut |bytes| self.store.devices.reserve(bytes, Category::Summaries));
             let over = over.ok_or_else(|| super::no_memory("bounds of runs of groups"))?;
-            Ok(Some(ForNow { summary: Box::new(over), _held: None }))
+            Ok(Scored::ForNow { summary: Box::new(over), _held: None })
         };
-        kept.iter().map(for_now).collect()
+        own.map(scored).collect()
     }
 
     /// The summary of all groups of a layer. Of groups that the layer does not see any more it knows zeros.
-    fn whole(&self, state: &Layer, newest: &Newest, span: &Span) -> Result<ForNow> {
+    fn whole<'a>(&self, state: &Layer, newest: &Newest, span: &Span) -> Result<Scored<'a>> {
         let StoredAs(stored) = *newest.stored();
         let in_part = || Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index));
         let mut whole = newest.empty()?;
-        let held = self.store.devices.reserve(whole.bytes_for(span.groups.end as usize), Category::Summaries);
+        let bytes = whole.bytes_for(span.groups.end as usize) + newest.kept().groups() * stored.record_bytes as usize;
+        let held = self.store.devices.reserve(bytes, Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("the summary of a layer, read for a selection"))?;
         let before = newest.before() as u64;
         let unseen = span.groups.start.min(before);
@@ -72,7 +85,7 @@ impl Sequence {
         if !whole.restore(&records) || (whole.groups() as u64) < span.groups.end {
             return Err(in_part());
         }
-        Ok(ForNow { summary: whole, _held: Some(held) })
+        Ok(Scored::ForNow { summary: whole, _held: Some(held) })
     }
 
     /// Adds the groups of a section that was read. `false`, and nothing changes, where it was not, or holds no such records.
@@ -85,7 +98,8 @@ impl Sequence {
             records.and_then(|records| records.get(own.clone())).is_some_and(|own| whole.restore(own))
         };
         if let Some(ReadSection { buffer, at, .. }) = read.iter().find(|read| read.section.is(section)) {
-            return Ok(restore(buffer.bytes().and_then(|all| all.get(at + place.header_bytes()..))));
+            let records = at + place.header_bytes()..at + section.bytes();
+            return Ok(restore(buffer.bytes().and_then(|all| all.get(records))));
         }
         let large = if RecordsTicket::fits(section) { None } else { self.large_section(section)? };
         Ok(restore(large.as_ref().map(|(records, _)| records.as_slice())))
@@ -117,27 +131,36 @@ impl Sequence {
         group as usize
     }
 
-    /// Gives up what summaries keep of groups whose records stand on devices by now, where that may be many.
+    /// Gives up what summaries of a layer, or of all, keep of groups whose records stand on devices by now, where that may be many.
     ///
     /// # Errors
     /// As [`SummaryKind::layer`].
-    pub(super) fn leave_stored(&mut self, layer: usize) -> Result<()> {
-        let state = self.layer(layer)?;
-        let due = |extra: &dyn KeySummary| {
-            let newest = (extra as &dyn Any).downcast_ref::<Newest>().filter(|newest| newest.is_due())?;
-            Some(self.stored_until(state, &newest.stored().0, newest.before()))
-        };
-        let until: Vec<Option<usize>> = state.extras.iter().map(|extra| due(extra.as_ref())).collect();
-        if until.iter().all(Option::is_none) {
-            return Ok(());
-        }
-        for (extra, until) in self.layer_mut(layer)?.extras.iter_mut().zip(until) {
-            let newest = (extra.as_mut() as &mut dyn Any).downcast_mut::<Newest>();
-            if let Some((newest, until)) = newest.zip(until) {
-                newest.leave(until)?;
+    pub(super) fn leave_stored(&mut self, layer: Option<usize>) -> Result<()> {
+        let mut any = false;
+        for at in layer.map_or(0..self.layers.len(), |layer| layer..layer + 1) {
+            let Some(Some(state)) = self.layers.get(at) else { continue };
+            let due = |extra: &dyn KeySummary| {
+                let newest = newest_of(extra).filter(|newest| newest.is_due())?;
+                Some(self.stored_until(state, &newest.stored().0, newest.before()))
+            };
+            let until: Vec<Option<usize>> = state.extras.iter().map(|extra| due(extra.as_ref())).collect();
+            any |= until.iter().any(Option::is_some);
+            let extras = self.layers[at].iter_mut().flat_map(|state| &mut state.extras);
+            for (extra, until) in extras.zip(until) {
+                let newest = (extra.as_mut() as &mut dyn Any).downcast_mut::<Newest>();
+                if let Some((newest, until)) = newest.zip(until) {
+                    newest.leave(until)?;
+                }
             }
         }
-        self.account_methods();
+        if any {
+            self.account_methods();
+        }
         Ok(())
     }
+}
+
+/// The summary as one of which only the newest groups are kept, if it is.
+pub(super) fn newest_of(summary: &dyn KeySummary) -> Option<&Newest> {
+    (summary as &dyn Any).downcast_ref()
 }

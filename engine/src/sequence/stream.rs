@@ -1,6 +1,7 @@
 //! Summaries that are not kept in memory (LeoAM, section 4.1): a selection reads the records of its layer, in one batch, and gives
 //! them back. Min/max records of groups in memory are made from their keys; selectors keep theirs until they stand on a device.
 
+use super::newest::newest_of;
 use super::restore::read_records;
 use super::{Layer, Sequence};
 use crate::error::{Error, ErrorKind, Result};
@@ -9,7 +10,7 @@ use crate::metrics::{Category, Reservation, lock};
 use crate::plan::{Section, Urgency};
 use crate::read::{ReadSection, RecordsTicket};
 use crate::select::{Planes, ViewInner};
-use crate::summary::{LayerRecords, RecordPiece, add_record};
+use crate::summary::{LayerRecords, Newest, RecordPiece, add_record};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -89,7 +90,16 @@ impl Sequence {
             return Ok(Some(0));
         }
         let groups = super::select::Span::of(state, self.who.layout.group_tokens()).groups;
-        let wanted = used.iter().flat_map(|records| self.wanted(state, records, groups.clone()));
+        // Of selectors what they do not keep; of those that were taken away nothing.
+        let left = |records: &SummaryRecords| {
+            if *records == min_max_of(state) {
+                return groups.clone();
+            }
+            let mut own = state.extras.iter().filter_map(|extra| newest_of(extra.as_ref()));
+            let before = own.find(|newest| newest.stored().0 == *records).map_or(0, Newest::before);
+            groups.start..groups.end.min(before as u64)
+        };
+        let wanted = used.iter().flat_map(|records| self.wanted(state, records, left(records)));
         let sections: Vec<Section> = wanted.filter_map(|wanted| wanted.section).collect();
         let sections: Vec<Section> = sections.into_iter().filter(RecordsTicket::fits).collect();
         let ticket = match RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, Urgency::Ahead) {
@@ -124,7 +134,8 @@ impl Sequence {
         Ok(Arc::new(records))
     }
 
-    /// The sections that are wanted, as far as they were read ahead or can be read now.
+    /// The sections that are wanted: those that were read ahead, and others, which somebody waits for. What no copy gives as it was
+    /// written is left out.
     pub(super) fn read_wanted(
         &self,
         state: &Layer,
@@ -133,21 +144,37 @@ impl Sequence {
     ) -> Result<Vec<ReadSection>> {
         let streams = self.streams();
         streams.inspect(|streams| streams.uses(records));
-        let ahead = streams.and_then(|streams| lock(&streams.ahead).remove(&state.index));
+        let mut ahead = streams.and_then(|streams| lock(&streams.ahead).remove(&state.index));
+        let sections = wanted.iter().filter_map(|wanted| wanted.section.as_ref()).filter(|s| RecordsTicket::fits(s));
+        let sections: Vec<Section> = sections.cloned().collect();
+        let read = |sections: &[Section]| {
+            RecordsTicket::new(&self.store.devices, self.nothing_of(state), sections, Urgency::Demand(None))
+        };
         let is_missing = |section: &&Section| ahead.as_ref().is_none_or(|ahead| !ahead.has(section));
-        let missing: Vec<Section> =
-            wanted.iter().filter_map(|wanted| wanted.section.as_ref()).filter(is_missing).cloned().collect();
-        let mut read = self.read_sections(state, &missing)?;
+        let missing: Vec<Section> = sections.iter().filter(is_missing).cloned().collect();
+        let mut ticket = if missing.is_empty() { None } else { Some(read(&missing)?) };
+        if ticket.as_ref().is_some_and(|ticket| !ticket.is_submitted())
+            && let Some(streams) = streams
+        {
+            // What was read ahead, for this layer as well, must not keep buffers from what is needed.
+            drop((ticket.take(), ahead.take()));
+            streams.give_all_back();
+            ticket = Some(read(&sections)?);
+        }
+        let mut found = ticket.map_or(Ok(Vec::new()), RecordsTicket::wait).map_err(|e| match e.kind() {
+            ErrorKind::Deadline => Error::new(ErrorKind::Busy, "no buffers for records: views and reads hold them all"),
+            _ => e,
+        })?;
         if let Some(ahead) = ahead {
             let there = match ahead {
                 Ahead::There(there) => there,
                 Ahead::OnTheirWay(ticket) => ticket.wait()?,
             };
-            read.extend(there.iter().cloned());
+            found.extend(there.iter().cloned());
             // The selection by the true query comes behind that by the predicted one.
             streams.inspect(|streams| drop(lock(&streams.ahead).insert(state.index, Ahead::There(there))));
         }
-        Ok(read)
+        Ok(found)
     }
 
     /// The records of groups of a layer as they stand on devices, wherever they are now.
@@ -192,28 +219,6 @@ impl Sequence {
             None => (None, group + 1),
         };
         Wanted { section, groups: group..end.clamp(group + 1, groups.end) }
-    }
-
-    /// Reads sections that somebody waits for. What no copy gives as it was written is left out.
-    fn read_sections(&self, state: &Layer, sections: &[Section]) -> Result<Vec<ReadSection>> {
-        let sections: Vec<Section> = sections.iter().filter(|section| RecordsTicket::fits(section)).cloned().collect();
-        if sections.is_empty() {
-            return Ok(Vec::new());
-        }
-        let read = || RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, Urgency::Demand(None));
-        let mut ticket = read()?;
-        if !ticket.is_submitted()
-            && let Some(streams) = self.streams()
-        {
-            // What is read ahead must not keep buffers from what is needed.
-            streams.give_all_back();
-            drop(ticket);
-            ticket = read()?;
-        }
-        ticket.wait().map_err(|e| match e.kind() {
-            ErrorKind::Deadline => Error::new(ErrorKind::Busy, "no buffers for records: views and reads hold them all"),
-            _ => e,
-        })
     }
 
     /// The records of some groups: read, or made from keys where they are in memory, or damaged wherever they stand.

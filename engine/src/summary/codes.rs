@@ -74,14 +74,17 @@ impl Codes {
             _ => (padded, weights),
         };
         let tables = self.book.tables(&weights, columns);
-        let whole = (columns > 1).then(|| Whole::new(&tables, bytes, columns));
-        let halves = self.halves(&tables, columns);
+        let tables = match self.halves(&tables, columns) {
+            Some((sums, halves)) => Tables::Halves(sums, halves),
+            None if columns > 1 => Tables::Whole(Whole::new(&tables, bytes, columns)),
+            None => Tables::Bytes(tables),
+        };
         let score = move |groups: Range<usize>, out: &mut [f32]| {
             let codes = self.codes.slice(groups);
-            match (&whole, &halves) {
-                (Some(whole), _) => whole.look_up(codes, out),
-                (None, Some((sums, halves))) => sums(codes, halves, out),
-                (None, None) => look_up(codes, &tables, bytes, columns, out),
+            match &tables {
+                Tables::Whole(whole) => whole.look_up(codes, out),
+                Tables::Halves(sums, halves) => sums(codes, halves, out),
+                Tables::Bytes(tables) => look_up(codes, tables, bytes, columns, out),
             }
         };
         (columns, score)
@@ -92,6 +95,16 @@ impl Codes {
         let sums = code_sums().filter(|_| columns == 1 && matches!(self.book.code_bytes(), 4 | 8))?;
         Some((sums, self.book.halves(tables)?))
     }
+}
+
+/// What code bytes are looked up in.
+enum Tables {
+    /// 16-bit numbers, for several columns.
+    Whole(Whole),
+    /// For one column, in vector registers.
+    Halves(CodeSums, Vec<HalfTables>),
+    /// For one column.
+    Bytes(Vec<f32>),
 }
 
 impl KeySummary for Codes {

@@ -200,8 +200,11 @@ fn middles_of_lanes(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
             }
             for i in 0..8 {
                 // Halves first: their difference is finite.
-                middles[first + i] = low[i] * 0.5 + high[i] * 0.5;
-                steps[first + i] += (high[i] * 0.5 - low[i] * 0.5) / STEPS;
+                let middle = low[i] * 0.5 + high[i] * 0.5;
+                middles[first + i] = middle;
+                // A middle that was rounded is nearer to one end.
+                let (up, down) = (high[i] - middle, middle - low[i]);
+                steps[first + i] += (if up > down { up } else { down }) / STEPS;
             }
         }
     }
@@ -273,6 +276,18 @@ fn look_up_whole_by<const N: usize>(codes: &[u8], tables: &[i16], steps: &[f32],
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Ranges of a last bit, whose middle is one of their ends.
+    #[test]
+    fn neighbouring_numbers_stay_in_order() {
+        for low in [1.0_f32, 1.000_000_2, -3.0, 1e-30] {
+            let high = low.next_up();
+            let tables: Vec<f32> = (0..256 * 8).map(|i| if i / 8 < 128 { low } else { high }).collect();
+            let (whole, mut out) = (Whole::new(&tables, 1, 8), vec![0.0; 16]);
+            whole.look_up(&[0, 255], &mut out);
+            assert!((0..8).all(|lane| out[lane] < out[8 + lane]), "{low}: {out:?}");
+        }
+    }
 
     proptest! {
         #[test]

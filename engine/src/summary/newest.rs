@@ -103,6 +103,7 @@ impl KeySummary for Newest {
     fn truncate(&mut self, groups: usize) {
         self.kept.truncate(groups.saturating_sub(self.before));
         self.before = self.before.min(groups);
+        self.look_at = self.look_at.min((2 * self.kept.groups()).max(LOOK_AT));
     }
 
     fn bytes(&self) -> usize {
@@ -131,7 +132,7 @@ impl KeySummary for Newest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summary::{KeyBounds, LandmarkKeys, SignKeys};
+    use crate::summary::{Adapter, KeyBounds, LandmarkKeys, LowRankAdapter, LowRankKeys, SignKeys};
     use proptest::prelude::*;
     use stratakv_format::DType;
 
@@ -146,6 +147,23 @@ mod tests {
         let plane: Vec<u8> = (0..2 * 8 * 4).flat_map(|_| random().to_le_bytes()).collect();
         let index = summary.groups() as u64;
         summary.push(&KeyGroup::new(SHAPE, &plane, index).unwrap());
+    }
+
+    /// A low-rank row of keys so large that infinities meet comes back as it was kept.
+    #[test]
+    fn what_is_kept_can_be_put_back() {
+        let matrix = (0..16 * 2).map(|i| if i % 4 < 2 { 2.0 } else { -2.0 }).collect();
+        let adapter = Adapter::new("low", 1, vec![LowRankAdapter::new(16, 2, matrix).unwrap().into()]).unwrap();
+        let kinds: [Arc<dyn SummaryKind>; 3] =
+            [Arc::new(LowRankKeys::new(Arc::new(adapter))), Arc::new(LandmarkKeys), Arc::new(SignKeys)];
+        for kind in kinds {
+            let mut summary = kind.layer(0, SHAPE).unwrap();
+            let plane: Vec<u8> = (0..2 * 8 * 4).flat_map(|_| 3e38_f32.to_le_bytes()).collect();
+            summary.push(&KeyGroup::new(SHAPE, &plane, 0).unwrap());
+            let mut records = Vec::new();
+            summary.encode(0..1, &mut records);
+            assert!(kind.layer(0, SHAPE).unwrap().restore(&records), "{}", kind.id());
+        }
     }
 
     #[test]
