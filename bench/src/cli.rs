@@ -356,6 +356,18 @@ pub(crate) enum Form {
     Raw,
     /// Softmax per query head, then the sum.
     Softmax,
+    /// Softmax over groups per query head, each with its best token, then the sum.
+    GroupSoftmax,
+}
+
+impl From<Form> for stratakv::retrieval::ScoreForm {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Raw => Self::Raw,
+            Form::Softmax => Self::Softmax,
+            Form::GroupSoftmax => Self::GroupSoftmax,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

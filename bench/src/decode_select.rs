@@ -36,9 +36,11 @@ pub(crate) struct Scorer {
 
 /// The method's name and its form: `tck:32:raw`.
 pub(crate) fn form(method: &str) -> (&str, ScoreForm) {
-    match method.strip_suffix(":raw") {
-        Some(name) => (name, ScoreForm::Raw),
-        None => (method.strip_suffix(":softmax").unwrap_or(method), ScoreForm::Softmax),
+    match method.rsplit_once(':') {
+        Some((name, "raw")) => (name, ScoreForm::Raw),
+        Some((name, "group")) => (name, ScoreForm::GroupSoftmax),
+        Some((name, "softmax")) => (name, ScoreForm::Softmax),
+        _ => (method, ScoreForm::Softmax),
     }
 }
 

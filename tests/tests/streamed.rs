@@ -163,7 +163,7 @@ impl World {
                 chosen.push(groups(sequence.select(layer, &query, budget).expect("selected")));
                 assert_eq!(chosen.last(), Some(&groups(reader.select(layer, &query, budget).expect("selected"))));
                 for selector in &selectors {
-                    for form in [ScoreForm::Raw, ScoreForm::Softmax] {
+                    for form in [ScoreForm::Raw, ScoreForm::Softmax, ScoreForm::GroupSoftmax] {
                         let options = budget.form(form).recent(3);
                         let view = sequence.select_with(*selector, layer, &query, options);
                         chosen.push(groups(view.expect("selected")));

@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::Instant;
-use stratakv::retrieval::{ScoreForm, SelectorId};
+use stratakv::retrieval::SelectorId;
 use stratakv::{Budget, ByteSize, SelectOptions, Sequence, SequenceOptions, Summary};
 
 const GROUP: u16 = 8;
@@ -91,8 +91,10 @@ fn measure(args: &SelectArgs, tokens: u32) -> Result<Vec<SelectResult>> {
             for layer in 0..usize::from(layers) {
                 check_interrupt()?;
                 let query: Vec<f32> = (0..QUERY_HEADS * HEAD_DIM).map(|_| random.f32() - 0.5).collect();
-                let form = if turn.form == Form::Softmax { ScoreForm::Softmax } else { ScoreForm::Raw };
-                let options = SelectOptions { form, ..SelectOptions::new(Budget::tokens(args.budget as usize)) };
+                let options = SelectOptions {
+                    form: turn.form.into(),
+                    ..SelectOptions::new(Budget::tokens(args.budget as usize))
+                };
                 let start = Instant::now();
                 black_box(match turn.selector {
                     Some(selector) => sequence.select_with(selector, layer, &query, options)?,
@@ -120,7 +122,11 @@ fn measure(args: &SelectArgs, tokens: u32) -> Result<Vec<SelectResult>> {
         let gb_per_s = summary_bytes as f64 / 1e3 / p50_us;
         Ok(SelectResult {
             method: turn.method,
-            form: if turn.form == Form::Softmax { "softmax" } else { "raw" },
+            form: match turn.form {
+                Form::Raw => "raw",
+                Form::Softmax => "softmax",
+                Form::GroupSoftmax => "group-softmax",
+            },
             tokens: tokens_whole,
             budget_tokens: args.budget,
             layers,

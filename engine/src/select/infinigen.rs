@@ -33,7 +33,7 @@ impl Selector for InfiniGen {
     fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &LowRank = summary_as(summaries)?;
         let (kv_heads, group) = (ask.shape.kv_heads, ask.shape.group_tokens);
-        let softmax = ask.form == super::ScoreForm::Softmax;
+        let softmax = ask.form != super::ScoreForm::Raw;
         let lanes = match softmax {
             true => Lanes::heads(ask.query, kv_heads, ask.shape.key_dim),
             false => Lanes::sums(ask.query, kv_heads, ask.shape.key_dim),

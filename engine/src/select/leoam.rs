@@ -142,7 +142,7 @@ struct Scorer<'a> {
 impl<'a> Scorer<'a> {
     /// With the chunks to begin with: these pieces, or parts of them.
     fn new(ask: &Ask<'_>, bounds: &'a Bounds, pieces: Vec<Piece>) -> (Self, Vec<Chunk>) {
-        if ask.form == ScoreForm::Softmax {
+        if ask.form != ScoreForm::Raw {
             return Self::by_heads(ask, bounds, &pieces);
         }
         let query = BoundQuery::summed(ask);
@@ -254,7 +254,7 @@ impl LeoAm {
     fn initial(&self, bounds: &Bounds, ask: &Ask<'_>) -> Vec<Piece> {
         let density = self.density.unwrap_or(ask.count as f64 / ask.groups.len().max(1) as f64).clamp(1e-4, 1.0);
         let longest = initial_level(ask.groups.len(), density, bounds.levels());
-        let most = if ask.form == ScoreForm::Softmax { SOFTMAX_LEVEL } else { LEVELS };
+        let most = if ask.form != ScoreForm::Raw { SOFTMAX_LEVEL } else { LEVELS };
         pieces(bounds, &ask.groups, longest.min(most))
     }
 }

@@ -18,6 +18,10 @@ pub enum ScoreForm {
     Raw,
     /// Softmax over the tokens per query head, then the sum over query heads: what attention itself weighs with.
     Softmax,
+    /// Softmax over the groups per query head, each group with its best token for that head, then the sum over query heads: one
+    /// exponential per head and group instead of one per head and token. Methods that score groups have no tokens to take the
+    /// best of, and those that rank tokens per head none to put together: it is [`Self::Softmax`] there.
+    GroupSoftmax,
 }
 
 /// What a selector is asked for.
@@ -87,13 +91,59 @@ pub fn combine(
     if lanes == 0 || per_group == 0 {
         return;
     }
-    if form == ScoreForm::Softmax {
-        let mut softmax = Softmax::new(lanes, scale);
-        softmax.add(units);
-        best(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
-    } else {
-        let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
-        best(units, &weights, lanes, per_group, scores);
+    let mut softmax = Softmax::new(lanes, scale);
+    match form {
+        ScoreForm::Raw => {
+            let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
+            best(units, &weights, lanes, per_group, scores);
+        }
+        ScoreForm::Softmax => {
+            softmax.add(units);
+            best(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
+        }
+        ScoreForm::GroupSoftmax => {
+            let mut groups = vec![0.0; units.len().div_ceil(lanes.saturating_mul(per_group)) * lanes];
+            best_units(units, lanes, per_group, &mut groups);
+            softmax.add(&mut groups);
+            best(&groups, &softmax.weights(&softmax.maxima, heads), lanes, 1, scores);
+        }
+    }
+}
+
+widest! {
+    /// The best unit of each group, lane by lane: `[units, lanes]` to `[groups, lanes]`.
+    fn best_units(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) = best_units_of_lanes;
+}
+
+#[inline(always)]
+fn best_units_of_lanes(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) {
+    match lanes {
+        8 => best_units_by::<8>(units, per_group, out),
+        16 => best_units_by::<16>(units, per_group, out),
+        32 => best_units_by::<32>(units, per_group, out),
+        _ => {
+            for (group, out) in units.chunks(lanes.saturating_mul(per_group)).zip(out.chunks_exact_mut(lanes)) {
+                out.fill(f32::MIN);
+                for unit in group.chunks_exact(lanes) {
+                    for (best, x) in out.iter_mut().zip(unit) {
+                        *best = if *x > *best { *x } else { *best };
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn best_units_by<const N: usize>(units: &[f32], per_group: usize, out: &mut [f32]) {
+    for (group, out) in units.as_chunks::<N>().0.chunks(per_group).zip(out.as_chunks_mut::<N>().0) {
+        let mut best = [f32::MIN; N];
+        for unit in group {
+            for i in 0..N {
+                best[i] = if unit[i] > best[i] { unit[i] } else { best[i] };
+            }
+        }
+        *out = best;
     }
 }
 
@@ -283,6 +333,8 @@ fn exp2(x: f32) -> f32 {
 const TILE: usize = 4096;
 /// The most units at a time.
 const TILE_UNITS: usize = 256;
+/// Scores of tokens that are filled in before the best of their groups are taken.
+const FEW: usize = 4096;
 
 /// For methods that score tokens linearly in the query. `prepare` gives the columns of scores, at least the lanes, and what
 /// fills in those of all tokens of some groups.
@@ -293,10 +345,26 @@ pub(super) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
 ) {
     let (heads, dim, per_group) = (ask.shape.kv_heads, ask.shape.key_dim, ask.shape.group_tokens);
     let lanes = match ask.form {
-        ScoreForm::Softmax => Lanes::heads(ask.query, heads, dim),
+        ScoreForm::Softmax | ScoreForm::GroupSoftmax => Lanes::heads(ask.query, heads, dim),
         ScoreForm::Raw => Lanes::joint(ask.query, heads, dim),
     };
-    let (columns, fill) = prepare(&lanes);
+    let (columns, mut fill) = prepare(&lanes);
+    if ask.form == ScoreForm::GroupSoftmax {
+        let few = (FEW / (per_group * columns).max(1)).max(1);
+        let mut room = Vec::new();
+        let fill = |groups: Range<usize>, out: &mut [f32]| {
+            for (first, out) in groups.clone().step_by(few).zip(out.chunks_mut(few * columns)) {
+                let of = first..groups.end.min(first + few);
+                room.resize(of.len() * per_group * columns, 0.0);
+                fill(of, &mut room);
+                best_units(&room, columns, per_group, out);
+            }
+        };
+        each_tile(ask, 1, (lanes.count(), columns), fill, |groups, mut tile| {
+            tile.best(1, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
+        });
+        return;
+    }
     each_tile(ask, per_group, (lanes.count(), columns), fill, |groups, mut tile| {
         tile.best(per_group, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
     });
@@ -527,6 +595,18 @@ mod tests {
             for (g, score) in scores.iter().enumerate() {
                 let best = weights[g * per_group..tokens.min((g + 1) * per_group)].iter().copied().fold(0.0, f64::max);
                 prop_assert!((f64::from(*score) - best).abs() < 1e-4, "{score} {best}");
+            }
+            combine(&mut units.clone(), (heads, 16), per_group, ScoreForm::GroupSoftmax, 0.5, &mut scores);
+            let mut weights = vec![0.0_f64; groups];
+            for h in 0..heads {
+                let group = |g: usize| g * per_group..tokens.min((g + 1) * per_group);
+                let best = |g: usize| group(g).map(|t| values[t * heads + h]).fold(f32::MIN, f32::max);
+                let e: Vec<f64> = (0..groups).map(|g| (0.5 * f64::from(best(g))).exp()).collect();
+                let sum: f64 = e.iter().sum();
+                (0..groups).for_each(|g| weights[g] += e[g] / sum);
+            }
+            for (score, weight) in scores.iter().zip(&weights) {
+                prop_assert!((f64::from(*score) - weight).abs() < 1e-4, "{score} {weight}");
             }
             combine(&mut units, (heads, 16), per_group, ScoreForm::Raw, 0.5, &mut scores);
             let sum = |t: usize| values[t * heads..(t + 1) * heads].iter().sum::<f32>();

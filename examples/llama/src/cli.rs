@@ -47,6 +47,8 @@ pub enum Score {
     Raw,
     /// Softmax over tokens per head, then the sum.
     Softmax,
+    /// Softmax over groups per head, each with its best token, then the sum.
+    GroupSoftmax,
 }
 
 /// Whether something is done.
@@ -177,6 +179,7 @@ impl CacheArgs {
         let form = match self.score {
             Some(Score::Raw) => ScoreForm::Raw,
             Some(Score::Softmax) => ScoreForm::Softmax,
+            Some(Score::GroupSoftmax) => ScoreForm::GroupSoftmax,
             None if self.policy == Policy::Minmax => ScoreForm::Raw,
             None => ScoreForm::Softmax,
         };

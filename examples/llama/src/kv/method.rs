@@ -76,6 +76,7 @@ impl FromStr for Method {
             match part {
                 "raw" => form = ScoreForm::Raw,
                 "softmax" => form = ScoreForm::Softmax,
+                "group" => form = ScoreForm::GroupSoftmax,
                 number => {
                     let parsed = number.parse().with_context(|| format!("{text:?}: {number:?} is no number"))?;
                     ensure!(parameter > 0 || name == MethodName::Shadowkv, "{text:?}: this method takes no number");
@@ -95,7 +96,12 @@ impl fmt::Display for Method {
         if self.parameter > 0 {
             write!(f, ":{}", self.parameter)?;
         }
-        if self.form == ScoreForm::Raw && self.name != MethodName::Window { f.write_str(":raw") } else { Ok(()) }
+        match self.form {
+            _ if self.name == MethodName::Window => Ok(()),
+            ScoreForm::Raw => f.write_str(":raw"),
+            ScoreForm::Softmax => Ok(()),
+            ScoreForm::GroupSoftmax => f.write_str(":group"),
+        }
     }
 }
 
@@ -170,6 +176,7 @@ mod tests {
             "kvswap:8",
             "kvswap:32:raw",
             "tck:32",
+            "tck:64:group",
             "shadowkv",
             "shadowkv:20",
             "leoam",
