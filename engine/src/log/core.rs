@@ -53,7 +53,7 @@ pub(crate) struct StoreInner {
     pub(crate) pace: Pace,
     /// One cleaning at a time.
     pub(crate) cleaning: Mutex<()>,
-    /// One eviction down to the low watermark at a time.
+    /// One eviction for room at a time.
     pub(crate) evicting: Mutex<()>,
     /// Shares of the room for frames from which on evictable sequences go, and down to which.
     pub(crate) watermarks: (f64, f64),

@@ -105,12 +105,15 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
 /// The commit failed.
 pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
     let mut events = Vec::new();
-    let freed = evict_silently(inner, bytes, &mut events);
+    let freed = {
+        let _one = lock(&inner.evicting);
+        evict_silently(inner, bytes, &mut events)
+    };
     tell(inner, events);
     freed
 }
 
-/// The same; the caller tells what went.
+/// The same for who is the one that evicts; the caller tells what went, and is that no more: who is told may use the store.
 ///
 /// # Errors
 /// The commit failed.
@@ -144,7 +147,7 @@ fn delete(
         inner.observers.keep(kept);
         return Err(e);
     }
-    gone.extend(kept);
+    went(inner, gone, kept);
     let mut request = CommitRequest::default();
     let mut events = Vec::new();
     {
@@ -173,21 +176,26 @@ fn delete(
     }
     drop(claims);
     let done = (events.iter().map(|event| event.bytes).sum(), events.len() as u64);
-    gone.append(&mut events);
+    went(inner, gone, events);
     Ok(done)
 }
 
-/// Counts sequences that went, and tells the observer.
-pub(super) fn tell(inner: &StoreInner, events: Vec<Evicted>) {
-    for event in events {
+/// Counts sequences that went, which are yet to be told.
+fn went(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
+    for event in &events {
         let (counter, seen) = match event.reason {
             EvictionReason::Expired => (&inner.health.expirations, Event::Expired),
             EvictionReason::Space => (&inner.health.evictions, Event::Evicted),
         };
         counter.add(1);
         note(seen);
-        inner.observers.tell(event);
     }
+    gone.extend(events);
+}
+
+/// Tells the observer of sequences that went.
+pub(super) fn tell(inner: &StoreInner, events: Vec<Evicted>) {
+    events.into_iter().for_each(|event| inner.observers.tell(event));
 }
 
 /// The fault of a store that first lets go of half the frames.

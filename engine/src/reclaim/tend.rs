@@ -174,9 +174,19 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
 /// # Errors
 /// [`ErrorKind::NoSpace`]: what lives takes more. The capacity holds all the same: nothing grows.
 pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
+    let mut events = Vec::new();
+    let outcome = down_to_the_capacity(inner, &mut events);
+    tell(inner, events);
+    outcome
+}
+
+fn down_to_the_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
+    // What the background evicts meanwhile would be missing here, and not yet be room.
+    let _one = lock(&inner.evicting);
     lock(&inner.space).retry();
     let mut least = u64::MAX;
     let mut rounds_left = SHRINK_ROUNDS;
+    let mut stuck = false;
     loop {
         if lock(&inner.space).seal_unused() {
             inner.commit(CommitRequest::default())?;
@@ -195,7 +205,12 @@ pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
         rounds_left = if over < least { SHRINK_ROUNDS } else { rounds_left.saturating_sub(1) };
         least = least.min(over);
         let cleaned = if rounds_left > 0 { clean(inner, SHARE_HARD, 1)? } else { Cleaned::default() };
-        if cleaned.segments == 0 && evict(inner, over.min(segment))? == 0 {
+        if cleaned.segments > 0 || evict_silently(inner, over.min(segment), events)? > 0 {
+            stuck = false;
+        } else if !stuck {
+            // The background may have cleaned what was cleaned here before: looked at once more.
+            stuck = true;
+        } else {
             let text = format!("the files take {over} bytes more than the capacity, and what lives in them stays");
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
