@@ -44,6 +44,7 @@ impl Urgency<'_> {
 }
 
 /// One read: whole units of a segment (pages, or less where the device reads less) to an offset of the part's buffer.
+#[derive(Clone)]
 pub(crate) struct PlannedRead {
     pub(crate) segment: Arc<SegmentHandle>,
     pub(crate) offset: u64,

@@ -36,10 +36,7 @@ pub(super) fn recover(
         failed = Vec::new();
         for (again, outcome) in ready.into_iter().zip(outcomes) {
             match outcome {
-                Ok(()) => {
-                    devices.suspects.add(&again.read.frame, usize::from(again.read.copy));
-                    count(devices, again.read);
-                }
+                Ok(()) => given_elsewhere(devices, again.read),
                 Err(_) => failed.push(again),
             }
         }
@@ -57,7 +54,9 @@ struct Again<'a> {
     error: Error,
 }
 
-fn count(devices: &Devices, read: &PlannedRead) {
+/// Another copy gave what this read did not.
+pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
+    devices.suspects.add(&read.frame, usize::from(read.copy));
     if let Ok(device) = devices.get(read.segment.key.0) {
         device.counters.other_copies.add(1);
     }

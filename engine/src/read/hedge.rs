@@ -1,9 +1,12 @@
 //! Reads that are late are retried on another copy: the part is read into a buffer of its own, and the first good answer counts. The
-//! loser may still land in the other buffer, which goes back to the arena only then.
+//! loser may still land in the other buffer, which goes back to the arena only then. So are reads that failed where one of several
+//! other copies may be late in turn.
 
+use super::copies;
 use super::progress::Progress;
 use super::ticket::{ReadTicket, request};
 use crate::device::arena::Lease;
+use crate::error::Error;
 use crate::log::Devices;
 use crate::plan::{Part, PlannedRead};
 use crate::shard::{Batch, Priority, Request, Sink};
@@ -41,10 +44,15 @@ impl ReadTicket {
 
     /// When a part counts as late; none when no other copies can give it.
     pub(super) fn hedge_at(&self, part: usize) -> Option<Instant> {
-        let reads = &self.parts[part].reads;
-        if !reads.iter().any(|read| read.frame.copies() > 1) {
+        if !self.parts[part].reads.iter().any(|read| read.frame.copies() > 1) {
             return None;
         }
+        let late = self.late_after(part)?;
+        self.progress.since().map(|start| start.max(Instant::now() - late) + late)
+    }
+
+    /// How long after it was asked for a part counts as late; none before enough of them were seen.
+    fn late_after(&self, part: usize) -> Option<Duration> {
         let usual = self.devices.latencies.late()?;
         // By the copy that takes least: a device that was slow before is not waited for because it was.
         let expected = |read: &PlannedRead| {
@@ -52,23 +60,50 @@ impl ReadTicket {
             let profiles = devices.filter_map(|device| self.devices.get(device).ok());
             profiles.map(|device| device.profile.expected()).min().unwrap_or_default()
         };
-        let expected = reads.iter().map(expected).max().unwrap_or_default();
-        let late = usual.max(LATE_MIN).max(expected * EXPECTED_TIMES);
-        self.progress.since().map(|start| start.max(Instant::now() - late) + late)
+        let expected = self.parts[part].reads.iter().map(expected).max().unwrap_or_default();
+        Some(usual.max(LATE_MIN).max(expected * EXPECTED_TIMES))
     }
 
     /// Reads a part from other copies as well, until either answer is there or the deadline.
     pub(super) fn hedge(&mut self, index: usize, deadline: Option<Instant>) {
-        let Some(mut late) = self.late_devices(index, deadline) else { return };
-        // An answer with errors is none: yet another copy may give one, and the first answer may still come.
-        while let Some(failed) = self.second_answer(index, &late, deadline) {
-            late.extend(failed);
-            let reads = &self.parts[index].reads;
-            let is_timely = |read: &PlannedRead| !late.contains(&read.segment.key.0);
-            if !reads.iter().all(|read| is_timely(read) || timely_copy(&self.devices, read, &late).is_some()) {
-                return;
+        let mut failed = BTreeSet::new();
+        while let Some(late) = self.late_devices(index, deadline) {
+            // An answer with errors is none: yet another copy may give one, if only of a device that was late a moment ago, and the
+            // first answer may still come.
+            let avoided = &late | &failed;
+            if failed.is_empty() || can_avoid(&self.devices, &self.parts[index].reads, &avoided) {
+                let Some(more) = self.second_answer(index, &avoided, None, deadline) else { return };
+                failed.extend(more);
+            } else {
+                let look = Instant::now() + LOOK;
+                let arrived = self.arrives(index, Some(deadline.map_or(look, |deadline| deadline.min(look))));
+                if arrived || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return;
+                }
             }
         }
+    }
+
+    /// Reads a part anew that arrived with failed reads, from other devices than these, where each of them has several other copies: the
+    /// first one of these may be late. Whether the part has an answer now; else it is as it was.
+    pub(super) fn around(&mut self, index: usize, failed: &[(usize, Error)], deadline: Option<Instant>) -> bool {
+        let Some(patience) = self.late_after(index).filter(|_| self.devices.hedges()) else { return false };
+        let reads = &self.parts[index].reads;
+        let failed: Vec<PlannedRead> = failed.iter().filter_map(|(nth, _)| reads.get(*nth).cloned()).collect();
+        if !failed.iter().all(|read| read.frame.copies() > 2) {
+            return false;
+        }
+        let mut avoided: BTreeSet<DeviceIndex> = failed.iter().map(|read| read.segment.key.0).collect();
+        while can_avoid(&self.devices, &self.parts[index].reads, &avoided)
+            && let Some(more) = self.second_answer(index, &avoided, Some(patience), deadline)
+        {
+            avoided.extend(more);
+        }
+        let won = self.hedges.won(index);
+        if won {
+            failed.iter().for_each(|read| copies::given_elsewhere(&self.devices, read));
+        }
+        won
     }
 
     /// The devices that a part waits for, once all that they owe can be had elsewhere or it has been waited for long enough; none when
@@ -90,12 +125,14 @@ impl ReadTicket {
         }
     }
 
-    /// One more attempt at a part, around these devices. The devices that failed in it; none when it is over: an answer is there, the
-    /// deadline has passed, or there was no buffer.
+    /// One more attempt at a part, around these devices. The devices that failed in it, or that it waits for when `patience` has passed
+    /// and it can be had without them; none when it is over: an answer is there, the deadline has passed, or there was no buffer.
+    /// Without patience the first answer may still come.
     fn second_answer(
         &mut self,
         index: usize,
         late: &BTreeSet<DeviceIndex>,
+        patience: Option<Duration>,
         deadline: Option<Instant>,
     ) -> Option<BTreeSet<DeviceIndex>> {
         let part = &self.parts[index];
@@ -115,13 +152,16 @@ impl ReadTicket {
         let twins = [twin];
         let cancel = Arc::<AtomicBool>::default();
         let progress = submit(&devices, &twins, &mut buffer, &cancel);
-        for read in part.reads.iter().filter(|read| late.contains(&read.segment.key.0)) {
-            if let Ok(device) = devices.get(read.segment.key.0) {
-                device.counters.hedged.add(1);
+        let give_up = patience.map(|patience| Instant::now() + patience);
+        if patience.is_none() {
+            for read in part.reads.iter().filter(|read| late.contains(&read.segment.key.0)) {
+                if let Ok(device) = devices.get(read.segment.key.0) {
+                    device.counters.hedged.add(1);
+                }
             }
         }
         loop {
-            if self.arrives(index, Some(Instant::now())) {
+            if patience.is_none() && self.arrives(index, Some(Instant::now())) {
                 break;
             }
             if progress.is_done(0) {
@@ -140,6 +180,15 @@ impl ReadTicket {
                     devices.latencies.add(start.elapsed());
                 }
                 return None;
+            }
+            if give_up.is_some_and(|give_up| Instant::now() >= give_up) {
+                let reads = twins[0].reads.iter().enumerate();
+                let owing = reads.filter(|(nth, _)| progress.is_waited_for(0, *nth));
+                let owing: BTreeSet<DeviceIndex> = owing.map(|(_, read)| read.segment.key.0).collect();
+                if can_avoid(&devices, &part.reads, &(&owing | late)) {
+                    cancel.store(true, Ordering::Relaxed);
+                    return Some(owing);
+                }
             }
             let look = Instant::now() + LOOK;
             let until = deadline.map_or(look, |deadline| deadline.min(look));
@@ -172,6 +221,12 @@ fn submit(devices: &Devices, part: &[Part; 1], buffer: &mut Lease, cancel: &Arc<
         }
     }
     progress
+}
+
+/// Whether each of these reads is of another device than these, or has a copy on one.
+fn can_avoid(devices: &Devices, reads: &[PlannedRead], late: &BTreeSet<DeviceIndex>) -> bool {
+    let is_timely = |read: &PlannedRead| !late.contains(&read.segment.key.0);
+    reads.iter().all(|read| is_timely(read) || timely_copy(devices, read, late).is_some())
 }
 
 /// The next copy of what is read that lies on a device that is not late; one that is lost or fails of late only where no other is left.

@@ -380,12 +380,15 @@ impl ReadTicket {
             return Ok(());
         }
         self.verified[index] = Some(false);
-        let part = &self.parts[index];
-        let view = &self.views[part.view];
         let won = self.hedges.won(index);
-        let failed = if won { Vec::new() } else { self.progress.take_errors(index) };
+        let mut failed = if won { Vec::new() } else { self.progress.take_errors(index) };
         // What failed ended early, and what another copy gave was counted then.
         let took = self.progress.took(index).filter(|_| !won && failed.is_empty());
+        if !failed.is_empty() && self.around(index, &failed, deadline) {
+            failed = Vec::new();
+        }
+        let part = &self.parts[index];
+        let view = &self.views[part.view];
         let outcome = match self.buffers[index].as_mut().and_then(Arc::get_mut) {
             None => Ok(()),
             Some(buffer) => {

@@ -196,13 +196,25 @@ fn late_or_failed(threads: Option<usize>) {
 
 #[test]
 fn what_is_late_and_fails_elsewhere_is_read_from_the_third_copy() {
+    read_from_the_third_copy(&[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails)]);
+}
+
+/// Which of two late devices will answer is not known while both are.
+#[test]
+fn a_third_copy_that_is_late_for_a_while_is_read_as_well() {
+    const THIRD: (&str, Trouble) = ("stratakv-2-", Trouble::Late(Duration::from_millis(250)));
+    read_from_the_third_copy(&[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails), THIRD]);
+}
+
+/// One device of three is late, one fails, and the third one is to answer.
+fn read_from_the_third_copy(troubles: &'static [(&'static str, Trouble)]) {
     let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 3);
     warm_up(&store, &sequence);
     open_every_file(&store);
     let held = resources(&store, dir.path());
-    let trouble = trouble::set(dir.path(), &[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails)]);
+    let trouble = trouble::set(dir.path(), troubles);
     for round in 0..3 {
         let groups: Vec<u64> = (0..12).map(|nth| (round * 5 + nth * 40) % GROUPS).collect();
         let took = read(&store, &sequence, &groups);
