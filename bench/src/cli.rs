@@ -406,10 +406,10 @@ pub(crate) struct SelectArgs {
 The same context and compute time is measured for every policy with every setting of --pipeline; `speedup` is the step time of
 the first of them over each. With --read-bps the store lies on a disk of that speed made of a file (root only).
 
-With --codec-share auto the store is first written without a codec and read by a few steps that do not compute; what they bring
-from the device in its time, the speed of the codec and --layer-compute-us give theta, and the store is written anew with the
-nearest share of whole layers. `theta` and what it was solved from (`theta_...`) stand in the result. --policy and
---layer-compute-us each have a theta of their own."
+With --codec-share auto the store is first written without a codec, then all under the codec, and each is read by a few steps that
+do not compute; what they take, the speed of the codec and --layer-compute-us give theta: the fewest layers under the codec with
+which a step, whose reads go one layer ahead, takes as long as with the best number of them. The store is written anew with these.
+`theta` and what it was solved from (`theta_...`) stand in the result. --policy and --layer-compute-us each have one of their own."
 )]
 pub(crate) struct DecodeArgs {
     #[command(flatten)]

@@ -9,7 +9,7 @@
 
 use crate::cli::{CodecShare, DecodeArgs, DecodeCodec, DecodePolicy, Switch};
 use crate::decode_select::Scorer;
-use crate::decode_theta::{Planes, Probe, Theta};
+use crate::decode_theta::{Probe, Theta, decode_bps};
 use crate::decode_trace::Trace;
 use crate::devices::{self, Devices, Spec};
 use crate::report::{median, print, ratio, rounded};
@@ -145,14 +145,14 @@ fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, throttle: O
     }
     let probed = match args.codec_share {
         CodecShare::Given(_) => Vec::new(),
-        CodecShare::Auto => probe(args, context, stored, &kept.home(), &layout)?,
+        CodecShare::Auto => probe(&mut kept, context)?,
     };
     for method in &args.select {
         let scorer = Scorer::new(args, method, context)?;
         for &compute_us in &args.layer_compute_us {
             let mut first = None;
             for (at, policy) in args.policy.iter().enumerate() {
-                let theta = probed.get(at).map(|(planes, probe)| planes.solve(probe, compute_us));
+                let theta = probed.get(at).map(|probe| probe.solve(args.layers, compute_us));
                 let codec_share = theta.as_ref().map_or(share, |theta| theta.theta);
                 if theta.is_some() {
                     layout = layout_of(args, codec_share)?;
@@ -180,20 +180,26 @@ fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, throttle: O
     Ok(())
 }
 
-/// What steps bring from the device when nothing is computed or under a codec, by policy.
-fn probe(args: &DecodeArgs, context: u32, stored: u32, home: &Path, layout: &KvLayout) -> Result<Vec<(Planes, Probe)>> {
-    let planes = Planes::measure(args.codec, args.group)?;
-    let mut probes = Vec::with_capacity(args.policy.len());
-    for &policy in &args.policy {
-        eprintln!("kvbench: reading for theta, {policy:?}");
-        let (compute_us, steps, pipeline, scorer) = (0, PROBE_STEPS, true, None);
-        let case = Case { args, context, stored, layout, steps, compute_us, policy, pipeline, scorer };
-        let result = case.run(home)?;
-        let layer_bytes = result.bytes_read_per_step as f64 / f64::from(args.layers);
-        let layer_s = result.io_ms / 1e3 / f64::from(args.layers);
-        probes.push((planes, Probe { layer_bytes, layer_s }));
-    }
-    Ok(probes)
+/// What steps bring from the device when nothing is computed, under no codec and under the codec, by policy.
+fn probe(kept: &mut Kept, context: u32) -> Result<Vec<Probe>> {
+    let args = kept.args;
+    let decode_bps = decode_bps(args.codec, args.group)?;
+    let mut reads = |codec_share: f64| -> Result<Vec<(f64, f64)>> {
+        let layout = layout_of(args, codec_share)?;
+        kept.write(&layout)?;
+        let read = |&policy: &DecodePolicy| {
+            eprintln!("kvbench: reading for theta, {policy:?}, {codec_share} of the layers under the codec");
+            let (compute_us, steps, pipeline, scorer, stored) = (0, PROBE_STEPS, true, None, kept.stored);
+            let case = Case { args, context, stored, layout: &layout, steps, compute_us, policy, pipeline, scorer };
+            let result = case.run(&kept.home())?;
+            let layers = f64::from(args.layers);
+            Ok((result.bytes_read_per_step as f64 / layers, result.io_ms / 1e3 / layers))
+        };
+        args.policy.iter().map(read).collect()
+    };
+    let (raw, coded) = (reads(0.0)?, reads(1.0)?);
+    let both = raw.into_iter().zip(coded);
+    Ok(both.map(|((layer_bytes, raw_s), (_, coded_s))| Probe { layer_bytes, raw_s, coded_s, decode_bps }).collect())
 }
 
 /// The store that is there.

@@ -1,17 +1,17 @@
 //! How much of a decode step's reads to compress (LeoAM): the codec, measured on one core, and the share it follows.
 //!
-//! A layer's latency is in its bandwidth: what its reads bring over the time that they take. Whole pages that devices may read
-//! around a small block are not in the ratio.
+//! Reads are measured of the store under no codec and under the codec: a layer's latency is in its bandwidth, and what smaller
+//! blocks cost (more of each page that nobody asked for, more requests for the bytes) is in the ratio.
 
 use crate::cli::DecodeCodec;
 use crate::report::rounded;
-use crate::work::{HEAD_DIM, KV_HEADS, ROW, check_interrupt, layout_under};
+use crate::work::{HEAD_DIM, KV_HEADS, ROW, check_interrupt};
 use anyhow::Result;
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stratakv::DType;
-use stratakv::codec::{Codec, PlaneKind, PlaneShape, TransferModel, decode, encode, solve_theta};
+use stratakv::codec::{Codec, PlaneKind, PlaneShape, TransferModel, decode, encode, solve_layers};
 
 /// How long decoding is measured.
 const DECODE_TIME: Duration = Duration::from_millis(200);
@@ -26,76 +26,95 @@ pub(crate) struct Theta {
     theta_layer_bytes: u64,
     /// Bytes per second that they come at.
     theta_read_bps: u64,
-    /// Compressed bytes over bytes.
+    /// Seconds of reading a compressed layer, over those of one that is not.
     theta_ratio: f64,
     /// Bytes per second that one core decodes to.
     theta_decode_bps: u64,
 }
 
 /// Reads of the layers of a step, which nothing else kept waiting.
-pub(crate) struct Probe {
-    pub(crate) layer_bytes: f64,
-    pub(crate) layer_s: f64,
-}
-
-/// What a codec does to the planes of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Planes {
-    ratio: f64,
-    decode_bps: f64,
+pub(crate) struct Probe {
+    /// Bytes of a layer, uncompressed.
+    pub(crate) layer_bytes: f64,
+    /// Seconds that they take.
+    pub(crate) raw_s: f64,
+    /// Seconds that they take compressed.
+    pub(crate) coded_s: f64,
+    /// Bytes per second that one core decodes to.
+    pub(crate) decode_bps: f64,
 }
 
-impl Planes {
-    /// For groups of `group` tokens, by one core.
-    pub(crate) fn measure(codec: DecodeCodec, group: u16) -> Result<Self> {
-        let layout = layout_under(1, group, (codec.into(), 1.0))?;
-        let ratio = layout.stored_token_bytes() / layout.token_bytes() as f64;
-        let codec = match codec {
-            DecodeCodec::Raw => Codec::Raw,
-            DecodeCodec::Int8 => Codec::Int8,
-            DecodeCodec::Int4 => Codec::Int4,
-        };
-        let tokens = usize::from(group);
-        let mut plane = vec![0; ROW * tokens * size_of::<u16>()];
-        let mut random = fastrand::Rng::with_seed(7);
-        let mut planes = Vec::new();
-        for at in 0..(PLANES_BYTES / plane.len()).max(2) {
-            // Values below 2, as those of the store.
-            plane.as_chunks_mut().0.iter_mut().for_each(|x| *x = (random.u16(..) & 0xbfff).to_le_bytes());
-            let kind = if at % 2 == 0 { PlaneKind::Keys } else { PlaneKind::Values };
-            let shape = PlaneShape { kind, heads: KV_HEADS, tokens, dims: HEAD_DIM, dtype: DType::F16 };
-            let mut stored = Vec::new();
-            planes.push((encode(codec, &shape, &plane, &mut stored)?, shape, stored));
-        }
-        let (start, mut decoded) = (Instant::now(), 0);
-        while start.elapsed() < DECODE_TIME {
-            check_interrupt()?;
-            for (used, shape, stored) in &planes {
-                decode(*used, shape, black_box(stored), &mut plane)?;
-                black_box(&plane);
-                decoded += plane.len();
-            }
-        }
-        Ok(Self { ratio, decode_bps: decoded as f64 / start.elapsed().as_secs_f64() })
-    }
-
-    /// The share of the layers to compress where each computes that long.
-    pub(crate) fn solve(&self, probe: &Probe, compute_us: u64) -> Theta {
-        let bandwidth = if probe.layer_s > 0.0 { probe.layer_bytes / probe.layer_s } else { 0.0 };
-        let theta = solve_theta(&TransferModel {
+impl Probe {
+    /// The share of `layers` to compress where each computes that long, attention and decoding included.
+    pub(crate) fn solve(&self, layers: u16, compute_us: u64) -> Theta {
+        let over = |bytes: f64, seconds: f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
+        let (bandwidth, ratio) = (over(self.layer_bytes, self.raw_s), over(self.coded_s, self.raw_s));
+        let compute_s = compute_us as f64 / 1e6;
+        let model = TransferModel {
             base_s: 0.0,
-            bytes: probe.layer_bytes,
+            bytes: self.layer_bytes,
             bandwidth,
-            ratio: self.ratio,
-            compute_s: compute_us as f64 / 1e6,
-            decode: self.decode_bps,
-        });
+            ratio,
+            compute_s,
+            // What computing has no room for.
+            decode: self.layer_bytes / (self.layer_bytes / self.decode_bps - compute_s).max(0.0),
+        };
         Theta {
-            theta: rounded(theta),
-            theta_layer_bytes: probe.layer_bytes.round() as u64,
+            theta: rounded(f64::from(solve_layers(&model, layers)) / f64::from(layers)),
+            theta_layer_bytes: self.layer_bytes.round() as u64,
             theta_read_bps: rounded(bandwidth) as u64,
-            theta_ratio: rounded(self.ratio),
+            theta_ratio: rounded(ratio),
             theta_decode_bps: rounded(self.decode_bps) as u64,
         }
+    }
+}
+
+/// Bytes per second that one core decodes to, in planes of groups of `group` tokens.
+pub(crate) fn decode_bps(codec: DecodeCodec, group: u16) -> Result<f64> {
+    let codec = match codec {
+        DecodeCodec::Raw => Codec::Raw,
+        DecodeCodec::Int8 => Codec::Int8,
+        DecodeCodec::Int4 => Codec::Int4,
+    };
+    let tokens = usize::from(group);
+    let mut plane = vec![0; ROW * tokens * size_of::<u16>()];
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut planes = Vec::new();
+    for at in 0..(PLANES_BYTES / plane.len()).max(2) {
+        // Values below 2, as those of the store.
+        plane.as_chunks_mut().0.iter_mut().for_each(|x| *x = (random.u16(..) & 0xbfff).to_le_bytes());
+        let kind = if at % 2 == 0 { PlaneKind::Keys } else { PlaneKind::Values };
+        let shape = PlaneShape { kind, heads: KV_HEADS, tokens, dims: HEAD_DIM, dtype: DType::F16 };
+        let mut stored = Vec::new();
+        planes.push((encode(codec, &shape, &plane, &mut stored)?, shape, stored));
+    }
+    let (start, mut decoded) = (Instant::now(), 0);
+    while start.elapsed() < DECODE_TIME {
+        check_interrupt()?;
+        for (used, shape, stored) in &planes {
+            decode(*used, shape, black_box(stored), &mut plane)?;
+            black_box(&plane);
+            decoded += plane.len();
+        }
+    }
+    Ok(decoded as f64 / start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The disks of docs/performance.md: one without a limit, and one of 250 MB/s.
+    #[test]
+    fn layers_are_compressed_that_would_be_waited_for() {
+        let fast = Probe { layer_bytes: 6.6e6, raw_s: 5.82e-3, coded_s: 3.86e-3, decode_bps: 5e9 };
+        assert_eq!([0, 2770, 3880, 5820].map(|compute| fast.solve(16, compute).theta), [1.0, 1.0, 1.0, 0.0]);
+        let slow = Probe { layer_bytes: 3.3e6, raw_s: 12.5e-3, coded_s: 5.1e-3, decode_bps: 5e9 };
+        assert_eq!([8000, 12400, 20_000].map(|compute| slow.solve(16, compute).theta), [1.0, 0.0, 0.0]);
+        let same = Probe { coded_s: slow.raw_s, ..slow };
+        assert_eq!(same.solve(16, 1000).theta, 0.0, "nothing is saved");
+        let nothing = Probe { layer_bytes: 0.0, raw_s: 0.0, coded_s: 0.0, decode_bps: 5e9 };
+        assert_eq!(nothing.solve(16, 1000).theta, 0.0);
     }
 }

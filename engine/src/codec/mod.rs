@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub(crate) use block::BlockCoder;
 pub use quantise::error_bound;
 pub use stratakv_format::codec::VALUE_RUN;
-pub use theta::{TransferModel, solve_theta};
+pub use theta::{TransferModel, solve_layers, solve_theta};
 
 use stratakv_format::DType;
 

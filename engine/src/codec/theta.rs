@@ -1,4 +1,10 @@
-//! How much of a transfer to compress (LeoAM section 4.3): as much as makes reading as long as computing and decoding.
+//! How much of a transfer to compress (LeoAM section 4.3): as much as makes reading as long as computing and decoding; and how
+//! many layers, where a layer is compressed as a whole and reads go one layer ahead.
+
+use crate::layout::is_encoded;
+
+/// How much longer than the shortest a step may be for the sake of layers that stay exact.
+const NEAR: f64 = 1.02;
 
 /// What reading and computing of one layer take. Bytes are bytes of keys and values as they are in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +42,37 @@ impl TransferModel {
     pub fn layer_s(&self, theta: f64) -> f64 {
         self.transfer_s(theta).max(self.busy_s(theta))
     }
+
+    /// Seconds of a decode step of `layers` such layers of which `encoded` are compressed, spread evenly as by `KvLayoutBuilder::codec_share`, in steps that
+    /// follow each other. A layer is read while the one before it computes, not earlier, and computed when it is there. What the
+    /// devices do not give while a compressed layer computes they cannot give later: the step takes longer than `layers` times
+    /// [`TransferModel::layer_s`] of the same share.
+    #[must_use]
+    pub fn step_s(&self, layers: u16, encoded: u16) -> f64 {
+        let (mut read, mut began, mut computed, mut first) = (0.0_f64, 0.0_f64, 0.0_f64, 0.0);
+        // The second step begins with what the first one leaves.
+        for step in 0..2 {
+            for layer in 0..layers {
+                let theta = f64::from(u8::from(is_encoded(layer, layers, encoded)));
+                read = read.max(began) + self.transfer_s(theta);
+                began = read.max(computed);
+                computed = began + self.busy_s(theta);
+            }
+            if step == 0 {
+                first = computed;
+            }
+        }
+        computed - first
+    }
+}
+
+/// How many of `layers` to compress, each as a whole: the fewest with which a step takes at most 2 % more than with the number that is
+/// best ([`TransferModel::step_s`]); 0 where nothing is known of the bandwidth. Takes time by the square of the layers.
+#[must_use]
+pub fn solve_layers(model: &TransferModel, layers: u16) -> u16 {
+    let seconds = |encoded: u16| Some(model.step_s(layers, encoded)).filter(|seconds| seconds.is_finite());
+    let best = (0..=layers).filter_map(seconds).fold(f64::INFINITY, f64::min);
+    (0..=layers).find(|encoded| seconds(*encoded).is_some_and(|own| own <= best * NEAR)).unwrap_or(0)
 }
 
 /// The share of the transfer to compress, from 0 to 1: where reading, which falls with it, meets computing and decoding, which

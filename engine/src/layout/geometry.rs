@@ -155,7 +155,7 @@ impl KvLayoutBuilder {
     }
 
     /// Uses [`Self::codec`] in this share of the layers with keys and values only, 0 to 1, spread evenly over them: what
-    /// [`solve_theta`](crate::codec::solve_theta) gives. It becomes the nearest whole number of layers, half a layer one more.
+    /// [`solve_layers`](crate::codec::solve_layers) gives. It becomes the nearest whole number of layers, half a layer one more.
     /// Default 1.
     #[must_use]
     pub fn codec_share(mut self, share: f64) -> Self {
@@ -226,11 +226,11 @@ impl KvLayoutBuilder {
             let text = format!("layout: a codec for {} of the layers; 0 to 1", self.codec_share);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let count = layers.iter().filter(|layer| layer.has_kv()).count();
-        let encoded = (count as f64 * self.codec_share).round() as usize;
-        for (at, layer) in layers.iter_mut().filter(|layer| layer.has_kv()).enumerate() {
-            let before = |layers: usize| layers * encoded / count;
-            if !layer.is_encoded() && before(at + 1) > before(at) {
+        // More than a layout may have are refused below.
+        let count = u16::try_from(layers.iter().filter(|layer| layer.has_kv()).count()).unwrap_or(u16::MAX);
+        let encoded = (f64::from(count) * self.codec_share).round() as u16;
+        for (at, layer) in (0..count).zip(layers.iter_mut().filter(|layer| layer.has_kv())) {
+            if !layer.is_encoded() && is_encoded(at, count, encoded) {
                 layer.codecs = [self.codec; 2];
             }
         }
@@ -409,6 +409,12 @@ pub(crate) fn part_groups(block: &BlockGeometry) -> usize {
 }
 
 const _: () = assert!(GROUP_TOKENS_MAX <= 128, "token masks have 128 bits");
+
+/// Whether a layer is one of `encoded` that are spread evenly over `layers`.
+pub(crate) fn is_encoded(layer: u16, layers: u16, encoded: u16) -> bool {
+    let before = |layer: u64| (layer * u64::from(encoded)).checked_div(u64::from(layers));
+    before(u64::from(layer) + 1) > before(u64::from(layer))
+}
 
 #[cfg(test)]
 mod tests {

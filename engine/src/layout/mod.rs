@@ -4,8 +4,8 @@ mod geometry;
 mod placement;
 mod tensor;
 
-pub(crate) use geometry::part_groups;
 pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
+pub(crate) use geometry::{is_encoded, part_groups};
 pub(crate) use placement::{Candidate, Placed};
 pub(crate) use tensor::narrow;
 pub use tensor::{Element, TensorView};
