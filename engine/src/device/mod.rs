@@ -15,7 +15,7 @@ pub(crate) mod environment;
 pub(crate) mod file;
 pub(crate) mod here;
 pub(crate) mod lazy;
-mod pages;
+pub(crate) mod pages;
 pub(crate) mod posix;
 mod probe;
 pub(crate) mod profile;

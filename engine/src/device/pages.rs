@@ -1,7 +1,21 @@
-//! Which pages the kernel really gave.
+//! Which pages the kernel really gave; and other ones for memory that is read again and again.
 
+use super::slab::SLAB_BYTES;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+
+/// Puts memory on huge pages where the kernel has them to give, as far as whole ones lie inside it: a copy, after which whoever
+/// reads on waits for one translation instead of 512. Before Linux 6.1 nothing changes.
+pub(crate) fn make_huge<T>(memory: &[T]) {
+    let start = memory.as_ptr().cast::<u8>();
+    let skip = start.align_offset(SLAB_BYTES);
+    let bytes = size_of_val(memory).saturating_sub(skip) / SLAB_BYTES * SLAB_BYTES;
+    if bytes > 0 {
+        // SAFETY: the range lies inside memory that is borrowed, which has the same contents afterwards. It is advice: a refusal
+        // leaves the pages as they were.
+        unsafe { libc::madvise(start.wrapping_add(skip).cast_mut().cast(), bytes, libc::MADV_COLLAPSE) };
+    }
+}
 
 /// Whether this range, a mapping of its own, stands on huge pages throughout.
 pub(super) fn is_huge(start: usize, len: usize) -> bool {
@@ -79,4 +93,19 @@ pub(super) fn read_smaps(start: usize, len: usize) -> Option<bool> {
     let kib: usize =
         lines.find_map(|line| line.strip_prefix("AnonHugePages:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024 == len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_its_contents_on_huge_pages() {
+        // Two of them lie inside, wherever it begins.
+        let memory: Vec<u32> = (0..3 * SLAB_BYTES as u32 / 4).collect();
+        make_huge(&memory);
+        make_huge(&memory[..7]);
+        make_huge::<u32>(&[]);
+        assert!(memory.iter().zip(0..).all(|(found, expected)| *found == expected));
+    }
 }

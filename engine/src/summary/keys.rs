@@ -2,6 +2,8 @@
 
 use super::adapter::Adapter;
 use super::stored::StoredAs;
+use crate::device::pages::make_huge;
+use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use half::{bf16, f16};
 use std::any::Any;
@@ -203,6 +205,10 @@ impl<T: Copy + Default> Records<T> {
             self.data.reserve_exact(self.len.max(start / 4));
         }
         self.data.resize(start + self.len, T::default());
+        // Growth may have moved them to small pages.
+        if start * size_of::<T>() / SLAB_BYTES < size_of_val(self.data.as_slice()) / SLAB_BYTES {
+            make_huge(&self.data);
+        }
         &mut self.data[start..]
     }
 
