@@ -105,7 +105,7 @@ pub(super) unsafe fn records<S: Simd>(run: &RecordRun<'_>, query: *const f32, ou
     }
 }
 
-/// How far ahead of a row it is asked for while another is worked on: whole records, none of long rows, which the processor's
+/// How far ahead of a row it is asked for while others are worked on: whole records, none of long rows, which the processor's
 /// own prefetches follow.
 #[inline(always)]
 fn asked_ahead(run: &RecordRun<'_>) -> Option<usize> {
@@ -123,12 +123,20 @@ unsafe fn records_of<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32
     let ahead = asked_ahead(run);
     // Heads of one cache line.
     let together = (LINE / (2 * run.dim)).max(1);
-    // Of long rows fewer at a time are better: so many streams are more than the processor follows.
-    let short = [S::LANES, 2 * S::LANES].contains(&run.dim);
-    let mut done = match S::WIDE && short && run.heads == 1 && group == 1 && run.columns == 1 {
+    // Of long rows one at a time is better: many streams are more than the processor follows.
+    let alone = S::WIDE && group == 1 && run.columns == run.heads && run.record == run.heads * run.dim;
+    let mut done = match (run.heads, run.dim / S::LANES, run.dim % S::LANES) {
         // SAFETY: as the caller says.
-        true => unsafe { sixteens::<S, E>(run, query, out) },
-        false => 0,
+        (1, 1, 0) if alone => unsafe { sixteens::<S, E, 1, 1>(run, query, out) },
+        // SAFETY: as the caller says.
+        (1, 2, 0) if alone => unsafe { sixteens::<S, E, 1, 2>(run, query, out) },
+        // SAFETY: as the caller says.
+        (8, 1, 0) if alone => unsafe { sixteens::<S, E, 8, 1>(run, query, out) },
+        // SAFETY: as the caller says.
+        (8, 2, 0) if alone => unsafe { sixteens::<S, E, 8, 2>(run, query, out) },
+        // SAFETY: as the caller says.
+        (1, 4.., _) if group == 1 => return unsafe { one_by_one::<S, E>(run, query, out) },
+        _ => 0,
     };
     while done < count {
         let n = if count - done >= block { block } else { 1 };
@@ -158,33 +166,77 @@ unsafe fn records_of<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32
     }
 }
 
-/// One query vector: sixteen records at a time, whose scores lie one after the other. How many records were done.
+/// One query vector for each of `H` heads, which divides 16, of `V` vectors, and nothing else in a record: sixteen scores at a
+/// time, which lie one after the other. How many records were done.
 #[inline(always)]
-unsafe fn sixteens<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32, out: *mut f32) -> usize {
-    let (count, ahead, bytes) = (run.count(), asked_ahead(run), 2 * run.record);
+unsafe fn sixteens<S: Simd, E: Element, const H: usize, const V: usize>(
+    run: &RecordRun<'_>,
+    query: *const f32,
+    out: *mut f32,
+) -> usize {
+    let (count, ahead, dim) = (run.count(), asked_ahead(run).unwrap_or(0), V * S::LANES);
     let mut done = 0;
-    while done + 16 <= count {
-        // SAFETY: sixteen whole records, a query of whole vectors, and as many scores (asserted by the caller).
+    while done + 16 / H <= count {
+        // SAFETY: sixteen heads in whole records, a query vector for each head, and sixteen scores (asserted by the caller).
         unsafe {
-            let records = run.records.as_ptr().add(done * run.record + run.offset).cast::<u8>();
-            if let Some(ahead) = ahead {
-                prefetch::<S>(&Stretch { start: records.wrapping_add(ahead), bytes: 16 * bytes });
-            }
+            let keys = run.records.as_ptr().add(done * H * dim).cast::<u8>();
             let mut sums = [[S::splat(0.0); 4]; 4];
-            let mut d = 0;
-            while d < run.dim {
-                let q = S::load(query.add(d));
-                for t in 0..16 {
-                    let key = E::load::<S>(records.add(t * bytes + E::BYTES * d));
-                    sums[t / 4][t % 4] = S::fma(q, key, sums[t / 4][t % 4]);
+            for (t, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
+                let row = keys.add(t * dim * E::BYTES);
+                if t % 4 == 0 {
+                    // Not all at once: more than the processor asks for at a time would be waited for.
+                    prefetch::<S>(&Stretch { start: row.wrapping_add(ahead), bytes: 4 * dim * E::BYTES });
                 }
-                d += S::LANES;
+                for d in (0..dim).step_by(S::LANES) {
+                    *sum = S::fma(S::load(query.add(t % H * dim + d)), E::load::<S>(row.add(d * E::BYTES)), *sum);
+                }
             }
-            out.add(done).cast::<[[f32; 4]; 4]>().write_unaligned(S::sum16(sums));
+            out.add(done * H).cast::<[[f32; 4]; 4]>().write_unaligned(S::sum16(sums));
         }
-        done += 16;
+        done += 16 / H;
     }
     done
+}
+
+/// One query vector and long rows: one record after the other, in four sums, asked for as the work goes on.
+#[inline(always)]
+unsafe fn one_by_one<S: Simd, E: Element>(run: &RecordRun<'_>, query: *const f32, out: *mut f32) {
+    let (count, dim, step) = (run.count(), run.dim, 4 * S::LANES);
+    let ahead = RECORDS_AHEAD.next_multiple_of(2 * run.record);
+    for first in (0..count).step_by(4) {
+        let n = (count - first).min(4);
+        // SAFETY: the records, a query of whole vectors and the scores hold all that is touched (asserted by the caller).
+        unsafe {
+            let zero = S::splat(0.0);
+            let mut four = [zero; 4];
+            for (t, sum) in four.iter_mut().enumerate().take(n) {
+                let row = run.records.as_ptr().add((first + t) * run.record + run.offset).cast::<u8>();
+                let mut sums = [zero; 4];
+                let mut d = 0;
+                while d + step <= dim {
+                    let start = row.wrapping_add(ahead + d * E::BYTES);
+                    prefetch::<S>(&Stretch { start, bytes: step * E::BYTES });
+                    for i in 0..4 {
+                        let at = d + i * S::LANES;
+                        sums[i] = S::fma(S::load(query.add(at)), E::load::<S>(row.add(at * E::BYTES)), sums[i]);
+                    }
+                    d += step;
+                }
+                while d + S::LANES <= dim {
+                    sums[0] = S::fma(S::load(query.add(d)), E::load::<S>(row.add(d * E::BYTES)), sums[0]);
+                    d += S::LANES;
+                }
+                if d < dim {
+                    let rest = E::load_part::<S>(row.add(d * E::BYTES), dim - d);
+                    sums[1] = S::fma(S::load(query.add(d)), rest, sums[1]);
+                }
+                *sum = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
+            }
+            for (t, sum) in S::sum4(four).iter().enumerate().take(n) {
+                *out.add((first + t) * run.columns) = *sum;
+            }
+        }
+    }
 }
 
 /// Many query vectors for one head: a column per lane, so that nothing is summed across a vector.
