@@ -1,5 +1,6 @@
 //! Which groups: those that must be, then the best by score until the budget is used.
 
+use crate::simd::widest;
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -26,20 +27,53 @@ pub(crate) fn choose(range: Range<u64>, count: usize, forced: &[Range<u64>], sco
     }
     let left = count - chosen.len();
     if left > 0 {
-        let mut rest: Vec<(f32, u64)> = scores
-            .iter()
-            .zip(range.clone())
-            .filter(|(_, g)| !is_chosen[(g - range.start) as usize])
-            .map(|(s, g)| (*s, g))
-            .collect();
-        if left < rest.len() {
-            rest.select_nth_unstable_by(left - 1, |a, b| score_order(*a, *b));
-            rest.truncate(left);
-        }
-        chosen.extend(rest.into_iter().map(|(_, group)| group));
+        let rest = highest(scores, left, |at| !is_chosen[at]);
+        chosen.extend(rest.into_iter().map(|(_, at)| range.start + at));
     }
     chosen.sort_unstable();
     chosen
+}
+
+/// Scores that are passed over at once where none is high enough.
+const RUN: usize = 64;
+
+/// The best `count` of the scores that `counts`, each with its place, in no order.
+pub(super) fn highest(scores: &[f32], count: usize, counts: impl Fn(usize) -> bool) -> Vec<(f32, u64)> {
+    let mut found: Vec<(f32, u64)> = Vec::with_capacity(count.saturating_mul(2).min(scores.len()));
+    let keep = |found: &mut Vec<(f32, u64)>| {
+        if 0 < count && count < found.len() {
+            found.select_nth_unstable_by(count - 1, |a, b| score_order(*a, *b));
+        }
+        found.truncate(count);
+    };
+    // What is below it comes after so many others.
+    let mut lowest = f32::NEG_INFINITY;
+    for (run, first) in scores.chunks(RUN).zip((0..).step_by(RUN)) {
+        if all_below(run, lowest) {
+            continue;
+        }
+        for (&score, at) in run.iter().zip(first..) {
+            if score < lowest || !counts(at) {
+                continue;
+            }
+            found.push((score, at as u64));
+            if found.len() >= 2 * count.max(RUN) {
+                keep(&mut found);
+                lowest = found.last().map_or(f32::INFINITY, |last| last.0);
+            }
+        }
+    }
+    keep(&mut found);
+    found
+}
+
+widest! {
+    fn all_below(scores: &[f32], limit: f32) -> bool = are_all_below;
+}
+
+#[inline(always)]
+fn are_all_below(scores: &[f32], limit: f32) -> bool {
+    scores.iter().fold(true, |all, score| all & (*score < limit))
 }
 
 #[cfg(test)]
@@ -50,7 +84,10 @@ mod tests {
     proptest! {
         #[test]
         fn the_best_are_chosen_beside_the_forced(
-            scores in prop::collection::vec((-4_i8..4).prop_map(f32::from), 1..60),
+            scores in prop_oneof![
+                prop::collection::vec((-4_i8..4).prop_map(f32::from), 1..60),
+                prop::collection::vec((-90_i8..90).prop_map(f32::from), 200..600),
+            ],
             start in 0_u64..5, count in 0_usize..70, sinks in 0_u64..4, recent in 0_u64..4,
         ) {
             let range = start..start + scores.len() as u64;

@@ -1,6 +1,7 @@
 //! After InfiniGen: every KV head ranks tokens by itself, by partial keys of its own. What it reads is whole groups, so a
 //! group stands where the best of its tokens stands in the list of any head.
 
+use super::choose::{highest, score_order};
 use super::selector::{Ask, Selector, each_tile, low_rank, summary_as};
 use crate::error::Result;
 use crate::simd::widest;
@@ -39,25 +40,23 @@ impl Selector for InfiniGen {
             false => Lanes::sums(ask.query, kv_heads, ask.shape.key_dim),
         };
         let (columns, fill) = low_rank(keys, ask, &lanes);
-        let mut best: Vec<Vec<f32>> = (0..kv_heads).map(|_| Vec::with_capacity(ask.groups.len())).collect();
-        each_tile(ask, group, (lanes.count(), columns), fill, |_, mut tile| {
+        // Per head, one for each group.
+        let mut best = vec![0.0; kv_heads * ask.groups.len()];
+        each_tile(ask, group, (lanes.count(), columns), fill, |groups, mut tile| {
             let (units, weights) = tile.units();
-            best_by_head(units, weights, (columns, lanes.count() / kv_heads), group, &mut best);
+            let place = (groups.start - ask.groups.start, ask.groups.len());
+            best_by_head(units, weights, (columns, lanes.count() / kv_heads), group, place, &mut best);
         });
         // Of groups that come later in the list of every head, none is chosen: as many come before it.
         let forced: usize = ask.forced.iter().map(ExactSizeIterator::len).sum();
         let listed = (ask.count + forced).min(ask.groups.len());
         scores.fill(f32::NEG_INFINITY);
-        for best in best {
-            let mut list: Vec<(f32, usize)> = best.into_iter().zip(0..).collect();
-            let order = |a: &(f32, usize), b: &(f32, usize)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
-            if 0 < listed && listed < list.len() {
-                list.select_nth_unstable_by(listed - 1, order);
-            }
-            list.truncate(listed);
-            list.sort_unstable_by(order);
+        for best in best.chunks_exact(ask.groups.len().max(1)) {
+            let mut list = highest(best, listed, |_| true);
+            list.sort_unstable_by(|a, b| score_order(*a, *b));
             for (rank, (_, index)) in list.into_iter().enumerate() {
-                scores[index] = scores[index].max(-(rank as f32));
+                let score = &mut scores[index as usize];
+                *score = score.max(-(rank as f32));
             }
         }
         Ok(())
@@ -65,9 +64,16 @@ impl Selector for InfiniGen {
 }
 
 widest! {
-    /// Adds to each head's list the best token of each group, by the sum over its `ratio` lanes.
-    fn best_by_head(units: &[f32], weights: &[f32], lanes: (usize, usize), group: usize, best: &mut [Vec<f32>])
-        = best_of_heads;
+    /// The best token of each group for each head, by the sum over its `ratio` lanes: those of a head from the first group's place
+    /// on in its row, `[kv_heads, all groups]`.
+    fn best_by_head(
+        units: &[f32],
+        weights: &[f32],
+        lanes: (usize, usize),
+        group: usize,
+        place: (usize, usize),
+        best: &mut [f32],
+    ) = best_of_heads;
 }
 
 #[inline(always)]
@@ -76,22 +82,23 @@ fn best_of_heads(
     weights: &[f32],
     (columns, ratio): (usize, usize),
     group: usize,
-    best: &mut [Vec<f32>],
+    (first, row): (usize, usize),
+    best: &mut [f32],
 ) {
     match (columns, ratio) {
-        (8, 1) => best_of::<8, 1>(units, weights, group, best),
-        (16, 2) => best_of::<16, 2>(units, weights, group, best),
-        (32, 4) => best_of::<32, 4>(units, weights, group, best),
+        (8, 1) => best_of::<8, 1>(units, weights, group, (first, row), best),
+        (16, 2) => best_of::<16, 2>(units, weights, group, (first, row), best),
+        (32, 4) => best_of::<32, 4>(units, weights, group, (first, row), best),
         _ => {
-            for tokens in units.chunks_exact(columns * group) {
-                for (head, best) in best.iter_mut().enumerate() {
+            for (tokens, at) in units.chunks_exact(columns * group).zip(first..) {
+                for (head, best) in best.chunks_exact_mut(row).enumerate() {
                     let lanes = head * ratio..(head + 1) * ratio;
                     let mut highest = f32::NEG_INFINITY;
                     for unit in tokens.chunks_exact(columns) {
                         let lanes = unit[lanes.clone()].iter().zip(&weights[lanes.clone()]);
                         highest = highest.max(lanes.map(|(x, w)| x * w).sum());
                     }
-                    best.push(highest);
+                    best[at] = highest;
                 }
             }
         }
@@ -100,9 +107,17 @@ fn best_of_heads(
 
 /// With all columns of use.
 #[inline(always)]
-fn best_of<const N: usize, const R: usize>(units: &[f32], weights: &[f32], group: usize, best: &mut [Vec<f32>]) {
+fn best_of<const N: usize, const R: usize>(
+    units: &[f32],
+    weights: &[f32],
+    group: usize,
+    (first, row): (usize, usize),
+    best: &mut [f32],
+) {
     let Some(weights) = weights.first_chunk::<N>() else { return };
-    for tokens in units.chunks_exact(N * group) {
+    let mut rows = best.chunks_exact_mut(row);
+    let mut best: [&mut [f32]; 8] = std::array::from_fn(|_| rows.next().unwrap_or_default());
+    for (tokens, at) in units.chunks_exact(N * group).zip(first..) {
         let mut highest = [f32::NEG_INFINITY; 8];
         for unit in tokens.as_chunks::<N>().0 {
             for head in 0..8 {
@@ -113,6 +128,11 @@ fn best_of<const N: usize, const R: usize>(units: &[f32], weights: &[f32], group
                 highest[head] = if sum > highest[head] { sum } else { highest[head] };
             }
         }
-        best.iter_mut().zip(highest).for_each(|(best, highest)| best.push(highest));
+        // Lanes beyond the heads have no row.
+        for (best, highest) in best.iter_mut().zip(highest) {
+            if let Some(best) = best.get_mut(at) {
+                *best = highest;
+            }
+        }
     }
 }
