@@ -171,7 +171,9 @@ impl Nibbles {
 
     fn score(&mut self, signs: &Signs, groups: Range<usize>, out: &mut [f32], columns: usize) {
         let quads = signs.shape.group_tokens / 4;
-        let (codes, lengths) = (signs.signs.slice(groups.clone()), signs.lengths.slice(groups));
+        // To the end of all: what comes next is asked for too.
+        let rest = groups.start..signs.lengths.count();
+        let (codes, lengths) = (signs.signs.slice(rest.clone()), signs.lengths.slice(rest));
         let (codes, lengths) = (codes.as_chunks().0, lengths.as_chunks::<4>().0);
         let heads = signs.shape.kv_heads;
         let quads_of_all = TOKENS / 4 * heads;
