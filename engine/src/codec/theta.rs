@@ -43,10 +43,10 @@ impl TransferModel {
         self.transfer_s(theta).max(self.busy_s(theta))
     }
 
-    /// Seconds of a decode step of `layers` such layers of which `encoded` are compressed, spread evenly as by `KvLayoutBuilder::codec_share`, in steps that
-    /// follow each other. A layer is read while the one before it computes, not earlier, and computed when it is there. What the
-    /// devices do not give while a compressed layer computes they cannot give later: the step takes longer than `layers` times
-    /// [`TransferModel::layer_s`] of the same share.
+    /// Seconds of a decode step of `layers` such layers of which `encoded` are compressed, spread evenly as by
+    /// `KvLayoutBuilder::codec_share`, in steps that follow each other. A layer is read while the one before it computes, not
+    /// earlier, and computed when it is there. What the devices do not give while a compressed layer computes they cannot give
+    /// later: the step takes no less than `layers` times [`TransferModel::layer_s`] of the same share, mostly more.
     #[must_use]
     pub fn step_s(&self, layers: u16, encoded: u16) -> f64 {
         let (mut read, mut began, mut computed, mut first) = (0.0_f64, 0.0_f64, 0.0_f64, 0.0);

@@ -185,7 +185,8 @@ impl ReadTicket {
                 let reads = twins[0].reads.iter().enumerate();
                 let owing = reads.filter(|(nth, _)| progress.is_waited_for(0, *nth));
                 let owing: BTreeSet<DeviceIndex> = owing.map(|(_, read)| read.segment.key.0).collect();
-                if can_avoid(&devices, &part.reads, &(&owing | late)) {
+                // With none it has just ended.
+                if !owing.is_empty() && can_avoid(&devices, &part.reads, &(&owing | late)) {
                     cancel.store(true, Ordering::Relaxed);
                     return Some(owing);
                 }
