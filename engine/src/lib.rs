@@ -53,10 +53,10 @@
 pub mod attention;
 mod cache;
 pub mod codec;
-#[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
-mod device;
 pub mod error;
 mod index;
+#[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
+mod io;
 mod layout;
 mod log;
 pub mod metrics;
@@ -68,7 +68,6 @@ mod reclaim;
 mod recover;
 mod select;
 mod sequence;
-mod shard;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
@@ -96,10 +95,10 @@ pub mod retrieval {
 }
 
 pub use cache::CacheStatus;
-pub use device::PageBacking;
-pub use device::profile::ProfileStatus;
-pub use device::region::ReadRegion;
 pub use error::{Corruption, Error, ErrorKind, Result};
+pub use io::PageBacking;
+pub use io::buffer::region::ReadRegion;
+pub use io::scheduler::profile::ProfileStatus;
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
 pub use metrics::{Evicted, EvictionReason};
 pub use options::{

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::options::StoreOptions;
 use crate::store::Store;
 
-pub use crate::device::sim::{Event, Faults, Geometry, Mutant, Rng, Simulation, events, set_mutant, take_events};
+pub use crate::io::sim::{Event, Faults, Geometry, Mutant, Rng, Simulation, events, set_mutant, take_events};
 
 impl Simulation {
     /// Opens the store on these disks, by the product's own code. `options` name no devices.

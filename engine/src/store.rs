@@ -20,12 +20,12 @@ pub use maintain::{CleanReport, Health};
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
-use crate::device::directory::{Access, Directory};
-use crate::device::environment::{Mutant, mutated};
-use crate::device::region::ReadRegion;
-use crate::device::slab::{PageBacking, SLAB_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, Catalog, RecordBuffer, SequenceMeta};
+use crate::io::buffer::region::ReadRegion;
+use crate::io::buffer::slab::{PageBacking, SLAB_BYTES};
+use crate::io::file::directory::{Access, Directory};
+use crate::io::seams::{Mutant, mutated};
 use crate::layout::KvLayout;
 use crate::log::{
     Claim, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, Identity, ManifestLog, Pace,

@@ -6,9 +6,9 @@
 
 use super::key::{BlockKey, WordHash};
 use super::policy::{Replacement, policy};
-use crate::device::arena::{Arena, Lease, PAGE_BYTES};
-use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::{Arena, Lease, PAGE_BYTES};
+use crate::io::buffer::slab::SLAB_BYTES;
 use crate::metrics::{MemoryBudget, Reservation, lock};
 use crate::options::CacheOptions;
 use serde::Serialize;

@@ -6,7 +6,7 @@ use super::meta::{
     free_record, open_record, ref_record, seal_record,
 };
 use super::records::RecordBuffer;
-use crate::device::environment::{Mutant, mutated};
+use crate::io::seams::{Mutant, mutated};
 use crate::layout::KvLayout;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stratakv_format::manifest::{self as m, Kind, Record};

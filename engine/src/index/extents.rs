@@ -1,9 +1,9 @@
 //! Where the groups of one layer of an open sequence are: few extents, each a run of groups in a frame on disk or in memory.
 
-use crate::device::arena::Lease;
-use crate::device::file::DeviceFile;
-use crate::device::lazy::LazyFile;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::Lease;
+use crate::io::file::cached_file::LazyFile;
+use crate::io::file::device_file::DeviceFile;
 use crate::metrics::lock;
 use crate::simd::near;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -470,12 +470,12 @@ mod tests {
     }
 
     fn any_file() -> Arc<LazyFile> {
-        use crate::device::dir::{DeviceDir, DirOptions};
-        use crate::device::directory::Access;
+        use crate::io::file::directory::Access;
+        use crate::io::file::os_directory::{DeviceDir, DirOptions};
         let dir = tempfile::tempdir().unwrap();
         let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
-        let directory: Arc<dyn crate::device::directory::Directory> = DeviceDir::open(dir.path(), options).unwrap();
-        LazyFile::new(&directory, "x".into(), &crate::device::lazy::OpenFiles::new())
+        let directory: Arc<dyn crate::io::file::directory::Directory> = DeviceDir::open(dir.path(), options).unwrap();
+        LazyFile::new(&directory, "x".into(), &crate::io::file::cached_file::OpenFiles::new())
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 
 use super::catalog::SegmentKey;
 use super::records::RecordBuffer;
-use crate::device::environment::{Mutant, mutated};
+use crate::io::seams::{Mutant, mutated};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, LayoutId, Location, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};

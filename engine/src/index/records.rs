@@ -152,7 +152,7 @@ impl RecordBuffer {
 
     /// The records cut into runs that fit in one batch each: bytes and number of records.
     pub(crate) fn batches(&self) -> Vec<(&[u8], u32)> {
-        let limit = crate::device::environment::sizes().batch_bytes;
+        let limit = crate::io::seams::sizes().batch_bytes;
         let mut batches = Vec::new();
         let (mut start, mut first, mut last) = (0, 0, 0);
         for (index, &end) in self.ends.iter().enumerate() {

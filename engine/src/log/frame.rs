@@ -4,15 +4,15 @@ use super::devices::{Devices, exhausted};
 use super::draft::{Draft, Ends, RecordBytes, Recorded, SequenceIdentity, TailRows};
 use super::space::{Space, Writer, allocate};
 use super::{random_u64, unix_ms};
-use crate::device::arena::{Exhausted, Lease};
-use crate::device::driver::Op;
-use crate::device::environment::covered_bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle, SummaryPlace, min_max_records,
 };
+use crate::io::buffer::arena::{Exhausted, Lease};
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
+use crate::io::seams::covered_bytes;
 use crate::metrics::lock;
-use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{self, Descriptor, FramePlace, HeaderBuilder};
 use stratakv_format::layout::LayerGeometry;

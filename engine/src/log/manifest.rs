@@ -7,11 +7,11 @@ pub(crate) use files::{GenerationStart, copies_for};
 use super::devices::{Device, Devices, Failures};
 use super::random_u64;
 use super::unix_ms;
-use crate::device::directory::Access;
-use crate::device::environment::{self, Event, Mutant, mutated};
-use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::Access;
+use crate::io::seams::{self, Event, Mutant, mutated};
 use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -159,9 +159,9 @@ impl ManifestLog {
         }
         if too_much {
             // Deletions would not be recorded any more, and what is there not be opened.
-            environment::note(Event::CapacityExceeded);
+            seams::note(Event::CapacityExceeded);
         }
-        let zero_bytes = environment::sizes().zero_bytes;
+        let zero_bytes = seams::sizes().zero_bytes;
         let mut files = Vec::new();
         let (mut bytes, mut all_bytes) = (u64::MAX, 0);
         for &(device, copy) in copies {
@@ -360,7 +360,7 @@ impl ManifestLog {
         let batches = records.batches();
         let last = batches.len() - 1;
         if last > 0 {
-            environment::note(Event::SplitBatches);
+            seams::note(Event::SplitBatches);
         }
         for (index, (records, count)) in batches.into_iter().enumerate() {
             let more = if index < last { FLAG_MORE } else { 0 };
@@ -409,7 +409,7 @@ impl ManifestLog {
         room: u64,
         (limit, beyond): (u64, bool),
     ) -> Result<Self> {
-        environment::note(Event::Checkpoint);
+        seams::note(Event::Checkpoint);
         let start = GenerationStart {
             generation: self.place.generation + 1,
             previous: self.place.generation,

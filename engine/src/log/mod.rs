@@ -25,4 +25,4 @@ pub(crate) use members::{DeviceList, with_heirs};
 pub(crate) use pace::Pace;
 pub(crate) use space::{Space, Writer, allocate, open_ahead};
 
-pub(crate) use crate::device::environment::{random_u64, unix_ms};
+pub(crate) use crate::io::seams::{random_u64, unix_ms};

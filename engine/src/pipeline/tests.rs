@@ -1,7 +1,7 @@
 //! How much of the time of reads a pipeline says to be hidden, on a device that takes as long as it is told to.
 
 use super::{Pipeline, PipelineReport};
-use crate::device::posix::{
+use crate::io::driver::posix::{
     THREADS,
     trouble::{self, Trouble},
 };

@@ -11,9 +11,9 @@ pub(crate) use balance::{Load, Pieces};
 pub(crate) use records::{Section, SectionAt, plan_records};
 
 use crate::cache::{BlockKey, Resident};
-use crate::device::arena::PAGE_BYTES;
-use crate::device::slab::SLAB_BYTES;
 use crate::index::{FrameBody, SegmentHandle};
+use crate::io::buffer::arena::PAGE_BYTES;
+use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::part_groups;
 use crate::log::Devices;
 use crate::options::BalancePolicy;

@@ -2,8 +2,8 @@
 
 use super::verify::not_there;
 use crate::codec::BlockCoder;
-use crate::device::arena::Lease;
 use crate::error::{Error, Result};
+use crate::io::buffer::arena::Lease;
 use crate::plan::Part;
 use crate::select::ViewInner;
 use std::borrow::Cow;

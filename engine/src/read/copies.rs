@@ -1,12 +1,12 @@
 //! What a copy does not give, another one does: reads that failed, blocks whose check fails, parts that are late.
 
-use crate::device::arena::Lease;
-use crate::device::driver::Op;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{FrameBody, SegmentHandle};
+use crate::io::buffer::arena::Lease;
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
 use crate::log::Devices;
 use crate::plan::{Part, PlannedRead};
-use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Planes under a codec that have the right checksum, and still cannot be decoded: damage with a place.
 
 use crate::codec::BlockCoder;
-use crate::device::arena::Lease;
 use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::io::buffer::arena::Lease;
 use crate::log::Devices;
 use crate::plan::Part;
 use crate::select::{Unit, UnitSource, ViewInner};

@@ -5,11 +5,11 @@
 use super::copies;
 use super::progress::Progress;
 use super::ticket::{ReadTicket, request};
-use crate::device::arena::Lease;
 use crate::error::Error;
+use crate::io::buffer::arena::Lease;
+use crate::io::scheduler::{Batch, Priority, Request, Sink};
 use crate::log::Devices;
 use crate::plan::{Part, PlannedRead};
-use crate::shard::{Batch, Priority, Request, Sink};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,12 +1,12 @@
 //! What the shards report to: which reads of a ticket have ended and how, and what that says about the devices.
 
 use super::times::{Times, nanoseconds};
-use crate::device::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::scheduler::Sink;
+use crate::io::scheduler::profile::Profile;
 use crate::log::Devices;
 use crate::metrics::{EventCount, lock};
 use crate::plan::Part;
-use crate::shard::Sink;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -2,10 +2,10 @@
 
 use super::copies;
 use super::ticket::ReadTicket;
-use crate::device::arena::Lease;
-use crate::device::environment::covered;
-use crate::device::slab::SLAB_BYTES;
 use crate::error::Result;
+use crate::io::buffer::arena::Lease;
+use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::seams::covered;
 use crate::log::Devices;
 use crate::plan::{Part, Section, SectionAt, Spread, Urgency, plan_records};
 use crate::select::ViewInner;

@@ -5,16 +5,16 @@ use super::batch::{PartBuffer, ReadBatch};
 use super::hedge::Hedges;
 use super::progress::Progress;
 use super::{copies, decodable, verify};
-use crate::device::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
-use crate::device::driver::Op;
-use crate::device::region::ReadRegion;
-use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
+use crate::io::buffer::region::ReadRegion;
+use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Batch, LaneBatch, Priority, Request, Sink};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
 use crate::plan::{Part, PlannedRead, Spread, Urgency, plan};
 use crate::select::{View, ViewInner};
-use crate::shard::{Batch, LaneBatch, Priority, Request, Sink};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -418,7 +418,7 @@ impl ReadTicket {
 
     /// A read into the first buffer that does not end while this is held.
     #[cfg(test)]
-    pub(crate) fn never_ends(&mut self) -> Option<crate::device::arena::ReadTarget> {
+    pub(crate) fn never_ends(&mut self) -> Option<crate::io::buffer::arena::ReadTarget> {
         Arc::get_mut(self.buffers.iter_mut().flatten().next()?)?.read_target(0..PAGE_BYTES).ok()
     }
 

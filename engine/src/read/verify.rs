@@ -2,10 +2,10 @@
 //! once; then it is reported with its place.
 
 use super::{copies, records};
-use crate::device::arena::Lease;
-use crate::device::environment::{Mutant, covered, mutated};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::FrameBody;
+use crate::io::buffer::arena::Lease;
+use crate::io::seams::{Mutant, covered, mutated};
 use crate::log::Devices;
 use crate::plan::{Part, SectionAt};
 use crate::select::{Unit, UnitSource, ViewInner};

@@ -4,9 +4,9 @@
 //! reads the old place until it is dropped.
 
 use super::copy::{Copied, Source, copy};
-use crate::device::environment::{Event, note};
 use crate::error::{ErrorKind, Result};
 use crate::index::{Catalog, FrameMeta, SegmentKey, SegmentState};
+use crate::io::seams::{Event, note};
 use crate::log::{CommitRequest, CopyChange, Device, Devices, Space, StoreInner, places};
 use crate::metrics::lock;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Copying a frame to another place: every byte is held against its checksum on the way, and only the header changes.
 
-use crate::device::arena::Lease;
-use crate::device::driver::Op;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Flight, FrameMeta, SegmentHandle};
+use crate::io::buffer::arena::Lease;
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Priority, Request};
 use crate::layout::KvLayout;
 use crate::log::{Devices, Space, Writer, allocate};
 use crate::metrics::{Category, Reservation};
-use crate::shard::{Priority, Request};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use stratakv_format::checksum::crc_with_hole;

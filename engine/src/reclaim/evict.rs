@@ -1,8 +1,8 @@
 //! Sequences that go by themselves: those whose time is over, and evictable ones when space is short.
 
-use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::Result;
 use crate::index::{Catalog, SequenceMeta, release_record};
+use crate::io::seams::{Event, Mutant, mutated, note};
 use crate::log::{Claim, CommitRequest, StoreInner, unix_ms};
 use crate::metrics::{Evicted, EvictionReason, lock};
 use std::collections::{BTreeMap, HashSet};

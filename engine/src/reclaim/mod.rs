@@ -12,9 +12,9 @@ pub(crate) use repair::Repair;
 pub use repair::Repaired;
 pub(crate) use tend::{clean_all, make_room, run, shrink, tend};
 
-use crate::device::directory::Directory;
 use crate::error::{ErrorKind, Result};
 use crate::index::Catalog;
+use crate::io::file::directory::Directory;
 use crate::log::Devices;
 use crate::metrics::lock;
 use std::collections::BTreeMap;

@@ -3,9 +3,9 @@
 //! should be.
 
 use super::copy::{Copied, Source, copy, verify};
-use crate::device::environment::{Event, Mutant, mutated, note};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{COPIES_MAX, FrameMeta};
+use crate::io::seams::{Event, Mutant, mutated, note};
 use crate::log::{CommitRequest, CopyChange, Place, StoreInner, places};
 use crate::metrics::lock;
 use crate::sync::Guard;

@@ -3,9 +3,9 @@
 
 use super::clean::{Cleaned, clean, clean_at};
 use super::evict::{evict, evict_silently, expire, next_expiry_ms, tell};
-use crate::device::environment::{self, Event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::SegmentKey;
+use crate::io::seams::{self, Event};
 use crate::log::{CommitRequest, StoreInner, open_ahead, unix_ms};
 use crate::metrics::{Evicted, lock};
 use std::sync::atomic::Ordering;
@@ -232,7 +232,7 @@ fn give_back(inner: &StoreInner) -> Result<()> {
         }
         bytes += doomed.len() as u64 * segment;
         if !doomed.is_empty() {
-            environment::note(Event::SegmentGivenBack);
+            seams::note(Event::SegmentGivenBack);
         }
         remove(inner, &mut leaving, doomed)?;
         drop(leaving);

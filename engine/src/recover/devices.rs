@@ -1,8 +1,8 @@
 //! Which directories belong to which store.
 
-use crate::device::dir::{DeviceDir, DirOptions};
-use crate::device::directory::{Access, Directory};
 use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::io::file::directory::{Access, Directory};
+use crate::io::file::os_directory::{DeviceDir, DirOptions};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -8,11 +8,11 @@
 //! | in none | no | the end: what stands behind is cut |
 
 use super::Found;
-use crate::device::directory::{Access, Directory};
-use crate::device::environment::{self, Event, Mutant, mutated, note};
-use crate::device::file::DeviceFile;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{Catalog, SegmentMeta};
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::{Access, Directory};
+use crate::io::seams::{self, Event, Mutant, mutated, note};
 use crate::log::ManifestPlace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -231,7 +231,7 @@ fn believe(copy: &mut Copy, nonce: u64) {
 
 /// Tells a simulation what stands behind the end.
 fn note_cut(copies: &[Copy], page: usize) {
-    if !environment::is_simulated() {
+    if !seams::is_simulated() {
         return;
     }
     let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| !is_zero(bytes));

@@ -3,9 +3,9 @@
 use super::layer::Layer;
 use super::{Held, Sequence};
 use crate::codec::BlockCoder;
-use crate::device::arena::{Exhausted, Lease};
-use crate::device::environment::sizes;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::{Exhausted, Lease};
+use crate::io::seams::sizes;
 use crate::layout::TensorView;
 use crate::log::{Draft, FRAMES_IN_FLIGHT, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};

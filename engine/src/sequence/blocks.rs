@@ -1,12 +1,12 @@
 //! Reads that a sequence makes for itself: pieces of segments in batches, and single blocks, checked.
 
-use crate::device::arena::{Exhausted, Lease};
-use crate::device::driver::Op;
-use crate::device::environment::covered;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{BlockPlace, SegmentHandle};
+use crate::io::buffer::arena::{Exhausted, Lease};
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
+use crate::io::seams::covered;
 use crate::log::{Devices, exhausted};
-use crate::shard::{Batch, Priority, Request, Sink, Waiter};
 use std::sync::Arc;
 use stratakv_format::frame::KIND_GROUPS;
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PlaneIdentity, segment};

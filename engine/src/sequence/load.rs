@@ -4,9 +4,9 @@
 use super::blocks::{Part, read_block};
 use super::front::{Reference, front_bytes, references};
 use super::{Held, Sequence};
-use crate::device::environment::{Event, covered, note};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::index::{BlockPlace, Extent, FrameBody, RecordBuffer, SequenceMeta, Source, SummaryPlace, min_max_records};
+use crate::io::seams::{Event, covered, note};
 use crate::log::{AdapterPart, Claim, Devices, Ends, SequenceIdentity};
 use crate::metrics::{Category, lock};
 use crate::options::Summaries;

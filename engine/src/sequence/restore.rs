@@ -2,8 +2,8 @@
 
 use super::Sequence;
 use super::blocks::read_each;
-use crate::device::environment::{Event, covered, note};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::seams::{Event, covered, note};
 use crate::log::Devices;
 use crate::plan::Section;
 use crate::summary::KeySummary;

@@ -2,7 +2,7 @@
 
 use super::Sequence;
 use super::blocks::read_each;
-use crate::device::slab::SLAB_BYTES;
+use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, Durability, SequenceOptions, StoreOptions};
 use std::path::Path;

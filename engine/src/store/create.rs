@@ -2,9 +2,9 @@
 
 use super::start::{Known, measure, start_devices};
 use super::{Store, start};
-use crate::device::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Catalog;
+use crate::io::file::directory::Directory;
 use crate::log::{GenerationStart, Identity, ManifestLog, copies_for, random_u64, unix_ms};
 use crate::metrics::lock;
 use crate::options::StoreOptions;

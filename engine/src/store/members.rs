@@ -2,8 +2,8 @@
 
 use super::start::{Known, measure_device, start_device};
 use super::{Store, prepare, random_id, write_first_superblock};
-use crate::device::directory::{Access, Directory};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::file::directory::{Access, Directory};
 use crate::metrics::lock;
 use crate::reclaim::{Repair, Repaired};
 use crate::recover::{open_directories, read_superblock};

@@ -1,19 +1,19 @@
 //! Starting devices: directory, shard, profile.
 
-use crate::device::arena::Arena;
-use crate::device::counted::Counted;
-use crate::device::directory::Directory;
-use crate::device::driver::{DriverKind, Op};
-use crate::device::environment::sizes;
-use crate::device::file::DeviceFile;
-use crate::device::lazy::OpenFiles;
-use crate::device::profile::{Measured, Profile};
 use crate::error::Result;
+use crate::io::buffer::arena::Arena;
+use crate::io::driver::interface::{DriverKind, Op};
+use crate::io::file::cached_file::OpenFiles;
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::Directory;
+use crate::io::file::instrumented::Counted;
+use crate::io::scheduler::profile::{Measured, Profile};
+use crate::io::scheduler::{Affinity, Lanes, Priority, Request, Threads};
+use crate::io::seams::sizes;
 use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recover::SUPERBLOCK_NEW;
-use crate::shard::{Affinity, Lanes, Priority, Request, Threads};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ pub(super) fn start_device(threads: &Threads, known: Known) -> Result<Device> {
 
 fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
     #[cfg(feature = "sim")]
-    if let Some(kept) = crate::device::sim::thread::memory(memory) {
+    if let Some(kept) = crate::io::sim::thread::memory(memory) {
         return kept;
     }
     let budget = MemoryBudget::new(memory);

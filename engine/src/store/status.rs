@@ -1,7 +1,7 @@
 //! What a store tells about itself and its sequences.
 
 use crate::cache::CacheStatus;
-use crate::device::profile::ProfileStatus;
+use crate::io::scheduler::profile::ProfileStatus;
 use crate::metrics::{DeviceSnapshot, MemoryUsage};
 use serde::Serialize;
 

@@ -5,9 +5,9 @@ mod copies;
 mod opening;
 
 use super::{Store, StoreStatus};
-use crate::device::posix::trouble::{self, Trouble};
-use crate::device::slab::SLAB_BYTES;
 use crate::error::ErrorKind;
+use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::driver::posix::trouble::{self, Trouble};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::lock;
 use crate::options::{ByteSize, DriverChoice, Durability, SequenceOptions, StoreOptions};

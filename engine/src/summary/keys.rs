@@ -2,9 +2,9 @@
 
 use super::adapter::Adapter;
 use super::stored::StoredAs;
-use crate::device::pages::make_huge;
-use crate::device::slab::SLAB_BYTES;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::pages::make_huge;
+use crate::io::buffer::slab::SLAB_BYTES;
 use half::{bf16, f16};
 use std::any::Any;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use super::keys::KeyShape;
 use super::min_max::{MinMax, extremes};
-use crate::device::arena::Lease;
+use crate::io::buffer::arena::Lease;
 use crate::metrics::Reservation;
 use std::ops::Range;
 use std::sync::Arc;

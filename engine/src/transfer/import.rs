@@ -1,7 +1,7 @@
 //! Taking the file in: each piece is checked before it is used, and the sequence exists with the commit behind the last one.
 
-use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::seams::{Mutant, mutated};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::{Category, Reservation};
 use crate::options::{Durability, SequenceOptions, Summary};

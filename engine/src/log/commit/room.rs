@@ -2,8 +2,8 @@
 //! small for a checkpoint, so that deletions always find room for their records.
 
 use super::{Committer, Failed, Fresh, keep_spare};
-use crate::device::environment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::seams;
 use crate::log::manifest::ManifestLog;
 use crate::metrics::lock;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ impl Committer {
         let state = lock(&self.catalog).checkpoint_bytes(self.devices.has_replicas());
         let state = state + self.admitted.load(Ordering::Relaxed) + more;
         // With the padding of batches, as a checkpoint counts it, and room for those that follow.
-        let batches = 1 + state / environment::sizes().batch_bytes as u64;
+        let batches = 1 + state / seams::sizes().batch_bytes as u64;
         state + state / 8 + (3 * batches + 4) * PAGE_BYTES as u64
     }
 

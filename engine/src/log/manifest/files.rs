@@ -1,10 +1,10 @@
 //! The files of a manifest generation: which copies there are, and how long they may be.
 
-use crate::device::directory::{Access, Directory};
-use crate::device::environment;
-use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::RecordBuffer;
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::{Access, Directory};
+use crate::io::seams;
 use crate::log::devices::Devices;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl GenerationStart {
     /// How long a file should be, and must be at least, to begin with this state.
     pub(super) fn sizes(&self, state: &RecordBuffer) -> (u64, u64) {
         let (state_bytes, room_bytes) = (pages_of(state) * PAGE_BYTES as u64, self.room * PAGE_BYTES as u64);
-        let sizes = environment::sizes();
+        let sizes = seams::sizes();
         // A small state does not make it a unit longer.
         let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
         let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);

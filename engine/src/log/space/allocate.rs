@@ -1,11 +1,11 @@
 //! Taking pages for a frame: from the segment of its stream, from one with room that nobody uses, or from a new one.
 
 use super::{Active, DeviceSpace, Life, OWN_MAX, Space, Stream, reserve};
-use crate::device::directory::Access;
-use crate::device::environment::{self, Event, Mutant, mutated};
-use crate::device::file::DeviceFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Flight, Hold, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::Access;
+use crate::io::seams::{self, Event, Mutant, mutated};
 use crate::log::devices::Devices;
 use crate::log::{random_u64, unix_ms};
 use crate::metrics::{OpKind, lock};
@@ -347,7 +347,7 @@ impl DeviceSpace {
     fn reopen(&mut self, device: DeviceIndex) -> Option<Opening> {
         let (id, ended) = self.free.pop()?;
         self.opening += 1;
-        environment::note(Event::SegmentRecycled);
+        seams::note(Event::SegmentRecycled);
         Some(Opening { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
     }
 

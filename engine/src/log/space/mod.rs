@@ -7,12 +7,12 @@ mod account;
 mod allocate;
 
 use super::devices::{Device, Devices};
-use crate::device::environment::{Mutant, mutated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     Catalog, FrameBody, FrameSlot, Held, Hold, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
     seal_record,
 };
+use crate::io::seams::{Mutant, mutated};
 use crate::metrics::EventCount;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicU64;

@@ -1,7 +1,7 @@
 //! What an open may take.
 
 use super::*;
-use crate::device::directory::Access;
+use crate::io::file::directory::Access;
 use crate::recover::{Opened, open_directories, read_devices, replay};
 use stratakv_format::PAGE_BYTES;
 

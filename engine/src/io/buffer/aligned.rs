@@ -1,0 +1,27 @@
+//! Page-aligned memory on the heap, for the few reads and writes outside of the arena.
+
+use crate::io::buffer::arena::PAGE_BYTES;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE_BYTES]);
+
+/// Whole zeroed pages.
+pub(crate) struct AlignedBuf(Vec<Page>);
+
+impl AlignedBuf {
+    /// At least `len` bytes, all zero.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        Self(vec![Page([0; PAGE_BYTES]); len.div_ceil(PAGE_BYTES)])
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: pages are plain bytes without padding (size == alignment == 4096), contiguous in the vector.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE_BYTES) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_BYTES) }
+    }
+}

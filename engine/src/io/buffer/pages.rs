@@ -1,0 +1,111 @@
+//! Which pages the kernel really gave; and other ones for memory that is read again and again.
+
+use crate::io::buffer::slab::SLAB_BYTES;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// Puts memory on huge pages where the kernel has them to give, as far as whole ones lie inside it: a copy, after which whoever
+/// reads on waits for one translation instead of 512. Before Linux 6.1 nothing changes.
+pub(crate) fn make_huge<T>(memory: &[T]) {
+    let start = memory.as_ptr().cast::<u8>();
+    let skip = start.align_offset(SLAB_BYTES);
+    let bytes = size_of_val(memory).saturating_sub(skip) / SLAB_BYTES * SLAB_BYTES;
+    if bytes > 0 {
+        // SAFETY: the range lies inside memory that is borrowed, which has the same contents afterwards. It is advice: a refusal
+        // leaves the pages as they were.
+        unsafe { libc::madvise(start.wrapping_add(skip).cast_mut().cast(), bytes, libc::MADV_COLLAPSE) };
+    }
+}
+
+/// Whether this range, a mapping of its own, stands on huge pages throughout.
+pub(in crate::io) fn is_huge(start: usize, len: usize) -> bool {
+    scan(start, len).or_else(|| read_smaps(start, len)).unwrap_or(false)
+}
+
+/// linux/fs.h, struct pm_scan_arg.
+#[repr(C)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// linux/fs.h, struct page_region.
+#[repr(C)]
+#[derive(Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const PAGE_IS_HUGE: u64 = 1 << 6;
+/// `_IOWR('f', 16, struct pm_scan_arg)` where ioctl numbers are laid out as on x86 and Arm.
+const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+
+/// Asks for the first region of huge pages in the range. None before Linux 6.7.
+pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
+    if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+        return None;
+    }
+    let pagemap = File::open("/proc/self/pagemap").ok()?;
+    let mut region = Region::default();
+    let (start, end) = (start as u64, (start + len) as u64);
+    let mut arg = ScanArg {
+        size: size_of::<ScanArg>() as u64,
+        flags: 0,
+        start,
+        end,
+        walk_end: 0,
+        vec: (&raw mut region).expose_provenance() as u64,
+        vec_len: 1,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: PAGE_IS_HUGE,
+        category_anyof_mask: 0,
+        return_mask: PAGE_IS_HUGE,
+    };
+    // SAFETY: the argument and its one output element are valid for the call, which writes nothing else; no flag asks for a
+    // change of the pages.
+    let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
+    match found {
+        0 => Some(false),
+        1 => Some(region.start == start && region.end == end),
+        _ => None,
+    }
+}
+
+/// The same from the text that every kernel has, but which it takes long to write for a large process.
+pub(in crate::io) fn read_smaps(start: usize, len: usize) -> Option<bool> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let head = format!("{start:x}-");
+    // Short addresses are padded with zeros.
+    let mut lines = maps.lines().skip_while(|line| !line.trim_start_matches('0').starts_with(&head)).skip(1);
+    let kib: usize =
+        lines.find_map(|line| line.strip_prefix("AnonHugePages:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024 == len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_its_contents_on_huge_pages() {
+        // Two of them lie inside, wherever it begins.
+        let memory: Vec<u32> = (0..3 * SLAB_BYTES as u32 / 4).collect();
+        make_huge(&memory);
+        make_huge(&memory[..7]);
+        make_huge::<u32>(&[]);
+        assert!(memory.iter().zip(0..).all(|(found, expected)| *found == expected));
+    }
+}

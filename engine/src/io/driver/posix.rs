@@ -1,0 +1,338 @@
+//! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without io_uring.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::driver::interface::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
+use crate::io::driver::progress::{InFlight, Step};
+use crate::metrics::{DeviceCounters, lock};
+use crate::sync::wait_for;
+
+/// Requests of a device in flight at most, waiting for a thread or in one.
+const DEPTH: usize = 256;
+/// Threads of a device, each with one system call in flight.
+pub(crate) const THREADS: usize = 12;
+
+#[derive(Default)]
+struct State {
+    done: Vec<Completion>,
+    woken: bool,
+    /// How many completions the driver's thread waits for.
+    want: usize,
+}
+
+/// What the workers of all devices have done.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// The driver's thread waits here for completions and wake-ups.
+    news: Condvar,
+}
+
+impl Wake for Shared {
+    fn wake(&self) {
+        lock(&self.state).woken = true;
+        self.news.notify_one();
+    }
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<(u64, Op)>,
+    stopping: bool,
+}
+
+/// What the workers of one device have to do.
+struct Work {
+    jobs: Mutex<Jobs>,
+    /// Workers wait here for jobs.
+    more: Condvar,
+    counters: Arc<DeviceCounters>,
+    shared: Arc<Shared>,
+}
+
+/// The threads of one device. However long its calls take, other devices have threads of their own.
+struct Pool {
+    work: Arc<Work>,
+    workers: Vec<JoinHandle<()>>,
+    queued: Vec<(u64, Op)>,
+}
+
+impl Pool {
+    fn start(device: &Served<'_>, shared: &Arc<Shared>, notes: &mut Vec<String>) -> Result<Self> {
+        let (counters, shared) = (Arc::clone(device.counters), Arc::clone(shared));
+        let work = Arc::new(Work { jobs: Mutex::default(), more: Condvar::new(), counters, shared });
+        let mut pool = Self { work, workers: Vec::new(), queued: Vec::new() };
+        let name = device.name;
+        for i in 0..THREADS {
+            let work = Arc::clone(&pool.work);
+            let spawned = std::thread::Builder::new().name(format!("{name}-io{i}")).spawn(move || work.run());
+            match spawned {
+                Ok(worker) => pool.workers.push(worker),
+                Err(e) if i == 0 => return Err(Error::io("start an I/O thread", e)),
+                Err(e) => {
+                    notes.push(format!("only {i} of {THREADS} I/O threads of {name} could be started ({e})"));
+                    break;
+                }
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Hands what is queued to the workers.
+    fn submit(&mut self) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let one = self.queued.len() == 1;
+        lock(&self.work.jobs).waiting.extend(self.queued.drain(..));
+        if one { self.work.more.notify_one() } else { self.work.more.notify_all() }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // What a worker has begun it ends; its memory stays alive that long. What waits is dropped.
+        {
+            let mut jobs = lock(&self.work.jobs);
+            jobs.stopping = true;
+            jobs.waiting.clear();
+        }
+        self.work.more.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+/// See the top of the file.
+pub(crate) struct Posix {
+    shared: Arc<Shared>,
+    pools: Ports<Pool>,
+    in_flight: usize,
+    notes: Vec<String>,
+}
+
+impl Posix {
+    /// `notes` say why this driver was chosen, where that was not asked for.
+    pub(crate) fn start(notes: Vec<String>) -> Self {
+        ignore_file_size_signal();
+        Self { shared: Arc::default(), pools: Ports::default(), in_flight: 0, notes }
+    }
+}
+
+impl Driver for Posix {
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+        let pool = Pool::start(device, &self.shared, &mut self.notes)?;
+        self.pools.put(port, pool);
+        Ok(())
+    }
+
+    fn remove(&mut self, port: usize) {
+        drop(self.pools.take(port));
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn queue(&mut self, port: usize, id: u64, op: Op) {
+        self.in_flight += 1;
+        match self.pools.get_mut(port) {
+            Some(pool) => pool.queued.push((id, op)),
+            None => {
+                debug_assert!(false, "queued for a device that is not served");
+                drop(op);
+                let outcome = Err(Error::new(ErrorKind::Closed, "the device was closed"));
+                lock(&self.shared.state).done.push(Completion { id, outcome });
+            }
+        }
+    }
+
+    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
+        let before = done.len();
+        self.pools.iter_mut().for_each(Pool::submit);
+        let (want, limit) = match wait {
+            Wait::No => (0, None),
+            Wait::Wake => (1, None),
+            Wait::Completions(n) => {
+                (n.clamp(1, self.in_flight.max(1)), Some(Instant::now() + Duration::from_millis(2)))
+            }
+        };
+        let mut state = lock(&self.shared.state);
+        while want > 0 && !state.woken && state.done.len() < want {
+            // Past the limit, whatever has ended will do.
+            let rest = limit.map(|l| l.saturating_duration_since(Instant::now()));
+            let news = &self.shared.news;
+            state.want = if rest == Some(Duration::ZERO) { 1 } else { want };
+            state = match rest {
+                Some(Duration::ZERO) if !state.done.is_empty() => break,
+                rest => wait_for(news, state, rest.filter(|rest| !rest.is_zero())),
+            };
+        }
+        state.woken = false;
+        state.want = 0;
+        done.append(&mut state.done);
+        self.in_flight -= done.len() - before;
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::clone(&self.shared) as Arc<dyn Wake>
+    }
+
+    fn name(&self) -> &'static str {
+        "posix"
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl Work {
+    /// What a worker does until its device goes.
+    fn run(&self) {
+        loop {
+            let (id, op) = {
+                let mut jobs = lock(&self.jobs);
+                loop {
+                    if let Some(job) = jobs.waiting.pop_front() {
+                        break job;
+                    }
+                    if jobs.stopping {
+                        return;
+                    }
+                    jobs = wait_for(&self.more, jobs, None);
+                }
+            };
+            let outcome = run(InFlight::new(op), &self.counters);
+            let mut state = lock(&self.shared.state);
+            state.done.push(Completion { id, outcome });
+            if state.want > 0 && state.done.len() >= state.want {
+                drop(state);
+                self.shared.news.notify_one();
+            }
+        }
+    }
+}
+
+pub(in crate::io) fn run(mut flight: InFlight, counters: &DeviceCounters) -> Result<()> {
+    if flight.op().len() == 0 && !matches!(flight.op(), Op::Sync { .. }) {
+        return Ok(());
+    }
+    loop {
+        let result = call(&flight, counters);
+        match flight.on_result(result, counters) {
+            Step::Done(outcome) => return outcome,
+            Step::Again => {}
+            Step::Later(at) => std::thread::sleep(at.saturating_duration_since(Instant::now())),
+        }
+    }
+}
+
+/// One system call: bytes moved, or a negative error number.
+fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
+    use std::os::fd::AsRawFd;
+    counters.submissions.add(1);
+    #[cfg(test)]
+    if trouble::strikes(flight.op()) {
+        return -libc::EIO;
+    }
+    let fd = flight.op().file().fd().as_raw_fd();
+    let result = match flight.rest() {
+        None => {
+            // SAFETY: the descriptor is open: the operation holds the file.
+            unsafe { libc::fdatasync(fd) as isize }
+        }
+        Some((offset, memory)) => {
+            let Ok(offset) = libc::off64_t::try_from(offset) else { return -libc::EINVAL };
+            let address = memory.address.as_ptr().cast::<libc::c_void>();
+            if flight.op().is_read() {
+                // SAFETY: the read target allows the kernel to write these bytes while the operation lives.
+                unsafe { libc::pread64(fd, address, memory.len, offset) }
+            } else {
+                // SAFETY: the write source keeps these bytes mapped and unchanged while the operation lives.
+                unsafe { libc::pwrite64(fd, address, memory.len, offset) }
+            }
+        }
+    };
+    match i32::try_from(result) {
+        Ok(moved) if moved >= 0 => moved,
+        _ => -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+/// Trouble with the reads or writes of one device, for tests.
+#[cfg(test)]
+pub(crate) mod trouble {
+    use crate::io::driver::interface::Op;
+    use crate::metrics::lock;
+    use std::os::fd::AsRawFd;
+    use std::path::{Path, PathBuf};
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    #[derive(Clone, Copy)]
+    pub(crate) enum Trouble {
+        /// They take so much longer.
+        Late(Duration),
+        /// They fail.
+        Fails,
+        /// Writes fail; syncs do not, a device whose sync fails is lost.
+        NotWritten,
+    }
+
+    /// Directory, and by the beginnings of the names of threads what they suffer with files below it.
+    type Troubled = (PathBuf, &'static [(&'static str, Trouble)]);
+
+    static TROUBLED: Mutex<Vec<Troubled>> = Mutex::new(Vec::new());
+
+    /// Ends the trouble when it is dropped.
+    #[must_use]
+    pub(crate) struct Guard(PathBuf);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            lock(&TROUBLED).retain(|(directory, _)| *directory != self.0);
+        }
+    }
+
+    /// From now on the threads whose names begin so have these troubles with the files below `directory`.
+    pub(crate) fn set(directory: &Path, trouble: &'static [(&'static str, Trouble)]) -> Guard {
+        let directory = directory.canonicalize().unwrap();
+        lock(&TROUBLED).push((directory.clone(), trouble));
+        Guard(directory)
+    }
+
+    /// Whether an operation of this thread fails; it may take its time.
+    pub(in crate::io) fn strikes(op: &Op) -> bool {
+        if lock(&TROUBLED).is_empty() {
+            return false;
+        }
+        let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", op.file().fd().as_raw_fd())) else {
+            return false;
+        };
+        let current = std::thread::current();
+        let name = current.name().unwrap_or_default();
+        let own = lock(&TROUBLED)
+            .iter()
+            .filter(|(directory, _)| path.starts_with(directory))
+            .flat_map(|(_, all)| all.iter())
+            .find(|(threads, _)| name.starts_with(threads))
+            .map(|(_, trouble)| *trouble);
+        match own {
+            None => false,
+            Some(Trouble::NotWritten) => matches!(op, Op::Write { .. }),
+            Some(_) if !op.is_read() => false,
+            Some(Trouble::Fails) => true,
+            Some(Trouble::Late(delay)) => {
+                std::thread::sleep(delay);
+                false
+            }
+        }
+    }
+}

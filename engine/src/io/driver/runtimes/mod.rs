@@ -1,0 +1,285 @@
+//! Drivers on other people's runtimes, for hosts that run those: each read is a task of the runtime, writes and syncs block a
+//! thread of its pool, so that none of them outlives the process and with it the lock of the device.
+//!
+//! A runtime lives on the thread of its shard and runs only inside [`Driver::drive`].
+
+#[cfg(feature = "glommio")]
+pub(crate) mod glommio;
+#[cfg(feature = "tokio-uring")]
+pub(crate) mod tokio_uring;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::{Future, pending, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::io::driver::interface::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
+use crate::io::driver::posix;
+use crate::io::driver::progress::{InFlight, Step};
+use crate::io::file::device_file::DeviceFile;
+use crate::metrics::{DeviceCounters, OpKind, lock};
+
+/// Operations of a device in flight at most.
+const DEPTH: usize = 256;
+/// A wait for several completions ends after this long if there is one.
+const SLICE_WAIT: Duration = Duration::from_millis(2);
+
+/// A single-threaded runtime.
+trait Runtime {
+    const NAME: &'static str;
+    /// A file as the runtime has it.
+    type File: 'static;
+
+    /// Runs tasks on this thread until `future` has ended. Neither this nor what follows is called from inside a task of
+    /// another runtime.
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> T;
+
+    /// Starts a task. Inside [`Self::block_on`].
+    fn spawn(task: impl Future<Output = ()> + 'static);
+
+    /// Runs `work` on a thread of the pool. Inside [`Self::block_on`].
+    fn spawn_blocking(work: impl FnOnce() -> Result<()> + Send + 'static) -> impl Future<Output = Result<()>>;
+
+    fn sleep(duration: Duration) -> impl Future<Output = ()>;
+
+    /// Opens what `file` has open.
+    fn open(file: &DeviceFile) -> impl Future<Output = io::Result<Self::File>>;
+
+    /// One read of what is left of `flight`: bytes moved, or an error.
+    fn read(file: &Self::File, flight: InFlight) -> impl Future<Output = (io::Result<usize>, InFlight)>;
+}
+
+/// What ended, and who waits for it. Stays on the thread.
+#[derive(Default)]
+struct Ended {
+    done: RefCell<Vec<Completion>>,
+    want: Cell<usize>,
+    waiting: RefCell<Option<Waker>>,
+}
+
+impl Ended {
+    fn push(&self, completion: Completion) {
+        self.done.borrow_mut().push(completion);
+        if self.done.borrow().len() >= self.want.get()
+            && let Some(waker) = self.waiting.borrow_mut().take()
+        {
+            waker.wake();
+        }
+    }
+}
+
+/// Rung by other threads.
+#[derive(Default)]
+struct Bell {
+    rung: AtomicBool,
+    waiting: Mutex<Option<Waker>>,
+}
+
+impl Wake for Bell {
+    fn wake(&self) {
+        self.rung.store(true, Ordering::SeqCst);
+        if let Some(waker) = lock(&self.waiting).take() {
+            waker.wake();
+        }
+    }
+}
+
+type Files<F> = HashMap<u64, (Weak<DeviceFile>, Rc<F>)>;
+
+/// See the top of the file.
+struct OnRuntime<R: Runtime> {
+    /// Open files by identity, until the device closes them. Dropped inside the runtime.
+    files: Files<R::File>,
+    closed_seen: u64,
+    runtime: R,
+    queued: Vec<(usize, u64, Op)>,
+    in_flight: usize,
+    ended: Rc<Ended>,
+    bell: Arc<Bell>,
+    counters: Ports<Arc<DeviceCounters>>,
+    notes: Vec<String>,
+}
+
+impl<R: Runtime> OnRuntime<R> {
+    fn new(runtime: R, notes: Vec<String>) -> Self {
+        ignore_file_size_signal();
+        Self {
+            files: HashMap::new(),
+            closed_seen: 0,
+            runtime,
+            queued: Vec::new(),
+            in_flight: 0,
+            ended: Rc::default(),
+            bell: Arc::default(),
+            counters: Ports::default(),
+            notes,
+        }
+    }
+
+    /// Starts what is queued, then waits until `want` operations ended, or some and `limit` passed, or the bell rang.
+    fn run(&mut self, want: usize, limit: Option<Duration>) {
+        let Self { files, closed_seen, runtime, queued, ended, bell, counters, .. } = self;
+        ended.want.set(want);
+        runtime.block_on(async {
+            let closed = DeviceFile::closed_count();
+            if closed != *closed_seen {
+                *closed_seen = closed;
+                files.retain(|_, (file, _)| file.strong_count() > 0);
+            }
+            for (port, id, op) in queued.drain(..) {
+                let counters = counters.get_mut(port).map(|own| Arc::clone(own)).unwrap_or_default();
+                start::<R>(id, op, files, ended, counters).await;
+            }
+            let pause = async {
+                match limit {
+                    Some(limit) => R::sleep(limit).await,
+                    None => pending().await,
+                }
+            };
+            let (mut pause, mut late, mut had_a_turn) = (pin!(pause), false, false);
+            poll_fn(|context| {
+                ended.waiting.replace(Some(context.waker().clone()));
+                lock(&bell.waiting).replace(context.waker().clone());
+                late = late || pause.as_mut().poll(context).is_ready();
+                if late {
+                    ended.want.set(want.min(1));
+                }
+                if bell.rung.swap(false, Ordering::SeqCst) {
+                    return Poll::Ready(());
+                }
+                if ended.done.borrow().len() < ended.want.get() {
+                    return Poll::Pending;
+                }
+                // What was just started gets its turn at least.
+                if !std::mem::replace(&mut had_a_turn, true) {
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(())
+            })
+            .await;
+        });
+    }
+}
+
+/// Makes a task of an operation.
+async fn start<R: Runtime>(
+    id: u64,
+    op: Op,
+    files: &mut Files<R::File>,
+    ended: &Rc<Ended>,
+    counters: Arc<DeviceCounters>,
+) {
+    let ended = Rc::clone(ended);
+    if !op.is_read() || op.len() == 0 {
+        return R::spawn(async move {
+            let outcome = R::spawn_blocking(move || posix::run(InFlight::new(op), &counters)).await;
+            ended.push(Completion { id, outcome });
+        });
+    }
+    let key = op.file().id();
+    let file = match files.get(&key) {
+        Some((_, file)) => Rc::clone(file),
+        None => match R::open(op.file()).await {
+            Ok(file) => {
+                let file = Rc::new(file);
+                files.insert(key, (Arc::downgrade(op.file()), Rc::clone(&file)));
+                file
+            }
+            Err(e) => {
+                counters.failed(OpKind::Read, false);
+                let outcome = Err(Error::io(format!("open {} for {}", op.file().path(), R::NAME), e));
+                return ended.push(Completion { id, outcome });
+            }
+        },
+    };
+    R::spawn(async move {
+        let mut flight = InFlight::new(op);
+        let outcome = loop {
+            counters.submissions.add(1);
+            let moved;
+            (moved, flight) = R::read(&file, flight).await;
+            let result = match moved {
+                Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
+                Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
+            };
+            match flight.on_result(result, &counters) {
+                Step::Done(outcome) => break outcome,
+                Step::Again => {}
+                Step::Later(at) => R::sleep(at.saturating_duration_since(Instant::now())).await,
+            }
+        };
+        // Before it is told: whoever hears of the end may expect that the memory is free.
+        drop(flight);
+        drop(file);
+        ended.push(Completion { id, outcome });
+    });
+}
+
+impl<R: Runtime> Driver for OnRuntime<R> {
+    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+        self.counters.put(port, Arc::clone(device.counters));
+        Ok(())
+    }
+
+    fn remove(&mut self, port: usize) {
+        self.counters.take(port);
+        // With the files of the device, which hold it.
+        let Self { files, runtime, .. } = self;
+        runtime.block_on(async { files.retain(|_, (file, _)| file.strong_count() > 0) });
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn queue(&mut self, port: usize, id: u64, op: Op) {
+        self.in_flight += 1;
+        self.queued.push((port, id, op));
+    }
+
+    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
+        match wait {
+            Wait::No => self.run(0, None),
+            Wait::Wake => self.run(1, None),
+            Wait::Completions(n) => self.run(n.clamp(1, self.in_flight.max(1)), Some(SLICE_WAIT)),
+        }
+        let mut ended = self.ended.done.borrow_mut();
+        self.in_flight -= ended.len();
+        done.append(&mut ended);
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::clone(&self.bell) as Arc<dyn Wake>
+    }
+
+    fn name(&self) -> &'static str {
+        R::NAME
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl<R: Runtime> Drop for OnRuntime<R> {
+    fn drop(&mut self) {
+        // Only after a panic is anything left here. The kernel may still write: wait for it.
+        let mut done = Vec::new();
+        while self.in_flight > 0 {
+            if self.drive(Wait::Completions(1), &mut done).is_err() {
+                break;
+            }
+        }
+        let files = std::mem::take(&mut self.files);
+        self.runtime.block_on(async move { drop(files) });
+    }
+}

@@ -1,0 +1,95 @@
+//! Driver `tokio-uring`: reads of hosts that run tokio-uring. It fills the arena in place.
+
+use std::future::Future;
+use std::io;
+use std::time::Duration;
+
+use tokio_uring::buf::{IoBuf, IoBufMut};
+use tokio_uring::fs::File;
+
+use super::{DEPTH, OnRuntime, Runtime};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::driver::interface::Driver;
+use crate::io::driver::progress::InFlight;
+use crate::io::file::device_file::DeviceFile;
+
+/// See the top of the file.
+struct TokioUring(tokio_uring::Runtime);
+
+/// Starts the runtime on the calling thread.
+///
+/// # Errors
+/// The kernel's refusal of a ring.
+pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
+    let runtime = tokio_uring::Runtime::new(tokio_uring::builder().entries(DEPTH as u32))?;
+    Ok(Box::new(OnRuntime::new(TokioUring(runtime), Vec::new())))
+}
+
+/// A read on its way, as the runtime's buffer.
+struct Target(InFlight);
+
+impl Target {
+    /// Address and length of what is left to read; a read always has some.
+    fn rest(&self) -> (*mut u8, usize) {
+        self.0.rest().map_or((std::ptr::NonNull::dangling().as_ptr(), 0), |(_, m)| (m.address.as_ptr(), m.len))
+    }
+}
+
+// SAFETY: the memory belongs to the lease that the read target inside keeps in flight, and stays where it is when the target
+// moves; what is left changes only in `InFlight::on_result`, which wants the flight back from the runtime.
+unsafe impl IoBuf for Target {
+    fn stable_ptr(&self) -> *const u8 {
+        self.rest().0
+    }
+
+    fn bytes_init(&self) -> usize {
+        0
+    }
+
+    fn bytes_total(&self) -> usize {
+        self.rest().1
+    }
+}
+
+// SAFETY: as above; the read target is the permission to write into these bytes.
+unsafe impl IoBufMut for Target {
+    fn stable_mut_ptr(&mut self) -> *mut u8 {
+        self.rest().0
+    }
+
+    // SAFETY: (of the caller) nothing is done with the number; arena memory is always initialised.
+    unsafe fn set_init(&mut self, _: usize) {}
+}
+
+impl Runtime for TokioUring {
+    const NAME: &'static str = "tokio-uring";
+    type File = File;
+
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.0.block_on(future)
+    }
+
+    fn spawn(task: impl Future<Output = ()> + 'static) {
+        // Runs on when the handle is dropped.
+        drop(tokio_uring::spawn(task));
+    }
+
+    async fn spawn_blocking(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        let ended = tokio::task::spawn_blocking(work).await;
+        ended.unwrap_or_else(|e| Err(Error::new(ErrorKind::Io, format!("a thread of tokio's pool: {e}"))))
+    }
+
+    fn sleep(duration: Duration) -> impl Future<Output = ()> {
+        tokio::time::sleep(duration)
+    }
+
+    async fn open(file: &DeviceFile) -> io::Result<File> {
+        Ok(File::from_std(file.fd().try_clone_to_owned()?.into()))
+    }
+
+    async fn read(file: &File, flight: InFlight) -> (io::Result<usize>, InFlight) {
+        let offset = flight.rest().map_or(0, |(offset, _)| offset);
+        let (moved, target) = file.read_at(Target(flight), offset).await;
+        (moved, target.0)
+    }
+}

@@ -1,0 +1,168 @@
+//! Files that are open while they are used, and closed again when too many are: a store has more segments than a process may
+//! have descriptors.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::{Access, Directory};
+use crate::metrics::lock;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The most files that are kept open for later use.
+const OPEN_MAX: usize = 512;
+/// The fewest.
+const OPEN_MIN: usize = 16;
+
+/// The files that are open, oldest first.
+pub(crate) struct OpenFiles {
+    limit: usize,
+    queue: Mutex<VecDeque<Weak<LazyFile>>>,
+}
+
+impl OpenFiles {
+    /// A quarter of the descriptors this process may have, within bounds.
+    pub(crate) fn new() -> Arc<Self> {
+        let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
+        Self::with_limit(usize::try_from(allowed / 4).unwrap_or(OPEN_MAX).clamp(OPEN_MIN, OPEN_MAX))
+    }
+
+    fn with_limit(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, queue: Mutex::default() })
+    }
+
+    /// Takes note of a file that was opened, and closes one that was not used for long when there are too many.
+    fn opened(&self, file: &Arc<LazyFile>) {
+        let mut queue = lock(&self.queue);
+        queue.push_back(Arc::downgrade(file));
+        let mut looks = 2 * queue.len();
+        while queue.len() > self.limit && looks > 0 {
+            looks -= 1;
+            let Some(oldest) = queue.pop_front() else { break };
+            let Some(candidate) = oldest.upgrade() else { continue };
+            if !candidate.close_if_idle() {
+                queue.push_back(oldest);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        lock(&self.queue).iter().filter(|file| file.upgrade().is_some_and(|file| lock(&file.open).is_some())).count()
+    }
+}
+
+/// A file by name, opened when it is needed.
+pub(crate) struct LazyFile {
+    /// Weak: the directory holds the store's lock, and a view may outlive the store.
+    directory: Weak<dyn Directory>,
+    path: String,
+    files: Arc<OpenFiles>,
+    open: Mutex<Option<Arc<DeviceFile>>>,
+    /// Used since it was last looked at.
+    recent: AtomicBool,
+    /// What was written to it may not be synced: it stays open, so that the sync that follows learns of every error.
+    held: AtomicBool,
+}
+
+impl LazyFile {
+    pub(crate) fn new(directory: &Arc<dyn Directory>, path: String, files: &Arc<OpenFiles>) -> Arc<Self> {
+        let files = Arc::clone(files);
+        let (recent, held) = (AtomicBool::new(true), AtomicBool::new(false));
+        Arc::new(Self { directory: Arc::downgrade(directory), path, files, open: Mutex::default(), recent, held })
+    }
+
+    /// One that was opened already, to be written to.
+    pub(crate) fn opened(
+        directory: &Arc<dyn Directory>,
+        path: String,
+        files: &Arc<OpenFiles>,
+        file: Arc<DeviceFile>,
+    ) -> Arc<Self> {
+        let lazy = Self::new(directory, path, files);
+        *lock(&lazy.open) = Some(file);
+        lazy.held.store(true, Ordering::Relaxed);
+        files.opened(&lazy);
+        lazy
+    }
+
+    /// The file, for use now.
+    ///
+    /// # Errors
+    /// It cannot be opened; [`ErrorKind::Corruption`]: it is not there.
+    pub(crate) fn get(self: &Arc<Self>) -> Result<Arc<DeviceFile>> {
+        self.recent.store(true, Ordering::Relaxed);
+        if let Some(file) = &*lock(&self.open) {
+            return Ok(Arc::clone(file));
+        }
+        let closed = || Error::new(ErrorKind::Closed, format!("{}: the store is closed", self.path));
+        let directory = self.directory.upgrade().ok_or_else(closed)?;
+        let fresh = match directory.open_file(&self.path, directory.access()) {
+            // A file system that went read-only after an error still gives what it holds; for now only, it may come back.
+            Err(e) if e.raw_os_error() == Some(libc::EROFS) => {
+                return directory.open_file(&self.path, Access::ReadOnly);
+            }
+            // Not a miss: the manifest names it.
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let text = format!("the file is missing: {e}; see kvfsck check");
+                return Err(Error::new(ErrorKind::Corruption, text));
+            }
+            other => other?,
+        };
+        let file = Arc::clone(lock(&self.open).get_or_insert(fresh));
+        self.files.opened(self);
+        Ok(file)
+    }
+
+    /// Whether it must stay open for now.
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
+    }
+
+    fn close_if_idle(&self) -> bool {
+        if self.held.load(Ordering::Relaxed) || self.recent.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        let mut open = lock(&self.open);
+        let idle = open.as_ref().is_none_or(|file| Arc::strong_count(file) == 1);
+        if idle {
+            *open = None;
+        }
+        idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::file::os_directory::{DeviceDir, DirOptions};
+
+    #[test]
+    fn few_files_stay_open_and_all_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let options =
+            DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::from_secs(1) };
+        let directory: Arc<dyn Directory> = DeviceDir::open(dir.path(), options).unwrap();
+        let files = OpenFiles::with_limit(4);
+        let lazy: Vec<_> = (0..20)
+            .map(|index| {
+                let name = format!("f{index}");
+                let file = directory.create_file(&name, 4096).unwrap();
+                directory.write_small(&file, 0, &[index; 4096]).unwrap();
+                LazyFile::new(&directory, name, &files)
+            })
+            .collect();
+        let held = lazy[0].get().unwrap();
+        lazy[1].hold(true);
+        lazy[1].get().unwrap();
+        for round in 0..3 {
+            for (index, file) in lazy.iter().enumerate() {
+                let file = file.get().unwrap();
+                assert_eq!(directory.read_small(&file, 0, 4096).unwrap(), vec![index as u8; 4096], "round {round}");
+                drop(file);
+                assert!(files.len() <= 6);
+            }
+        }
+        assert!(Arc::ptr_eq(&held, &lazy[0].get().unwrap()), "a file in use is not closed");
+    }
+}

@@ -1,0 +1,391 @@
+//! One device: one directory. Its lock, its files, and the small synchronous reads and writes of the control plane.
+//!
+//! Everything below the root is opened relative to its descriptor and never through a symbolic link. Files are 0600 and
+//! directories 0700 whatever the umask.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::aligned::AlignedBuf;
+use crate::io::buffer::arena::PAGE_BYTES;
+use crate::io::driver::interface::ignore_file_size_signal;
+use crate::io::file::device_file::{DeviceFile, Poison};
+use crate::io::file::directory::{Access, Directory, Entry, Identity, SMALL_BYTES_MAX, Space};
+use crate::io::file::open_beneath;
+use crate::io::file::probe::{self, DirectIo};
+
+/// How to open a [`DeviceDir`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirOptions {
+    pub(crate) access: Access,
+    /// Create the directory when it is missing (its parent must exist).
+    pub(crate) create: bool,
+    /// How long to wait for a lock that another holds: a killed process keeps it until
+    /// its ring is gone and its last writes have landed (70 ms after it was reaped, measured without any).
+    pub(crate) lock_wait: Duration,
+}
+
+/// A directory of the operating system.
+pub(crate) struct DeviceDir {
+    root: OwnedFd,
+    path: PathBuf,
+    access: Access,
+    #[allow(dead_code, reason = "tests tell directories apart by it")]
+    identity: Identity,
+    direct: DirectIo,
+    /// See [`Directory::sync_covers_overwrites`].
+    in_place: bool,
+    poison: Arc<Poison>,
+}
+
+fn configuration(path: &Path, text: &str) -> Error {
+    Error::new(ErrorKind::Configuration, format!("device directory {}: {text}", path.display()))
+}
+
+impl DeviceDir {
+    /// Opens and locks a device directory.
+    ///
+    /// # Errors
+    /// `Configuration`: missing, not a directory, a symbolic link, another owner's, writable by others. `InUse`: locked.
+    pub(crate) fn open(path: &Path, options: DirOptions) -> Result<Arc<Self>> {
+        ignore_file_size_signal();
+        // Also drops a trailing slash, which would follow a symbolic link.
+        let path: PathBuf = path.components().collect();
+        let root = match open_root(&path) {
+            Err(Errno::NOENT) if options.create => {
+                make_root(&path)?;
+                open_root(&path)
+            }
+            other => other,
+        };
+        let root = root.map_err(|e| match e {
+            Errno::NOENT => configuration(&path, "does not exist"),
+            Errno::NOTDIR | Errno::LOOP if path.is_symlink() => {
+                configuration(&path, "is a symbolic link; name the directory itself")
+            }
+            Errno::NOTDIR => configuration(&path, "is not a directory"),
+            e => Error::io(format!("open device directory {}", path.display()), e.into())
+                .with_kind(ErrorKind::Configuration),
+        })?;
+        let stat = rustix::fs::fstat(&root).map_err(|e| Error::io(format!("stat {}", path.display()), e.into()))?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(configuration(&path, "belongs to another user"));
+        }
+        if stat.st_mode & 0o022 != 0 {
+            return Err(configuration(&path, "is writable by its group or by everyone; chmod go-w it"));
+        }
+        acquire(&root, &path, options)?;
+        let direct = match options.access {
+            Access::ReadWrite => probe::probe(root.as_fd(), None),
+            Access::ReadOnly => probe::probe(root.as_fd(), Some("superblock")),
+        };
+        let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
+        let in_place = direct.is_direct() && writes_in_place(&root);
+        let poison = Arc::default();
+        Ok(Arc::new(Self { root, path, access: options.access, identity, direct, in_place, poison }))
+    }
+
+    fn unlink(&self, path: &str) -> Result<(), Errno> {
+        let (dir, name) = open_beneath::parent(self.root.as_fd(), path)?;
+        rustix::fs::unlinkat(&dir, name, AtFlags::empty())
+    }
+
+    fn error(&self, doing: &str, path: &str, e: Errno) -> Error {
+        let error = Error::io(format!("{doing} {}", self.path.join(path).display()), e.into());
+        match e {
+            Errno::NOENT => error.with_kind(ErrorKind::NotFound),
+            Errno::EXIST => error.with_kind(ErrorKind::AlreadyExists),
+            Errno::INVAL => error.with_kind(ErrorKind::InvalidArgument),
+            _ => error,
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.access == Access::ReadOnly {
+            let text = format!("device directory {} is open for reading only", self.path.display());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        self.poison.check()
+    }
+
+    /// Opens a file and switches it to direct I/O where that works; says whether it did.
+    fn open_fd(&self, path: &str, flags: OFlags) -> Result<(OwnedFd, bool), Errno> {
+        let fd = open_beneath::open(self.root.as_fd(), path, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR)?;
+        // NONBLOCK only kept a planted FIFO from hanging the open.
+        if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
+            return Err(Errno::INVAL);
+        }
+        let access = OFlags::from_bits_retain(rustix::fs::fcntl_getfl(&fd)?.bits()).difference(OFlags::NONBLOCK);
+        let direct = self.direct.is_direct() && rustix::fs::fcntl_setfl(&fd, access | OFlags::DIRECT).is_ok();
+        if !direct {
+            rustix::fs::fcntl_setfl(&fd, access)?;
+        }
+        Ok((fd, direct))
+    }
+}
+
+fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+}
+
+/// Whether the file system is known to overwrite in place and to flush the device in every fdatasync: ext4 and XFS are.
+fn writes_in_place(root: &OwnedFd) -> bool {
+    const EXT4: rustix::fs::FsWord = 0xef53;
+    const XFS: rustix::fs::FsWord = 0x5846_5342;
+    rustix::fs::fstatfs(root).is_ok_and(|stat| stat.f_type == EXT4 || stat.f_type == XFS)
+}
+
+fn make_root(path: &Path) -> Result<()> {
+    let mode = fs::Permissions::from_mode(0o700);
+    let made = fs::DirBuilder::new().mode(0o700).create(path).and_then(|()| fs::set_permissions(path, mode));
+    made.map_err(|e| {
+        Error::io(format!("create device directory {}", path.display()), e).with_kind(ErrorKind::Configuration)
+    })
+}
+
+/// Locks the directory itself. The lock belongs to the open file description, which the rings of this device share: it ends
+/// only when the last write of this process has.
+fn acquire(root: &OwnedFd, path: &Path, options: DirOptions) -> Result<()> {
+    let operation = match options.access {
+        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+    };
+    let deadline = Instant::now() + options.lock_wait;
+    loop {
+        match rustix::fs::flock(root, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            Err(Errno::WOULDBLOCK) => {
+                let text = format!("device directory {} is in use by another process or store", path.display());
+                return Err(Error::new(ErrorKind::InUse, text));
+            }
+            Err(e) => return Err(Error::io(format!("lock device directory {}", path.display()), e.into())),
+        }
+    }
+}
+
+impl Directory for DeviceDir {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn direct_io(&self) -> &DirectIo {
+        &self.direct
+    }
+
+    fn poison(&self) -> &Arc<Poison> {
+        &self.poison
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn lock_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.root.as_fd())
+    }
+
+    fn sync_covers_overwrites(&self) -> bool {
+        self.in_place
+    }
+
+    fn create_file(&self, path: &str, len: u64) -> Result<Arc<DeviceFile>> {
+        self.check_writable()?;
+        let failed = |e| self.error("create", path, e);
+        let (fd, direct) = self.open_fd(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map_err(failed)?;
+        let sized = rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).and_then(|()| preallocate(&fd, len));
+        match sized {
+            Ok(preallocated) => Ok(Arc::new(DeviceFile::new(fd, path, direct, preallocated))),
+            Err(e) => {
+                let _ = self.unlink(path);
+                Err(failed(e))
+            }
+        }
+    }
+
+    fn open_file(&self, path: &str, access: Access) -> Result<Arc<DeviceFile>> {
+        let flags = match access {
+            Access::ReadOnly => OFlags::RDONLY,
+            Access::ReadWrite => {
+                self.check_writable()?;
+                OFlags::RDWR
+            }
+        };
+        let (fd, direct) = self.open_fd(path, flags).map_err(|e| self.error("open", path, e))?;
+        Ok(Arc::new(DeviceFile::new(fd, path, direct, false)))
+    }
+
+    fn grow_file(&self, file: &DeviceFile, len: u64) -> Result<()> {
+        self.check_writable()?;
+        let before = file.len()?;
+        preallocate(&file.fd(), len).map(|_| ()).map_err(|e| {
+            // What was reserved before the space ran out is given back.
+            let _ = rustix::fs::ftruncate(file.fd(), before);
+            self.error("grow", file.path(), e)
+        })
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        self.check_writable()?;
+        let renamed = open_beneath::parent(self.root.as_fd(), from).and_then(|(from_dir, from_name)| {
+            let (to_dir, to_name) = open_beneath::parent(self.root.as_fd(), to)?;
+            rustix::fs::renameat(&from_dir, from_name, &to_dir, to_name)
+        });
+        renamed.map_err(|e| self.error(&format!("rename to {to}:"), from, e))
+    }
+
+    fn remove_file(&self, path: &str) -> Result<()> {
+        self.check_writable()?;
+        self.unlink(path).map_err(|e| self.error("remove", path, e))
+    }
+
+    fn list(&self, path: &str) -> Result<Vec<Entry>> {
+        let failed = |e| self.error("list", path, e);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = open_beneath::open(self.root.as_fd(), path, flags, Mode::empty()).map_err(failed)?;
+        let mut entries = Vec::new();
+        for item in rustix::fs::Dir::read_from(&fd).map_err(failed)? {
+            let item = item.map_err(failed)?;
+            let Ok(name) = item.file_name().to_str() else {
+                return Err(self.error("list", path, Errno::ILSEQ));
+            };
+            if matches!(name, "." | "..") {
+                continue;
+            }
+            let stat = rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+            let is_dir = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => true,
+                FileType::RegularFile => false,
+                _ => {
+                    let text = format!("{}/{path}/{name} is neither a file nor a directory", self.path.display());
+                    return Err(Error::new(ErrorKind::Configuration, text));
+                }
+            };
+            let len = if is_dir { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) };
+            entries.push(Entry { name: name.to_owned(), is_dir, len });
+        }
+        entries.sort_unstable();
+        Ok(entries)
+    }
+
+    fn mkdir(&self, path: &str) -> Result<()> {
+        self.check_writable()?;
+        let made = open_beneath::parent(self.root.as_fd(), path).and_then(|(dir, name)| {
+            match rustix::fs::mkdirat(&dir, name, Mode::RWXU) {
+                // The umask may have taken more bits than it should.
+                Ok(()) => rustix::fs::chmodat(&dir, name, Mode::RWXU, AtFlags::empty()),
+                Err(Errno::EXIST) => {
+                    open_beneath::open(dir.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map(drop)
+                }
+                Err(e) => Err(e),
+            }
+        });
+        made.map_err(|e| self.error("make directory", path, e))
+    }
+
+    fn sync_dir(&self, path: &str) -> Result<()> {
+        self.check_writable()?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = open_beneath::open(self.root.as_fd(), path, flags, Mode::empty())
+            .map_err(|e| self.error("sync directory", path, e))?;
+        rustix::fs::fsync(&fd).map_err(|e| {
+            let error = Error::io(format!("sync directory {}", self.path.join(path).display()), e.into());
+            self.poison.set(&error);
+            error
+        })
+    }
+
+    fn read_small(&self, file: &DeviceFile, offset: u64, len: usize) -> Result<Vec<u8>> {
+        if len > SMALL_BYTES_MAX || !offset.is_multiple_of(PAGE_BYTES as u64) {
+            let text = format!("small read of {len} bytes at {offset} of {}", file.path());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let mut buf = AlignedBuf::zeroed(len);
+        let mut reached = 0;
+        // A direct file goes on from whole pages only; one that ends inside a page ends there.
+        while reached < buf.bytes().len() {
+            let from = if file.is_direct() { reached - reached % PAGE_BYTES } else { reached };
+            let got = retry(|| rustix::io::pread(file.fd(), &mut buf.bytes_mut()[from..], offset + from as u64))
+                .map_err(|e| Error::io(format!("read {len} bytes at {offset} of {}", file.path()), e.into()))?;
+            if from + got <= reached {
+                break;
+            }
+            reached = from + got;
+        }
+        Ok(buf.bytes()[..reached.min(len)].to_vec())
+    }
+
+    fn write_small(&self, file: &DeviceFile, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        let doing = || format!("write {} bytes at {offset} of {}", bytes.len(), file.path());
+        if !offset.is_multiple_of(PAGE_BYTES as u64) || !bytes.len().is_multiple_of(PAGE_BYTES) {
+            return Err(Error::new(ErrorKind::InvalidArgument, doing()));
+        }
+        let mut buf = AlignedBuf::zeroed(bytes.len());
+        buf.bytes_mut().copy_from_slice(bytes);
+        let mut reached = 0;
+        while reached < bytes.len() {
+            let from = if file.is_direct() { reached - reached % PAGE_BYTES } else { reached };
+            let put = retry(|| rustix::io::pwrite(file.fd(), &buf.bytes()[from..], offset + from as u64))
+                .map_err(|e| Error::io(doing(), e.into()))?;
+            if from + put <= reached {
+                let source = std::io::Error::new(std::io::ErrorKind::WriteZero, format!("only {reached} were taken"));
+                return Err(Error::io(doing(), source));
+            }
+            reached = from + put;
+        }
+        Ok(())
+    }
+
+    fn sync_small(&self, file: &DeviceFile) -> Result<()> {
+        self.check_writable()?;
+        rustix::fs::fdatasync(file.fd()).map_err(|e| {
+            let error = Error::io(format!("sync {}", file.path()), e.into());
+            self.poison.set(&error);
+            error
+        })
+    }
+
+    fn space(&self) -> Result<Space> {
+        let stat = rustix::fs::fstatvfs(&self.root).map_err(|e| self.error("free space of", ".", e))?;
+        Ok(Space {
+            total: stat.f_blocks.saturating_mul(stat.f_frsize),
+            available: stat.f_bavail.saturating_mul(stat.f_frsize),
+        })
+    }
+}
+
+/// Reserves the blocks of `len` bytes, or where the file system cannot only sets the length; says whether it reserved.
+fn preallocate(fd: &impl AsFd, len: u64) -> Result<bool, Errno> {
+    if len == 0 {
+        return Ok(false);
+    }
+    match retry(|| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len)) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => rustix::fs::ftruncate(fd, len).map(|()| false),
+        Err(e) => Err(e),
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
