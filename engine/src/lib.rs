@@ -52,62 +52,45 @@
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 pub mod attention;
 mod cache;
+mod catalog;
 pub mod codec;
 pub mod error;
-mod index;
+mod export;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod io;
 mod layout;
 mod log;
+mod maintenance;
 pub mod metrics;
 mod options;
 pub mod pipeline;
 mod plan;
 mod read;
-mod reclaim;
-mod recover;
-mod select;
+mod recovery;
+pub mod retrieval;
 mod sequence;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
 mod simd;
 mod store;
-mod summary;
 mod sync;
-mod transfer;
-
-/// Methods of choosing what a step reads: selectors, the summaries they score, and what calibration fits for them.
-///
-/// A method of your own is one implementation of [`Selector`](retrieval::Selector), over a summary of this crate or of your
-/// own; [`Sequence::attach`] builds its summary and keeps it up to date, [`Sequence::select_with`] chooses by it.
-pub mod retrieval {
-    pub use crate::select::{
-        Ask, InfiniGen, KvSwap, LeoAm, Oracle, Quest, ScoreForm, Selector, ShadowKv, SignBits, Tck, combine, summary_as,
-    };
-    pub use crate::sequence::SelectorId;
-    pub use crate::summary::{
-        Adapter, Codebook, CodedKeys, Codes, ExactKeys, KeyBounds, KeyGroup, KeyShape, KeySummary, LandmarkKeys,
-        LayerAdapter, LowRankAdapter, LowRankKeys, RebuildOptions, SignKeys, StoredAs, SummaryKind,
-    };
-    #[cfg(feature = "calibrate")]
-    pub use crate::summary::{Calibrator, CodeOptions};
-}
 
 pub use cache::CacheStatus;
 pub use error::{Corruption, Error, ErrorKind, Result};
+pub use export::{Exported, ImportOptions};
 pub use io::PageBacking;
 pub use io::buffer::region::ReadRegion;
 pub use io::scheduler::profile::ProfileStatus;
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
+pub use maintenance::Repaired;
 pub use metrics::{Evicted, EvictionReason};
 pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
     SequenceOptions, StoreOptions, Summaries, Summary,
 };
+pub use plan::{Planes, SelectOptions, View};
 pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
-pub use reclaim::Repaired;
-pub use select::{Planes, SelectOptions, View};
 pub use sequence::{OpenOptions, Sequence, SequenceReader};
 pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
@@ -115,7 +98,6 @@ pub use store::{
 };
 pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
 pub use stratakv_format::{DType, DeviceIndex, PlaneCodec, SequenceId};
-pub use transfer::{Exported, ImportOptions};
 
 /// The README's example is compiled and run.
 #[cfg(doctest)]

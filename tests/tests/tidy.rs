@@ -25,14 +25,14 @@ const FLOORS: &[&[&str]] = &[
     &["sync", "simd"],
     &["error", "metrics"],
     &["options", "layout", "io", "attention"],
-    &["codec", "index", "cache", "cluster", "summary"],
-    &["log", "select"],
-    &["plan", "recover", "reclaim"],
+    &["codec", "catalog", "cache", "retrieval"],
+    &["log"],
+    &["plan", "recovery", "maintenance"],
     &["read"],
     &["sequence"],
     &["store"],
     &["pipeline"],
-    &["tune", "transfer", "sim"],
+    &["export", "sim"],
 ];
 
 fn floor(module: &str) -> Option<usize> {

@@ -1,6 +1,6 @@
 //! Changing where the copies of a frame are, in the words that the manifest has for it.
 
-use crate::index::{FrameMeta, RecordBuffer, ReplicaMeta};
+use crate::catalog::{FrameMeta, RecordBuffer, ReplicaMeta};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, Location};
 use zerocopy::little_endian::{U32, U64};
@@ -73,7 +73,7 @@ impl CopyChange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{Catalog, SegmentMeta, SegmentState};
+    use crate::catalog::{Catalog, SegmentMeta, SegmentState};
     use proptest::prelude::*;
     use std::collections::HashSet;
     use stratakv_format::segment::KIND_LOG;

@@ -1,7 +1,7 @@
 //! The devices of an open store: directory, shard, counters, superblock.
 
-use super::late::{Latencies, Suspects};
-use super::members::DeviceList;
+use super::device_set::DeviceList;
+use super::suspect_copies::{Latencies, Suspects};
 use crate::cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Arena, Exhausted, Lease};

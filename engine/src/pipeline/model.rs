@@ -2,8 +2,8 @@
 
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{SelectOptions, View};
 use crate::read::AttendOptions;
-use crate::select::{SelectOptions, View};
 use crate::sequence::Sequence;
 
 /// A model during decode, as [`Pipeline::decode`] drives it: per layer `project`, then `predict` of the next, then `finish`.

@@ -7,8 +7,8 @@ use crate::io::driver::posix::{
 };
 use crate::metrics::lock;
 use crate::options::Budget;
+use crate::plan::View;
 use crate::read::AttendOptions;
-use crate::select::View;
 use crate::store::tests::{ALONE, DIM, filled};
 use std::time::{Duration, Instant};
 

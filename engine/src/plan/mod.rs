@@ -4,20 +4,22 @@
 //! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
 
 mod balance;
-mod records;
+mod selection;
 mod share;
+mod summary_sections;
 
 pub(crate) use balance::{Load, Pieces};
-pub(crate) use records::{Section, SectionAt, plan_records};
+pub use selection::{Planes, SelectOptions, View};
+pub(crate) use selection::{TailView, Unit, UnitKeys, UnitSource, ViewInner};
+pub(crate) use summary_sections::{Section, SectionAt, plan_records};
 
 use crate::cache::{BlockKey, Resident};
-use crate::index::{FrameBody, SegmentHandle};
+use crate::catalog::{FrameBody, SegmentHandle};
 use crate::io::buffer::arena::PAGE_BYTES;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::part_groups;
 use crate::log::Devices;
 use crate::options::BalancePolicy;
-use crate::select::{Unit, UnitSource, ViewInner};
 use share::Held;
 use std::collections::HashSet;
 use std::ops::Range;

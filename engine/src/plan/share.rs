@@ -2,8 +2,8 @@
 //! asks for. Sequences that were forked from one another have blocks in common; a read asks for each once.
 
 use super::Urgency;
+use super::selection::{Unit, UnitSource, ViewInner};
 use crate::cache::{BlockKey, Resident};
-use crate::select::{UnitSource, ViewInner};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -75,9 +75,8 @@ fn of_view(
     let asked: Vec<Option<Asked>> = match (&seen, cache) {
         (None, 0) => Vec::new(),
         _ => {
-            let asked = |unit: &crate::select::Unit| {
-                Some(Asked { key: unit.source.key(view.layer)?, bytes: unit.bytes(block), cache })
-            };
+            let asked =
+                |unit: &Unit| Some(Asked { key: unit.source.key(view.layer)?, bytes: unit.bytes(block), cache });
             view.units.iter().map(asked).collect()
         }
     };

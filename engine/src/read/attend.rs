@@ -1,7 +1,7 @@
 //! Attention over a view: its parts in order, each a partial of its own, then the tail, merged in order.
 
 use super::batch::ViewBlocks;
-use super::decodable::undecodable;
+use super::decode_check::undecodable;
 use super::verify::not_there;
 use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
 use crate::cache::Resident;
@@ -9,7 +9,7 @@ use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
 use crate::plan::Part;
-use crate::select::{UnitKeys, UnitSource, View, ViewInner};
+use crate::plan::{UnitKeys, UnitSource, View, ViewInner};
 use std::sync::Arc;
 
 /// How to attend.

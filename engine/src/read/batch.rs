@@ -5,7 +5,7 @@ use crate::codec::BlockCoder;
 use crate::error::{Error, Result};
 use crate::io::buffer::arena::Lease;
 use crate::plan::Part;
-use crate::select::ViewInner;
+use crate::plan::ViewInner;
 use std::borrow::Cow;
 use std::sync::Arc;
 

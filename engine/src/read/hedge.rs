@@ -2,7 +2,7 @@
 //! loser may still land in the other buffer, which goes back to the arena only then. So are reads that failed where one of several
 //! other copies may be late in turn.
 
-use super::copies;
+use super::copy_fallback;
 use super::progress::Progress;
 use super::ticket::{ReadTicket, request};
 use crate::error::Error;
@@ -101,7 +101,7 @@ impl ReadTicket {
         }
         let won = self.hedges.won(index);
         if won {
-            failed.iter().for_each(|read| copies::given_elsewhere(&self.devices, read));
+            failed.iter().for_each(|read| copy_fallback::given_elsewhere(&self.devices, read));
         }
         won
     }

@@ -1,22 +1,22 @@
 //! Read batches: many views in one call, submitted together, verified part by part, attended in a fixed order.
 
-mod ahead;
 mod attend;
 mod batch;
-mod copies;
-mod decodable;
+mod copy_fallback;
+mod decode_check;
 mod event;
 mod hedge;
+mod prefetch;
 mod progress;
-mod records;
-mod shared;
+mod shared_blocks;
+mod summary_read;
 mod ticket;
-mod times;
+mod timing;
 mod verify;
 
-pub(crate) use ahead::ReadTimes;
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{PlaneBytes, ReadBatch, ViewBlocks};
 pub use event::EventWaker;
-pub(crate) use records::{ReadSection, RecordsTicket};
+pub(crate) use prefetch::ReadTimes;
+pub(crate) use summary_read::{ReadSection, RecordsTicket};
 pub use ticket::ReadTicket;

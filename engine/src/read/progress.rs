@@ -1,6 +1,6 @@
 //! What the shards report to: which reads of a ticket have ended and how, and what that says about the devices.
 
-use super::times::{Times, nanoseconds};
+use super::timing::{Times, nanoseconds};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::scheduler::Sink;
 use crate::io::scheduler::profile::Profile;

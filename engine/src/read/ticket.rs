@@ -4,7 +4,7 @@ use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
 use super::hedge::Hedges;
 use super::progress::Progress;
-use super::{copies, decodable, verify};
+use super::{copy_fallback, decode_check, verify};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
 use crate::io::buffer::region::ReadRegion;
@@ -14,7 +14,7 @@ use crate::io::scheduler::{Batch, LaneBatch, Priority, Request, Sink};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
 use crate::plan::{Part, PlannedRead, Spread, Urgency, plan};
-use crate::select::{View, ViewInner};
+use crate::plan::{View, ViewInner};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -394,13 +394,15 @@ impl ReadTicket {
             Some(buffer) => {
                 let recovered = match failed.is_empty() {
                     true => Ok(()),
-                    false => copies::recover(&self.devices, part, failed, buffer, deadline),
+                    false => copy_fallback::recover(&self.devices, part, failed, buffer, deadline),
                 };
                 let good = |buffer: &mut Lease| match &part.records {
                     None => verify::part(&self.devices, view, part, buffer, deadline),
                     Some(at) => verify::records(&self.devices, view, part, at, buffer, deadline),
                 };
-                recovered.and_then(|()| good(buffer)).and_then(|()| decodable::part(&self.devices, view, part, buffer))
+                recovered
+                    .and_then(|()| good(buffer))
+                    .and_then(|()| decode_check::part(&self.devices, view, part, buffer))
             }
         };
         if let Some(took) = took {

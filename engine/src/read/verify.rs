@@ -1,14 +1,14 @@
 //! Every block that arrives is held against its checksum, which is bound to its identity. A block that fails is read again
 //! once; then it is reported with its place.
 
-use super::{copies, records};
+use super::{copy_fallback, summary_read};
+use crate::catalog::FrameBody;
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::index::FrameBody;
 use crate::io::buffer::arena::Lease;
 use crate::io::seams::{Mutant, covered, mutated};
 use crate::log::Devices;
 use crate::plan::{Part, SectionAt};
-use crate::select::{Unit, UnitSource, ViewInner};
+use crate::plan::{Unit, UnitSource, ViewInner};
 use crate::simd::near;
 use std::ops::Range;
 use std::time::Instant;
@@ -49,7 +49,7 @@ pub(super) fn part(
             device.counters.checksum_failures.add(1);
         }
         if !mutated(Mutant::NotReadAgain)
-            && copies::until_good(
+            && copy_fallback::until_good(
                 devices,
                 read,
                 frame,
@@ -100,7 +100,7 @@ pub(super) fn records(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    if records::check(devices, part, at, view.group_tokens(), buffer, deadline)? {
+    if summary_read::check(devices, part, at, view.group_tokens(), buffer, deadline)? {
         return Ok(());
     }
     let (frame, place) = (&at.section.frame, &at.section.place);

@@ -1,13 +1,13 @@
 //! Adapters in a store: a sequence that has no tokens holds one, in frames like any other.
 
 use super::Sequence;
-use super::load::load_adapter_parts;
+use super::open::load_adapter_parts;
+use crate::catalog::{AdapterMeta, RecordBuffer, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{AdapterMeta, RecordBuffer, SequenceMeta};
 use crate::log::{AdapterPart, Claim, Draft, SequenceIdentity, StoreInner};
 use crate::metrics::{Category, Reservation, lock};
 use crate::options::{Durability, Summaries};
-use crate::summary::{Adapter, LayerAdapter};
+use crate::retrieval::{Adapter, LayerAdapter};
 use std::sync::{Arc, Weak};
 use stratakv_format::SequenceId;
 use stratakv_format::checksum::crc64;

@@ -9,7 +9,7 @@ use crate::io::seams::sizes;
 use crate::layout::TensorView;
 use crate::log::{Draft, FRAMES_IN_FLIGHT, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
-use crate::summary::{MinMax, StoredAs};
+use crate::retrieval::{MinMax, StoredAs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX;

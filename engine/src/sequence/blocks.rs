@@ -1,7 +1,7 @@
 //! Reads that a sequence makes for itself: pieces of segments in batches, and single blocks, checked.
 
+use crate::catalog::{BlockPlace, SegmentHandle};
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::index::{BlockPlace, SegmentHandle};
 use crate::io::buffer::arena::{Exhausted, Lease};
 use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};

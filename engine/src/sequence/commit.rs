@@ -2,8 +2,8 @@
 
 use super::append::GATHERED_FRAMES;
 use super::{Held, Sequence, Shared};
+use crate::catalog::{RecordBuffer, ref_record, release_record};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{RecordBuffer, ref_record, release_record};
 use crate::io::seams::{Event, Mutant, mutated, note, sizes};
 use crate::log::{CommitRequest, Draft, Ends, unix_ms};
 use crate::options::Durability;

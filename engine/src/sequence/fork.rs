@@ -4,8 +4,8 @@
 //! frame that the manifest knows already is not written a second time. Until then its segments are held like those of a reader.
 
 use super::{Held, Sequence, Shared};
+use crate::catalog::{FrameMeta, RecordBuffer, ReplicaMeta, SegmentHandle, SequenceMeta};
 use crate::error::Result;
-use crate::index::{FrameMeta, RecordBuffer, ReplicaMeta, SegmentHandle, SequenceMeta};
 use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
 use std::sync::Arc;
 use stratakv_format::Location;

@@ -1,12 +1,12 @@
 //! One layer of an open sequence: sealed groups, the buffer they are collected in, the rolling tail, the summary.
 
+use crate::catalog::{Extent, ExtentTable, Run, Source};
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Extent, ExtentTable, Run, Source};
 use crate::io::buffer::arena::{Lease, PAGE_BYTES};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
-use crate::summary::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax, add_record};
+use crate::retrieval::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax, add_record};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;

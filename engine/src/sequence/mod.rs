@@ -5,25 +5,25 @@ mod append;
 mod blocks;
 mod commit;
 mod fork;
-mod front;
+mod frame_metadata;
+mod group_scan;
 mod layer;
-mod load;
-mod methods;
-mod newest;
 mod open;
+mod open_options;
 mod reader;
-mod rebuild;
+mod reconstruct;
 mod restore;
 mod select;
-mod stream;
+mod selectors;
+mod suffix_summary;
+mod summary_streams;
 #[cfg(test)]
 mod tests;
 mod truncate;
-mod visit;
 
 use crate::cache::{BlockCache, CacheStatus};
+use crate::catalog::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::layout::{KvLayout, Placed};
 use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
@@ -34,11 +34,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
-pub(crate) use load::load;
-pub use methods::SelectorId;
-pub use open::OpenOptions;
+pub(crate) use open::load;
+pub use open_options::OpenOptions;
 pub use reader::SequenceReader;
-pub(crate) use stream::Streams;
+pub(crate) use summary_streams::Streams;
 
 /// A frame that is striped over devices is not smaller than this: every frame costs a header page.
 const STRIPE_BYTES_MIN: usize = 1 << 20;
@@ -89,7 +88,7 @@ pub struct Sequence {
     frame_target: usize,
     /// What of each layer lies on which device.
     placed: Placed,
-    methods: methods::Methods,
+    methods: selectors::Methods,
     method_bytes: Reservation,
     index: Reservation,
     /// Bytes of `frames` and `held` in memory.
@@ -199,7 +198,7 @@ impl Sequence {
             frame_limit,
             frame_target,
             placed,
-            methods: methods::Methods::default(),
+            methods: selectors::Methods::default(),
             method_bytes,
             index,
             frames_memory: 0,

@@ -1,12 +1,14 @@
 //! Readers: a sequence as it was at one moment, beside its writer.
 
-use super::{SelectorId, Sequence};
+use super::Sequence;
+use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::RecordBuffer;
 use crate::layout::{KvLayout, Placed};
 use crate::metrics::{Category, Reservation};
-use crate::select::{SelectOptions, Selector, View};
-use crate::summary::MinMax;
+use crate::plan::{SelectOptions, View};
+use crate::retrieval::MinMax;
+use crate::retrieval::Selector;
+use crate::retrieval::SelectorId;
 use std::sync::Arc;
 use stratakv_format::SequenceId;
 
@@ -106,7 +108,7 @@ impl Sequence {
             frame_limit: self.frame_limit,
             frame_target: self.frame_target,
             placed: Placed::default(),
-            methods: super::methods::Methods::default(),
+            methods: super::selectors::Methods::default(),
             method_bytes: reserve(0, Category::Summaries)?,
             index,
             frames_memory: 0,

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{Event, covered, note};
 use crate::log::Devices;
 use crate::plan::Section;
-use crate::summary::KeySummary;
+use crate::retrieval::KeySummary;
 use stratakv_format::frame::KIND_SUMMARY;
 use stratakv_format::{PAGE_BYTES, PlaneIdentity};
 

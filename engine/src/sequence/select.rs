@@ -3,11 +3,12 @@
 use super::Sequence;
 use super::layer::Layer;
 use crate::attention::{HeadMask, MAX_Q_HEADS, TokenMask, dot_fn};
+use crate::catalog::{BlockPlace, Extent, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{BlockPlace, Extent, Source};
 use crate::log::Tail;
-use crate::select::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner, choose};
-use crate::summary::{Kept, MinMax, upper_bounds};
+use crate::plan::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner};
+use crate::retrieval::choose;
+use crate::retrieval::{Kept, MinMax, upper_bounds};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;

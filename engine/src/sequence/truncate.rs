@@ -2,8 +2,8 @@
 
 use super::Sequence;
 use super::blocks::{Part, read_block};
+use crate::catalog::{Source, release_record};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Source, release_record};
 use std::sync::Arc;
 use stratakv_format::manifest::{Kind, SequenceTruncate};
 use zerocopy::little_endian::U64;

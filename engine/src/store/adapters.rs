@@ -1,14 +1,14 @@
 //! Adapters by name: stored once per layout, found again when the store is opened.
 
 use super::Store;
+use crate::catalog::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
 use crate::layout::KvLayout;
 use crate::log::{Claim, SequenceIdentity, unix_ms};
 use crate::metrics::lock;
 use crate::options::Durability;
+use crate::retrieval::{Adapter, KeyShape, LayerAdapter};
 use crate::sequence::{adapter_meta, load_adapter, write_adapter};
-use crate::summary::{Adapter, KeyShape, LayerAdapter};
 use serde::Serialize;
 use stratakv_format::manifest::{ADAPTER_BYTES_MAX, Kind};
 use stratakv_format::{LayoutId, SequenceId};

@@ -2,13 +2,13 @@
 
 use super::start::{Known, measure, start_devices};
 use super::{Store, start};
+use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::Catalog;
 use crate::io::file::directory::Directory;
 use crate::log::{GenerationStart, Identity, ManifestLog, copies_for, random_u64, unix_ms};
 use crate::metrics::lock;
 use crate::options::StoreOptions;
-use crate::recover::{Found, SUPERBLOCK_NEW};
+use crate::recovery::{Found, SUPERBLOCK_NEW};
 use stratakv_format::features::Features;
 use stratakv_format::manifest as m;
 use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot, segment_pages};

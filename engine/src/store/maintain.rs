@@ -2,9 +2,9 @@
 
 use super::Store;
 use crate::error::{Error, ErrorKind, Result};
+use crate::maintenance;
 use crate::metrics::{DeviceSnapshot, Evicted, lock};
 use crate::options::ByteSize;
-use crate::reclaim;
 use serde::Serialize;
 use std::sync::Arc;
 use stratakv_format::manifest::MEMBER_LOST;
@@ -20,8 +20,8 @@ pub struct CleanReport {
     pub bytes: u64,
 }
 
-impl From<reclaim::Cleaned> for CleanReport {
-    fn from(done: reclaim::Cleaned) -> Self {
+impl From<maintenance::Cleaned> for CleanReport {
+    fn from(done: maintenance::Cleaned) -> Self {
         Self { segments: done.segments, frames: done.frames, bytes: done.bytes }
     }
 }
@@ -132,7 +132,7 @@ impl Store {
     /// # Errors
     /// A commit failed.
     pub fn tend(&self) -> Result<CleanReport> {
-        reclaim::tend(&self.inner, false).map(CleanReport::from)
+        maintenance::tend(&self.inner, false).map(CleanReport::from)
     }
 
     /// Cleans all that is dead, as far as that frees whole segments. Reads go first.
@@ -140,7 +140,7 @@ impl Store {
     /// # Errors
     /// A commit failed.
     pub fn clean(&self) -> Result<CleanReport> {
-        reclaim::clean_all(&self.inner).map(CleanReport::from)
+        maintenance::clean_all(&self.inner).map(CleanReport::from)
     }
 
     /// The most bytes of all files from now on; none: what the devices take. A smaller one is reached at once by removing free
@@ -150,7 +150,7 @@ impl Store {
     /// [`ErrorKind::NoSpace`]: what stays takes more. Nothing grows until it is reached. Or a commit failed.
     pub fn set_capacity(&self, capacity: Option<ByteSize>) -> Result<()> {
         lock(&self.inner.space).set_capacity(capacity.map(ByteSize::bytes));
-        reclaim::shrink(&self.inner)
+        maintenance::shrink(&self.inner)
     }
 
     /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.

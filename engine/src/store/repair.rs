@@ -2,7 +2,7 @@
 
 use super::Store;
 use crate::error::Result;
-use crate::reclaim::{Repair, Repaired};
+use crate::maintenance::{Repair, Repaired};
 
 impl Store {
     /// Makes good what is known to be wrong with copies: those that failed a read are looked at and made anew, frames with fewer copies

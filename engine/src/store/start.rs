@@ -13,7 +13,7 @@ use crate::io::seams::sizes;
 use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
-use crate::recover::SUPERBLOCK_NEW;
+use crate::recovery::SUPERBLOCK_NEW;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

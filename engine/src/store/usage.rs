@@ -1,8 +1,8 @@
 //! Where the bytes of a store are.
 
 use super::Store;
+use crate::catalog::Catalog;
 use crate::error::Result;
-use crate::index::Catalog;
 use crate::metrics::lock;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};

@@ -1,8 +1,8 @@
 //! Membership in a commit: devices that join, leave, or failed and are given up, where the store can do without them.
 
 use super::{Committer, Failed, Fresh, Queued};
+use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::RecordBuffer;
 use crate::log::devices::{Device, Failures};
 use crate::metrics::lock;
 use std::collections::BTreeSet;

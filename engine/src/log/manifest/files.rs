@@ -1,7 +1,7 @@
 //! The files of a manifest generation: which copies there are, and how long they may be.
 
+use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::RecordBuffer;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::seams;

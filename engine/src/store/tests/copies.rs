@@ -1,8 +1,8 @@
 //! Changes of copies as commits take them.
 
 use super::{GROUP, GROUPS, Store, filled};
+use crate::catalog::FrameMeta;
 use crate::error::ErrorKind;
-use crate::index::FrameMeta;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
 use crate::metrics::lock;
 use crate::options::ByteSize;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::io::file::directory::Access;
-use crate::recover::{Opened, open_directories, read_devices, replay};
+use crate::recovery::{Opened, open_directories, read_devices, replay};
 use stratakv_format::PAGE_BYTES;
 
 #[test]

@@ -1,0 +1,516 @@
+//! Where the groups of one layer of an open sequence are: few extents, each a run of groups in a frame on disk or in memory.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::Lease;
+use crate::io::file::cached_file::LazyFile;
+use crate::io::file::device_file::DeviceFile;
+use crate::metrics::lock;
+use crate::simd::near;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
+use stratakv_format::layout::BlockGeometry;
+use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
+
+use super::pin::{Current, Hold};
+use super::state::SegmentKey;
+
+/// A life of a segment. Everything that may still read from it holds one; its space is reused only when nobody does.
+pub(crate) struct SegmentHandle {
+    pub(crate) key: SegmentKey,
+    pub(crate) generation: u64,
+    pub(crate) nonce: u64,
+    pub(crate) pages: u32,
+    pub(crate) lazy: Arc<LazyFile>,
+    /// Reads are in multiples of this, a divisor of the page.
+    pub(crate) read_unit: u64,
+    /// Pages of frames that no commit has named yet.
+    pub(crate) in_flight: AtomicU64,
+    /// Ends with it.
+    pub(crate) pin: Hold,
+}
+
+/// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
+pub(crate) struct Flight {
+    segment: Arc<SegmentHandle>,
+    pages: u64,
+}
+
+impl Flight {
+    pub(crate) fn new(segment: &Arc<SegmentHandle>, pages: u32) -> Self {
+        segment.in_flight.fetch_add(u64::from(pages), Ordering::Relaxed);
+        Self { segment: Arc::clone(segment), pages: u64::from(pages) }
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
+        &self.segment
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
+    }
+}
+
+impl SegmentHandle {
+    /// The file, opened if need be.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn file(&self) -> Result<Arc<DeviceFile>> {
+        self.lazy.get()
+    }
+
+    pub(crate) fn in_flight_pages(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+/// What reading and checking the groups of a frame takes.
+pub(crate) struct FrameBody {
+    pub(crate) id: FrameId,
+    pub(crate) origin: SequenceId,
+    pub(crate) nonce: u64,
+    pub(crate) segment: Arc<SegmentHandle>,
+    /// First page of the frame in its segment.
+    pub(crate) page: u32,
+    /// CRC of its header there.
+    pub(crate) header_crc: u32,
+    /// Its other copies.
+    pub(crate) replicas: Box<[FrameCopy]>,
+    /// Checksums of its groups: per block and plane, extent after extent.
+    pub(crate) checksums: Arc<[u64]>,
+    /// Summaries of its groups that are read only when they are asked for.
+    pub(crate) summaries: Arc<[SummaryPlace]>,
+}
+
+/// Summaries of consecutive groups of a layer, in the front of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SummaryPlace {
+    pub(crate) layer: u16,
+    pub(crate) stored: SummaryRecords,
+    pub(crate) first_group: u64,
+    pub(crate) groups: u32,
+    /// From the start of the frame.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
+}
+
+/// What the records of minima and maxima are: nothing stands in front of them, and no adapter made them.
+pub(crate) fn min_max_records(record_bytes: u32) -> SummaryRecords {
+    SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }
+}
+
+impl SummaryPlace {
+    /// Where its records begin: behind a header, but for minima and maxima.
+    pub(crate) fn header_bytes(&self) -> usize {
+        if self.stored.kind == SUMMARY_MIN_MAX { 0 } else { size_of::<SummaryHeader>() }
+    }
+
+    /// Whether the record of a group is among them.
+    fn holds(&self, layer: usize, stored: &SummaryRecords, group: u64) -> bool {
+        let groups = self.first_group..self.first_group + u64::from(self.groups);
+        usize::from(self.layer) == layer && self.stored == *stored && groups.contains(&group)
+    }
+}
+
+/// A copy of a frame: the same bytes behind another header.
+#[derive(Clone)]
+pub(crate) struct FrameCopy {
+    pub(crate) segment: Arc<SegmentHandle>,
+    /// First page of the frame there.
+    pub(crate) page: u32,
+    /// CRC of its header there.
+    pub(crate) header_crc: u32,
+}
+
+impl FrameBody {
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.replicas.len() * size_of::<FrameCopy>()
+            + self.checksums.len() * 8
+            + self.summaries.len() * size_of::<SummaryPlace>()
+    }
+
+    /// Where the record of a group of its own stands, of a summary that is so stored.
+    pub(crate) fn summary(&self, layer: usize, stored: &SummaryRecords, group: u64) -> Option<&SummaryPlace> {
+        self.summaries.iter().rev().find(|place| place.holds(layer, stored, group))
+    }
+
+    /// Copies there are, this one included.
+    pub(crate) fn copies(&self) -> usize {
+        1 + self.replicas.len()
+    }
+
+    /// Segment of a copy, 0 being the frame itself, its first page there, and the CRC of its header.
+    pub(crate) fn copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u32, u32) {
+        match copy.checked_sub(1).and_then(|at| self.replicas.get(at)) {
+            Some(replica) => (&replica.segment, replica.page, replica.header_crc),
+            None => (&self.segment, self.page, self.header_crc),
+        }
+    }
+
+    /// Where a byte of copy 0 lies in the segment file of another.
+    pub(crate) fn offset_in(&self, copy: usize, offset: u64) -> u64 {
+        let page = self.copy(copy).1;
+        offset - u64::from(self.page) * PAGE_BYTES as u64 + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// The smallest range of read units, as every copy's device has them, around these bytes of copy 0.
+    pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
+        let units = (0..self.copies()).map(|copy| self.copy(copy).0.read_unit);
+        let unit = units.max().unwrap_or(PAGE_BYTES as u64);
+        offset / unit * unit..(offset + bytes as u64).next_multiple_of(unit)
+    }
+}
+
+/// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
+pub(crate) struct FrameSlot {
+    body: Current<Arc<FrameBody>>,
+    /// Its pages, until the first commit that names it takes them, of whichever sequence that shares it.
+    flights: Mutex<Vec<Flight>>,
+}
+
+impl FrameSlot {
+    pub(crate) fn new(body: FrameBody) -> Self {
+        Self { body: Current::new(Arc::new(body)), flights: Mutex::default() }
+    }
+
+    /// The frame where it lies now. Whoever holds it may read there, also after a move.
+    pub(crate) fn now(&self) -> Arc<FrameBody> {
+        self.body.now()
+    }
+
+    /// Its memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.now().memory_bytes()
+    }
+
+    pub(crate) fn set_flights(&self, flights: Vec<Flight>) {
+        *lock(&self.flights) = flights;
+    }
+
+    /// Those of copies that were not written end.
+    pub(crate) fn keep_flights(&self, written: impl Fn(&Arc<SegmentHandle>) -> bool) {
+        lock(&self.flights).retain(|flight| written(&flight.segment));
+    }
+
+    pub(crate) fn take_flights(&self) -> Vec<Flight> {
+        std::mem::take(&mut lock(&self.flights))
+    }
+
+    /// These are its copies from now on.
+    pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
+        let FrameCopy { segment, page, header_crc } = first;
+        self.body.turn(|body| {
+            let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
+            let (id, origin, nonce) = (body.id, body.origin, body.nonce);
+            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries })
+        });
+    }
+}
+
+/// Consecutive groups of one layer in one buffer, as they will stand on disk.
+pub(crate) struct Run {
+    pub(crate) layer: usize,
+    pub(crate) first_group: u64,
+    pub(crate) groups: usize,
+    pub(crate) geometry: BlockGeometry,
+    pub(crate) buffer: Arc<Lease>,
+    /// The buffer holds groups behind these, which must not reach a device.
+    pub(crate) cut: bool,
+}
+
+impl Run {
+    /// The first `groups` of the run, in the same buffer.
+    pub(crate) fn first(&self, groups: usize) -> Arc<Self> {
+        Arc::new(Self { groups: groups.min(self.groups), buffer: Arc::clone(&self.buffer), cut: true, ..*self })
+    }
+
+    /// Bytes of block `index` of the run.
+    ///
+    /// # Errors
+    /// The buffer is being read into, which does not happen to runs.
+    pub(crate) fn block(&self, index: usize) -> Result<&[u8]> {
+        let start = self.geometry.block_offset(index);
+        self.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.geometry.block_bytes)).ok_or_else(|| {
+            Error::new(ErrorKind::Busy, format!("group {} of layer {}", self.first_group + index as u64, self.layer))
+        })
+    }
+
+    /// Bytes of the run on disk.
+    pub(crate) fn disk_bytes(&self) -> usize {
+        self.geometry.extent_bytes(self.groups)
+    }
+
+    /// Whether groups written right behind this run continue its pages without a gap.
+    pub(crate) fn ends_on_page(&self) -> bool {
+        self.geometry.blocks_per_page == 0 || self.groups.is_multiple_of(self.geometry.blocks_per_page)
+    }
+}
+
+/// Where an extent's bytes are.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// In memory, not known to be on disk.
+    Memory(Arc<Run>),
+    /// In a frame, `page` pages from its start; `checksum` is the first of the extent's checksums in the frame's table.
+    Disk { frame: Arc<FrameSlot>, page: u32, checksum: usize },
+}
+
+/// Consecutive groups of a layer.
+#[derive(Clone)]
+pub(crate) struct Extent {
+    pub(crate) first_group: u64,
+    pub(crate) groups: usize,
+    /// Index of `first_group` among the groups of the source.
+    pub(crate) skip: usize,
+    pub(crate) source: Source,
+}
+
+/// Place of one block on a device.
+pub(crate) struct BlockPlace {
+    pub(crate) frame: Arc<FrameBody>,
+    /// Byte offset in the segment file.
+    pub(crate) offset: u64,
+    /// First of its checksums in the frame's table.
+    pub(crate) checksum: usize,
+}
+
+impl Extent {
+    /// Whether `next` holds the groups behind these, right behind them in the same frame.
+    fn goes_on_in(&self, next: &Self, geometry: &BlockGeometry, planes: usize) -> bool {
+        let place = |extent: &Self, groups: usize| match &extent.source {
+            Source::Disk { frame, page, checksum } => {
+                let index = extent.skip + groups;
+                let byte = *page as usize * PAGE_BYTES + geometry.block_offset(index);
+                Some((Arc::as_ptr(frame), byte, checksum + index * planes))
+            }
+            Source::Memory(_) => None,
+        };
+        let end = place(self, self.groups);
+        self.first_group + self.groups as u64 == next.first_group && end.is_some() && end == place(next, 0)
+    }
+
+    /// Where block of `group` lies on disk, if it does.
+    pub(crate) fn place(&self, group: u64, geometry: &BlockGeometry, planes: usize) -> Option<BlockPlace> {
+        let Source::Disk { frame, page, checksum } = &self.source else { return None };
+        let index = (group - self.first_group) as usize + self.skip;
+        let frame = frame.now();
+        let start = (u64::from(frame.page) + u64::from(*page)) * PAGE_BYTES as u64;
+        Some(BlockPlace {
+            offset: start + geometry.block_offset(index) as u64,
+            checksum: checksum + index * planes,
+            frame,
+        })
+    }
+}
+
+/// The groups of one layer, from the first on without gaps. Cheap to clone: clones share the table until one of them changes.
+#[derive(Clone, Default)]
+pub(crate) struct ExtentTable {
+    extents: Arc<Vec<Extent>>,
+}
+
+impl ExtentTable {
+    /// Groups covered.
+    pub(crate) fn groups(&self) -> u64 {
+        self.extents.last().map_or(0, |last| last.first_group + last.groups as u64)
+    }
+
+    /// The extent that holds `group`.
+    pub(crate) fn find(&self, group: u64) -> Option<&Extent> {
+        let at = self.extents.partition_point(|e| e.first_group + e.groups as u64 <= group);
+        self.extents.get(at).filter(|e| e.first_group <= group)
+    }
+
+    /// The extents that hold these groups, which rise; asked for together, so that they are waited for together.
+    pub(crate) fn find_all(&self, groups: &[u64]) -> Vec<Option<&Extent>> {
+        let mut from = 0;
+        let found: Vec<Option<&Extent>> = groups
+            .iter()
+            .map(|&group| {
+                let left = &self.extents[from.min(self.extents.len())..];
+                // The next one is close by where groups are dense.
+                let mut reach = 1;
+                while left.get(reach).is_some_and(|extent| extent.first_group <= group) {
+                    reach *= 2;
+                }
+                let before = reach / 2;
+                let left = &left[before.min(left.len())..reach.min(left.len())];
+                from += before + left.partition_point(|e| e.first_group + e.groups as u64 <= group);
+                self.extents.get(from).filter(|e| e.first_group <= group)
+            })
+            .collect();
+        let frames = found.iter().flatten().filter_map(|extent| match &extent.source {
+            Source::Disk { frame, .. } => Some(&**frame),
+            Source::Memory(_) => None,
+        });
+        frames.clone().for_each(near);
+        frames.for_each(|frame| frame.body.look(|body| near(&**body)));
+        found
+    }
+
+    /// Lays `extent` over what is there: from its first group on it alone counts up to its end. Groups it would leave
+    /// uncovered before it are an error.
+    pub(crate) fn lay(&mut self, extent: Extent) -> Result<()> {
+        if extent.first_group > self.groups() {
+            let text = format!("groups {} to {} are in no frame", self.groups(), extent.first_group);
+            return Err(Error::new(ErrorKind::Corruption, text));
+        }
+        let end = extent.first_group + extent.groups as u64;
+        let from = self.extents.partition_point(|e| e.first_group + (e.groups as u64) <= extent.first_group);
+        let to = self.extents.partition_point(|e| e.first_group < end);
+        let mut pieces = Vec::with_capacity(3);
+        if let Some(first) = self.extents.get(from..to).and_then(|covered| covered.first())
+            && first.first_group < extent.first_group
+        {
+            let kept = (extent.first_group - first.first_group) as usize;
+            pieces.push(Extent { groups: kept, ..first.clone() });
+        }
+        let behind = self.extents.get(from..to).and_then(|covered| covered.last()).and_then(|last| {
+            let last_end = last.first_group + last.groups as u64;
+            (last_end > end).then(|| {
+                let cut = (end - last.first_group) as usize;
+                Extent { first_group: end, groups: last.groups - cut, skip: last.skip + cut, ..last.clone() }
+            })
+        });
+        pieces.push(extent);
+        pieces.extend(behind);
+        Arc::make_mut(&mut self.extents).splice(from..to, pieces);
+        Ok(())
+    }
+
+    /// Keeps the first `groups`.
+    pub(crate) fn truncate(&mut self, groups: u64) {
+        if groups >= self.groups() {
+            return;
+        }
+        let extents = Arc::make_mut(&mut self.extents);
+        extents.truncate(extents.partition_point(|e| e.first_group < groups));
+        if let Some(last) = extents.last_mut() {
+            last.groups = last.groups.min((groups - last.first_group) as usize);
+        }
+    }
+
+    /// How many groups at the front of `run` this table has from it: later ones may have been cut off or written anew.
+    pub(crate) fn groups_of(&self, run: &Arc<Run>) -> usize {
+        let backed = |e: &Extent| matches!(&e.source, Source::Memory(r) if Arc::ptr_eq(r, run)).then_some(e.groups);
+        self.extents.iter().filter_map(backed).sum()
+    }
+
+    /// Extents that `old` backs are backed by `new`, which has the same groups at its front.
+    pub(crate) fn replace(&mut self, old: &Arc<Run>, new: &Arc<Run>) {
+        for extent in Arc::make_mut(&mut self.extents) {
+            if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, old)) {
+                extent.source = Source::Memory(Arc::clone(new));
+            }
+        }
+    }
+
+    /// Every extent in memory that `run` backs goes over to its place on disk, and becomes one with what it continues there.
+    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameSlot>, page: u32, checksum: usize, planes: usize) {
+        let end = run.first_group + run.groups as u64;
+        let mut at = self.extents.partition_point(|e| e.first_group + (e.groups as u64) <= run.first_group);
+        let extents = Arc::make_mut(&mut self.extents);
+        while let Some(extent) = extents.get_mut(at).filter(|extent| extent.first_group < end) {
+            if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, run)) {
+                extent.source = Source::Disk { frame: Arc::clone(frame), page, checksum };
+            }
+            let (front, behind) = extents.split_at_mut(at);
+            match (front.last_mut(), behind.first()) {
+                (Some(before), Some(this)) if before.goes_on_in(this, &run.geometry, planes) => {
+                    before.groups += this.groups;
+                    extents.remove(at);
+                }
+                _ => at += 1,
+            }
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.extents.capacity() * size_of::<Extent>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use stratakv_format::DeviceIndex;
+    use stratakv_format::SegmentId;
+
+    fn body(id: u64, file: &Arc<LazyFile>) -> Arc<FrameSlot> {
+        let segment = SegmentHandle {
+            key: (DeviceIndex(0), SegmentId(0)),
+            generation: 1,
+            nonce: 0,
+            pages: 8,
+            lazy: Arc::clone(file),
+            read_unit: PAGE_BYTES as u64,
+            in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
+        };
+        let (origin, segment) = (SequenceId(id), Arc::new(segment));
+        let (replicas, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());
+        let (id, page, header_crc) = (FrameId(id), 1, 0);
+        Arc::new(FrameSlot::new(FrameBody {
+            id,
+            origin,
+            nonce: 0,
+            segment,
+            page,
+            header_crc,
+            replicas,
+            checksums,
+            summaries,
+        }))
+    }
+
+    fn any_file() -> Arc<LazyFile> {
+        use crate::io::file::directory::Access;
+        use crate::io::file::os_directory::{DeviceDir, DirOptions};
+        let dir = tempfile::tempdir().unwrap();
+        let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
+        let directory: Arc<dyn crate::io::file::directory::Directory> = DeviceDir::open(dir.path(), options).unwrap();
+        LazyFile::new(&directory, "x".into(), &crate::io::file::cached_file::OpenFiles::new())
+    }
+
+    proptest! {
+        #[test]
+        fn the_last_extent_laid_over_a_group_counts(
+            steps in prop::collection::vec((0_u64..40, 1_usize..12, any::<bool>()), 1..40),
+        ) {
+            let file = any_file();
+            let mut table = ExtentTable::default();
+            // Per group: the frame and the index in it.
+            let mut model: Vec<(u64, usize)> = Vec::new();
+            for (id, (first, groups, cut)) in steps.into_iter().enumerate() {
+                if cut {
+                    table.truncate(first);
+                    model.truncate(first as usize);
+                    continue;
+                }
+                let source = Source::Disk { frame: body(id as u64, &file), page: 0, checksum: 0 };
+                let outcome = table.lay(Extent { first_group: first, groups, skip: 0, source });
+                prop_assert_eq!(outcome.is_ok(), first as usize <= model.len());
+                if outcome.is_ok() {
+                    model.resize(model.len().max(first as usize + groups), (0, 0));
+                    for index in 0..groups {
+                        model[first as usize + index] = (id as u64, index);
+                    }
+                }
+            }
+            prop_assert_eq!(table.groups(), model.len() as u64);
+            prop_assert!(table.find(model.len() as u64).is_none());
+            for (group, (id, index)) in model.iter().enumerate() {
+                let extent = table.find(group as u64).unwrap();
+                let Source::Disk { frame, .. } = &extent.source else { panic!("memory") };
+                prop_assert_eq!(frame.now().origin, SequenceId(*id));
+                prop_assert_eq!((group as u64 - extent.first_group) as usize + extent.skip, *index);
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What the catalog keeps up to date by itself, against a search through all there is.
+
+use super::*;
+use crate::catalog::release_record;
+use proptest::prelude::*;
+use stratakv_format::ids::RawLocation;
+
+fn at(segment: u32, page: u32) -> RawLocation {
+    Location { device: DeviceIndex(0), segment: SegmentId(segment), page, pages: 1 }.to_raw()
+}
+
+/// What the catalog keeps by itself, against all there is.
+fn check(catalog: &Catalog) {
+    let sealed = |meta: &SegmentMeta| meta.state == SegmentState::Sealed && meta.live_pages == 0;
+    let idle: BTreeSet<SegmentKey> =
+        catalog.segments.iter().filter(|(_, meta)| sealed(meta)).map(|(key, _)| *key).collect();
+    assert_eq!(catalog.idle, idle);
+    for key in catalog.segments.keys() {
+        let here = |frame: &FrameMeta| frame.locations().any(|at| (at.device, at.segment) == *key);
+        let all: BTreeSet<FrameId> =
+            catalog.frames.iter().filter(|(_, frame)| here(frame)).map(|(id, _)| *id).collect();
+        assert_eq!(catalog.frames_in(*key).into_keys().collect::<BTreeSet<_>>(), all, "{key:?}");
+    }
+    let laid: usize = catalog.laid.values().map(Vec::len).sum();
+    assert!(laid <= catalog.segments.len() * 64, "no more than pages");
+}
+
+proptest! {
+    #[test]
+    fn what_is_idle_and_what_lies_where_is_known_without_a_search(
+        steps in prop::collection::vec((0..6_u8, 0..4_u32, 0..40_u64), 1..200),
+    ) {
+        let mut catalog = Catalog::default();
+        let mut next = [1_u32; 4];
+        let mut frames = 0_u64;
+        let sequence = SequenceId(1);
+        catalog.insert_sequence(sequence, &[], SequenceMeta {
+            key: String::new(), layout: LayoutId(1), summaries: 0, created_unix_ms: 0, ttl_ms: 0, replicas: 0,
+            evictable: 0, parent: None, tokens: 0, token_ids: 0, state_frame: None, committed_unix_ms: 0,
+            used_unix_ms: 0, adapter: None, refs: Vec::new(),
+        }).unwrap();
+        for (what, segment, which) in steps {
+            let key = (DeviceIndex(0), SegmentId(segment));
+            let meta = catalog.segments.get(&key).cloned();
+            let open = meta.as_ref().is_some_and(|meta| meta.state == SegmentState::Open);
+            match what {
+                0 if meta.as_ref().is_none_or(|meta| meta.state == SegmentState::Free) => {
+                    let generation = meta.map_or(1, |meta| meta.generation + 1);
+                    let (pages, state) = (64, SegmentState::Open);
+                    let new = SegmentMeta {
+                        generation, nonce: 1, pages, kind: 1, state, used_pages: 1, live_pages: 0, last_lsn: 0,
+                    };
+                    catalog.apply(&Record::SegmentOpen(&open_record(key, &new))).unwrap();
+                    next[segment as usize] = 1;
+                }
+                1 if open && next[segment as usize] < 60 => {
+                    frames += 1;
+                    let meta = FrameMeta {
+                        origin: sequence, lsn: frames, nonce: 1, location: Location::from_raw(&at(segment, next[segment as usize])),
+                        header_crc: 0, header_pages: 1, front_pages: 1, refs: 0, replicas: Vec::new(),
+                    };
+                    next[segment as usize] += 1;
+                    catalog.apply(&Record::Frame(&meta.record(FrameId(frames)))).unwrap();
+                    catalog.apply(&Record::FrameRef(&ref_record(sequence, FrameId(frames), 1))).unwrap();
+                }
+                2 if open => catalog.apply(&Record::SegmentSeal(&seal_record(key, 1))).unwrap(),
+                3 if catalog.frames.contains_key(&FrameId(which)) => {
+                    catalog.apply(&Record::FrameRelease(&release_record(sequence, FrameId(which)))).unwrap();
+                }
+                4 if open && next[segment as usize] < 60 && catalog.frames.contains_key(&FrameId(which)) => {
+                    let location = at(segment, next[segment as usize]);
+                    next[segment as usize] += 1;
+                    let moved = m::FrameMoved {
+                        frame: U64::new(which), location, header_crc: U32::new(0), reserved: U32::new(0),
+                    };
+                    catalog.apply(&Record::FrameMoved(&moved)).unwrap();
+                }
+                5 if catalog.idle.contains(&key) => {
+                    let generation = meta.map_or(0, |meta| meta.generation);
+                    catalog.apply(&Record::SegmentFree(&free_record(key, generation, which % 2 == 0))).unwrap();
+                }
+                _ => {}
+            }
+            check(&catalog);
+        }
+    }
+}

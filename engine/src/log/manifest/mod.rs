@@ -1,0 +1,532 @@
+//! Writing the manifest: batches on all copies, and checkpoints.
+
+mod files;
+
+pub(crate) use files::{GenerationStart, copies_for};
+
+use super::devices::{Device, Devices, Failures};
+use super::random_u64;
+use super::unix_ms;
+use crate::catalog::RecordBuffer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::Access;
+use crate::io::seams::{self, Event, Mutant, mutated};
+use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
+use stratakv_format::superblock::{SLOTS, STATE_OPEN};
+use stratakv_format::{DeviceIndex, PAGE_BYTES};
+use zerocopy::little_endian::{U16, U64};
+
+/// The most bytes of a manifest, and so of what an open has to replay behind the checkpoint.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Where a manifest ends, for one that goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ManifestPlace {
+    pub(crate) generation: u64,
+    pub(crate) nonce: u64,
+    /// Sequence number of the next batch.
+    pub(crate) next_batch: u64,
+    /// The last batch known durable.
+    pub(crate) synced_through: u64,
+    /// Page of the next batch.
+    pub(crate) next_page: u64,
+}
+
+/// The manifest in force, open for appending.
+pub(crate) struct ManifestLog {
+    place: ManifestPlace,
+    epoch: u64,
+    /// The epoch that superblocks get with the next generation.
+    next_epoch: u64,
+    files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
+    /// The copies that they are.
+    held: Vec<(DeviceIndex, u8)>,
+    /// Devices that failed or go, and that the members still have: nothing is written to them.
+    gone: BTreeSet<DeviceIndex>,
+    /// Pages of the shortest of them.
+    file_pages: u64,
+    /// Bytes of all of them.
+    bytes: u64,
+    /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
+    spare_bytes: u64,
+    /// Of the shortest of them, if there is one for every copy.
+    shortest_spare: u64,
+}
+
+fn all_well(failures: Failures) -> Result<()> {
+    failures.into_values().next().map_or(Ok(()), Err)
+}
+
+/// Pages that must be left for records to be appended: one more for the counters that may go along, and the last record of
+/// the generation.
+pub(super) fn room_for(records: &RecordBuffer) -> u64 {
+    pages_of(records) + 2
+}
+
+impl ManifestLog {
+    /// Goes on with a manifest that was read to `place`.
+    pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
+        let mut log = Self::read_only(place, epoch);
+        log.file_pages = u64::MAX;
+        for (device, copy) in copies(devices, &log.gone) {
+            let name = m::file_name(place.generation, copy);
+            let file = match devices.get(device)?.directory.open_file(&name, Access::ReadWrite) {
+                // No superblock names it, or the manifest would not be gone on with: there was no room for it.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                other => other?,
+            };
+            let len = file.len()?;
+            log.file_pages = log.file_pages.min(len / PAGE_BYTES as u64);
+            log.bytes += len;
+            log.files.push((device, file));
+            log.held.push((device, copy));
+        }
+        if log.files.is_empty() {
+            return Err(Error::new(ErrorKind::Corruption, "no device holds the manifest that was read"));
+        }
+        Ok(log)
+    }
+
+    /// A manifest that was read to `place` and that nothing is appended to.
+    pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
+        Self {
+            place,
+            epoch,
+            next_epoch: epoch,
+            files: Vec::new(),
+            held: Vec::new(),
+            gone: BTreeSet::new(),
+            file_pages: 0,
+            bytes: 0,
+            spare_bytes: 0,
+            shortest_spare: 0,
+        }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
+    /// superblocks do not name it yet. Copies that the generation before does not have are left for later where there is no room.
+    pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
+        let all = copies(devices, &start.gone);
+        let (_, least) = start.sizes(state);
+        let possible = affordable(devices, &all, start.previous, Some((least, start.half())))?;
+        let made = Self::create_copies(devices, start, state, &possible);
+        let least = affordable(devices, &all, start.previous, None)?;
+        if least.len() == possible.len() || !made.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace) {
+            return made;
+        }
+        for (device, copy) in possible.iter().filter(|copy| !least.contains(copy)) {
+            match devices.get(*device)?.directory.remove_file(&m::file_name(start.generation, *copy)) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Self::create_copies(devices, start, state, &least)
+    }
+
+    fn create_copies(
+        devices: &Devices,
+        start: &GenerationStart,
+        state: &RecordBuffer,
+        copies: &[(DeviceIndex, u8)],
+    ) -> Result<Self> {
+        let &GenerationStart { generation, previous, first_batch, epoch, limit, beyond, .. } = start;
+        // One moment for all copies: their headers differ in nothing but the place.
+        let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
+        let (mut wanted, least) = start.sizes(state);
+        for &(device, copy) in copies {
+            let directory = &*devices.get(device)?.directory;
+            if previous > 0 && kept_bytes(directory, &m::file_name(previous, copy))? == 0 {
+                wanted = wanted.min(room_for_copy(directory, generation, copy)?).max(least);
+            }
+        }
+        if least > m::FILE_BYTES_MAX {
+            let text = format!("a manifest of {least} bytes; at most {} are read; delete sequences", m::FILE_BYTES_MAX);
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        let (wanted, too_much) =
+            sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, start.half()))?;
+        if too_much && !beyond {
+            let text = format!("the capacity leaves {limit} bytes for a manifest of {least} in each copy");
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        if too_much {
+            // Deletions would not be recorded any more, and what is there not be opened.
+            seams::note(Event::CapacityExceeded);
+        }
+        let zero_bytes = seams::sizes().zero_bytes;
+        let mut files = Vec::new();
+        let (mut bytes, mut all_bytes) = (u64::MAX, 0);
+        for &(device, copy) in copies {
+            let directory = &devices.get(device)?.directory;
+            let (file, len) = take_file(&**directory, &m::file_name(generation, copy), wanted, least)?;
+            bytes = bytes.min(len / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+            all_bytes += len;
+            files.push((device, copy, file));
+        }
+        for (device, copy, file) in &files {
+            let page = ManifestPage {
+                magic: m::MAGIC,
+                features: devices.features(),
+                store_id: devices.identity.store_id,
+                generation: U64::new(generation),
+                nonce: U64::new(nonce),
+                previous_generation: U64::new(previous),
+                first_batch: U64::new(first_batch),
+                created_unix_s: created,
+                device: U16::new(device.0),
+                copy: *copy,
+                reserved: [0; 5],
+            };
+            devices.write_all(&[(*device, Arc::clone(file))], 0, &page.encode())?;
+        }
+        let files: Vec<_> = files.into_iter().map(|(device, _, file)| (device, file)).collect();
+        let zeros = vec![0; zero_bytes];
+        for start in (0..bytes).step_by(zero_bytes) {
+            let skip = if start == 0 { PAGE_BYTES } else { 0 };
+            let end = zeros.len().min((bytes - start) as usize);
+            if skip < end {
+                devices.write_all(&files, start + skip as u64, &zeros[skip..end])?;
+            }
+        }
+        let place = ManifestPlace {
+            generation,
+            nonce,
+            next_batch: first_batch,
+            synced_through: first_batch.saturating_sub(1),
+            next_page: 1,
+        };
+        let file_pages = bytes / PAGE_BYTES as u64;
+        let (held, gone) = (copies.to_vec(), start.gone.clone());
+        let mut log = Self { files, held, gone, file_pages, bytes: all_bytes, ..Self::read_only(place, epoch) };
+        all_well(log.write(devices, state, FLAG_CHECKPOINT)?)?;
+        if !mutated(Mutant::CheckpointNotSynced) {
+            // New files have extents of their own to be made durable.
+            devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
+            log.place.synced_through = log.place.next_batch - 1;
+        }
+        for device in log.written(devices) {
+            device.directory.sync_dir(m::DIRECTORY)?;
+        }
+        Ok(log)
+    }
+
+    pub(crate) fn place(&self) -> &ManifestPlace {
+        &self.place
+    }
+
+    /// Devices that are written to.
+    fn written<'a>(&'a self, devices: &'a Devices) -> impl Iterator<Item = &'a Device> {
+        devices.list.iter().filter(|device| !device.is_lost() && !self.gone.contains(&device.index))
+    }
+
+    /// How many copies there are.
+    pub(crate) fn copies(&self) -> u64 {
+        self.held.len() as u64
+    }
+
+    /// Copies that there should be and for which there was no room.
+    pub(crate) fn owed(&self, devices: &Devices) -> u64 {
+        if self.is_read_only() {
+            return 0;
+        }
+        let missing = |copy: &(DeviceIndex, u8)| !self.held.contains(copy);
+        copies(devices, &self.gone).iter().filter(|copy| missing(copy)).count() as u64
+    }
+
+    /// Whether there is room for a copy that there should be, and for its successor, where the capacity leaves `limit` bytes to
+    /// the next generation.
+    pub(crate) fn may_complete(&self, devices: &Devices, limit: u64) -> bool {
+        let (all, place) = (copies(devices, &self.gone), self.place.generation);
+        let bytes = self.shortest();
+        affordable(devices, &all, place, Some((bytes, half(limit, self.bytes))))
+            .is_ok_and(|possible| possible.len() > self.held.len())
+    }
+
+    /// Bytes of the shortest of its files.
+    pub(crate) fn shortest(&self) -> u64 {
+        self.file_pages * PAGE_BYTES as u64
+    }
+
+    /// Bytes of the shortest of the files kept for the next generation; 0 where one of them is not kept.
+    pub(crate) fn shortest_spare(&self) -> u64 {
+        self.shortest_spare
+    }
+
+    /// Bytes of its files.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of the files kept for the next generation.
+    pub(crate) fn spare_bytes(&self) -> u64 {
+        self.spare_bytes
+    }
+
+    /// Keeps files for the next generation, as large as those of this one, within `allowed` bytes. A device that is too full
+    /// gives room for them later.
+    pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
+        let len = self.shortest();
+        let mut files = Vec::new();
+        for &(device, copy) in &self.held {
+            let (directory, name) = (&*devices.get(device)?.directory, m::file_name(self.place.generation + 1, copy));
+            files.push((directory, kept_bytes(directory, &name)?, name));
+        }
+        let mut more = allowed.saturating_sub(files.iter().map(|(_, there, _)| there).sum());
+        let mut kept = Vec::new();
+        for (directory, there, name) in files {
+            let grows = len.saturating_sub(there);
+            let wanted = if grows <= more { there.max(len) } else { there };
+            more -= if grows <= more { grows } else { 0 };
+            if wanted == 0 {
+                kept.push(0);
+                continue;
+            }
+            match take_file(directory, &name, wanted, 0) {
+                Ok((file, len)) => {
+                    if len != there {
+                        directory.sync_small(&file)?;
+                    }
+                    kept.push(len);
+                }
+                Err(e) if e.kind() == ErrorKind::NoSpace => kept.push(there),
+                Err(e) => return Err(e),
+            }
+            directory.sync_dir(m::DIRECTORY)?;
+        }
+        self.set_spare(&kept);
+        Ok(())
+    }
+
+    /// Counts the files for the next generation anew, which a successor that failed may have made or grown.
+    pub(crate) fn count_spare(&mut self, devices: &Devices) -> Result<()> {
+        let mut kept = Vec::new();
+        for &(device, copy) in &self.held {
+            let name = m::file_name(self.place.generation + 1, copy);
+            kept.push(kept_bytes(&*devices.get(device)?.directory, &name)?);
+        }
+        self.set_spare(&kept);
+        Ok(())
+    }
+
+    fn set_spare(&mut self, kept: &[u64]) {
+        (self.spare_bytes, self.shortest_spare) = (kept.iter().sum(), kept.iter().copied().min().unwrap_or(0));
+    }
+
+    /// Whether these records and the end of the generation still fit.
+    pub(crate) fn has_room(&self, records: &RecordBuffer) -> bool {
+        let limit = self.file_pages.min(FILE_BYTES_MAX / PAGE_BYTES as u64 + self.file_pages / 2);
+        self.place.next_page + room_for(records) <= limit
+    }
+
+    /// Appends records, which take effect together, and makes them durable in the copies of all devices but those that failed.
+    /// What is appended from then on goes to the others alone.
+    ///
+    /// # Errors
+    /// No copy has them.
+    pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<Failures> {
+        let mut failures = self.write(devices, records, 0)?;
+        if !mutated(Mutant::ManifestSyncSkipped) && !self.files.is_empty() {
+            failures.extend(self.sync(devices)?);
+        }
+        match self.files.is_empty() {
+            false => Ok(failures),
+            true => {
+                Err(failures.into_values().next().unwrap_or_else(|| Error::new(ErrorKind::Io, "no manifest is left")))
+            }
+        }
+    }
+
+    /// Copies on these devices take no more.
+    fn drop_failed(&mut self, failures: &Failures) {
+        self.gone.extend(failures.keys());
+        self.drop_gone();
+    }
+
+    fn drop_gone(&mut self) {
+        self.files.retain(|(device, _)| !self.gone.contains(device));
+        self.held.retain(|(device, _)| !self.gone.contains(device));
+    }
+
+    fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<Failures> {
+        let mut failures = Failures::new();
+        let batches = records.batches();
+        let last = batches.len() - 1;
+        if last > 0 {
+            seams::note(Event::SplitBatches);
+        }
+        for (index, (records, count)) in batches.into_iter().enumerate() {
+            let more = if index < last { FLAG_MORE } else { 0 };
+            let place = BatchPlace {
+                generation: self.place.generation,
+                nonce: self.place.nonce,
+                sequence: self.place.next_batch,
+            };
+            let bytes = m::encode_batch(&place, self.place.synced_through, self.epoch, flags | more, records, count)
+                .map_err(|e| Error::new(ErrorKind::Corruption, e.to_string()))?;
+            let pages = (bytes.len() / PAGE_BYTES) as u64;
+            if self.place.next_page + pages > self.file_pages {
+                return Err(Error::new(ErrorKind::NoSpace, "the manifest is full"));
+            }
+            let failed = devices.write_each(&self.files, self.place.next_page * PAGE_BYTES as u64, &bytes)?;
+            self.drop_failed(&failed);
+            failures.extend(failed);
+            self.place.next_page += pages;
+            self.place.next_batch += 1;
+        }
+        Ok(failures)
+    }
+
+    fn sync(&mut self, devices: &Devices) -> Result<Failures> {
+        // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
+        // for them, the sync of one flushes the device for both.
+        let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
+        for (device, file) in &self.files {
+            let covered = synced.iter().any(|(known, _)| known == device);
+            if !covered || !devices.get(*device)?.directory.sync_covers_overwrites() {
+                synced.push((*device, file));
+            }
+        }
+        let failures = devices.sync_each(synced.into_iter());
+        self.drop_failed(&failures);
+        self.place.synced_through = self.place.next_batch - 1;
+        Ok(failures)
+    }
+
+    /// Writes a new generation that starts with `state` and has `room` pages for what comes next. It takes the place of this one with
+    /// [`Self::give_way`]; until then, and if this fails, nothing has changed.
+    pub(crate) fn successor(
+        &self,
+        devices: &Devices,
+        state: &RecordBuffer,
+        room: u64,
+        (limit, beyond): (u64, bool),
+    ) -> Result<Self> {
+        seams::note(Event::Checkpoint);
+        let start = GenerationStart {
+            generation: self.place.generation + 1,
+            previous: self.place.generation,
+            // One batch is kept for the last record of this generation.
+            first_batch: self.place.next_batch + 1,
+            epoch: self.epoch,
+            room,
+            limit,
+            beyond,
+            released: self.bytes,
+            gone: self.gone.clone(),
+        };
+        Self::create(devices, &start, state)
+    }
+
+    /// Ends this generation in favour of `next`, which is whole: first the word that it follows, then the superblocks, then
+    /// the old files are kept for the generation after it.
+    pub(crate) fn give_way(&mut self, devices: &Devices, mut next: Self) -> Result<()> {
+        let mut last = RecordBuffer::default();
+        let superseded =
+            m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
+        last.push(Kind::Superseded, &superseded, &[]);
+        all_well(self.append(devices, &last)?)?;
+        next.set_epoch(self.next_epoch);
+        next.name_in_superblocks(devices, STATE_OPEN)?;
+        self.files.clear();
+        for (device, copy) in copies(devices, &self.gone) {
+            let directory = &devices.get(device)?.directory;
+            let old = m::file_name(self.place.generation, copy);
+            match directory.rename(&old, &m::file_name(next.place.generation + 1, copy)) {
+                // It holds a copy from this generation on.
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        next.spare_bytes = self.bytes;
+        *self = next;
+        Ok(())
+    }
+
+    /// Nothing more is written to the copies on a device that is gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: no other device has a copy.
+    pub(crate) fn forget(&mut self, device: DeviceIndex) -> Result<()> {
+        if !self.survives(device) {
+            return Err(Error::new(ErrorKind::NoSpace, format!("only device {device} has the manifest")));
+        }
+        self.gone.insert(device);
+        self.drop_gone();
+        Ok(())
+    }
+
+    /// Whether another device than this one has a copy.
+    pub(crate) fn survives(&self, device: DeviceIndex) -> bool {
+        self.files.iter().any(|(own, _)| *own != device)
+    }
+
+    /// The members say by now which devices are gone.
+    pub(crate) fn members_changed(&mut self) {
+        self.gone.clear();
+    }
+
+    /// The membership epoch from now on; superblocks say so before a batch does.
+    pub(crate) fn set_epoch(&mut self, epoch: u64) {
+        (self.epoch, self.next_epoch) = (epoch, epoch);
+    }
+
+    /// The same from the next generation on.
+    pub(crate) fn set_next_epoch(&mut self, epoch: u64) {
+        self.next_epoch = epoch;
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What [`Self::set_next_epoch`] was told last.
+    pub(crate) fn next_epoch(&self) -> u64 {
+        self.next_epoch
+    }
+
+    /// Bytes of the files of the manifest at this place.
+    ///
+    /// # Errors
+    /// A directory cannot be read.
+    pub(crate) fn bytes_at(devices: &Devices, place: &ManifestPlace) -> Result<u64> {
+        let mut bytes = 0;
+        for (device, copy) in copies(devices, &BTreeSet::new()) {
+            bytes += kept_bytes(&*devices.get(device)?.directory, &m::file_name(place.generation, copy))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Names this generation in both slots of every superblock.
+    pub(crate) fn name_in_superblocks(&self, devices: &Devices, state: u8) -> Result<()> {
+        for _ in 0..SLOTS {
+            self.mark(devices, state)?;
+        }
+        Ok(())
+    }
+
+    /// Writes one slot of every superblock.
+    pub(crate) fn mark(&self, devices: &Devices, state: u8) -> Result<()> {
+        for device in self.written(devices) {
+            let held = self.held.iter().filter(|(own, _)| *own == device.index).count();
+            device.write_superblock(|slot| {
+                slot.epoch = U64::new(self.epoch);
+                slot.manifest_generation = U64::new(self.place.generation);
+                slot.manifest_nonce = U64::new(self.place.nonce);
+                slot.synced_through = U64::new(self.place.synced_through);
+                slot.state = state;
+                slot.features = devices.features();
+                slot.manifest_copies = held as u8;
+                slot.device_count = U16::new(devices.list.slots() as u16);
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,549 @@
+//! Space in segments: where the next frame goes, which segments are free, and what the manifest must be told of them.
+//!
+//! Every segment of a device is in exactly one place: written to by a stream, open with room left and nobody's, sealed, free, set
+//! aside, or being opened. The lock of [`Space`] is never held over I/O.
+
+mod account;
+mod allocate;
+
+use super::devices::{Device, Devices};
+use crate::catalog::{
+    Catalog, FrameBody, FrameSlot, Held, Hold, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
+    seal_record,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::seams::{Mutant, mutated};
+use crate::metrics::EventCount;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use stratakv_format::manifest::Kind;
+use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
+
+pub(crate) use allocate::{Writer, allocate, open_ahead};
+
+/// Open segments with room that nobody writes to, at most, per device.
+const PARTIAL_MAX: usize = 4;
+/// One free segment is kept for so many that are in use, but for the reserve.
+const FREE_SHARE: u64 = 4;
+/// Free segments that are kept at least, per device, beside the reserve.
+const FREE_MIN: u64 = 2;
+/// Sequences that write to segments of their own at a time, at most, per device.
+const OWN_MAX: u64 = 16;
+
+/// What is written together, because it dies together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stream {
+    /// Sequences that are small so far, by what ends them: nothing known, a time to live, eviction.
+    Shared(u8),
+    /// A sequence that is large enough for segments of its own.
+    Own(SequenceId),
+    /// Small frames, which go when the groups of their tokens are written.
+    Brief,
+    /// Frames that outlived their segment.
+    Moved,
+}
+
+/// A segment that takes frames.
+struct Active {
+    handle: Arc<SegmentHandle>,
+    next_page: u32,
+    /// The only sequence that wrote to it so far.
+    only: Option<SequenceId>,
+}
+
+impl Active {
+    fn room(&self) -> u32 {
+        self.handle.pages.saturating_sub(1).saturating_sub(self.next_page)
+    }
+}
+
+/// The present life of a segment, for as long as anybody has it.
+struct Life {
+    handle: Weak<SegmentHandle>,
+    held: Held,
+}
+
+impl Life {
+    fn of(handle: &Arc<SegmentHandle>) -> Self {
+        Self { handle: Arc::downgrade(handle), held: handle.pin.watch() }
+    }
+
+    fn handle(&self) -> Option<Arc<SegmentHandle>> {
+        self.handle.upgrade()
+    }
+}
+
+#[derive(Default)]
+struct DeviceSpace {
+    streams: BTreeMap<Stream, Active>,
+    /// Open, with room, and nobody writes to them.
+    partial: Vec<Active>,
+    sealed: BTreeSet<SegmentId>,
+    /// Free segments with the generation that ended.
+    free: Vec<(SegmentId, u64)>,
+    /// Free segments whose file could not be opened or written to; not tried again before [`Space::retry`].
+    aside: Vec<(SegmentId, u64)>,
+    /// Segments whose file is being made or written to.
+    opening: u64,
+    /// Segments that are taken out, and whose files are still there.
+    leaving: u64,
+    next_segment: u32,
+}
+
+impl DeviceSpace {
+    /// Segments that are not free.
+    fn used(&self) -> u64 {
+        (self.streams.len() + self.partial.len() + self.sealed.len()) as u64 + self.opening
+    }
+
+    fn files(&self) -> u64 {
+        self.used() + (self.free.len() + self.aside.len()) as u64 + self.leaving
+    }
+
+    /// Free segments that are kept to be used again, which is faster than making them anew.
+    fn kept_free(&self) -> usize {
+        let used = self.used();
+        (reserve(used) + (used / FREE_SHARE).max(FREE_MIN)) as usize
+    }
+
+    /// Whether there are so many more free segments than are kept that giving them back is worth the records.
+    fn is_lavish(&self) -> bool {
+        self.free.len() > self.kept_free() + self.kept_free() / 2
+    }
+
+    /// Takes free segments out, at most so many. The last id stays, so that none is given out twice, and so do those that no
+    /// commit knows.
+    fn take_free(&mut self, device: DeviceIndex, most: usize) -> Vec<(SegmentKey, u64)> {
+        let last = self.next_segment.saturating_sub(1);
+        let mut left = most;
+        let may_go = |(id, generation): &mut (SegmentId, u64)| {
+            let goes = left > 0 && id.0 != last && *generation > 0;
+            left -= usize::from(goes);
+            goes
+        };
+        let taken: Vec<_> = self.free.extract_if(.., may_go).map(|(id, ended)| ((device, id), ended)).collect();
+        self.leaving += taken.len() as u64;
+        taken
+    }
+}
+
+/// Whether new frames may go to a device.
+fn takes_frames(devices: &Devices, device: DeviceIndex) -> bool {
+    devices.list.get(usize::from(device.0)).is_some_and(Device::takes_frames)
+}
+
+/// Segments of a device that appends leave alone, so that cleaning always has somewhere to go.
+fn reserve(used: u64) -> u64 {
+    match used {
+        0 => 0,
+        1..8 => 1,
+        _ => 2,
+    }
+}
+
+/// What is known about a sequence that is being written.
+#[derive(Default)]
+struct Growth {
+    class: u8,
+    /// Pages written by this handle, by device.
+    pages: BTreeMap<DeviceIndex, u64>,
+}
+
+/// Space of all devices.
+pub(crate) struct Space {
+    devices: BTreeMap<DeviceIndex, DeviceSpace>,
+    handles: HashMap<SegmentKey, Life>,
+    frames: HashMap<FrameId, Weak<FrameSlot>>,
+    /// Entries of `frames` from which on dead ones are looked for.
+    frames_sweep: usize,
+    growing: HashMap<SequenceId, Growth>,
+    /// Segment records that go into the next commit.
+    pending: RecordBuffer,
+    /// Segments that `pending` opens: their headers are written, not synced.
+    opened: Vec<Arc<SegmentHandle>>,
+    capacity: Option<u64>,
+    /// Bytes of manifest files, and of those kept for the next generation.
+    metadata_bytes: u64,
+    spare_bytes: u64,
+    segment_pages: u32,
+    /// Segments that cannot be emptied.
+    stuck: BTreeSet<SegmentKey>,
+    /// Some file could not be preallocated.
+    sparse: bool,
+    /// See [`Self::next_frame`].
+    pointer: usize,
+    /// Sequences whose next frame may take from the reserve.
+    lent: BTreeSet<SequenceId>,
+    /// Told when a segment was opened, or could not be.
+    changed: Arc<EventCount>,
+}
+
+impl Space {
+    /// The space that `catalog` leaves.
+    pub(crate) fn new(devices: &Devices, catalog: &Catalog, capacity: Option<u64>) -> Result<Self> {
+        let mut space = Self {
+            devices: devices.list.iter().map(|d| (d.index, DeviceSpace::default())).collect(),
+            handles: HashMap::new(),
+            frames: HashMap::new(),
+            frames_sweep: 64,
+            growing: HashMap::new(),
+            pending: RecordBuffer::default(),
+            opened: Vec::new(),
+            capacity,
+            metadata_bytes: 0,
+            spare_bytes: 0,
+            segment_pages: devices.identity.segment_pages,
+            stuck: BTreeSet::new(),
+            sparse: false,
+            pointer: 0,
+            lent: BTreeSet::new(),
+            changed: Arc::default(),
+        };
+        for (key, meta) in &catalog.segments {
+            let Some(own) = space.devices.get_mut(&key.0) else { continue };
+            own.next_segment = own.next_segment.max(key.1.0.saturating_add(1));
+            match meta.state {
+                SegmentState::Free => own.free.push((key.1, meta.generation)),
+                SegmentState::Sealed => {
+                    own.sealed.insert(key.1);
+                }
+                SegmentState::Open => {
+                    let handle = space.handle(devices, *key, meta)?;
+                    space.retire(key.0, Active { handle, next_page: meta.used_pages, only: None });
+                }
+            }
+        }
+        Ok(space)
+    }
+
+    /// The handle of a segment that the catalog knows. No I/O.
+    pub(crate) fn handle(
+        &mut self,
+        devices: &Devices,
+        key: SegmentKey,
+        meta: &SegmentMeta,
+    ) -> Result<Arc<SegmentHandle>> {
+        if let Some(handle) = self.handles.get(&key).and_then(Life::handle) {
+            return Ok(handle);
+        }
+        let device = devices.get(key.0)?;
+        let handle = Arc::new(SegmentHandle {
+            key,
+            generation: meta.generation,
+            nonce: meta.nonce,
+            pages: meta.pages,
+            lazy: devices.segment_file(device, key.1, None),
+            read_unit: device.directory.direct_io().read_unit() as u64,
+            in_flight: AtomicU64::new(0),
+            pin: Hold::new(),
+        });
+        self.handles.insert(key, Life::of(&handle));
+        Ok(handle)
+    }
+
+    /// The slot of a frame that is read as `body` says; the one there is already, when somebody else has it.
+    pub(crate) fn place_frame(&mut self, id: FrameId, body: FrameBody) -> Arc<FrameSlot> {
+        if let Some(slot) = self.frames.get(&id).and_then(Weak::upgrade) {
+            return slot;
+        }
+        if self.frames.len() >= self.frames_sweep {
+            self.frames.retain(|_, slot| slot.strong_count() > 0);
+            self.frames_sweep = (2 * self.frames.len()).max(64);
+        }
+        let slot = Arc::new(FrameSlot::new(body));
+        self.frames.insert(id, Arc::downgrade(&slot));
+        slot
+    }
+
+    /// The slot of a frame, if anybody reads it.
+    pub(crate) fn frame_slot(&self, id: FrameId) -> Option<Arc<FrameSlot>> {
+        self.frames.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Counts the frames, so that each begins to look for its device behind the one before.
+    pub(crate) fn next_frame(&mut self) -> usize {
+        let pointer = self.pointer;
+        self.pointer = pointer.wrapping_add(1);
+        pointer
+    }
+
+    /// Says what ends a sequence: see [`Stream::Shared`].
+    pub(crate) fn classify(&mut self, sequence: SequenceId, class: u8) {
+        self.growing.entry(sequence).or_default().class = class;
+    }
+
+    /// Frames of this sequence may take from the reserve, or no more: one that gives space back needs some first.
+    pub(crate) fn lend(&mut self, sequence: SequenceId, lent: bool) {
+        match lent {
+            true => self.lent.insert(sequence),
+            false => self.lent.remove(&sequence),
+        };
+    }
+
+    /// Nobody writes this sequence any more: the room left in its segments is for others.
+    pub(crate) fn settle(&mut self, sequence: SequenceId) {
+        self.growing.remove(&sequence);
+        let own = self.devices.iter_mut();
+        let left: Vec<_> = own
+            .filter_map(|(device, own)| own.streams.remove(&Stream::Own(sequence)).map(|active| (*device, active)))
+            .collect();
+        for (device, active) in left {
+            self.retire(device, active);
+        }
+    }
+
+    /// Puts an open segment aside for whoever needs its room, or seals it.
+    fn retire(&mut self, device: DeviceIndex, active: Active) {
+        let usable = self.segment_pages - 2;
+        let Some(own) = self.devices.get_mut(&device) else { return };
+        let full = if active.room() >= (usable / 8).max(1) {
+            own.partial.push(active);
+            own.partial.sort_by_key(Active::room);
+            (own.partial.len() > PARTIAL_MAX).then(|| own.partial.remove(0))
+        } else {
+            Some(active)
+        };
+        if let Some(full) = full {
+            self.seal(full);
+        }
+    }
+
+    fn seal(&mut self, active: Active) {
+        if active.handle.in_flight_pages() == 0 {
+            active.handle.lazy.hold(false);
+        }
+        let (device, id) = active.handle.key;
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.sealed.insert(id);
+            self.pending.push(Kind::SegmentSeal, &seal_record(active.handle.key, active.next_page), &[]);
+        }
+    }
+
+    /// A device joins.
+    pub(crate) fn join(&mut self, device: DeviceIndex) {
+        self.devices.entry(device).or_default();
+    }
+
+    /// Whether nobody has, or is about to write, anything on a device that no commit names: frames of sequences that were not
+    /// committed, of forks, of readers of what was deleted. And whether nobody who took a place there, as a view does, may still
+    /// read it, unless the device is `lost` and whoever does has other copies or nothing.
+    pub(crate) fn is_unused(&self, device: DeviceIndex, lost: bool) -> bool {
+        let here = |segment: &SegmentHandle| segment.key.0 == device;
+        let own = self.devices.get(&device);
+        let opening = own.is_some_and(|own| own.opening > 0);
+        let written = own.into_iter().flat_map(|own| own.streams.values().chain(&own.partial)).map(|own| &own.handle);
+        let written: Vec<&Arc<SegmentHandle>> = written.chain(&self.opened).collect();
+        // Beside those who write, and this one.
+        let read = |handle: &Arc<SegmentHandle>| {
+            let own = written.iter().filter(|other| Arc::ptr_eq(other, handle)).count();
+            Arc::strong_count(handle) > own + 1
+        };
+        let mut handles = self.handles.iter().filter(|(key, _)| key.0 == device).filter_map(|(_, life)| life.handle());
+        let mut frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
+        !opening
+            && handles.all(|handle| handle.in_flight_pages() == 0 && (lost || !read(&handle)))
+            && frames.all(|frame| (0..frame.copies()).all(|copy| !here(frame.copy(copy).0)))
+    }
+
+    /// The devices of each frame that somebody has open or has not committed yet.
+    pub(crate) fn open_frames(&self) -> Vec<Vec<DeviceIndex>> {
+        let frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
+        frames.map(|frame| (0..frame.copies()).map(|copy| frame.copy(copy).0.key.0).collect()).collect()
+    }
+
+    /// A device is no member from now on: nothing more is said of its segments.
+    pub(crate) fn forget(&mut self, device: DeviceIndex) {
+        self.devices.remove(&device);
+        self.pending.forget_seals(device);
+        self.stuck.retain(|key| key.0 != device);
+    }
+
+    /// After a failed write: nothing more goes into this segment.
+    pub(crate) fn abandon(&mut self, segment: &SegmentHandle) {
+        let Some(own) = self.devices.get_mut(&segment.key.0) else { return };
+        let stream = own.streams.iter().find(|(_, active)| active.handle.key == segment.key).map(|(stream, _)| *stream);
+        let active = match stream {
+            Some(stream) => own.streams.remove(&stream),
+            None => {
+                let at = own.partial.iter().position(|active| active.handle.key == segment.key);
+                at.map(|at| own.partial.remove(at))
+            }
+        };
+        if let Some(active) = active {
+            self.seal(active);
+        }
+    }
+
+    /// A segment that cannot be emptied, because something in it is damaged.
+    pub(crate) fn set_stuck(&mut self, key: SegmentKey) {
+        self.stuck.insert(key);
+    }
+
+    pub(crate) fn stuck_segments(&self) -> u64 {
+        self.stuck.len() as u64
+    }
+
+    pub(crate) fn is_stuck(&self, key: SegmentKey) -> bool {
+        self.stuck.contains(&key)
+    }
+
+    /// Seals open segments of which less than half of what was written lives, so that the rest can be had back.
+    pub(crate) fn seal_wasted(&mut self, catalog: &Catalog) {
+        let wasted = |active: &Active| {
+            let used = u64::from(active.next_page - 1);
+            let live = catalog.segments.get(&active.handle.key).map_or(0, |meta| meta.live_pages);
+            used > 0 && (live + active.handle.in_flight_pages()) * 2 < used
+        };
+        let mut sealed = Vec::new();
+        for own in self.devices.values_mut() {
+            sealed.extend(own.partial.extract_if(.., |active| wasted(active)));
+            let streams: Vec<Stream> =
+                own.streams.iter().filter(|(_, active)| wasted(active)).map(|(stream, _)| *stream).collect();
+            sealed.extend(streams.iter().filter_map(|stream| own.streams.remove(stream)));
+        }
+        sealed.into_iter().for_each(|active| self.seal(active));
+    }
+
+    /// Seals segments that were opened for whoever comes, and that nobody has written to, so that their files can be had back.
+    /// Whether there were any: the commit after the one that names them frees them.
+    pub(crate) fn seal_unused(&mut self) -> bool {
+        let unused = |active: &mut Active| active.next_page == 1;
+        let own = self.devices.values_mut();
+        let sealed: Vec<Active> = own.flat_map(|own| own.partial.extract_if(.., unused)).collect();
+        let any = !sealed.is_empty();
+        sealed.into_iter().for_each(|active| self.seal(active));
+        any
+    }
+
+    /// Free segments whose file could not be used are tried again, after all others.
+    pub(crate) fn retry(&mut self) {
+        for own in self.devices.values_mut() {
+            own.free.splice(0..0, own.aside.drain(..));
+        }
+    }
+
+    /// Takes free segments out, beyond the reserve, until the files are within the capacity. Each with the generation that
+    /// ended. Their files count until [`Self::left`].
+    pub(crate) fn take_removable(&mut self, devices: &Devices) -> Vec<(SegmentKey, u64)> {
+        let capacity = self.capacity.unwrap_or(u64::MAX);
+        let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes()) as usize;
+        let mut taken = Vec::new();
+        for (device, own) in &mut self.devices {
+            if devices.list.get(usize::from(device.0)).is_none_or(Device::is_lost) {
+                continue;
+            }
+            let most = own.free.len().saturating_sub(reserve(own.used()) as usize).min(over);
+            let more = own.take_free(*device, most);
+            over -= more.len();
+            taken.extend(more);
+        }
+        taken
+    }
+
+    /// Takes at most so many free segments out where there are many more than will be used again soon.
+    pub(crate) fn take_surplus(&mut self, devices: &Devices, mut most: usize) -> Vec<(SegmentKey, u64)> {
+        let mut taken = Vec::new();
+        for (device, own) in &mut self.devices {
+            let there = devices.get(*device).is_ok_and(|device| !device.is_lost());
+            if there && own.is_lavish() {
+                let more = own.take_free(*device, most.min(own.free.len() - own.kept_free()));
+                most -= more.len();
+                taken.extend(more);
+            }
+        }
+        taken
+    }
+
+    /// A segment that was taken out is free again, with its file.
+    pub(crate) fn stays(&mut self, (device, id): SegmentKey, ended: u64) {
+        self.left(device);
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.free.push((id, ended));
+        }
+    }
+
+    /// The file of a segment that was taken out is gone.
+    pub(crate) fn left(&mut self, device: DeviceIndex) {
+        if let Some(own) = self.devices.get_mut(&device) {
+            own.leaving = own.leaving.saturating_sub(1);
+        }
+    }
+
+    /// Segments that appends may still begin.
+    pub(crate) fn free_segments(&self, devices: &Devices) -> u64 {
+        let kept = |own: &DeviceSpace| (own.free.len() as u64).saturating_sub(reserve(own.used()));
+        let open = self.devices.iter().filter(|(device, _)| takes_frames(devices, **device));
+        let free: u64 = open.map(|(_, own)| kept(own)).sum();
+        free + self.growth(devices)
+    }
+
+    /// Segments there are, and those that may still be made.
+    pub(crate) fn all_segments(&self, devices: &Devices) -> u64 {
+        self.files() + self.growth(devices)
+    }
+
+    pub(crate) fn files(&self) -> u64 {
+        self.devices.values().map(DeviceSpace::files).sum()
+    }
+
+    /// Segment files that may still be made.
+    fn growth(&self, devices: &Devices) -> u64 {
+        let allowed = self.capacity.map(|_| self.allowance(devices).saturating_sub(self.owed_bytes()));
+        let room = || {
+            let open = devices.list.iter().filter(|device| device.takes_frames());
+            let spaces = open.filter_map(|device| device.directory.space().ok());
+            spaces.map(|space| space.available).max().unwrap_or(0)
+        };
+        allowed.unwrap_or_else(room) / self.segment_bytes()
+    }
+
+    /// Segment records for the next commit, and the segments to sync before they are recorded.
+    pub(crate) fn take_pending(&mut self) -> (RecordBuffer, Vec<Arc<SegmentHandle>>) {
+        (std::mem::take(&mut self.pending), std::mem::take(&mut self.opened))
+    }
+
+    /// Takes back what [`Self::take_pending`] gave and no commit has recorded.
+    pub(crate) fn put_back(&mut self, mut records: RecordBuffer, opened: Vec<Arc<SegmentHandle>>) {
+        records.append(&self.pending);
+        self.pending = records;
+        self.opened.splice(0..0, opened);
+    }
+
+    /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
+    pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
+        let pinned = self.handles.get(&key).is_some_and(|life| life.held.is_held());
+        self.is_sealed(key) && (!pinned || mutated(Mutant::PinsIgnored))
+    }
+
+    pub(crate) fn is_sealed(&self, key: SegmentKey) -> bool {
+        self.devices.get(&key.0).is_some_and(|own| own.sealed.contains(&key.1))
+    }
+
+    /// Pages of a segment that no commit has named yet.
+    pub(crate) fn in_flight(&self, key: SegmentKey) -> u64 {
+        self.handles.get(&key).and_then(Life::handle).map_or(0, |handle| handle.in_flight_pages())
+    }
+
+    /// The manifest says durably that this segment is free: its file may live again. Whether there are many more such files than
+    /// are kept.
+    pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) -> bool {
+        self.handles.remove(&key);
+        self.stuck.remove(&key);
+        if let Some(own) = self.devices.get_mut(&key.0)
+            && own.sealed.remove(&key.1)
+        {
+            own.free.push((key.1, generation));
+        }
+        self.devices.get(&key.0).is_some_and(DeviceSpace::is_lavish)
+    }
+
+    pub(crate) fn set_metadata_bytes(&mut self, bytes: u64, spare: u64) {
+        (self.metadata_bytes, self.spare_bytes) = (bytes, spare);
+    }
+
+    fn space_of(&mut self, device: DeviceIndex) -> Result<&mut DeviceSpace> {
+        let own = self.devices.get_mut(&device);
+        own.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {device} is not part of the store")))
+    }
+}

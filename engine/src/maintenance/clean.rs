@@ -1,0 +1,170 @@
+//! Cleaning: what still lives in segments that are mostly dead is moved together, and the segments are free again.
+//!
+//! A victim is freed by the commit that finds nothing live in it and nobody reading it; a view that was taken before a move
+//! reads the old place until it is dropped.
+
+use super::frame_copy::{Copied, Source, copy};
+use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
+use crate::error::{ErrorKind, Result};
+use crate::io::seams::{Event, note};
+use crate::log::{CommitRequest, CopyChange, Device, Devices, Space, StoreInner, places};
+use crate::metrics::lock;
+use std::sync::Arc;
+use std::time::Instant;
+use stratakv_format::{FrameId, PAGE_BYTES};
+
+/// What cleaning did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cleaned {
+    pub(crate) segments: u64,
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A segment worth cleaning.
+struct Victim {
+    key: SegmentKey,
+    live_pages: u64,
+    score: f64,
+}
+
+/// Sealed segments of which at most `share` lives, the best first: little to move, and that little old.
+fn victims(devices: &Devices, catalog: &Catalog, space: &Space, share: f64) -> Vec<Victim> {
+    let sealed = catalog.segments.iter().filter(|(key, meta)| {
+        let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0;
+        // What lies on a device that takes nothing more is for repair to move.
+        let takes = devices.list.get(usize::from(key.0.0)).is_some_and(Device::takes_frames);
+        movable && takes && space.is_sealed(**key) && space.in_flight(**key) == 0 && !space.is_stuck(**key)
+    });
+    let oldest = |key: &SegmentKey| catalog.segments.get(key).map_or(0, |meta| meta.last_lsn);
+    let newest = catalog.counters.lsn.max(1);
+    let mut found: Vec<Victim> = sealed
+        .filter_map(|(key, meta)| {
+            let live = meta.live_pages as f64 / f64::from(meta.pages - 2);
+            let age = (newest.saturating_sub(oldest(key)) as f64 / newest as f64).max(1e-3);
+            let score = (1.0 - live) * (0.25 + age) / (1.0 + live);
+            (live <= share).then_some(Victim { key: *key, live_pages: meta.live_pages, score })
+        })
+        .collect();
+    found.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.key.cmp(&b.key)));
+    found
+}
+
+/// Cleans segments of which at most `share` lives, as many as it takes to gain `segments` whole ones. Nothing is moved when
+/// not even one would be gained.
+///
+/// # Errors
+/// A commit failed. What is damaged, or finds no room, stays where it is.
+pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
+    let _hurry = inner.pace.hurry();
+    clean_at(inner, share, segments)
+}
+
+/// The same at the pace of the background.
+///
+/// # Errors
+/// As there.
+pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
+    let _one = lock(&inner.cleaning);
+    let mut done = Cleaned::default();
+    let usable = u64::from(inner.devices.identity.segment_pages - 2);
+    let list = {
+        let catalog = lock(&inner.catalog);
+        let victims = victims(&inner.devices, &catalog, &lock(&inner.space), share);
+        let mut gain = 0;
+        let enough = victims.into_iter().take_while(|victim| {
+            let wanted = gain < segments * usable;
+            gain += if wanted { usable - victim.live_pages } else { 0 };
+            wanted
+        });
+        let keys: Vec<SegmentKey> = enough.map(|victim| victim.key).collect();
+        if gain < usable {
+            return Ok(done);
+        }
+        let frames = |key| catalog.frames_in(key).into_iter().map(|(id, frame)| (id, frame.clone())).collect();
+        keys.into_iter().map(|key| (key, frames(key))).collect::<Vec<(SegmentKey, Vec<(FrameId, FrameMeta)>)>>()
+    };
+    let start = Instant::now();
+    for (key, mut frames) in list {
+        // In the order they were written: those of a sequence stay together.
+        frames.sort_by_key(|(_, frame)| frame.lsn);
+        let moved = move_frames(inner, key, &frames, (start, done.bytes))?;
+        done.frames += moved.frames;
+        done.bytes += moved.bytes;
+        done.segments += moved.segments;
+        if moved.segments == 0 && lock(&inner.space).is_stuck(key) {
+            continue;
+        }
+        if moved.segments == 0 {
+            break;
+        }
+    }
+    if done.frames > 0 {
+        // Frees what has nothing live any more.
+        inner.commit(CommitRequest::default())?;
+    }
+    inner.health.moved_bytes.add(done.bytes);
+    inner.health.cleaned_segments.add(done.segments);
+    Ok(done)
+}
+
+/// Moves the frames of one segment, after `before` bytes since `start`. Its `segments` is 1 when all of them were.
+fn move_frames(
+    inner: &StoreInner,
+    key: SegmentKey,
+    frames: &[(FrameId, FrameMeta)],
+    (start, before): (Instant, u64),
+) -> Result<Cleaned> {
+    let mut done = Cleaned::default();
+    let from = {
+        let catalog = lock(&inner.catalog);
+        let Some(meta) = catalog.segments.get(&key).filter(|meta| meta.state == SegmentState::Sealed) else {
+            return Ok(done);
+        };
+        lock(&inner.space).handle(&inner.devices, key, meta)?
+    };
+    let mut request = CommitRequest::default();
+    let mut whole = true;
+    for (id, meta) in frames {
+        // Deleted, or moved, in the meantime?
+        let seen = places(meta);
+        if lock(&inner.catalog).frames.get(id).is_none_or(|now| places(now) != seen) {
+            continue;
+        }
+        // The copy of it that is in this segment.
+        let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
+        let meta_there = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
+        let source = Source { meta: meta_there, segment: Arc::clone(&from) };
+        match copy(&inner.devices, &inner.space, *id, &[source], key.0) {
+            Ok(Copied { location, header_crc, flight }) => {
+                done.frames += 1;
+                done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;
+                request.segments.push(Arc::clone(flight.segment()));
+                request.flights.push(flight);
+                let mut wanted = seen.clone();
+                wanted[at] = (location, header_crc);
+                request.copies.push(CopyChange { frame: *id, seen, wanted });
+                inner.pace.rest(start, before + done.bytes, || inner.resting());
+            }
+            Err(e) => {
+                whole = false;
+                match e.kind() {
+                    ErrorKind::NoSpace | ErrorKind::Busy | ErrorKind::MemoryLimit => break,
+                    ErrorKind::Corruption | ErrorKind::Io => {}
+                    _ => return Err(e),
+                }
+                // It cannot be emptied; what else lives in it stays as well.
+                lock(&inner.space).set_stuck(key);
+                break;
+            }
+        }
+    }
+    if request.copies.is_empty() {
+        return Ok(done);
+    }
+    let moved = request.copies.len();
+    inner.commit(request)?;
+    (0..moved).for_each(|_| note(Event::FrameMoved));
+    done.segments = u64::from(whole);
+    Ok(done)
+}

@@ -1,0 +1,391 @@
+//! Copying a frame to another place: every byte is held against its checksum on the way, and only the header changes.
+
+use crate::catalog::{Flight, FrameMeta, SegmentHandle};
+use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::io::buffer::arena::Lease;
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Priority, Request};
+use crate::layout::KvLayout;
+use crate::log::{Devices, Space, Writer, allocate};
+use crate::metrics::{Category, Reservation};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use stratakv_format::checksum::crc_with_hole;
+use stratakv_format::frame::{
+    Descriptor, FrameHeader, FramePlace, FrameView, KIND_GROUPS, KIND_TAIL, tail_plane_bytes,
+};
+use stratakv_format::{DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity, segment};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Bytes moved at once. A frame's front and one buffer of this size are all the memory that cleaning takes.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// A copy that was written and is not recorded yet.
+pub(super) struct Copied {
+    pub(super) location: Location,
+    pub(super) header_crc: u32,
+    pub(super) flight: Flight,
+}
+
+/// A place to read a frame from.
+pub(super) struct Source {
+    /// The frame as if this were its first copy.
+    pub(super) meta: FrameMeta,
+    pub(super) segment: Arc<SegmentHandle>,
+}
+
+/// One frame under way.
+struct Copy<'a> {
+    devices: &'a Devices,
+    id: FrameId,
+    /// The one whose front is good.
+    from: &'a Source,
+    /// All of them.
+    sources: &'a [Source],
+    buffer: Lease,
+}
+
+/// Consecutive groups of an extent.
+#[derive(Clone)]
+struct Chunk {
+    blocks: Range<usize>,
+    /// From the start of the frame.
+    offset: u64,
+    bytes: usize,
+}
+
+/// Reads a whole frame and holds it against its checksums.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: it is damaged; [`ErrorKind::Io`]: it cannot be read.
+pub(super) fn verify(devices: &Devices, id: FrameId, source: &Source) -> Result<()> {
+    let (mut copy, front, _account) = begin(devices, id, std::slice::from_ref(source))?;
+    let view = copy.view(&front)?;
+    let layout = KvLayout::new(view.layout().clone())?;
+    for descriptor in view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS) {
+        copy.groups(&view, &layout, descriptor, None)?;
+    }
+    Ok(())
+}
+
+/// Copies a frame to a segment of `device` for frames that were moved. It is read from the first of `sources`; what is damaged
+/// there comes from the others, block by block.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`], [`ErrorKind::Io`]: a part of the frame is nowhere good, it stays where it is.
+/// [`ErrorKind::NoSpace`], [`ErrorKind::Busy`], [`ErrorKind::MemoryLimit`]: no room for the copy.
+pub(super) fn copy(
+    devices: &Devices,
+    space: &Mutex<Space>,
+    id: FrameId,
+    sources: &[Source],
+    device: DeviceIndex,
+) -> Result<Copied> {
+    let (mut copy, front, _account) = begin(devices, id, sources)?;
+    let (location, flight) = allocate(devices, space, device, Writer::Cleaning, copy.from.meta.location.pages)?;
+    let to = Arc::clone(flight.segment());
+    let written = copy.write(&front, location, &to);
+    let header_crc = written.inspect_err(|e| {
+        if e.kind() == ErrorKind::Io {
+            crate::metrics::lock(space).abandon(&to);
+        }
+    })?;
+    Ok(Copied { location, header_crc, flight })
+}
+
+/// Reads and checks the front of a frame, of the first source that gives it.
+fn begin<'a>(devices: &'a Devices, id: FrameId, sources: &'a [Source]) -> Result<(Copy<'a>, Vec<u8>, Reservation)> {
+    let mut failed = None;
+    for from in sources {
+        let front_bytes = from.meta.front_pages as usize * PAGE_BYTES;
+        let account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
+            Error::new(ErrorKind::MemoryLimit, format!("no memory for the {front_bytes} bytes in front of a frame"))
+        })?;
+        let buffer = devices.buffer(CHUNK_BYTES.min(from.meta.location.pages as usize * PAGE_BYTES))?;
+        let mut copy = Copy { devices, id, from, sources, buffer };
+        match copy.front(front_bytes) {
+            Ok(front) => return Ok((copy, front, account)),
+            Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
+            Err(e) => failed = failed.or(Some(e)),
+        }
+    }
+    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("no copy of frame {id} can be read"))))
+}
+
+impl Copy<'_> {
+    fn buffer_bytes(&self) -> usize {
+        self.buffer.bytes().map_or(PAGE_BYTES, <[u8]>::len).max(PAGE_BYTES)
+    }
+
+    fn bytes(&self, len: usize) -> Result<&[u8]> {
+        let bytes = self.buffer.bytes().and_then(|bytes| bytes.get(..len));
+        bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the buffer of a copy is in use"))
+    }
+
+    /// Reads from an offset of the frame to the front of the buffer.
+    fn read(&mut self, from: &Source, offset: u64, len: usize) -> Result<()> {
+        let into = self.buffer.read_target(0..len)?;
+        let op = Op::Read { file: from.segment.file()?, offset: from.meta.location.offset() + offset, into };
+        self.devices.get(from.segment.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
+    }
+
+    /// The header and the small pieces behind it, held against their checksums.
+    fn front(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        let device = self.from.segment.key.0;
+        let count = |devices: &Devices, e: &Error| devices.count_damage(device, e);
+        // Once more from the medium, before it counts as damage.
+        match self.read_front(bytes).inspect_err(|e| count(self.devices, e)) {
+            Err(e) if e.kind() == ErrorKind::Corruption => {
+                self.read_front(bytes).inspect_err(|e| count(self.devices, e))
+            }
+            other => other,
+        }
+    }
+
+    fn read_front(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        let mut front = Vec::with_capacity(bytes);
+        while front.len() < bytes {
+            let len = self.buffer_bytes().min(bytes - front.len());
+            self.read(self.from, front.len() as u64, len)?;
+            front.extend_from_slice(self.bytes(len)?);
+        }
+        self.check_front(&front)?;
+        Ok(front)
+    }
+
+    /// Writes the front of the buffer to an offset of the copy.
+    fn put(&self, to: &SegmentHandle, offset: u64, len: usize) -> Result<()> {
+        let from = self.buffer.write_source(0..len)?;
+        let op = Op::Write { file: to.file()?, offset, from };
+        self.devices.get(to.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
+    }
+
+    fn damaged(&self, code: &'static str, offset: u64, len: u64, found: String) -> Error {
+        Error::corrupt(Corruption {
+            code,
+            device: self.from.meta.location.device.0,
+            file: segment::file_name(self.from.meta.location.segment),
+            offset: self.from.meta.location.offset() + offset,
+            len,
+            expected: format!("frame {} as it was written", self.id),
+            found,
+        })
+    }
+
+    fn view<'f>(&self, front: &'f [u8]) -> Result<FrameView<'f>> {
+        let place = FramePlace {
+            store_id: self.devices.identity.store_id,
+            location: self.from.meta.location,
+            segment_generation: self.from.segment.generation,
+            segment_nonce: self.from.segment.nonce,
+        };
+        let bytes = u64::from(self.from.meta.header_pages) * PAGE_BYTES as u64;
+        let view =
+            FrameView::verify(front, &place).map_err(|e| self.damaged("frame-header", 0, bytes, e.to_string()))?;
+        let header = view.header();
+        let same = header.frame.get() == self.id.0
+            && header.crc.get() == self.from.meta.header_crc
+            && header.lsn.get() == self.from.meta.lsn
+            && header.nonce.get() == self.from.meta.nonce
+            && header.sequence.get() == self.from.meta.origin.0;
+        if same {
+            return Ok(view);
+        }
+        Err(self.damaged("frame-header", 0, bytes, "the header of another frame".into()))
+    }
+
+    fn check(&self, descriptor: &Descriptor, first: u64, tokens: u32, plane: u16, data: &[u8], stored: u64) -> bool {
+        let (kind, layer) = (descriptor.kind.get(), descriptor.layer.get());
+        let identity =
+            PlaneIdentity::new(self.from.meta.nonce, self.from.meta.origin, kind, layer, first, tokens, plane);
+        self.devices.identity.checksum.compute(&identity, data) == stored
+    }
+
+    /// Holds the header and the small pieces behind it against their checksums.
+    fn check_front(&self, front: &[u8]) -> Result<()> {
+        let view = self.view(front)?;
+        for descriptor in view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS) {
+            let (start, len) = (descriptor.offset.get() as usize, descriptor.bytes.get() as usize);
+            let bad = || self.damaged("payload-checksum", start as u64, len as u64, "other bytes".into());
+            let piece = start.checked_add(len).and_then(|end| front.get(start..end)).ok_or_else(bad)?;
+            let layer = view.layout().layers.get(usize::from(descriptor.layer.get()));
+            let planes = match layer {
+                Some(layer) if descriptor.kind.get() == KIND_TAIL => {
+                    let (key, _) = tail_plane_bytes(layer, view.layout().dtype, descriptor.tokens.get() as usize);
+                    let (key, value) = piece.split_at_checked(key).ok_or_else(bad)?;
+                    [Some(key), (layer.planes() > 1).then_some(value)]
+                }
+                _ => [Some(piece), None],
+            };
+            let stored = view.checksums(descriptor);
+            for (plane, data) in planes.into_iter().flatten().enumerate() {
+                let (first, tokens) = (descriptor.first_token.get(), descriptor.tokens.get());
+                let stored = stored.get(plane).ok_or_else(bad)?.get();
+                if !self.check(descriptor, first, tokens, plane as u16, data, stored) {
+                    return Err(bad());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the copy: the groups as they are read and checked, and the front under its new place. Gives the header's CRC.
+    fn write(&mut self, front: &[u8], location: Location, to: &SegmentHandle) -> Result<u32> {
+        let view = self.view(front)?;
+        let layout = KvLayout::new(view.layout().clone())?;
+        let mut done = front.len() as u64;
+        for descriptor in view.descriptors().iter().filter(|d| d.kind.get() == KIND_GROUPS) {
+            self.zero(done, descriptor.offset.get(), location, to)?;
+            self.groups(&view, &layout, descriptor, Some((location, to)))?;
+            done = descriptor.offset.get() + descriptor.bytes.get();
+        }
+        self.zero(done, location.bytes(), location, to)?;
+        let mut front = front.to_vec();
+        let header_bytes = self.from.meta.header_pages as usize * PAGE_BYTES;
+        let (header, _) = FrameHeader::mut_from_prefix(&mut front)
+            .map_err(|_| self.damaged("frame-header", 0, header_bytes as u64, "a header cut short".into()))?;
+        header.location = location.to_raw();
+        header.segment_generation = U64::new(to.generation);
+        header.crc = U32::new(0);
+        let crc = crc_with_hole(&to.nonce.to_le_bytes(), &front[..header_bytes], 4..8);
+        front[4..8].copy_from_slice(&crc.to_le_bytes());
+        let mut at = 0;
+        for chunk in front.chunks(self.buffer_bytes()) {
+            if let Some(out) = self.buffer.bytes_mut() {
+                out[..chunk.len()].copy_from_slice(chunk);
+            }
+            self.put(to, location.offset() + at, chunk.len())?;
+            at += chunk.len() as u64;
+        }
+        Ok(crc)
+    }
+
+    /// Zeros between extents, if there is anything between them: the pages may hold an earlier life of the segment.
+    fn zero(&mut self, from: u64, end: u64, location: Location, to: &SegmentHandle) -> Result<()> {
+        let mut at = from;
+        while at < end {
+            let len = self.buffer_bytes().min((end - at) as usize);
+            if let Some(out) = self.buffer.bytes_mut() {
+                out[..len].fill(0);
+            }
+            self.put(to, location.offset() + at, len)?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    fn groups(
+        &mut self,
+        view: &FrameView<'_>,
+        layout: &KvLayout,
+        descriptor: &Descriptor,
+        to: Option<(Location, &SegmentHandle)>,
+    ) -> Result<()> {
+        let index = usize::from(descriptor.layer.get());
+        let geometry = *layout.block(index);
+        let blocks = descriptor.pieces.get() as usize;
+        // Whole pages of small blocks, or as many large ones as the buffer takes.
+        let unit = geometry.blocks_per_page.max(1);
+        let mut step = unit;
+        while geometry.extent_bytes(step + unit) <= self.buffer_bytes() && step < blocks {
+            step += unit;
+        }
+        if geometry.extent_bytes(step.min(blocks)) > self.buffer_bytes() {
+            self.buffer = self.devices.buffer(geometry.extent_bytes(step.min(blocks)))?;
+        }
+        for first in (0..blocks).step_by(step) {
+            let count = step.min(blocks - first);
+            let offset = descriptor.offset.get() + geometry.block_offset(first) as u64;
+            let chunk = Chunk { blocks: first..first + count, offset, bytes: geometry.extent_bytes(count) };
+            self.good_chunk(view, layout, descriptor, &chunk)?;
+            if let Some((location, to)) = to {
+                self.put(to, location.offset() + offset, chunk.bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads these groups to the front of the buffer, each from a source that has it as it was.
+    fn good_chunk(
+        &mut self,
+        view: &FrameView<'_>,
+        layout: &KvLayout,
+        descriptor: &Descriptor,
+        chunk: &Chunk,
+    ) -> Result<()> {
+        let Chunk { blocks, offset, bytes } = chunk.clone();
+        let geometry = layout.block(usize::from(descriptor.layer.get()));
+        let mut bad: Vec<usize> = blocks.clone().collect();
+        let mut failed = None;
+        // Each twice, before what it gives counts as damage.
+        let (first, others) = (self.from, self.sources.iter().filter(|source| !std::ptr::eq(*source, self.from)));
+        for (turn, source) in std::iter::once(first).chain(others).flat_map(|source| [source; 2]).enumerate() {
+            if bad.is_empty() {
+                return Ok(());
+            }
+            // What is good so far is kept aside.
+            let kept = (turn > 0).then(|| self.devices.buffer(bytes)).transpose()?;
+            let kept = kept.map(|spare| std::mem::replace(&mut self.buffer, spare));
+            let found = self
+                .read(source, offset, bytes)
+                .and_then(|()| self.bad_blocks(view, layout, descriptor, &bad, blocks.start));
+            let still = match found {
+                Ok(still) => {
+                    let device = self.devices.get(source.segment.key.0)?;
+                    device.counters.checksum_failures.add(still.len() as u64);
+                    still
+                }
+                Err(e) => {
+                    self.devices.count_damage(source.segment.key.0, &e);
+                    failed.get_or_insert(e);
+                    bad.clone()
+                }
+            };
+            if let Some(kept) = kept {
+                let read = std::mem::replace(&mut self.buffer, kept);
+                for block in bad.iter().filter(|block| !still.contains(block)) {
+                    let start = geometry.block_offset(*block) - geometry.block_offset(blocks.start);
+                    let place = start..start + geometry.block_bytes;
+                    if let (Some(from), Some(to)) = (read.bytes(), self.buffer.bytes_mut()) {
+                        to[place.clone()].copy_from_slice(&from[place]);
+                    }
+                }
+            }
+            bad = still;
+        }
+        if bad.is_empty() {
+            return Ok(());
+        }
+        Err(failed.unwrap_or_else(|| self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into())))
+    }
+
+    /// Which of some blocks are not what they were. The block `first` stands at the front of the buffer.
+    fn bad_blocks(
+        &self,
+        view: &FrameView<'_>,
+        layout: &KvLayout,
+        descriptor: &Descriptor,
+        blocks: &[usize],
+        first: usize,
+    ) -> Result<Vec<usize>> {
+        let index = usize::from(descriptor.layer.get());
+        let (geometry, planes) = (layout.block(index), layout.kv_layer(index)?.planes());
+        let group = layout.group_tokens() as u64;
+        let base = geometry.block_offset(first);
+        let bytes = self.buffer.bytes().ok_or_else(|| Error::new(ErrorKind::Busy, "the buffer of a copy is in use"))?;
+        let stored = view.checksums(descriptor);
+        let is_good = |block: usize| {
+            let token = descriptor.first_token.get() + block as u64 * group;
+            (0..planes).all(|plane| {
+                let (start, len) = geometry.plane(plane);
+                let start = geometry.block_offset(block) - base + start;
+                let data = bytes.get(start..start + len).unwrap_or_default();
+                let stored = stored.get(block * planes + plane);
+                stored
+                    .is_some_and(|stored| self.check(descriptor, token, group as u32, plane as u16, data, stored.get()))
+            })
+        };
+        Ok(blocks.iter().copied().filter(|block| !is_good(*block)).collect())
+    }
+}

@@ -1,0 +1,335 @@
+//! Repair: copies that failed are looked at and made anew, frames with fewer copies than they should have get more, devices that are
+//! to go or are gone lose theirs. Every change is a commit of its own kind, so that a crash leaves frames as they were or as they
+//! should be.
+
+use super::frame_copy::{Copied, Source, copy, verify};
+use crate::catalog::{COPIES_MAX, FrameMeta};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::seams::{Event, Mutant, mutated, note};
+use crate::log::{CommitRequest, CopyChange, Place, StoreInner, places};
+use crate::metrics::lock;
+use crate::sync::Guard;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
+use stratakv_format::{DeviceIndex, FrameId, Location};
+
+/// Frames that change with one commit.
+const FRAMES_PER_COMMIT: usize = 32;
+
+/// What a repair did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Repaired {
+    /// Copies that were looked at because a read of them failed.
+    pub checked: u64,
+    /// Copies that were damaged and were made anew.
+    pub healed: u64,
+    /// Copies that were missing and were made.
+    pub copied: u64,
+    /// Frames that have fewer good copies than they should have, or lie on a device that is to go, and could not be helped now.
+    pub left: u64,
+    /// Devices that lost their last frame and are no members any more.
+    pub removed: u64,
+}
+
+impl Repaired {
+    /// What was done after it.
+    pub(crate) fn add(&mut self, next: &Self) {
+        self.checked += next.checked;
+        self.healed += next.healed;
+        self.copied += next.copied;
+        self.removed += next.removed;
+        self.left = next.left;
+    }
+}
+
+/// The state of a member as far as copies are concerned.
+struct Members {
+    /// Devices that keep what they have.
+    keep: BTreeSet<DeviceIndex>,
+    /// Devices that take copies.
+    take: Vec<DeviceIndex>,
+}
+
+impl Members {
+    fn of(inner: &StoreInner) -> Self {
+        let there = || inner.devices.list.iter().filter(|device| device.member().state == MEMBER_ACTIVE);
+        let keep = there().map(|device| device.index).collect();
+        Self { keep, take: there().filter(|device| device.takes_frames()).map(|device| device.index).collect() }
+    }
+}
+
+/// The right to repair: one at a time.
+pub(crate) struct Repair<'a> {
+    inner: &'a StoreInner,
+    _one: Guard<'a, ()>,
+}
+
+impl<'a> Repair<'a> {
+    /// Waits for whoever repairs now.
+    pub(crate) fn new(inner: &'a StoreInner) -> Self {
+        Self { inner, _one: lock(&inner.repairing) }
+    }
+
+    /// Does all that can be done now.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(crate) fn all(&self) -> Result<Repaired> {
+        let again = self.inner.devices.suspects.take_given_up();
+        again.into_iter().for_each(|(frame, device)| self.inner.devices.suspects.add_at(frame, device));
+        let mut all = repair(self.inner)?;
+        // What it moved may have been the last that a device held.
+        while all.left == 0 {
+            let next = repair(self.inner)?;
+            all.add(&next);
+            if next.healed + next.copied + next.removed == 0 {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// One turn of it.
+    ///
+    /// # Errors
+    /// A commit failed.
+    pub(super) fn once(&self) -> Result<Repaired> {
+        repair(self.inner)
+    }
+}
+
+fn repair(inner: &StoreInner) -> Result<Repaired> {
+    inner.committer.check()?;
+    let mut done = Repaired::default();
+    inner.devices.suspects.paid();
+    let suspects = inner.devices.suspects.take();
+    {
+        let catalog = lock(&inner.catalog);
+        inner.devices.suspects.retain_given_up(|frame| catalog.frames.contains_key(&frame));
+    }
+    let mut bad: BTreeMap<FrameId, BTreeSet<DeviceIndex>> = BTreeMap::new();
+    for (frame, device) in suspects {
+        done.checked += 1;
+        if is_bad(inner, frame, device) {
+            bad.entry(frame).or_default().insert(device);
+        }
+    }
+    let members = Members::of(inner);
+    let hopeless = inner.devices.suspects.hopeless();
+    for (frame, devices) in bad.iter().filter(|(frame, _)| hopeless.contains(frame)) {
+        inner.devices.suspects.give_up(devices.iter().map(|device| (*frame, *device)));
+    }
+    let mut due = due(inner, &members, &bad);
+    due.retain(|(frame, _)| !hopeless.contains(frame));
+    for batch in due.chunks(FRAMES_PER_COMMIT) {
+        let mut request = CommitRequest::default();
+        for (id, wanted) in batch {
+            let none = BTreeSet::new();
+            let damaged = bad.get(id).unwrap_or(&none);
+            let whole = match change(inner, &members, *id, *wanted, damaged, &mut request, &mut done) {
+                Ok(whole) => whole,
+                Err(e) if matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Closed) => return Err(e),
+                Err(_) => false,
+            };
+            if !whole {
+                done.left += 1;
+                inner.devices.suspects.give_up(damaged.iter().map(|device| (*id, *device)));
+            }
+        }
+        if request.copies.is_empty() {
+            continue;
+        }
+        if mutated(Mutant::ReplicaNotHealed) && !bad.is_empty() {
+            continue;
+        }
+        inner.commit(request)?;
+    }
+    for _ in 0..done.healed {
+        note(Event::ReplicaHealed);
+    }
+    let waiting;
+    (done.removed, waiting) = remove_empty(inner)?;
+    if done.left > 0 || waiting {
+        inner.devices.suspects.owe_quietly();
+    }
+    Ok(done)
+}
+
+/// Whether a copy is not what was written, or cannot be read.
+fn is_bad(inner: &StoreInner, id: FrameId, device: DeviceIndex) -> bool {
+    let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return false };
+    let Some(place) = places(&meta).into_iter().find(|(location, _)| location.device == device) else { return false };
+    match source(inner, &meta, place) {
+        Ok(source) => verify(&inner.devices, id, &source).is_err_and(|e| {
+            // What fails for want of memory says nothing about the copy.
+            matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Io)
+        }),
+        Err(_) => true,
+    }
+}
+
+/// A frame as if this copy were its first, and the segment that it is in.
+fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): Place) -> Result<Source> {
+    inner.devices.get(location.device)?;
+    let catalog = lock(&inner.catalog);
+    let key = (location.device, location.segment);
+    let segment = catalog.segments.get(&key).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("segment {} of device {}", location.segment, location.device))
+    })?;
+    let segment = lock(&inner.space).handle(&inner.devices, key, segment)?;
+    Ok(Source { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment })
+}
+
+/// Frames that are not as they should be, with the copies that they should have.
+fn due(inner: &StoreInner, members: &Members, bad: &BTreeMap<FrameId, BTreeSet<DeviceIndex>>) -> Vec<(FrameId, usize)> {
+    let catalog = lock(&inner.catalog);
+    let mut wanted: BTreeMap<FrameId, usize> = BTreeMap::new();
+    let mut want = |frame: FrameId, copies: usize| {
+        let own = wanted.entry(frame).or_default();
+        *own = (*own).max(copies);
+    };
+    for sequence in catalog.sequences.values() {
+        let copies = usize::from(sequence.replicas).clamp(1, COPIES_MAX).min(members.take.len().max(1));
+        sequence.refs.iter().for_each(|(frame, _)| want(*frame, copies));
+    }
+    let is_due = |(id, wanted): &(FrameId, usize)| {
+        let Some(frame) = catalog.frames.get(id) else { return false };
+        let kept = frame.locations().filter(|at| members.keep.contains(&at.device)).count();
+        kept < *wanted || kept < frame.copies() || bad.contains_key(id)
+    };
+    wanted.into_iter().filter(is_due).collect()
+}
+
+/// Plans and makes the copies that a frame lacks. Whether it then is as it should be.
+fn change(
+    inner: &StoreInner,
+    members: &Members,
+    id: FrameId,
+    wanted: usize,
+    bad: &BTreeSet<DeviceIndex>,
+    request: &mut CommitRequest,
+    done: &mut Repaired,
+) -> Result<bool> {
+    let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return Ok(true) };
+    let seen = places(&meta);
+    let mut bad = bad.clone();
+    let goes = |at: &Location| bad.contains(&at.device) || !members.keep.contains(&at.device);
+    if seen.len() > 1 && seen.iter().any(|(at, _)| goes(at)) {
+        // No copy goes on the word of another that nobody has looked at: where all are damaged, each may have what others have not.
+        let staying: Vec<_> = seen.iter().filter(|(at, _)| !goes(at)).map(|(at, _)| at.device).collect();
+        bad.extend(staying.into_iter().filter(|device| is_bad(inner, id, *device)));
+    }
+    let (good, damaged): (Vec<Place>, Vec<Place>) = seen.iter().partition(|(at, _)| !bad.contains(&at.device));
+    let mut now: Vec<Place> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
+    let wanted = wanted.max(now.len());
+    // First where a damaged copy is, so that the frame stays where it was put; then where nothing of it is.
+    let here =
+        bad.iter().filter(|device| members.take.contains(device) && seen.iter().any(|(at, _)| at.device == **device));
+    let start = id.0 as usize % members.take.len().max(1);
+    let others = members.take[start..].iter().chain(&members.take[..start]);
+    let targets: Vec<DeviceIndex> = here.chain(others).copied().collect();
+    // What is damaged in one copy may be good in another, itself damaged elsewhere.
+    let sources: Vec<Place> = good.iter().chain(&damaged).copied().collect();
+    for device in targets {
+        if now.len() >= wanted {
+            break;
+        }
+        if now.iter().any(|(at, _)| at.device == device) {
+            continue;
+        }
+        let Copied { location, header_crc, flight } = match duplicate(inner, id, &meta, &sources, device) {
+            Ok(Some(copied)) => copied,
+            Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
+            // Another device may take it.
+            Ok(None) => continue,
+            Err(e) => {
+                if e.kind() == ErrorKind::Corruption {
+                    inner.devices.suspects.despair(id);
+                }
+                continue;
+            }
+        };
+        request.segments.push(Arc::clone(flight.segment()));
+        request.flights.push(flight);
+        now.push((location, header_crc));
+        *(if bad.is_empty() { &mut done.copied } else { &mut done.healed }) += 1;
+    }
+    // Without any copy that is good and stays, the old ones stay as they are: better damaged than gone.
+    if now.is_empty() {
+        return Ok(false);
+    }
+    // A copy that could not be replaced is kept while it is the only further one.
+    if now.len() < wanted {
+        for place in &seen {
+            if now.len() < wanted
+                && !now.iter().any(|(at, _)| at.device == place.0.device)
+                && !bad.contains(&place.0.device)
+            {
+                now.push(*place);
+            }
+        }
+    }
+    let whole = now.len() >= wanted && now.iter().all(|(at, _)| members.keep.contains(&at.device));
+    if now.iter().any(|place| !seen.contains(place)) || now.len() < seen.len() || now[0] != seen[0] {
+        // The first copy stays the first if it stays at all.
+        if let Some(at) = now.iter().position(|place| *place == seen[0]) {
+            now.swap(0, at);
+        }
+        request.copies.push(CopyChange { frame: id, seen, wanted: now });
+    }
+    Ok(whole)
+}
+
+/// A copy of a frame on a device, made from these; none when the device has no room.
+fn duplicate(
+    inner: &StoreInner,
+    id: FrameId,
+    meta: &FrameMeta,
+    places: &[Place],
+    device: DeviceIndex,
+) -> Result<Option<Copied>> {
+    let (mut sources, mut failed) = (Vec::new(), None);
+    for place in places {
+        match source(inner, meta, *place) {
+            Ok(source) => sources.push(source),
+            Err(e) => failed = Some(e),
+        }
+    }
+    match (copy(&inner.devices, &inner.space, id, &sources, device), failed) {
+        (Ok(copied), _) => Ok(Some(copied)),
+        (Err(e), _) if e.kind() == ErrorKind::NoSpace => Ok(None),
+        (Err(_), Some(e)) if sources.is_empty() => Err(e),
+        (Err(e), _) => Err(e),
+    }
+}
+
+/// Devices that were drained or lost, and hold nothing any more, are no members from now on: how many. And whether some still
+/// hold what no commit names, which may become part of the store or go.
+fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
+    // What is queued may name frames on them that the catalog does not know yet.
+    inner.flush_others()?;
+    let (free, held): (Vec<Member>, Vec<Member>) = {
+        let catalog = lock(&inner.catalog);
+        let space = lock(&inner.space);
+        let stays =
+            |member: &Member| member.state == MEMBER_ACTIVE && inner.devices.is_sound(DeviceIndex(member.device.get()));
+        if !catalog.members.values().any(stays) {
+            return Ok((0, false));
+        }
+        let leaving = |member: &&Member| matches!(member.state, MEMBER_DRAINING | MEMBER_LOST);
+        let empty = |member: &&Member| {
+            let device = DeviceIndex(member.device.get());
+            catalog.frames.values().all(|frame| frame.locations().all(|at| at.device != device))
+        };
+        let emptied = catalog.members.values().filter(leaving).filter(empty).copied();
+        let quiet = inner.committer.is_idle();
+        let unused = |member: &Member| space.is_unused(DeviceIndex(member.device.get()), member.state == MEMBER_LOST);
+        emptied.partition(|member| quiet && unused(member))
+    };
+    for member in &free {
+        inner.change_member(Member { state: MEMBER_REMOVED, ..*member })?;
+    }
+    Ok((free.len() as u64, !held.is_empty()))
+}

@@ -1,0 +1,191 @@
+//! What a copy does not give, another one does: reads that failed, blocks whose check fails, parts that are late.
+
+use crate::catalog::{FrameBody, SegmentHandle};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::Lease;
+use crate::io::driver::interface::Op;
+use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
+use crate::log::Devices;
+use crate::plan::{Part, PlannedRead};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Reads again what failed of a part, from one other copy after the other; the error of what no copy gives, or that the deadline
+/// passed.
+pub(super) fn recover(
+    devices: &Devices,
+    part: &Part,
+    failed: Vec<(usize, Error)>,
+    buffer: &mut Lease,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    let again = |(at, error): (usize, Error)| {
+        let read = part.reads.get(at)?;
+        Some(Again { read, copies: copies_in_turn(devices, &read.frame, usize::from(read.copy)), error })
+    };
+    let mut failed: Vec<Again<'_>> = failed.into_iter().filter_map(again).collect();
+    for turn in 1..crate::catalog::COPIES_MAX {
+        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|again| turn < again.copies.len());
+        if let Some(again) = lost.into_iter().next() {
+            return Err(again.error);
+        }
+        let outcomes = read_copies(devices, &ready, turn, buffer, deadline)?;
+        failed = Vec::new();
+        for (again, outcome) in ready.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => given_elsewhere(devices, again.read),
+                Err(_) => failed.push(again),
+            }
+        }
+        if failed.is_empty() {
+            return Ok(());
+        }
+    }
+    failed.into_iter().next().map_or(Ok(()), |again| Err(again.error))
+}
+
+/// A read that failed, and the copies to ask in turn, its own first.
+struct Again<'a> {
+    read: &'a PlannedRead,
+    copies: Vec<usize>,
+    error: Error,
+}
+
+/// Another copy gave what this read did not.
+pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
+    devices.suspects.add(&read.frame, usize::from(read.copy));
+    if let Ok(device) = devices.get(read.segment.key.0) {
+        device.counters.other_copies.add(1);
+    }
+}
+
+/// All copies of a frame, this one in front; then those whose devices do not fail and have least to do.
+fn copies_in_turn(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize> {
+    let load = |copy: usize| {
+        let unknown = (true, f64::INFINITY);
+        devices.get(frame.copy(copy).0.key.0).map_or(unknown, |device| {
+            let (queued, .., avoided) = device.profile.load();
+            (avoided || device.is_lost(), queued)
+        })
+    };
+    let next = |turn: usize| (own + turn) % frame.copies();
+    let mut others: Vec<_> = (1..frame.copies()).map(|turn| (load(next(turn)), next(turn))).collect();
+    others.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    std::iter::once(own).chain(others.into_iter().map(|(_, copy)| copy)).collect()
+}
+
+/// One batch per device; outcomes in the order of the reads.
+fn read_copies(
+    devices: &Devices,
+    reads: &[Again<'_>],
+    turn: usize,
+    buffer: &mut Lease,
+    deadline: Option<Instant>,
+) -> Result<Vec<Result<()>>> {
+    let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
+    let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
+    for (tag, Again { read, copies, .. }) in reads.iter().enumerate() {
+        let (segment, offset) = read.of_copy(copies[turn]);
+        let file = match segment.file().and_then(|file| devices.get(segment.key.0).map(|_| file)) {
+            Ok(file) => file,
+            Err(e) => {
+                waiters[tag].complete(0, Err(e));
+                continue;
+            }
+        };
+        let into = buffer.read_target(read.to..read.to + read.bytes)?;
+        let op = Op::Read { file, offset, into };
+        batches.entry(segment.key.0).or_default().push(Request { op, tag: tag as u64 });
+    }
+    let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
+    let cancel = Arc::<AtomicBool>::default();
+    for (device, requests) in batches {
+        let (sink, cancel) = (Arc::clone(&sink), Some(Arc::clone(&cancel)));
+        devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel });
+    }
+    waiters.iter().map(|waiter| in_time(waiter.wait_until(deadline), &cancel)).collect()
+}
+
+/// An outcome, unless the deadline has passed: then what was not submitted yet is cancelled.
+fn in_time(outcome: Result<()>, cancel: &AtomicBool) -> Result<Result<()>> {
+    match outcome {
+        Err(e) if e.kind() == ErrorKind::Deadline => {
+            cancel.store(true, Ordering::Relaxed);
+            Err(e)
+        }
+        outcome => Ok(outcome),
+    }
+}
+
+/// Reads a piece of a segment again, by itself. The outer error is a deadline that passed.
+fn read_again(
+    devices: &Devices,
+    segment: &SegmentHandle,
+    offset: u64,
+    buffer: &mut Lease,
+    range: Range<usize>,
+    deadline: Option<Instant>,
+) -> Result<Result<()>> {
+    let waiter = Waiter::new(1);
+    let cancel = Arc::<AtomicBool>::default();
+    let submitted = buffer.read_target(range).and_then(|into| {
+        let op = Op::Read { file: segment.file()?, offset, into };
+        let (requests, sink) = (vec![Request { op, tag: 0 }], Arc::clone(&waiter) as Arc<dyn Sink>);
+        let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(&cancel)) };
+        devices.get(segment.key.0).map(|device| device.shard.submit_wait(batch))
+    });
+    match submitted {
+        Err(e) => Ok(Err(e)),
+        Ok(()) => in_time(waiter.wait_until(deadline), &cancel),
+    }
+}
+
+struct Each(Vec<Arc<Waiter>>);
+
+impl Sink for Each {
+    fn complete(&self, tag: u64, outcome: Result<()>) {
+        if let Some(waiter) = self.0.get(tag as usize) {
+            waiter.complete(0, outcome);
+        }
+    }
+}
+
+/// Reads a block until `is_bad` says that it is good: once more from the copy that it came from, then from the others. Whether it is;
+/// an error when the last copy could not be read, or the deadline passed. What else is read with it, `range` of the buffer but for
+/// `block`, stays as it was: it is of this copy, and may be known to be good.
+pub(super) fn until_good(
+    devices: &Devices,
+    read: &PlannedRead,
+    frame: &Arc<FrameBody>,
+    (offset, bytes): (u64, usize),
+    (buffer, range, block): (&mut Lease, &Range<usize>, &Range<usize>),
+    deadline: Option<Instant>,
+    is_bad: &dyn Fn(&Lease) -> bool,
+) -> Result<bool> {
+    let own = usize::from(read.copy);
+    let kept = buffer.bytes().and_then(|bytes| bytes.get(range.clone())).unwrap_or_default().to_vec();
+    let mut outcome = Ok(());
+    for (turn, copy) in copies_in_turn(devices, frame, own).into_iter().enumerate() {
+        let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
+        if let Ok(device) = devices.get(segment.key.0) {
+            if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
+        }
+        outcome = read_again(devices, segment, first, buffer, range.clone(), deadline)?;
+        if outcome.is_ok() && !is_bad(buffer) {
+            for beside in [range.start..block.start, block.end..range.end] {
+                let from = kept.get(beside.start - range.start..beside.end - range.start);
+                let into = buffer.bytes_mut().and_then(|bytes| bytes.get_mut(beside));
+                let (Some(from), Some(into)) = (from, into) else { return Ok(false) };
+                into.copy_from_slice(from);
+            }
+            if turn > 0 {
+                devices.suspects.add(frame, own);
+            }
+            return Ok(true);
+        }
+    }
+    outcome.map(|()| false)
+}

@@ -1,9 +1,0 @@
-//! Opening: device directories and superblocks, then the manifest. Creating a store is the same path from nothing.
-
-mod devices;
-mod replay;
-
-pub(crate) use devices::{
-    Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, read_only_features, read_superblock, stale_device,
-};
-pub(crate) use replay::replay;

@@ -1,0 +1,356 @@
+//! Adapters: what calibration found for each layer of a model, with a name and a version, and its bytes.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::summary::KeyShape;
+use crate::retrieval::transform_coded::codebook::Codebook;
+use std::sync::Arc;
+use stratakv_format::checksum::crc64;
+
+const MAGIC: &[u8; 8] = b"SKVADAPT";
+/// Elements of one matrix from bytes, at most: 4096 joint dimensions squared.
+const ELEMENTS_MAX: usize = 1 << 24;
+
+/// A projection of joint keys: `[kv_heads * key_dim, rank]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankAdapter {
+    width: usize,
+    rank: usize,
+    matrix: Vec<f32>,
+}
+
+impl LowRankAdapter {
+    /// From its matrix `[width, rank]`, row-major.
+    ///
+    /// # Errors
+    /// Another number of elements, none at all, or one that is not finite.
+    pub fn new(width: usize, rank: usize, matrix: Vec<f32>) -> Result<Self> {
+        check_matrix("low-rank matrix", &matrix, width, rank)?;
+        Ok(Self { width, rank, matrix })
+    }
+
+    /// Numbers kept per token.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// `[width, rank]`, row-major.
+    #[must_use]
+    pub fn matrix(&self) -> &[f32] {
+        &self.matrix
+    }
+}
+
+/// What an adapter has for one layer. Clones, and the summaries made with it, share its numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerAdapter {
+    /// Nothing.
+    None,
+    /// A projection.
+    LowRank(Arc<LowRankAdapter>),
+    /// A transform with codebooks.
+    Codes(Arc<Codebook>),
+}
+
+impl From<LowRankAdapter> for LayerAdapter {
+    fn from(low: LowRankAdapter) -> Self {
+        Self::LowRank(Arc::new(low))
+    }
+}
+
+impl From<Codebook> for LayerAdapter {
+    fn from(book: Codebook) -> Self {
+        Self::Codes(Arc::new(book))
+    }
+}
+
+impl LayerAdapter {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::None => put(out, 0),
+            Self::LowRank(low) => {
+                put(out, 1);
+                put(out, low.width as u32);
+                put(out, low.rank as u32);
+                put_all(out, &low.matrix);
+            }
+            Self::Codes(book) => {
+                put(out, 2);
+                book.write(out);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let damaged = || Error::new(ErrorKind::Corruption, "these bytes are no adapter");
+        Ok(match reader.number()? {
+            0 => Self::None,
+            1 => {
+                let (width, rank) = (reader.number()?, reader.number()?);
+                let matrix = reader.floats(width.checked_mul(rank).ok_or_else(damaged)?)?;
+                Self::from(LowRankAdapter::new(width, rank, matrix).map_err(|_| damaged())?)
+            }
+            2 => Self::from(Codebook::read(reader)?),
+            _ => return Err(damaged()),
+        })
+    }
+
+    /// Bytes in memory.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::LowRank(low) => low.matrix.len() * size_of::<f32>(),
+            Self::Codes(book) => book.bytes(),
+        }
+    }
+
+    /// Its bytes, as they stand in a store: kind, then its numbers.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.write(&mut out);
+        out
+    }
+
+    /// From exactly these bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`].
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader(bytes);
+        let layer = Self::read(&mut reader)?;
+        match reader.0.is_empty() {
+            true => Ok(layer),
+            false => Err(Error::new(ErrorKind::Corruption, "an adapter that goes on behind its end")),
+        }
+    }
+}
+
+/// A named, versioned set of [`LayerAdapter`]s for the layers of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    name: String,
+    version: u32,
+    layers: Vec<LayerAdapter>,
+    checksum: u64,
+}
+
+impl Adapter {
+    /// Name (1 to 255 bytes), version and layers.
+    ///
+    /// # Errors
+    /// A name of another length, more than 65535 layers.
+    pub fn new(name: impl Into<String>, version: u32, layers: Vec<LayerAdapter>) -> Result<Self> {
+        let name = name.into();
+        if name.is_empty() || name.len() > 255 || layers.len() > usize::from(u16::MAX) {
+            let text = format!("adapter {name:?} of {} layers", layers.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let checksum = crc64(&Self::encode_layers(&layers).concat());
+        Ok(Self { name, version, layers, checksum })
+    }
+
+    /// The bytes of each layer as they stand in a store, none where there is nothing for it.
+    pub(crate) fn layer_bytes(&self) -> Vec<Vec<u8>> {
+        Self::encode_layers(&self.layers)
+    }
+
+    fn encode_layers(layers: &[LayerAdapter]) -> Vec<Vec<u8>> {
+        let bytes = |layer: &LayerAdapter| match layer {
+            LayerAdapter::None => Vec::new(),
+            layer => layer.to_bytes(),
+        };
+        layers.iter().map(bytes).collect()
+    }
+
+    /// CRC-64/NVME of its numbers: what summaries on a device name it by, wherever it comes from.
+    #[must_use]
+    pub fn checksum(&self) -> u64 {
+        self.checksum
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Its layers.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerAdapter] {
+        &self.layers
+    }
+
+    /// Bytes of its numbers in memory. The store accounts for them as long as a selector by this adapter is attached, once however
+    /// many sequences have one.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.bytes() as u64).sum()
+    }
+
+    /// Name and version.
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("{}/{}", self.name, self.version)
+    }
+
+    /// What it has for `layer`, whose keys have this shape.
+    pub(crate) fn layer(&self, layer: usize, shape: &KeyShape) -> Result<&LayerAdapter> {
+        let found = self.layers.get(layer).ok_or_else(|| self.wrong(layer, "layer"))?;
+        let width = match found {
+            LayerAdapter::None => shape.width(),
+            LayerAdapter::LowRank(matrix) => matrix.width,
+            LayerAdapter::Codes(book) => book.width(),
+        };
+        if width != shape.width() {
+            let text = format!("adapter {} has {width} joint key dimensions, the layer {}", self.id(), shape.width());
+            return Err(Error::new(ErrorKind::LayoutMismatch, text));
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn wrong(&self, layer: usize, what: &str) -> Error {
+        Error::new(ErrorKind::InvalidArgument, format!("adapter {} has no {what} for layer {layer}", self.id()))
+    }
+
+    /// Its bytes: little-endian; magic, version, name, then per layer a kind and its numbers; a CRC-32 at the end.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend_from_slice(MAGIC);
+        put(&mut out, self.version);
+        put(&mut out, self.layers.len() as u32);
+        put(&mut out, self.name.len() as u32);
+        out.extend_from_slice(self.name.as_bytes());
+        self.layers.iter().for_each(|layer| layer.write(&mut out));
+        let crc = crc(&out);
+        put(&mut out, crc);
+        out
+    }
+
+    /// From its bytes; anything that is not exactly what [`Self::to_bytes`] gives is refused.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let damaged = || Error::new(ErrorKind::Corruption, "these bytes are no adapter");
+        let (body, end) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
+        if crc(body) != u32::from_le_bytes(*end) {
+            return Err(damaged());
+        }
+        let mut reader = Reader(body);
+        if reader.take(8)? != MAGIC {
+            return Err(damaged());
+        }
+        let (version, layers, name) = (reader.number()?, reader.number()?, reader.number()?);
+        let name = std::str::from_utf8(reader.take(name)?).map_err(|_| damaged())?.to_owned();
+        let mut list = Vec::new();
+        for _ in 0..layers {
+            list.push(LayerAdapter::read(&mut reader)?);
+        }
+        if !reader.0.is_empty() {
+            return Err(damaged());
+        }
+        Self::new(name, version as u32, list).map_err(|_| damaged())
+    }
+}
+
+pub(crate) fn check_matrix(what: &str, matrix: &[f32], rows: usize, columns: usize) -> Result<()> {
+    let fits = rows.checked_mul(columns) == Some(matrix.len()) && !matrix.is_empty() && matrix.len() <= ELEMENTS_MAX;
+    if fits && matrix.iter().all(|x| x.is_finite()) {
+        return Ok(());
+    }
+    let text = format!("{what} of {} elements, {rows} x {columns} finite ones expected", matrix.len());
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+pub(crate) fn put(out: &mut Vec<u8>, number: u32) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+pub(crate) fn put_all(out: &mut Vec<u8>, numbers: &[f32]) {
+    numbers.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes()));
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    // CRC-32 of zip, bit by bit of a byte: adapters are read once.
+    !bytes.iter().fold(!0_u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 & 0_u32.wrapping_sub(crc & 1)))
+    })
+}
+
+/// Bytes from outside.
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        let short = || Error::new(ErrorKind::Corruption, "an adapter that ends early");
+        let (head, rest) = self.0.split_at_checked(len).ok_or_else(short)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    pub(crate) fn number(&mut self) -> Result<usize> {
+        let bytes = self.take(4)?;
+        Ok(bytes.iter().rev().fold(0, |n, b| n << 8 | usize::from(*b)))
+    }
+
+    pub(crate) fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
+        let bytes = self.take(count.saturating_mul(4))?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter() -> Adapter {
+        let low = LowRankAdapter::new(4, 2, (0..8).map(|i| i as f32).collect()).unwrap();
+        let book = Codebook::new(
+            vec![0.5; 4],
+            vec![1.0; 12],
+            vec![2.0; 12],
+            vec![vec![0], vec![1, 2]],
+            vec![vec![-1.0, 1.0], vec![-1.0, -0.5, 0.5, 1.0], vec![0.0, 3.0]],
+            0.25,
+        );
+        let layers = vec![LayerAdapter::None, low.into(), book.unwrap().into()];
+        Adapter::new("name", 7, layers).unwrap()
+    }
+
+    #[test]
+    fn bytes_give_back_the_adapter_and_any_other_byte_is_refused() {
+        let adapter = adapter();
+        let bytes = adapter.to_bytes();
+        assert_eq!(Adapter::from_bytes(&bytes).unwrap(), adapter);
+        for at in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[at] ^= 0x10;
+            assert_eq!(Adapter::from_bytes(&other).unwrap_err().kind(), ErrorKind::Corruption, "byte {at}");
+            assert!(Adapter::from_bytes(&bytes[..at]).is_err(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn right_checksums_do_not_make_wrong_numbers_right() {
+        let bytes = adapter().to_bytes();
+        for at in 8..bytes.len() - 4 {
+            for value in [0xff, 0x00, 0x7f] {
+                let mut other = bytes[..bytes.len() - 4].to_vec();
+                other[at] = value;
+                let crc = crc(&other);
+                put(&mut other, crc);
+                // Whatever it is, it is an adapter or an error.
+                if let Ok(read) = Adapter::from_bytes(&other) {
+                    assert_eq!(read.to_bytes(), other);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Min/max records of a layer that are in memory for a selection or two: in the buffers they were read into, or made from keys.
+
+use crate::io::buffer::arena::Lease;
+use crate::metrics::Reservation;
+use crate::retrieval::bounds::records::{MinMax, extremes};
+use crate::retrieval::summary::KeyShape;
+use std::ops::Range;
+use std::sync::Arc;
+use stratakv_format::DType;
+
+/// Records of consecutive groups, piece after piece.
+pub(crate) struct LayerRecords {
+    first_group: usize,
+    groups: usize,
+    /// Each with its first group.
+    pieces: Vec<(usize, RecordPiece)>,
+    /// Elements of one record: minima, then maxima.
+    record: usize,
+    element: DType,
+}
+
+/// Records of some groups that lie together.
+pub(crate) enum RecordPiece {
+    /// In a buffer that they were read into, from this byte on, checked.
+    Read { buffer: Arc<Lease>, at: usize, bytes: usize },
+    /// Made from keys, or copied.
+    Made { records: Vec<u16>, _held: Reservation },
+}
+
+impl RecordPiece {
+    fn records(&self) -> &[u16] {
+        match self {
+            Self::Read { buffer, at, bytes } => {
+                let bytes = buffer.bytes().and_then(|all| all.get(*at..at + bytes)).unwrap_or_default();
+                bytemuck::try_cast_slice(bytes).unwrap_or_default()
+            }
+            Self::Made { records, .. } => records,
+        }
+    }
+}
+
+impl LayerRecords {
+    /// None yet, from this group on, of keys of this shape.
+    pub(crate) fn new(shape: &KeyShape, first_group: usize) -> Self {
+        let element = MinMax::element(shape.dtype);
+        Self { first_group, groups: 0, pieces: Vec::new(), record: 2 * shape.width(), element }
+    }
+
+    /// Adds the records of the groups that come next. `false` when it does not hold whole records.
+    pub(crate) fn add(&mut self, piece: RecordPiece) -> bool {
+        let elements = piece.records().len();
+        let whole = elements.is_multiple_of(self.record);
+        if whole {
+            self.pieces.push((self.range().end, piece));
+            self.groups += elements / self.record;
+        }
+        whole
+    }
+
+    /// The groups there are.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.first_group..self.first_group + self.groups
+    }
+
+    /// Elements of a record.
+    pub(crate) fn record(&self) -> usize {
+        self.record
+    }
+
+    /// What the elements are.
+    pub(crate) fn element(&self) -> DType {
+        self.element
+    }
+
+    /// The records of groups, in pieces.
+    pub(crate) fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+        let at = self.pieces.partition_point(|(first, _)| *first <= range.start).saturating_sub(1);
+        let pieces = self.pieces[at..].iter().take_while(move |(first, _)| *first < range.end);
+        pieces.filter_map(move |(first, piece)| {
+            let records = piece.records();
+            let own = *first..first + records.len() / self.record;
+            let (start, end) = (range.start.max(own.start), range.end.min(own.end));
+            (start < end).then(|| &records[(start - own.start) * self.record..(end - own.start) * self.record])
+        })
+    }
+}
+
+/// Adds the record of a group, from its decoded K plane `[kv_heads, G, key_dim]`.
+pub(crate) fn add_record(shape: &KeyShape, key_plane: &[u8], out: &mut Vec<u16>) {
+    let (start, width) = (out.len(), shape.width());
+    out.resize(start + 2 * width, 0);
+    let (minima, maxima) = out[start..].split_at_mut(width);
+    extremes(key_plane, shape.kv_heads, shape.group_tokens, shape.dtype, minima, maxima);
+}

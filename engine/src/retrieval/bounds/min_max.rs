@@ -1,0 +1,39 @@
+//! Quest-style pages: the upper bound of `q . k` over a group, per query head.
+
+use crate::error::Result;
+use crate::retrieval::bounds::query::BoundQuery;
+use crate::retrieval::bounds::summary::{Bounds, KeyBounds};
+use crate::retrieval::selector::{Ask, ScoreForm, Selector, each_tile, summary_as};
+use crate::retrieval::summary::{KeySummary, SummaryKind};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Selection by the upper bound of each group (Tang et al. 2024).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Quest;
+
+impl Selector for Quest {
+    fn name(&self) -> &str {
+        "minmax"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::new(KeyBounds { levels: 1 }) as _]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let bounds: &Bounds = summary_as(summaries)?;
+        if ask.form == ScoreForm::Raw {
+            BoundQuery::summed(ask).put_upper(bounds, 0, ask.groups.clone(), scores, 1);
+            return Ok(());
+        }
+        let heads = ask.query.len() / ask.shape.key_dim;
+        let lanes = heads.next_multiple_of(8);
+        let mut query = BoundQuery::heads(ask);
+        let fill = |groups: Range<usize>, out: &mut [f32]| query.put_upper(bounds, 0, groups, out, lanes);
+        each_tile(ask, 1, (heads, lanes), fill, |groups, mut tile| {
+            tile.best(1, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
+        });
+        Ok(())
+    }
+}

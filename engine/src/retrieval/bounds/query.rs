@@ -1,0 +1,180 @@
+//! Bounds of `q . k` per query head over records of minima and maxima (LeoAM section 4; Quest).
+
+use crate::attention::RowQuery;
+use crate::retrieval::bounds::summary::Bounds;
+use crate::retrieval::selector::Ask;
+use std::ops::Range;
+
+/// A query, split by sign: `sum_j max(q_j max_j, q_j min_j)` is the product of its negative part with the minima and of its
+/// positive part with the maxima, and the lower bound the same with minima and maxima in each other's place.
+pub(crate) struct BoundQuery {
+    /// Each with the element of a record from which on it counts.
+    parts: Vec<(RowQuery, usize)>,
+    /// Elements of a record: minima, then as many maxima.
+    record: usize,
+    swapped: Vec<u16>,
+}
+
+impl BoundQuery {
+    /// A column per query head.
+    pub(crate) fn heads(ask: &Ask<'_>) -> Self {
+        let part = |sign: fn(f32) -> f32| {
+            let part: Vec<f32> = ask.query.iter().map(|q| sign(*q)).collect();
+            RowQuery::new(&part, ask.shape.kv_heads, ask.shape.key_dim)
+        };
+        let width = ask.shape.width();
+        Self::of(vec![(part(|q| q.min(0.0)), 0), (part(|q| q.max(0.0)), width)], width)
+    }
+
+    /// One column, of sums over query heads: as for one vector, whose cost does not grow with their number.
+    pub(crate) fn summed(ask: &Ask<'_>) -> Self {
+        let (dim, width) = (ask.shape.key_dim, ask.shape.width());
+        let ratio = ask.query.len() / width;
+        let mut weights = vec![0.0; 2 * width];
+        let (negative, positive) = weights.split_at_mut(width);
+        for (head, row) in ask.query.chunks_exact(dim).enumerate() {
+            for (j, &q) in row.iter().enumerate() {
+                let at = head / ratio * dim + j;
+                if q < 0.0 { negative[at] += q } else { positive[at] += q }
+            }
+        }
+        Self::of(vec![(RowQuery::new(&weights, 1, 2 * width), 0)], width)
+    }
+
+    fn of(parts: Vec<(RowQuery, usize)>, width: usize) -> Self {
+        Self { parts, record: 2 * width, swapped: Vec::new() }
+    }
+
+    /// Upper bounds of runs of a level, `[runs, columns]`; `columns` is at least what there are.
+    pub(crate) fn put_upper(
+        &mut self,
+        bounds: &Bounds,
+        level: usize,
+        runs: Range<usize>,
+        out: &mut [f32],
+        columns: usize,
+    ) {
+        out.fill(0.0);
+        for (part, first) in &mut self.parts {
+            let place = (self.record, *first);
+            part.add_pieces(bounds.records(level, runs.clone()), place, bounds.element(), out, columns);
+        }
+    }
+
+    /// Lower bounds of one run likewise. Rounded as upper bounds are, and so none is above an upper bound of what is in the run.
+    pub(crate) fn put_lower(&mut self, bounds: &Bounds, level: usize, run: usize, out: &mut [f32]) {
+        self.swapped.clear();
+        for record in bounds.records(level, run..run + 1) {
+            let (minima, maxima) = record.split_at(record.len() / 2);
+            self.swapped.extend_from_slice(maxima);
+            self.swapped.extend_from_slice(minima);
+        }
+        out.fill(0.0);
+        let columns = out.len();
+        for (part, first) in &mut self.parts {
+            let place = (self.record, *first);
+            part.add_pieces(std::iter::once(self.swapped.as_slice()), place, bounds.element(), out, columns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retrieval::bounds::summary::KeyBounds;
+    use crate::retrieval::selector::ScoreForm;
+    use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, SummaryKind};
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+    use stratakv_format::DType;
+
+    proptest! {
+        /// Lower and upper bounds hold for every token of every run, at every level, for every element type.
+        #[test]
+        fn bounds_hold_for_every_token(
+            dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::Bf16]),
+            kv_heads in 1_usize..3, ratio in 1_usize..3, key_dim in 1_usize..20, group_tokens in 1_usize..6,
+            groups in 1_usize..10, cut in 0_usize..10, seed in any::<u64>(), magnitude in -4_i32..3,
+        ) {
+            let mut state = seed | 1;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
+            };
+            let shape = KeyShape { kv_heads, key_dim, group_tokens, dtype };
+            let mut summary = KeyBounds { levels: 4 }.layer(0, shape).unwrap();
+            let mut keys = Vec::new();
+            let fill = |summary: &mut dyn KeySummary, keys: &mut Vec<Vec<f32>>, random: &mut dyn FnMut() -> f32| {
+                while summary.groups() < groups {
+                    let mut plane = Vec::new();
+                    for _ in 0..shape.width() * group_tokens {
+                        match dtype {
+                            DType::F32 => plane.extend(random().to_le_bytes()),
+                            DType::F16 => plane.extend(f16::from_f32(random()).to_le_bytes()),
+                            DType::Bf16 => plane.extend(bf16::from_f32(random()).to_le_bytes()),
+                        }
+                    }
+                    let group = KeyGroup::new(shape, &plane, summary.groups() as u64).unwrap();
+                    keys.truncate(summary.groups());
+                    keys.push(group.tokens());
+                    let promised = summary.bytes_for(1);
+                    summary.push(&group);
+                    assert!(summary.bytes() <= promised, "{} bytes, {promised} promised", summary.bytes());
+                }
+            };
+            fill(summary.as_mut(), &mut keys, &mut random);
+            summary.truncate(cut.min(groups));
+            fill(summary.as_mut(), &mut keys, &mut random);
+            let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| random()).collect();
+            let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
+            let (form, forced) = (ScoreForm::Raw, [0..0, groups..groups]);
+            let ask = Ask { query: &query, shape, scale: 1.0, form, groups: 0..groups, forced, count: groups };
+            let (mut bounded, mut joint, heads) = (BoundQuery::heads(&ask), BoundQuery::summed(&ask), kv_heads * ratio);
+            for level in 0..4 {
+                prop_assert_eq!(bounds.runs(level), groups >> level);
+                let runs = 0..groups >> level;
+                let (mut upper, mut lower) = (vec![0.0; runs.len() * heads], vec![0.0; runs.len() * heads]);
+                let (mut summed, mut least) = (vec![0.0; runs.len()], vec![0.0; runs.len()]);
+                bounded.put_upper(bounds, level, runs.clone(), &mut upper, heads);
+                joint.put_upper(bounds, level, runs.clone(), &mut summed, 1);
+                for run in runs {
+                    bounded.put_lower(bounds, level, run, &mut lower[run * heads..][..heads]);
+                    joint.put_lower(bounds, level, run, &mut least[run..=run]);
+                    for (bounds, sum) in [(&upper, summed[run]), (&lower, least[run])] {
+                        let bounds = &bounds[run * heads..][..heads];
+                        let scale: f32 = bounds.iter().map(|bound| bound.abs()).sum();
+                        prop_assert!((sum - bounds.iter().sum::<f32>()).abs() <= 1e-4 * scale.max(1e-3), "{sum} {bounds:?}");
+                    }
+                    // To the bit: what is in a run is nowhere above its upper bound and nowhere below its lower one.
+                    if level > 0 {
+                        let half = run << 1..(run << 1) + 2;
+                        let mut inner = vec![0.0; 2];
+                        joint.put_upper(bounds, level - 1, half.clone(), &mut inner, 1);
+                        prop_assert!(inner.iter().all(|inner| (least[run]..=summed[run]).contains(inner)), "{inner:?}");
+                        let mut inner = vec![0.0; 2 * heads];
+                        bounded.put_upper(bounds, level - 1, half, &mut inner, heads);
+                        for (at, inner) in inner.iter().enumerate() {
+                            let at = run * heads + at % heads;
+                            prop_assert!((lower[at]..=upper[at]).contains(inner), "{inner}");
+                        }
+                    }
+                }
+                for run in 0..groups >> level {
+                    for group in &keys[run << level..(run + 1) << level] {
+                        for key in group.chunks_exact(shape.width()) {
+                            for (head, q) in query.chunks_exact(key_dim).enumerate() {
+                                let key = &key[head / ratio * key_dim..][..key_dim];
+                                let dot: f64 = q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                                let scale: f64 = q.iter().zip(key).map(|(q, k)| f64::from(q * k).abs()).sum();
+                                prop_assert!(f64::from(upper[run * heads + head]) >= dot - 1e-5 * scale);
+                                prop_assert!(f64::from(lower[run * heads + head]) <= dot + 1e-5 * scale);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,562 @@
+//! Element-wise minimum and maximum of the keys of each group (LeoAM section 4.1; Quest).
+//!
+//! For every token of a group and every query, `sum_j max(q_j * max_j, q_j * min_j)` is at least `q . k`. Records are
+//! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
+//! maximum up, so that the bound holds in any case.
+
+use crate::metrics::Reservation;
+use crate::simd::widest;
+use half::bf16;
+use std::ops::Range;
+use std::sync::Arc;
+use stratakv_format::DType;
+use stratakv_format::layout::LayerGeometry;
+
+/// Bytes of records that are shared as one between a sequence and its forks and readers.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// Records of consecutive groups, with their part of the memory account.
+struct Chunk {
+    records: Vec<u16>,
+    held: Option<Reservation>,
+}
+
+/// Records of consecutive groups that others hold too.
+pub(crate) struct SharedRecords {
+    chunk: Arc<Chunk>,
+    elements: Range<usize>,
+}
+
+impl SharedRecords {
+    /// As they stand on disk.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.chunk.records[self.elements.clone()])
+    }
+}
+
+/// Takes bytes off the memory budget.
+pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Option<Reservation>;
+
+/// The records of one layer, by group. Cheap to clone: clones share chunks until they change them.
+#[derive(Clone)]
+pub(crate) struct MinMax {
+    /// Minima `[kv_heads, key_dim]` and then maxima, per group; all chunks but the last hold [`Self::chunk_groups`] of them.
+    /// The last may hold more than count.
+    chunks: Vec<Arc<Chunk>>,
+    groups: usize,
+    /// Elements of the minima of one record.
+    elements: usize,
+    element: DType,
+}
+
+impl Chunk {
+    fn bytes(&self) -> usize {
+        self.held.as_ref().map_or(0, Reservation::bytes)
+    }
+}
+
+impl MinMax {
+    /// No records yet, for keys of `dtype`.
+    pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
+        Self { chunks: Vec::new(), groups: 0, elements: layer.key_elements(), element: Self::element(dtype) }
+    }
+
+    /// Element type of the records for keys of `dtype`.
+    pub(crate) fn element(dtype: DType) -> DType {
+        if dtype == DType::F16 { DType::F16 } else { DType::Bf16 }
+    }
+
+    /// Groups with a record.
+    pub(crate) fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Elements of one record.
+    pub(crate) fn record(&self) -> usize {
+        2 * self.elements
+    }
+
+    /// Groups of a full chunk.
+    fn chunk_groups(&self) -> usize {
+        (CHUNK_BYTES / (2 * self.record())).max(1)
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.bytes()).sum()
+    }
+
+    /// Bytes that a clone has to itself: the list of chunks.
+    pub(crate) fn own_bytes(&self) -> usize {
+        self.chunks.capacity() * size_of::<Arc<Chunk>>()
+    }
+
+    /// Makes room for `more` groups. `false` when there is no memory for it; the records are as they were.
+    pub(crate) fn room(&mut self, more: usize, reserve: Reserve<'_>) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let (record, full) = (self.record(), self.chunk_groups());
+        let end = self.groups + more;
+        for index in self.groups / full..end.div_ceil(full) {
+            let used = self.groups.saturating_sub(index * full).min(full) * record;
+            let wanted = (end - index * full).min(full) * record;
+            let chunk = self.chunks.get_mut(index);
+            if let Some(chunk) = chunk.and_then(Arc::get_mut)
+                && chunk.records.capacity() >= wanted
+            {
+                continue;
+            }
+            // Growth comes in steps.
+            let elements = (wanted + wanted / 4).min(full * record);
+            let Some(held) = reserve(2 * elements) else { return false };
+            let mut records = Vec::new();
+            records.reserve_exact(elements);
+            let chunk = |records| Arc::new(Chunk { records, held: Some(held) });
+            match self.chunks.get_mut(index) {
+                Some(old) => {
+                    records.extend_from_slice(&old.records[..used]);
+                    *old = chunk(records);
+                }
+                None => self.chunks.push(chunk(records)),
+            }
+        }
+        true
+    }
+
+    /// The next records that lie in one chunk, at most `count`, of zeros. There must be [room](Self::room) for them.
+    fn slots(&mut self, count: usize) -> &mut [u16] {
+        let (record, full) = (self.record(), self.chunk_groups());
+        let (index, first) = (self.groups / full, self.groups % full);
+        let count = count.min(full - first);
+        let chunk = self.chunks.get_mut(index).and_then(Arc::get_mut);
+        debug_assert!(chunk.is_some(), "no room was made");
+        let Some(chunk) = chunk else { return &mut [] };
+        chunk.records.truncate(first * record);
+        chunk.records.resize((first + count) * record, 0);
+        self.groups += count;
+        &mut chunk.records[first * record..]
+    }
+
+    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid. There must
+    /// be [room](Self::room) for it.
+    pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
+        let elements = self.elements;
+        let slot = self.slots(1);
+        if slot.is_empty() {
+            return;
+        }
+        let (minima, maxima) = slot.split_at_mut(elements);
+        extremes(key_plane, heads, tokens, dtype, minima, maxima);
+    }
+
+    /// Where the records of groups `range` are: chunks, and elements of each.
+    fn places(&self, range: Range<usize>) -> impl Iterator<Item = (&Arc<Chunk>, Range<usize>)> {
+        let (record, full) = (self.record(), self.chunk_groups());
+        let chunks = self.chunks.iter().enumerate().skip(range.start / full);
+        chunks.take_while(move |(index, _)| index * full < range.end).map(move |(index, chunk)| {
+            let first = index * full;
+            let (start, end) = (range.start.max(first) - first, range.end.min(first + full) - first);
+            (chunk, start * record..end * record)
+        })
+    }
+
+    /// The records of groups `range`, in pieces.
+    pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
+        self.places(range).map(|(chunk, elements)| &chunk.records[elements])
+    }
+
+    /// The same, for those who hold on to them: meanwhile there is no [room](Self::room) in their chunks.
+    pub(crate) fn shared(&self, range: Range<usize>) -> impl Iterator<Item = SharedRecords> {
+        self.places(range).map(|(chunk, elements)| SharedRecords { chunk: Arc::clone(chunk), elements })
+    }
+
+    /// The records of groups `range` as they stand on disk, in pieces.
+    pub(crate) fn encoded(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        self.pieces(range).map(bytemuck::cast_slice)
+    }
+
+    /// Puts records as they stand on disk from `first_group` on, over those that were there. Groups before them without a
+    /// record have one of zeros. `false` when there is no memory.
+    pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8], reserve: Reserve<'_>) -> bool {
+        let mut rest = bytes.as_chunks::<2>().0;
+        let record = self.record();
+        let end = first_group + rest.len() / record;
+        // What stands behind them is put back afterwards.
+        let start = first_group.min(self.groups);
+        let before = std::mem::replace(&mut self.groups, start);
+        if before > start && before > end {
+            let mut kept = Vec::new();
+            self.groups = before;
+            self.encoded(end..before).for_each(|piece| kept.extend_from_slice(piece));
+            self.groups = start;
+            return self.lay(first_group, bytes, reserve) && self.lay(end, &kept, reserve);
+        }
+        if !self.room(end - start, reserve) {
+            self.groups = before;
+            return false;
+        }
+        while self.groups < first_group {
+            let gap = first_group - self.groups;
+            if self.slots(gap).is_empty() {
+                return false;
+            }
+        }
+        while rest.len() >= record {
+            let slots = self.slots(rest.len() / record);
+            if slots.is_empty() {
+                return false;
+            }
+            let taken;
+            (taken, rest) = rest.split_at(slots.len());
+            for (slot, bits) in slots.iter_mut().zip(taken) {
+                *slot = u16::from_le_bytes(*bits);
+            }
+        }
+        true
+    }
+
+    /// Drops the records from `groups` on.
+    pub(crate) fn truncate(&mut self, groups: usize) {
+        self.groups = self.groups.min(groups);
+        self.chunks.truncate(self.groups.div_ceil(self.chunk_groups()));
+    }
+
+    /// Element type of the records.
+    pub(crate) fn dtype(&self) -> DType {
+        self.element
+    }
+}
+
+/// Upper bounds for the groups of `pieces` of records, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`,
+/// `heads` those of the keys, `record` the elements of a record, and `dot` gives `sum_j weights_j * record_j` over its elements.
+///
+/// With `p_j` the sum of the positive and `n_j` of the negative `q_j` over the query heads of a KV head, the sum of
+/// their bounds is `sum_j p_j * max_j + n_j * min_j`: the cost does not grow with the number of query heads.
+pub(crate) fn upper_bounds<'a>(
+    query: &[f32],
+    heads: usize,
+    record: usize,
+    pieces: impl Iterator<Item = &'a [u16]>,
+    dot: impl Fn(&[f32], &[u16]) -> f32,
+    scores: &mut Vec<f32>,
+) {
+    let width = record / 2;
+    let dim = width / heads;
+    // As in a record: weights of the minima, then of the maxima.
+    let mut weights = vec![0.0; record];
+    let (negative, positive) = weights.split_at_mut(width);
+    let ratio = query.len() / width;
+    for (head, rows) in query.chunks_exact(ratio * dim).enumerate() {
+        for row in rows.chunks_exact(dim) {
+            for (j, &q) in row.iter().enumerate() {
+                let at = head * dim + j;
+                if q < 0.0 { negative[at] += q } else { positive[at] += q }
+            }
+        }
+    }
+    for piece in pieces {
+        scores.extend(piece.chunks_exact(record).map(|record| dot(&weights, record)));
+    }
+}
+
+widest! {
+    /// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
+    pub(crate) fn extremes(
+        key_plane: &[u8],
+        heads: usize,
+        tokens: usize,
+        dtype: DType,
+        minima: &mut [u16],
+        maxima: &mut [u16],
+    ) = extremes_of_heads;
+}
+
+#[inline(always)]
+fn extremes_of_heads(
+    key_plane: &[u8],
+    heads: usize,
+    tokens: usize,
+    dtype: DType,
+    minima: &mut [u16],
+    maxima: &mut [u16],
+) {
+    let dim = minima.len() / heads;
+    let head_bytes = tokens * dim * dtype.bytes();
+    for head in 0..heads {
+        let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
+        let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
+        match dtype {
+            DType::F32 => extremes_f32(plane, minima, maxima),
+            DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
+        }
+    }
+}
+
+/// Maps the bits of a 16-bit float to an integer of the same order.
+#[inline(always)]
+pub(crate) fn ordered(bits: u16) -> i16 {
+    (bits ^ (((bits as i16) >> 15) as u16 & 0x7fff)) as i16
+}
+
+/// The inverse of [`ordered`], which is its own inverse.
+#[inline(always)]
+fn unordered(ordered: i16) -> u16 {
+    ordered as u16 ^ ((ordered >> 15) as u16 & 0x7fff)
+}
+
+/// Columns that are worked on together: their minima and maxima stay in registers over all tokens.
+const COLUMNS: usize = 32;
+
+#[inline(always)]
+fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
+    let row_bytes = minima.len() * 2;
+    for (start, (minima, maxima)) in minima.chunks_mut(COLUMNS).zip(maxima.chunks_mut(COLUMNS)).enumerate() {
+        let first = start * COLUMNS * 2;
+        let mut low = [i16::MAX; COLUMNS];
+        let mut high = [i16::MIN; COLUMNS];
+        for row in plane.chunks_exact(row_bytes) {
+            let bytes = &row[first..first + minima.len() * 2];
+            match bytes.as_chunks::<2>().0.try_into() {
+                Ok(columns) => extend_16::<COLUMNS>(columns, &mut low, &mut high),
+                Err(_) => {
+                    for (at, bits) in bytes.as_chunks::<2>().0.iter().enumerate() {
+                        let value = ordered(u16::from_le_bytes(*bits));
+                        (low[at], high[at]) = (low[at].min(value), high[at].max(value));
+                    }
+                }
+            }
+        }
+        // Each by itself: a loop over both in turn is no vector instruction.
+        minima.iter_mut().zip(&low).for_each(|(out, value)| *out = unordered(*value));
+        maxima.iter_mut().zip(&high).for_each(|(out, value)| *out = unordered(*value));
+    }
+}
+
+/// Of fixed length, so that it becomes vector instructions.
+#[inline(always)]
+fn extend_16<const N: usize>(columns: &[[u8; 2]; N], low: &mut [i16; N], high: &mut [i16; N]) {
+    for at in 0..N {
+        let value = ordered(u16::from_le_bytes(columns[at]));
+        low[at] = low[at].min(value);
+        high[at] = high[at].max(value);
+    }
+}
+
+#[inline(always)]
+fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
+    let dim = minima.len();
+    let mut low = vec![f32::INFINITY; dim];
+    let mut high = vec![f32::NEG_INFINITY; dim];
+    for row in plane.chunks_exact(dim * 4) {
+        for (j, bits) in row.chunks_exact(4).enumerate() {
+            // A zero without its sign: which of two zeros is the lesser one depends on the processor.
+            let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]) + 0.0;
+            low[j] = low[j].min(value);
+            high[j] = high[j].max(value);
+        }
+    }
+    for j in 0..dim {
+        minima[j] = round_down(low[j]);
+        maxima[j] = round_down(-high[j]) ^ 0x8000;
+    }
+}
+
+/// The largest bf16 not above `x`; for `x` below every finite bf16 the lowest finite one (an element of that size is
+/// refused by append).
+#[inline(always)]
+fn round_down(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let cut = (bits >> 16) as u16;
+    if x < 0.0 && bits & 0xffff != 0 { (cut + 1).min(bf16::MIN.to_bits()) } else { cut }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Category, MemoryBudget};
+    use half::f16;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_zero_has_no_sign_whatever_the_order() {
+        for column in [[0.0_f32, -0.0], [-0.0, 0.0], [-0.0, -0.0]] {
+            let plane: Vec<u8> = column.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let (mut low, mut high) = ([1], [1]);
+            extremes_f32(&plane, &mut low, &mut high);
+            assert_eq!((low, high), ([0], [0]), "{column:?}");
+        }
+    }
+
+    fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
+        LayerGeometry {
+            kv_heads,
+            key_dim,
+            value_dim: key_dim,
+            window: None,
+            rope: None,
+            codecs: stratakv_format::layout::RAW_PLANES,
+        }
+    }
+
+    fn plenty() -> impl FnMut(usize) -> Option<Reservation> {
+        let budget = MemoryBudget::new(1 << 30);
+        move |bytes| budget.try_reserve(bytes, Category::Summaries)
+    }
+
+    fn to_bytes(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
+        let mut bytes = Vec::new();
+        let mut stored = Vec::new();
+        for &x in values {
+            match dtype {
+                DType::F32 => bytes.extend(x.to_le_bytes()),
+                DType::F16 => bytes.extend(f16::from_f32(x).to_le_bytes()),
+                DType::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
+            }
+            stored.push(match dtype {
+                DType::F32 => x,
+                DType::F16 => f16::from_f32(x).to_f32(),
+                DType::Bf16 => bf16::from_f32(x).to_f32(),
+            });
+        }
+        (bytes, stored)
+    }
+
+    proptest! {
+        #[test]
+        fn the_bound_holds_for_every_token(
+            dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::Bf16]),
+            heads in 1_usize..4, ratio in 1_usize..4, dim in 1_usize..20, tokens in 1_usize..9,
+            seed in any::<u64>(), magnitude in -6_i32..4,
+        ) {
+            let mut state = seed | 1;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
+            };
+            let keys: Vec<f32> = (0..heads * tokens * dim).map(|_| random()).collect();
+            let query: Vec<f32> = (0..heads * ratio * dim).map(|_| random()).collect();
+            let (bytes, stored) = to_bytes(&keys, dtype);
+            let mut summary = MinMax::new(&layer(heads as u16, dim as u16), dtype);
+            prop_assert!(summary.room(1, &mut plenty()));
+            summary.push(&bytes, heads, tokens, dtype);
+            let mut scores = Vec::new();
+            let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
+            let dot = |weights: &[f32], record: &[u16]| weights.iter().zip(record).map(|(w, &r)| w * widen(r)).sum();
+            upper_bounds(&query, heads, summary.record(), summary.pieces(0..1), dot, &mut scores);
+            // The sum over heads bounds the sum over heads of the best token of each.
+            let mut best = 0.0_f64;
+            let mut scale = 0.0_f64;
+            for q_head in 0..heads * ratio {
+                let q = &query[q_head * dim..][..dim];
+                let dots = (0..tokens).map(|t| {
+                    let k = &stored[(q_head / ratio * tokens + t) * dim..][..dim];
+                    scale += q.iter().zip(k).map(|(a, b)| f64::from(a * b).abs()).sum::<f64>();
+                    q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+                });
+                best += dots.fold(f64::NEG_INFINITY, f64::max);
+            }
+            prop_assert!(f64::from(scores[0]) >= best - 1e-5 * scale, "{} < {best}", scores[0]);
+            // One token: minimum and maximum are the key, and the bound is the dot product itself.
+            if tokens == 1 && dtype != DType::F32 {
+                prop_assert!((f64::from(scores[0]) - best).abs() <= 1e-5 * scale);
+            }
+        }
+
+        #[test]
+        fn f32_records_are_rounded_outward(bits in any::<u32>()) {
+            let x = f32::from_bits(bits);
+            prop_assume!(x.is_finite() && x.abs() < f32::from_bits(0x7f7f_8000));
+            let (mut low, mut high) = ([0], [0]);
+            extremes_f32(&x.to_le_bytes(), &mut low, &mut high);
+            let (low, high) = (bf16::from_bits(low[0]).to_f32(), bf16::from_bits(high[0]).to_f32());
+            prop_assert!(low <= x && x <= high && (high - low) <= x.abs() / 64.0 + f32::MIN_POSITIVE);
+        }
+
+        #[test]
+        fn ordered_bits_keep_the_order(a in any::<u16>(), b in any::<u16>()) {
+            let (x, y) = (f16::from_bits(a), f16::from_bits(b));
+            prop_assume!(x.is_finite() && y.is_finite() && x != y);
+            prop_assert_eq!(x < y, ordered(a) < ordered(b));
+            prop_assert_eq!(unordered(ordered(a)), a);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn clones_keep_their_records_and_pay_for_what_they_hold(
+            steps in prop::collection::vec((0_usize..40, 0_usize..4, any::<bool>()), 1..40), dim in 100_u16..700,
+        ) {
+            // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
+            let elements = usize::from(dim);
+            let budget = MemoryBudget::new(1 << 30);
+            let mut reserve = |bytes| budget.try_reserve(bytes, Category::Summaries);
+            let mut summary = MinMax::new(&layer(1, dim), DType::F16);
+            let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
+            let record = |value: u16| value.to_le_bytes().repeat(2 * elements);
+            let mut value = 0_u16;
+            for (count, kind, clone) in steps {
+                value += 1;
+                match kind {
+                    0 => {
+                        prop_assert!(summary.room(count, &mut reserve));
+                        for _ in 0..count / 2 {
+                            value += 1;
+                            summary.push(&value.to_le_bytes().repeat(elements), 1, 1, DType::F16);
+                            model.push(value);
+                        }
+                    }
+                    1 => {
+                        // Behind a gap, over the middle, over the end.
+                        let first = count * (model.len() + 3) / 40;
+                        prop_assert!(summary.lay(first, &record(value).repeat(7), &mut reserve));
+                        model.resize(model.len().max(first + 7), 0);
+                        model[first..first + 7].fill(value);
+                    }
+                    2 => {
+                        summary.truncate(count);
+                        model.truncate(count);
+                    }
+                    _ => {
+                        let before = budget.used();
+                        prop_assert!(!summary.room(count + 1, &mut |_| None) || budget.used() == before);
+                    }
+                }
+                if clone {
+                    let before = budget.used();
+                    kept.push((summary.clone(), model.clone()));
+                    prop_assert_eq!(budget.used(), before, "a clone costs nothing");
+                }
+            }
+            kept.push((summary, model));
+            for (summary, model) in kept {
+                prop_assert_eq!(summary.groups(), model.len());
+                let middle = model.len() / 3..model.len();
+                let mut bytes = Vec::new();
+                summary.encoded(middle.clone()).for_each(|piece| bytes.extend_from_slice(piece));
+                prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
+                let mut scores = Vec::new();
+                let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
+                upper_bounds(&vec![1.0; elements], 1, summary.record(), summary.pieces(0..model.len()), dot, &mut scores);
+                prop_assert_eq!(scores, model.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
+            }
+            prop_assert_eq!(budget.used(), 0, "all dropped");
+        }
+    }
+
+    #[test]
+    fn records_survive_disk() {
+        let mut summary = MinMax::new(&layer(2, 4), DType::F16);
+        assert!(summary.room(3, &mut plenty()));
+        for group in 0..3 {
+            let keys: Vec<f32> = (0..2 * 5 * 4).map(|i| (i * 7 % 13) as f32 - group as f32).collect();
+            summary.push(&to_bytes(&keys, DType::F16).0, 2, 5, DType::F16);
+        }
+        let bytes = summary.encoded(0..3).collect::<Vec<_>>().concat();
+        let mut again = MinMax::new(&layer(2, 4), DType::F16);
+        assert!(again.lay(0, &bytes, &mut plenty()));
+        assert_eq!(again.encoded(0..3).collect::<Vec<_>>().concat(), bytes);
+    }
+}

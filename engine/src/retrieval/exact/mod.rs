@@ -1,0 +1,4 @@
+//! The exact oracle: scores of all keys, kept in memory. For evaluation.
+
+pub(crate) mod selector;
+pub(crate) mod summary;

@@ -1,0 +1,27 @@
+//! The exact oracle: scores of all keys. For evaluation: it keeps every key in memory.
+
+use crate::error::Result;
+use crate::retrieval::exact::summary::{Exact, ExactKeys};
+use crate::retrieval::selector::{Ask, Selector, by_tokens, summary_as};
+use crate::retrieval::summary::{KeySummary, SummaryKind};
+use std::sync::Arc;
+
+/// Selection by exact scores.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Oracle;
+
+impl Selector for Oracle {
+    fn name(&self) -> &str {
+        "oracle"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::new(ExactKeys) as _]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let keys: &Exact = summary_as(summaries)?;
+        by_tokens(ask, scores, |lanes| keys.scorer(lanes));
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! All keys, as they are: what the exact oracle scores. For evaluation; it costs as much memory as the keys.
+
+use crate::error::Result;
+use crate::retrieval::lanes::{Lanes, multiply};
+use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, widen};
+use std::ops::Range;
+
+/// The kind of summary that keeps every key.
+#[derive(Clone, Copy, Debug)]
+pub struct ExactKeys;
+
+impl SummaryKind for ExactKeys {
+    fn id(&self) -> String {
+        "exact".into()
+    }
+
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        Ok(Box::new(Exact { shape, planes: Records::new(shape.width() * shape.group_tokens * shape.dtype.bytes()) }))
+    }
+}
+
+/// K planes of groups.
+pub(crate) struct Exact {
+    shape: KeyShape,
+    planes: Records<u8>,
+}
+
+impl Exact {
+    /// What gives the raw scores of all tokens of groups, `[tokens, columns]`; the columns.
+    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+        let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
+        let (padded, width) = (lanes.padded(), self.shape.width());
+        let mut weights = vec![0.0; width * padded];
+        for (lane, head, row) in lanes.rows() {
+            for (i, q) in row.iter().enumerate() {
+                weights[(head * key_dim + i) * padded + lane] += q;
+            }
+        }
+        let mut keys = vec![0.0; width * group_tokens];
+        let row = key_dim * dtype.bytes();
+        let score = move |groups: Range<usize>, out: &mut [f32]| {
+            for (index, out) in groups.zip(out.chunks_exact_mut(padded * group_tokens)) {
+                let plane = self.planes.slice(index..index + 1);
+                for head in 0..kv_heads {
+                    for token in 0..group_tokens {
+                        let to = &mut keys[token * width + head * key_dim..][..key_dim];
+                        widen(&plane[(head * group_tokens + token) * row..][..row], dtype, to);
+                    }
+                }
+                multiply(&keys, &weights, width, padded, out);
+            }
+        };
+        (padded, score)
+    }
+}
+
+impl KeySummary for Exact {
+    fn groups(&self) -> usize {
+        self.planes.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        self.planes.add().copy_from_slice(group.plane());
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.planes.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.planes.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.planes.bytes_for(groups)
+    }
+}

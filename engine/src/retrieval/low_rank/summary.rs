@@ -1,0 +1,134 @@
+//! Low-rank keys (KVSwap, section 3.2): the joint keys of all KV heads times an adapter, in f16.
+
+use crate::error::Result;
+use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
+use crate::retrieval::lanes::Lanes;
+use crate::retrieval::stored_summary::StoredAs;
+use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use half::f16;
+use std::ops::Range;
+use std::sync::Arc;
+use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
+
+/// The kind of summary that keeps `rank` numbers per token, by an adapter.
+#[derive(Clone, Debug)]
+pub struct LowRankKeys {
+    adapter: Arc<Adapter>,
+}
+
+impl LowRankKeys {
+    /// By this adapter, which must have low-rank matrices for the layers it is used with.
+    #[must_use]
+    pub fn new(adapter: Arc<Adapter>) -> Self {
+        Self { adapter }
+    }
+}
+
+impl SummaryKind for LowRankKeys {
+    fn id(&self) -> String {
+        format!("low-rank/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
+    }
+
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        Some(&self.adapter)
+    }
+
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        let matrix = match self.adapter.layer(layer, &shape)? {
+            LayerAdapter::LowRank(matrix) => Arc::clone(matrix),
+            _ => return Err(self.adapter.wrong(layer, "low-rank matrix")),
+        };
+        Ok(Box::new(LowRank {
+            shape,
+            rows: Records::new(matrix.rank() * shape.group_tokens),
+            matrix,
+            checksum: self.adapter.checksum(),
+        }))
+    }
+}
+
+/// `[groups][group_tokens, rank]`.
+pub(crate) struct LowRank {
+    shape: KeyShape,
+    matrix: Arc<LowRankAdapter>,
+    /// Of the adapter.
+    checksum: u64,
+    rows: Records<u16>,
+}
+
+impl LowRank {
+    /// Numbers per token.
+    pub(crate) fn rank(&self) -> usize {
+        self.matrix.rank()
+    }
+
+    /// The rows of all tokens of `groups`, `[tokens, rank]` in f16.
+    pub(crate) fn rows(&self, groups: Range<usize>) -> &[u16] {
+        self.rows.slice(groups)
+    }
+
+    /// The queries of the lanes in the space of the rows: `[lanes, rank]`.
+    pub(crate) fn queries(&self, lanes: &Lanes) -> Vec<f32> {
+        let (rank, padded) = (self.rank(), lanes.padded());
+        let projected = lanes.project(self.matrix.matrix(), rank);
+        (0..lanes.count()).flat_map(|lane| projected.chunks_exact(padded).map(move |row| row[lane])).collect()
+    }
+}
+
+impl KeySummary for LowRank {
+    fn groups(&self) -> usize {
+        self.rows.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let (rank, width) = (self.matrix.rank(), self.shape.width());
+        let keys = group.tokens();
+        let mut sums = vec![0.0_f32; rank];
+        for (key, out) in keys.chunks_exact(width).zip(self.rows.add().chunks_exact_mut(rank)) {
+            sums.fill(0.0);
+            for (k, weights) in key.iter().zip(self.matrix.matrix().chunks_exact(rank)) {
+                sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += k * w);
+            }
+            // Beyond f16's range there is no key of a model; a bound keeps scores finite. Infinities may have met on the way.
+            let narrow = |x: f32| if x.is_nan() { f16::ZERO } else { f16::from_f32(x.clamp(-65504.0, 65504.0)) };
+            out.iter_mut().zip(&sums).for_each(|(out, x)| *out = narrow(*x).to_bits());
+        }
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.rows.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.rows.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.rows.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = u32::try_from(self.rows.record_bytes()).unwrap_or(u32::MAX);
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_LOW_RANK,
+            parameter: self.matrix.rank() as u32,
+            adapter_checksum: self.checksum,
+            record_bytes,
+        }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        self.rows.encode(groups, out);
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let whole = records.chunks_exact(self.rows.record_bytes());
+        // Numbers that no key gives would spoil all scores.
+        let wrong = |b: &[u8; 2]| !f16::from_le_bytes(*b).is_finite();
+        if !whole.remainder().is_empty() || records.as_chunks::<2>().0.iter().any(wrong) {
+            return false;
+        }
+        whole.for_each(|record| self.rows.restore(record));
+        true
+    }
+}

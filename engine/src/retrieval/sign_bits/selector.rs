@@ -1,0 +1,27 @@
+//! Sign bits of randomly rotated keys: the form of coded keys that needs no calibration.
+
+use crate::error::Result;
+use crate::retrieval::selector::{Ask, Selector, by_tokens, summary_as};
+use crate::retrieval::sign_bits::summary::{SignKeys, Signs};
+use crate::retrieval::summary::{KeySummary, SummaryKind};
+use std::sync::Arc;
+
+/// Selection by sign bits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SignBits;
+
+impl Selector for SignBits {
+    fn name(&self) -> &str {
+        "signs"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::new(SignKeys) as _]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let keys: &Signs = summary_as(summaries)?;
+        by_tokens(ask, scores, |lanes| keys.scorer(lanes));
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+//! What a summary is made of: the keys of one group, and the interface that every kind of summary has.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::pages::make_huge;
+use crate::io::buffer::slab::SLAB_BYTES;
+use crate::retrieval::adapter::Adapter;
+use crate::retrieval::stored_summary::StoredAs;
+use half::{bf16, f16};
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+use stratakv_format::DType;
+
+/// Keys of one layer as they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyShape {
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Elements of a key of one head.
+    pub key_dim: usize,
+    /// Tokens of a group.
+    pub group_tokens: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl KeyShape {
+    /// Elements of the keys of one token, all KV heads together.
+    #[must_use]
+    pub const fn width(&self) -> usize {
+        self.kv_heads * self.key_dim
+    }
+}
+
+/// The keys of one sealed group: all of its tokens are valid.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyGroup<'a> {
+    shape: KeyShape,
+    plane: &'a [u8],
+    index: u64,
+}
+
+impl<'a> KeyGroup<'a> {
+    /// Group `index` with its K plane, `[kv_heads, group_tokens, key_dim]`, little-endian.
+    ///
+    /// # Errors
+    /// A plane of another length.
+    pub fn new(shape: KeyShape, plane: &'a [u8], index: u64) -> Result<Self> {
+        let expected = shape.width() * shape.group_tokens * shape.dtype.bytes();
+        if plane.len() != expected || expected == 0 {
+            let text = format!("K plane of {} bytes, {expected} expected", plane.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(Self { shape, plane, index })
+    }
+
+    /// Their shape.
+    #[must_use]
+    pub fn shape(&self) -> &KeyShape {
+        &self.shape
+    }
+
+    /// The group's index within its layer.
+    #[must_use]
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+
+    /// The K plane, `[kv_heads, group_tokens, key_dim]` in the layout's element type.
+    #[must_use]
+    pub fn plane(&self) -> &'a [u8] {
+        self.plane
+    }
+
+    /// The keys token by token, `[group_tokens, kv_heads, key_dim]`.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<f32> {
+        let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
+        let mut out = vec![0.0; kv_heads * key_dim * group_tokens];
+        let row = key_dim * dtype.bytes();
+        for head in 0..kv_heads {
+            for token in 0..group_tokens {
+                let bytes = &self.plane[(head * group_tokens + token) * row..][..row];
+                widen(bytes, dtype, &mut out[(token * kv_heads + head) * key_dim..][..key_dim]);
+            }
+        }
+        out
+    }
+}
+
+/// Little-endian elements of `dtype` as f32.
+pub(crate) fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *out = f32::from_le_bytes(*b);
+            }
+        }
+        DType::F16 => {
+            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *out = f16::from_le_bytes(*b).to_f32();
+            }
+        }
+        DType::Bf16 => {
+            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *out = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+    }
+}
+
+/// What is kept in memory about the groups of one layer. Built group by group, while a prompt streams in and while decode
+/// appends; cut back when a sequence is truncated.
+pub trait KeySummary: Any + Send + Sync {
+    /// Groups it knows.
+    fn groups(&self) -> usize;
+
+    /// Adds the next group. Groups come in order.
+    fn push(&mut self, group: &KeyGroup<'_>);
+
+    /// Forgets the groups from `groups` on.
+    fn truncate(&mut self, groups: usize);
+
+    /// Bytes in memory now, less those of its kind's adapter.
+    fn bytes(&self) -> usize;
+
+    /// The most bytes in memory once `groups` more were added.
+    fn bytes_for(&self, groups: usize) -> usize;
+
+    /// What its records are on a device; none where it is kept in memory only, as that of an embedder's own kind.
+    fn stored_as(&self) -> Option<StoredAs> {
+        None
+    }
+
+    /// Appends the records of these groups, each of the same number of bytes, as they stand on a device.
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        let _ = (groups, out);
+    }
+
+    /// Adds the next groups from whole records, checked against their checksum but from a device: any bytes are taken, or
+    /// `false` is given and nothing changes.
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let _ = records;
+        false
+    }
+}
+
+/// A kind of summary. Selectors that ask for the same [`id`](Self::id) share what is kept.
+pub trait SummaryKind: Send + Sync {
+    /// Tells kinds apart: the name with everything that changes what is kept, such as an adapter's version.
+    fn id(&self) -> String;
+
+    /// The adapter that it is made by, if any: its memory is the sequences' to account for, once for all that share it.
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        None
+    }
+
+    /// The summary of a layer without groups.
+    ///
+    /// # Errors
+    /// Keys of a shape that it cannot summarise, such as one that its adapter was not fitted for.
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>>;
+}
+
+impl<K: SummaryKind + ?Sized> SummaryKind for Arc<K> {
+    fn id(&self) -> String {
+        (**self).id()
+    }
+
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        (**self).adapter()
+    }
+
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        (**self).layer(layer, shape)
+    }
+}
+
+/// Records of equal length, one per token or group, in steps of growth that the memory account can promise.
+#[derive(Clone, Debug)]
+pub(crate) struct Records<T> {
+    data: Vec<T>,
+    len: usize,
+}
+
+impl<T: Copy + Default> Records<T> {
+    /// Records of `len` elements, which is not 0.
+    pub(crate) fn new(len: usize) -> Self {
+        Self { data: Vec::new(), len: len.max(1) }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.data.len() / self.len
+    }
+
+    /// Makes room for exactly so many.
+    pub(crate) fn reserve(&mut self, records: usize) {
+        self.data.reserve_exact(records * self.len);
+    }
+
+    /// Adds a record of zeros.
+    pub(crate) fn add(&mut self) -> &mut [T] {
+        let start = self.data.len();
+        if self.data.capacity() < start + self.len {
+            self.data.reserve_exact(self.len.max(start / 4));
+        }
+        self.data.resize(start + self.len, T::default());
+        // Growth may have moved them to small pages.
+        if start * size_of::<T>() / SLAB_BYTES < size_of_val(self.data.as_slice()) / SLAB_BYTES {
+            make_huge(&self.data);
+        }
+        &mut self.data[start..]
+    }
+
+    /// Appends records as little-endian bytes.
+    pub(crate) fn encode(&self, range: Range<usize>, out: &mut Vec<u8>)
+    where
+        T: ToBytes,
+    {
+        self.slice(range).iter().for_each(|x| x.put(out));
+    }
+
+    /// Adds a record from exactly its bytes.
+    pub(crate) fn restore(&mut self, bytes: &[u8])
+    where
+        T: ToBytes,
+    {
+        for (out, bytes) in self.add().iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
+            *out = T::get(bytes);
+        }
+    }
+
+    /// Bytes of a record.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Keeps the first records; gives memory back where less than half of it is used.
+    pub(crate) fn truncate(&mut self, count: usize) {
+        self.data.truncate(count * self.len);
+        if self.data.len() < self.data.capacity() / 2 {
+            self.data.shrink_to_fit();
+        }
+    }
+
+    pub(crate) fn slice(&self, range: std::ops::Range<usize>) -> &[T] {
+        &self.data[range.start * self.len..range.end * self.len]
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.data.capacity() * size_of::<T>()
+    }
+
+    /// The most [`Self::bytes`] after `more` records.
+    pub(crate) fn bytes_for(&self, more: usize) -> usize {
+        let needed = self.data.len() + more * self.len;
+        if needed <= self.data.capacity() {
+            return self.bytes();
+        }
+        (needed + needed / 4 + self.len) * size_of::<T>()
+    }
+}
+
+/// Elements of records, little-endian.
+pub(crate) trait ToBytes: Copy {
+    fn put(self, out: &mut Vec<u8>);
+
+    /// From exactly its bytes.
+    fn get(bytes: &[u8]) -> Self;
+}
+
+macro_rules! to_bytes {
+    ($($ty:ty),*) => {
+        $(impl ToBytes for $ty {
+            fn put(self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn get(bytes: &[u8]) -> Self {
+                bytes.first_chunk().map_or(Self::default(), |bytes| Self::from_le_bytes(*bytes))
+            }
+        })*
+    };
+}
+
+to_bytes!(u8, u16, f32);

@@ -1,0 +1,309 @@
+//! The codebook of transform-coded keys: a linear transform fitted to queries and keys, bits per dimension of it, and
+//! quantiser levels.
+
+use crate::attention::HalfTables;
+use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::adapter::{Reader, check_matrix, put, put_all};
+
+/// The most bits of one dimension.
+pub(crate) const BITS_MAX: u32 = 8;
+
+/// Transform, levels and packing of one layer.
+///
+/// A joint key `k` `[width]` becomes `(k - mean) * forward`, `[dims]`; each dimension is replaced by the nearest of its
+/// levels; the level numbers of the dimensions of one code byte lie in it from the lowest bit on. A query `q` meets it as
+/// `q * query`, `[dims]`: the sum over dimensions of that times the level is about `q . (k - mean)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Codebook {
+    width: usize,
+    mean: Vec<f32>,
+    /// `[width, dims]`.
+    forward: Vec<f32>,
+    /// `[width, dims]`.
+    query: Vec<f32>,
+    /// Dimensions of each code byte.
+    packing: Vec<Vec<u32>>,
+    /// Rising levels of each dimension, a power of two of them.
+    levels: Vec<Vec<f32>>,
+    distortion: f32,
+}
+
+impl Codebook {
+    /// From its parts: `mean` `[width]`, `forward` and `query` `[width, dims]`, `packing` the dimensions of each code byte,
+    /// `levels` 2, 4, ... 256 rising levels per dimension, and the mean squared error per token that calibration saw in the
+    /// transformed space.
+    ///
+    /// # Errors
+    /// Parts that do not fit together, numbers that are not finite.
+    pub fn new(
+        mean: Vec<f32>,
+        forward: Vec<f32>,
+        query: Vec<f32>,
+        packing: Vec<Vec<u32>>,
+        levels: Vec<Vec<f32>>,
+        distortion: f32,
+    ) -> Result<Self> {
+        let (width, dims) = (mean.len(), levels.len());
+        check_matrix("mean", &mean, width, 1)?;
+        check_matrix("forward transform", &forward, width, dims)?;
+        check_matrix("query transform", &query, width, dims)?;
+        let wrong = |text: &str| Err(Error::new(ErrorKind::InvalidArgument, format!("codebook: {text}")));
+        let mut seen = vec![false; dims];
+        if packing.is_empty() || packing.len() > 256 {
+            return wrong("code bytes outside 1 to 256");
+        }
+        for byte in &packing {
+            let mut bits = 0;
+            for &dim in byte {
+                let Some(levels) = levels.get(dim as usize) else { return wrong("a dimension that is not there") };
+                if std::mem::replace(&mut seen[dim as usize], true) {
+                    return wrong("a dimension in two places");
+                }
+                let power = levels.len().is_power_of_two() && (2..=1 << BITS_MAX).contains(&levels.len());
+                let rising = levels.windows(2).all(|w| w[0] <= w[1]) && levels.iter().all(|x| x.is_finite());
+                if !power || !rising {
+                    return wrong("levels that are no quantiser");
+                }
+                bits += levels.len().ilog2();
+            }
+            if bits > 8 || byte.is_empty() {
+                return wrong("a byte of other than 1 to 8 bits");
+            }
+        }
+        if seen.contains(&false) || !distortion.is_finite() || distortion < 0.0 {
+            return wrong("a dimension without bits, or a distortion that is none");
+        }
+        Ok(Self { width, mean, forward, query, packing, levels, distortion })
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let floats = self.mean.len() + self.forward.len() + self.query.len();
+        let lists = self.levels.iter().map(Vec::len).chain(self.packing.iter().map(Vec::len));
+        (floats + lists.sum::<usize>()) * size_of::<f32>()
+            + (self.levels.len() + self.packing.len()) * size_of::<Vec<f32>>()
+    }
+
+    /// Joint key dimensions.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Dimensions that got bits.
+    #[must_use]
+    pub fn dims(&self) -> usize {
+        self.levels.len()
+    }
+
+    /// Bytes of the code of one token.
+    #[must_use]
+    pub fn code_bytes(&self) -> usize {
+        self.packing.len()
+    }
+
+    /// Mean squared error per token in the transformed space, as calibration saw it.
+    #[must_use]
+    pub fn distortion(&self) -> f32 {
+        self.distortion
+    }
+
+    /// What is taken off a key, `[width]`.
+    #[must_use]
+    pub fn mean(&self) -> &[f32] {
+        &self.mean
+    }
+
+    /// The transform of keys, `[width, dims]`.
+    #[must_use]
+    pub fn forward(&self) -> &[f32] {
+        &self.forward
+    }
+
+    /// The transform of queries, `[width, dims]`.
+    #[must_use]
+    pub fn query(&self) -> &[f32] {
+        &self.query
+    }
+
+    /// Dimensions of each code byte, from its lowest bit on.
+    #[must_use]
+    pub fn packing(&self) -> &[Vec<u32>] {
+        &self.packing
+    }
+
+    /// Rising levels of each dimension.
+    #[must_use]
+    pub fn levels(&self) -> &[Vec<f32>] {
+        &self.levels
+    }
+
+    /// The code of one key; gives its squared error in the transformed space.
+    pub(crate) fn encode(&self, key: &[f32], work: &mut Vec<f32>, code: &mut [u8]) -> f32 {
+        let dims = self.dims();
+        work.clear();
+        work.resize(dims, 0.0);
+        for ((k, mean), row) in key.iter().zip(&self.mean).zip(self.forward.chunks_exact(dims)) {
+            let k = k - mean;
+            work.iter_mut().zip(row).for_each(|(y, w)| *y += k * w);
+        }
+        let mut error = 0.0;
+        for (out, byte) in code.iter_mut().zip(&self.packing) {
+            let (mut bits, mut value) = (0, 0_u32);
+            for &dim in byte {
+                let (levels, y) = (&self.levels[dim as usize], work[dim as usize]);
+                let index = nearest(levels, y);
+                error += (y - levels[index]) * (y - levels[index]);
+                value |= (index as u32) << bits;
+                bits += levels.len().ilog2();
+            }
+            *out = value as u8;
+        }
+        error
+    }
+
+    /// Sums of weighted levels for each value of each code byte: `[code_bytes, 256, lanes]`, from weights `[dims, lanes]`.
+    pub(crate) fn tables(&self, weights: &[f32], lanes: usize) -> Vec<f32> {
+        let mut out = vec![0.0; self.code_bytes() * 256 * lanes];
+        for (byte, table) in self.packing.iter().zip(out.chunks_exact_mut(256 * lanes)) {
+            let mut filled = 1;
+            for &dim in byte {
+                let weights = &weights[dim as usize * lanes..][..lanes];
+                // Values of the bits so far, once per level of the next dimension; the first level last, for it is the source.
+                for (index, level) in self.levels[dim as usize].iter().enumerate().rev() {
+                    let (source, rest) = table.split_at_mut(filled * lanes);
+                    if index > 0 {
+                        let to = &mut rest[(index - 1) * filled * lanes..][..filled * lanes];
+                        for (to, from) in to.chunks_exact_mut(lanes).zip(source.chunks_exact(lanes)) {
+                            for i in 0..lanes {
+                                to[i] = from[i] + level * weights[i];
+                            }
+                        }
+                    } else {
+                        for row in source.chunks_exact_mut(lanes) {
+                            row.iter_mut().zip(weights).for_each(|(x, w)| *x += level * w);
+                        }
+                    }
+                }
+                filled *= self.levels[dim as usize].len();
+            }
+        }
+        out
+    }
+
+    /// Tables of one lane, each as the sum of two of at most five bits; none where a dimension lies across every cut.
+    pub(crate) fn halves(&self, tables: &[f32]) -> Option<Vec<HalfTables>> {
+        let half = |(byte, table): (&Vec<u32>, &[f32])| {
+            let ends = byte.iter().scan(0, |bits, dim| {
+                *bits += self.levels[*dim as usize].len().ilog2();
+                Some(*bits)
+            });
+            let ends: Vec<u32> = ends.collect();
+            let cuts = |shift: &u32| ends.iter().all(|end| end < shift) || ends.contains(shift);
+            let shift = [4, 3, 5].into_iter().find(cuts)?;
+            Some(HalfTables {
+                low: std::array::from_fn(|i| table[i & ((1 << shift) - 1)]),
+                high: std::array::from_fn(|i| table[(i << shift) & 255] - table[0]),
+                shift,
+            })
+        };
+        self.packing.iter().zip(tables.chunks_exact(256)).map(half).collect()
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        put(out, self.width as u32);
+        put(out, self.dims() as u32);
+        put(out, self.packing.len() as u32);
+        put_all(out, &[self.distortion]);
+        put_all(out, &self.mean);
+        put_all(out, &self.forward);
+        put_all(out, &self.query);
+        for levels in &self.levels {
+            put(out, levels.len() as u32);
+            put_all(out, levels);
+        }
+        for byte in &self.packing {
+            put(out, byte.len() as u32);
+            byte.iter().for_each(|dim| put(out, *dim));
+        }
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let damaged = || Error::new(ErrorKind::Corruption, "an adapter whose codebook is none");
+        let (width, dims, bytes) = (reader.number()?, reader.number()?, reader.number()?);
+        let distortion = reader.floats(1)?[0];
+        let elements = width.checked_mul(dims).ok_or_else(damaged)?;
+        let (mean, forward, query) = (reader.floats(width)?, reader.floats(elements)?, reader.floats(elements)?);
+        let mut levels = Vec::new();
+        for _ in 0..dims {
+            let count = reader.number()?;
+            levels.push(reader.floats(count)?);
+        }
+        let mut packing = Vec::new();
+        for _ in 0..bytes {
+            let count = reader.number()?;
+            let numbers = (0..count.min(9)).map(|_| reader.number().map(|n| n as u32));
+            packing.push(numbers.collect::<Result<Vec<u32>>>()?);
+        }
+        Self::new(mean, forward, query, packing, levels, distortion).map_err(|_| damaged())
+    }
+}
+
+/// The nearest of rising levels.
+fn nearest(levels: &[f32], x: f32) -> usize {
+    levels.windows(2).take_while(|w| x > (w[0] + w[1]) / 2.0).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The look-up tables give what the levels give.
+        #[test]
+        fn tables_are_sums_of_weighted_levels(seed in any::<u64>(), bits in prop::collection::vec(1_u32..5, 1..9)) {
+            let mut rng = seed | 1;
+            let mut random = || { rng ^= rng << 13; rng ^= rng >> 7; rng ^= rng << 17; (rng >> 40) as f32 / 8388608.0 - 1.0 };
+            let mut packing: Vec<Vec<u32>> = vec![vec![]];
+            let mut used = 0;
+            let mut levels = Vec::new();
+            for (dim, bits) in bits.iter().enumerate() {
+                if used + bits > 8 { packing.push(vec![]); used = 0; }
+                used += bits;
+                packing.last_mut().unwrap().push(dim as u32);
+                let mut of: Vec<f32> = (0..1 << bits).map(|_| random()).collect();
+                of.sort_by(f32::total_cmp);
+                levels.push(of);
+            }
+            let (dims, width) = (bits.len(), bits.len());
+            let mut identity = vec![0.0; width * dims];
+            (0..dims).for_each(|i| identity[i * dims + i] = 1.0);
+            let book = Codebook::new(vec![0.0; width], identity.clone(), identity, packing, levels.clone(), 0.0).unwrap();
+            let key: Vec<f32> = (0..width).map(|_| random()).collect();
+            let mut code = vec![0; book.code_bytes()];
+            let error = book.encode(&key, &mut Vec::new(), &mut code);
+            let lanes = 8;
+            let weights: Vec<f32> = (0..dims * lanes).map(|_| random()).collect();
+            let tables = book.tables(&weights, lanes);
+            let mut expected_error = 0.0;
+            let mut expected = vec![0.0; lanes];
+            for (dim, k) in key.iter().enumerate() {
+                let level = levels[dim].iter().copied().min_by(|a, b| (a - k).abs().total_cmp(&(b - k).abs())).unwrap();
+                expected_error += (level - k) * (level - k);
+                (0..lanes).for_each(|i| expected[i] += level * weights[dim * lanes + i]);
+            }
+            let mut out = vec![0.0; lanes];
+            crate::retrieval::lanes::look_up(&code, &tables, code.len(), lanes, &mut out);
+            prop_assert!((error - expected_error).abs() < 1e-4);
+            for (a, b) in out.iter().zip(&expected) { prop_assert!((a - b).abs() < 1e-4, "{a} {b}"); }
+            let first: Vec<f32> = weights.iter().step_by(lanes).copied().collect();
+            let halves = book.halves(&book.tables(&first, 1));
+            if let (Some(halves), Some(sums)) = (&halves, crate::attention::code_sums()) {
+                let mut one = [7.0];
+                sums(&code, halves, &mut one);
+                prop_assert!((one[0] - expected[0]).abs() < 1e-4, "{} {}", one[0], expected[0]);
+            }
+        }
+    }
+}

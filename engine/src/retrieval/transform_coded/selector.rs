@@ -1,0 +1,38 @@
+//! Transform-coded keys: a code of a few bytes per token, scored by table look-ups.
+
+use crate::error::Result;
+use crate::retrieval::adapter::Adapter;
+use crate::retrieval::selector::{Ask, Selector, by_tokens, summary_as};
+use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::transform_coded::summary::{CodedKeys, Codes};
+use std::sync::Arc;
+
+/// Selection by transform-coded keys, by an adapter with codebooks.
+#[derive(Clone, Debug)]
+pub struct Tck {
+    keys: Arc<CodedKeys>,
+}
+
+impl Tck {
+    /// With this adapter.
+    #[must_use]
+    pub fn new(adapter: Arc<Adapter>) -> Self {
+        Self { keys: Arc::new(CodedKeys::new(adapter)) }
+    }
+}
+
+impl Selector for Tck {
+    fn name(&self) -> &str {
+        "tck"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+        vec![Arc::clone(&self.keys) as _]
+    }
+
+    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+        let keys: &Codes = summary_as(summaries)?;
+        by_tokens(ask, scores, |lanes| keys.scorer(lanes));
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! Transform-coded keys: a few bytes per token, scored by table look-ups.
+
+use crate::attention::{CodeSums, HalfTables, code_sums};
+use crate::error::Result;
+use crate::retrieval::adapter::{Adapter, LayerAdapter};
+use crate::retrieval::lanes::{Lanes, Whole, look_up};
+use crate::retrieval::stored_summary::StoredAs;
+use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use crate::retrieval::transform_coded::codebook::Codebook;
+use std::ops::Range;
+use std::sync::Arc;
+use stratakv_format::frame::{SUMMARY_CODES, SummaryRecords};
+
+/// The kind of summary that keeps a code per token, by an adapter with codebooks.
+#[derive(Clone, Debug)]
+pub struct CodedKeys {
+    adapter: Arc<Adapter>,
+}
+
+impl CodedKeys {
+    /// By this adapter, which must have codebooks for the layers it is used with.
+    #[must_use]
+    pub fn new(adapter: Arc<Adapter>) -> Self {
+        Self { adapter }
+    }
+}
+
+impl SummaryKind for CodedKeys {
+    fn id(&self) -> String {
+        format!("codes/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
+    }
+
+    fn adapter(&self) -> Option<&Arc<Adapter>> {
+        Some(&self.adapter)
+    }
+
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+        let book = match self.adapter.layer(layer, &shape)? {
+            LayerAdapter::Codes(book) => Arc::clone(book),
+            _ => return Err(self.adapter.wrong(layer, "codebook")),
+        };
+        let codes = Records::new(book.code_bytes() * shape.group_tokens);
+        Ok(Box::new(Codes { shape, codes, book, checksum: self.adapter.checksum(), error: 0.0, seen: 0 }))
+    }
+}
+
+/// `[groups][group_tokens, code_bytes]`.
+pub struct Codes {
+    shape: KeyShape,
+    book: Arc<Codebook>,
+    codes: Records<u8>,
+    /// Of the adapter.
+    checksum: u64,
+    error: f64,
+    seen: u64,
+}
+
+impl Codes {
+    /// How far keys are from those of calibration: their mean squared error over the calibrated one. About 1 where they are
+    /// alike; none before the first key. Keys whose codes came back from a device are not counted.
+    #[must_use]
+    pub fn drift(&self) -> Option<f64> {
+        let calibrated = f64::from(self.book.distortion());
+        (self.seen > 0 && calibrated > 0.0).then(|| self.error / self.seen as f64 / calibrated)
+    }
+
+    /// What gives the scores of all tokens of groups, less what is the same for all of them, `[tokens, columns]`; the columns.
+    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+        let padded = lanes.padded();
+        let weights = lanes.project(self.book.query(), self.book.dims());
+        let bytes = self.book.code_bytes();
+        let (columns, weights) = match lanes.count() {
+            1 => (1, weights.into_iter().step_by(padded).collect()),
+            _ => (padded, weights),
+        };
+        let tables = self.book.tables(&weights, columns);
+        let tables = match self.halves(&tables, columns) {
+            Some((sums, halves)) => Tables::Halves(sums, halves),
+            None if columns > 1 => Tables::Whole(Whole::new(&tables, bytes, columns)),
+            None => Tables::Bytes(tables),
+        };
+        let score = move |groups: Range<usize>, out: &mut [f32]| {
+            let codes = self.codes.slice(groups);
+            match &tables {
+                Tables::Whole(whole) => whole.look_up(codes, out),
+                Tables::Halves(sums, halves) => sums(codes, halves, out),
+                Tables::Bytes(tables) => look_up(codes, tables, bytes, columns, out),
+            }
+        };
+        (columns, score)
+    }
+
+    /// For one column: sixteen tokens at a time, where that is faster.
+    fn halves(&self, tables: &[f32], columns: usize) -> Option<(CodeSums, Vec<HalfTables>)> {
+        let sums = code_sums().filter(|_| columns == 1 && matches!(self.book.code_bytes(), 4 | 8))?;
+        Some((sums, self.book.halves(tables)?))
+    }
+}
+
+/// What code bytes are looked up in.
+enum Tables {
+    /// 16-bit numbers, for several columns.
+    Whole(Whole),
+    /// For one column, in vector registers.
+    Halves(CodeSums, Vec<HalfTables>),
+    /// For one column.
+    Bytes(Vec<f32>),
+}
+
+impl KeySummary for Codes {
+    fn groups(&self) -> usize {
+        self.codes.count()
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        let keys = group.tokens();
+        let mut work = Vec::new();
+        let bytes = self.book.code_bytes();
+        let codes = self.codes.add();
+        for (key, code) in keys.chunks_exact(self.shape.width()).zip(codes.chunks_exact_mut(bytes)) {
+            self.error += f64::from(self.book.encode(key, &mut work, code));
+            self.seen += 1;
+        }
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        self.codes.truncate(groups);
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.bytes()
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        self.codes.bytes_for(groups)
+    }
+
+    fn stored_as(&self) -> Option<StoredAs> {
+        let record_bytes = u32::try_from(self.codes.record_bytes()).unwrap_or(u32::MAX);
+        Some(StoredAs(SummaryRecords {
+            kind: SUMMARY_CODES,
+            parameter: self.book.code_bytes() as u32,
+            adapter_checksum: self.checksum,
+            record_bytes,
+        }))
+    }
+
+    fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
+        self.codes.encode(groups, out);
+    }
+
+    fn restore(&mut self, records: &[u8]) -> bool {
+        let whole = records.chunks_exact(self.codes.record_bytes());
+        if !whole.remainder().is_empty() {
+            return false;
+        }
+        whole.for_each(|record| self.codes.restore(record));
+        true
+    }
+}

@@ -1,0 +1,83 @@
+//! The blocks of a layer in order, wherever they are: what summaries and low-rank keys are made from.
+
+use super::blocks::{Part, check_block, read_block, read_each};
+use super::{Layer, Sequence};
+use crate::catalog::Source;
+use crate::error::{Error, ErrorKind, Result};
+use stratakv_format::page::PAGE_BYTES;
+
+/// Bytes of blocks read at once.
+const READ_BYTES: usize = 1 << 20;
+
+/// Takes a group, its decoded K plane and its block as it is stored, which may end behind the K plane.
+pub(super) type Visitor<'a> = dyn FnMut(u64, &[u8], &[u8]) -> Result<()> + 'a;
+
+impl Sequence {
+    /// Shows `each` the sealed groups of a layer from `group` on that lie together, a megabyte of them at most, with their
+    /// checked blocks: the K plane, decoded, and the block as it is stored, whole for the groups named in `whole` and as far as
+    /// its K plane at least for others. Gives the first that is left.
+    pub(super) fn visit(&self, state: &Layer, group: u64, whole: &[u64], each: &mut Visitor<'_>) -> Result<u64> {
+        let tokens = self.who.layout.group_tokens() as u64;
+        let mut decoded = Vec::new();
+        let mut each = |group: u64, block: &[u8]| {
+            let keys = &block[..state.block.key_bytes];
+            match &state.coder {
+                Some(coder) if coder.encodes(0) => {
+                    decoded.resize(coder.plain_bytes(0), 0);
+                    coder.decode_plane(0, keys, &mut decoded)?;
+                    each(group, &decoded, block)
+                }
+                _ => each(group, keys, block),
+            }
+        };
+        let lost = || Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
+        if let Some(block) = state.building_block(group) {
+            each(group, block)?;
+            return Ok(group + 1);
+        }
+        let extent = state.table.find(group).ok_or_else(lost)?;
+        if let Source::Memory(run) = &extent.source {
+            each(group, run.block((group - extent.first_group) as usize + extent.skip)?)?;
+            return Ok(group + 1);
+        }
+        let end = (extent.first_group + extent.groups as u64).min(state.groups());
+        let most = if whole.is_empty() { Part::Keys } else { Part::Block };
+        let end = end.min(group + (READ_BYTES / most.bytes(state)).max(1) as u64);
+        let mut places = Vec::new();
+        for group in group..end {
+            let part = if whole.contains(&group) { Part::Block } else { Part::Keys };
+            places.push((extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?, part));
+        }
+        let page = PAGE_BYTES as u64;
+        let pieces: Vec<_> = places
+            .iter()
+            .map(|(place, part)| {
+                let first = place.offset / page * page;
+                let bytes = ((place.offset - first) as usize + part.bytes(state)).next_multiple_of(PAGE_BYTES);
+                (place.frame.segment.as_ref(), first, bytes)
+            })
+            .collect();
+        let read = places.iter().zip(read_each(&self.store.devices, &pieces)?);
+        for (((place, part), pages), group) in read.zip(group..end) {
+            let skip = (place.offset % page) as usize;
+            let block = match &pages {
+                Ok(pages) => pages.get(skip..skip + part.bytes(state)).unwrap_or_default(),
+                Err(_) => &[],
+            };
+            // What did not come, or came wrong, is read by itself: again, and from other copies.
+            let checked = match pages.as_ref() {
+                Ok(_) => check_block(&self.store.devices, state, (group, *part), tokens, (place, 0), block),
+                Err(e) => Err(e.duplicate()),
+            };
+            let again = match checked.inspect_err(|e| self.store.devices.count_damage(place.frame.segment.key.0, e)) {
+                Ok(()) => None,
+                Err(e) if e.kind() == ErrorKind::Corruption || place.frame.copies() > 1 => {
+                    Some(read_block(&self.store.devices, state, (group, *part), tokens, place)?)
+                }
+                Err(e) => return Err(e),
+            };
+            each(group, again.as_deref().unwrap_or(block))?;
+        }
+        Ok(end)
+    }
+}
