@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
-use crate::io::file::cached_file::LazyFile;
+use crate::io::file::cached_file::CachedFile;
 use crate::io::file::device_file::DeviceFile;
 use crate::metrics::lock;
 use crate::simd::near;
@@ -21,7 +21,7 @@ pub(crate) struct SegmentHandle {
     pub(crate) generation: u64,
     pub(crate) nonce: u64,
     pub(crate) pages: u32,
-    pub(crate) lazy: Arc<LazyFile>,
+    pub(crate) lazy: Arc<CachedFile>,
     /// Reads are in multiples of this, a divisor of the page.
     pub(crate) read_unit: u64,
     /// Pages of frames that no commit has named yet.
@@ -442,7 +442,7 @@ mod tests {
     use stratakv_format::DeviceIndex;
     use stratakv_format::SegmentId;
 
-    fn body(id: u64, file: &Arc<LazyFile>) -> Arc<FrameSlot> {
+    fn body(id: u64, file: &Arc<CachedFile>) -> Arc<FrameSlot> {
         let segment = SegmentHandle {
             key: (DeviceIndex(0), SegmentId(0)),
             generation: 1,
@@ -469,13 +469,14 @@ mod tests {
         }))
     }
 
-    fn any_file() -> Arc<LazyFile> {
+    fn any_file() -> Arc<CachedFile> {
         use crate::io::file::directory::Access;
-        use crate::io::file::os_directory::{DeviceDir, DirOptions};
+        use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
         let dir = tempfile::tempdir().unwrap();
-        let options = DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
-        let directory: Arc<dyn crate::io::file::directory::Directory> = DeviceDir::open(dir.path(), options).unwrap();
-        LazyFile::new(&directory, "x".into(), &crate::io::file::cached_file::OpenFiles::new())
+        let options =
+            OsDirectoryOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
+        let directory: Arc<dyn crate::io::file::directory::Directory> = OsDirectory::open(dir.path(), options).unwrap();
+        CachedFile::new(&directory, "x".into(), &crate::io::file::cached_file::FdCache::new())
     }
 
     proptest! {

@@ -6,11 +6,11 @@ use crate::cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Arena, Exhausted, Lease};
 use crate::io::driver::interface::Op;
-use crate::io::file::cached_file::{LazyFile, OpenFiles};
+use crate::io::file::cached_file::{CachedFile, FdCache};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::scheduler::profile::Profile;
-use crate::io::scheduler::{Batch, Lanes, Priority, Request, ShardHandle, Sink, Threads, Waiter};
+use crate::io::scheduler::{Batch, Priority, Request, ShardHandle, ShardThreads, Sink, ThreadRings, Waiter};
 use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions};
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ pub(crate) struct Devices {
     pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,
     /// Segment files that are open.
-    pub(crate) files: Arc<OpenFiles>,
+    pub(crate) files: Arc<FdCache>,
     /// Copies that failed to give what they hold.
     pub(crate) suspects: Suspects,
     /// How long parts of reads take.
@@ -93,22 +93,27 @@ pub(crate) struct Devices {
     /// Bytes that a read takes along between two blocks at most.
     pub(crate) gap_limit: usize,
     /// What serves the devices, those that join later too.
-    pub(crate) threads: Threads,
+    pub(crate) threads: ShardThreads,
     /// Incompatible features that the store has: of copies, of codecs.
     pub(crate) incompat: AtomicU64,
     /// Rings of threads that read for themselves.
-    pub(crate) lanes: Lanes,
+    pub(crate) lanes: ThreadRings,
     /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
     pub(crate) tend: Arc<EventCount>,
 }
 
 impl Devices {
     /// The file of a segment, open already or to be opened when it is needed.
-    pub(crate) fn segment_file(&self, device: &Device, id: SegmentId, open: Option<Arc<DeviceFile>>) -> Arc<LazyFile> {
+    pub(crate) fn segment_file(
+        &self,
+        device: &Device,
+        id: SegmentId,
+        open: Option<Arc<DeviceFile>>,
+    ) -> Arc<CachedFile> {
         let (directory, path) = (&device.directory, segment::file_name(id));
         match open {
-            Some(file) => LazyFile::opened(directory, path, &self.files, file),
-            None => LazyFile::new(directory, path, &self.files),
+            Some(file) => CachedFile::opened(directory, path, &self.files, file),
+            None => CachedFile::new(directory, path, &self.files),
         }
     }
 
@@ -283,8 +288,8 @@ impl Devices {
             }
         }
         let outcome = self.get(first).and_then(|device| {
-            let written = own.into_iter().try_for_each(|op| device.shard.run_here(op));
-            let synced = device.shard.sync_here(syncs);
+            let written = own.into_iter().try_for_each(|op| device.shard.run_blocking(op));
+            let synced = device.shard.sync_blocking(syncs);
             written.and(synced)
         });
         let outcomes = waiters.iter().map(|(device, waiter)| (*device, waiter.wait()));

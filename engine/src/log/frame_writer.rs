@@ -537,7 +537,7 @@ impl Laid<'_> {
         }
         let waiter = Waiter::new(if here { 1 } else { requests.len() });
         if here {
-            waiter.complete(0, shard.write_here(requests));
+            waiter.complete(0, shard.write_blocking(requests));
         } else {
             let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
             shard.submit_wait(Batch { requests, priority: Priority::Write, sink, cancel: None });

@@ -10,7 +10,7 @@ use crate::io::buffer::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
 use crate::io::buffer::region::ReadRegion;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::driver::interface::Op;
-use crate::io::scheduler::{Batch, LaneBatch, Priority, Request, Sink};
+use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
 use crate::plan::{Part, PlannedRead, Spread, Urgency, plan};
@@ -128,7 +128,7 @@ impl ReadTicket {
         let mut batches = Vec::new();
         for (device, requests) in ticket.requests_by_device() {
             let shard = &devices.get(device)?.shard;
-            batches.push(LaneBatch { device: usize::from(device.0), shard, requests });
+            batches.push(ThreadRingBatch { device: usize::from(device.0), shard, requests });
         }
         let progress = Arc::clone(&ticket.progress);
         progress.times.begun();
@@ -142,7 +142,7 @@ impl ReadTicket {
             });
         };
         let left = devices.lanes.read(batches, &*progress, &mut check).err().unwrap_or_default();
-        for LaneBatch { shard, requests, .. } in left {
+        for ThreadRingBatch { shard, requests, .. } in left {
             let sink = Arc::clone(&progress) as Arc<dyn Sink>;
             shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel: None });
         }

@@ -2,7 +2,7 @@
 
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::file::directory::{Access, Directory};
-use crate::io::file::os_directory::{DeviceDir, DirOptions};
+use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,10 +76,10 @@ pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<
             return Err(configuration(path, &text));
         }
     }
-    let options = DirOptions { access, create: false, lock_wait: LOCK_WAIT };
+    let options = OsDirectoryOptions { access, create: false, lock_wait: LOCK_WAIT };
     let mut opened: Vec<Arc<dyn Directory>> = Vec::new();
     for path in paths {
-        opened.push(DeviceDir::open(path, options)?);
+        opened.push(OsDirectory::open(path, options)?);
     }
     Ok(opened)
 }

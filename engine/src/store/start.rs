@@ -3,12 +3,12 @@
 use crate::error::Result;
 use crate::io::buffer::arena::Arena;
 use crate::io::driver::interface::{DriverKind, Op};
-use crate::io::file::cached_file::OpenFiles;
+use crate::io::file::cached_file::FdCache;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Directory;
-use crate::io::file::instrumented::Counted;
-use crate::io::scheduler::profile::{Measured, Profile};
-use crate::io::scheduler::{Affinity, Lanes, Priority, Request, Threads};
+use crate::io::file::instrumented::InstrumentedDirectory;
+use crate::io::scheduler::profile::{Probe, Profile};
+use crate::io::scheduler::{Affinity, Priority, Request, ShardThreads, ThreadRings};
 use crate::io::seams::sizes;
 use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
@@ -54,11 +54,11 @@ pub(super) fn start_devices(
 ) -> Result<Devices> {
     let (budget, arena) = buffers(memory);
     let affinity = Affinity::new(&options.shard_cpus, &options.shard_nodes)?;
-    let threads = Threads::new(driver_kind(options), arena.clone(), options.shard_threads, affinity);
+    let threads = ShardThreads::new(driver_kind(options), arena.clone(), options.shard_threads, affinity);
     let list = known.into_iter().map(|known| start_device(&threads, known)).collect::<Result<Vec<_>>>()?;
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
-    let lanes = Lanes::new(arena.clone());
+    let lanes = ThreadRings::new(arena.clone());
     let tend = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
     let incompat = list.iter().map(|device| lock(&device.slot).features.incompat.get()).fold(0, |all, own| all | own);
@@ -69,7 +69,7 @@ pub(super) fn start_devices(
         budget,
         control: Mutex::new(control),
         identity,
-        files: OpenFiles::new(),
+        files: FdCache::new(),
         suspects: Suspects::new(Arc::clone(&tend)),
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
@@ -81,11 +81,11 @@ pub(super) fn start_devices(
     })
 }
 
-pub(super) fn start_device(threads: &Threads, known: Known) -> Result<Device> {
+pub(super) fn start_device(threads: &ShardThreads, known: Known) -> Result<Device> {
     let Known { directory, slot, member } = known;
     let index = DeviceIndex(member.device.get());
     let counters = Arc::<DeviceCounters>::default();
-    let directory: Arc<dyn Directory> = Counted::new(directory, &counters);
+    let directory: Arc<dyn Directory> = InstrumentedDirectory::new(directory, &counters);
     let shard = threads.serve(&format!("stratakv-{index}"), Arc::clone(&directory), Arc::clone(&counters))?;
     let total_bytes = directory.space().map_or(0, |space| space.total);
     let profile = Arc::new(Profile::new(!directory.is_simulated()));
@@ -126,7 +126,7 @@ pub(super) fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
         Ok(took[PROBE_TURNS / 2])
     };
     turns(4, 4096)?;
-    let measured = Measured {
+    let measured = Probe {
         single: turns(1, 4096)?,
         small: (64, turns(64, 4096)?),
         large: (PROBE_BYTES as u64, turns(PROBE_BYTES / (128 << 10), 128 << 10)?),

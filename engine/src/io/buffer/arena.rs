@@ -41,7 +41,7 @@ impl From<Exhausted> for Error {
 }
 
 /// Pages in use of one slab.
-struct Region {
+struct SlabRange {
     slab: Arc<Slab>,
     taken: [u64; WORDS],
     used: usize,
@@ -49,7 +49,7 @@ struct Region {
     longest: usize,
 }
 
-impl Region {
+impl SlabRange {
     fn new(slab: Arc<Slab>) -> Self {
         Self { slab, taken: [0; WORDS], used: 0, longest: PAGES }
     }
@@ -114,13 +114,13 @@ impl Region {
 }
 
 #[derive(Default)]
-struct Regions {
+struct SlabTable {
     /// A slab keeps its slot while it lives, so extents find it again in constant time.
-    slots: Vec<Option<Region>>,
+    slots: Vec<Option<SlabRange>>,
 }
 
 /// Pages that were taken out of a slab for `len` bytes.
-struct Place {
+struct SlabSlot {
     slab: Arc<Slab>,
     slot: usize,
     first: usize,
@@ -128,13 +128,13 @@ struct Place {
     len: usize,
 }
 
-impl Regions {
-    fn take(&mut self, len: usize) -> Option<Place> {
+impl SlabTable {
+    fn take(&mut self, len: usize) -> Option<SlabSlot> {
         let pages = len.div_ceil(PAGE_BYTES).max(1);
         self.slots.iter_mut().enumerate().find_map(|(slot, region)| {
             let region = region.as_mut()?;
             let first = region.take(pages)?;
-            Some(Place { slab: Arc::clone(&region.slab), slot, first, pages, len })
+            Some(SlabSlot { slab: Arc::clone(&region.slab), slot, first, pages, len })
         })
     }
 
@@ -145,17 +145,17 @@ impl Regions {
     }
 }
 
-struct Shared {
+struct ArenaState {
     budget: Arc<MemoryBudget>,
     limit: usize,
-    regions: Mutex<Regions>,
+    regions: Mutex<SlabTable>,
     /// Held while a slab is mapped, in front of `regions`: one need makes one slab, and who needs none does not wait.
     growing: Mutex<()>,
 }
 
 /// Buffers for I/O, in slabs that are mapped when first needed and accounted to the budget.
 #[derive(Clone)]
-pub(crate) struct Arena(Arc<Shared>);
+pub(crate) struct Arena(Arc<ArenaState>);
 
 /// What an arena holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,15 +170,15 @@ impl Arena {
     /// An empty arena that grows to at most `limit_bytes` of the budget.
     pub(crate) fn new(budget: Arc<MemoryBudget>, limit_bytes: usize) -> Self {
         let limit = limit_bytes.min(budget.limit());
-        Self(Arc::new(Shared { budget, limit, regions: Mutex::default(), growing: Mutex::default() }))
+        Self(Arc::new(ArenaState { budget, limit, regions: Mutex::default(), growing: Mutex::default() }))
     }
 
     /// An arena of these slabs and no others.
     pub(in crate::io) fn over(slabs: Vec<Slab>) -> Self {
         let limit = slabs.len() * SLAB_BYTES;
-        let slots = slabs.into_iter().map(|slab| Some(Region::new(Arc::new(slab)))).collect();
-        let regions = Mutex::new(Regions { slots });
-        Self(Arc::new(Shared { budget: MemoryBudget::new(limit), limit, regions, growing: Mutex::default() }))
+        let slots = slabs.into_iter().map(|slab| Some(SlabRange::new(Arc::new(slab)))).collect();
+        let regions = Mutex::new(SlabTable { slots });
+        Self(Arc::new(ArenaState { budget: MemoryBudget::new(limit), limit, regions, growing: Mutex::default() }))
     }
 
     /// The most slabs it can ever have.
@@ -235,7 +235,7 @@ impl Arena {
                 regions.slots.len() - 1
             }
         };
-        regions.slots[slot] = Some(Region::new(slab));
+        regions.slots[slot] = Some(SlabRange::new(slab));
         Ok(())
     }
 
@@ -273,10 +273,10 @@ impl Arena {
         Ok(lease)
     }
 
-    fn extent(&self, Place { slab, slot, first, pages, len }: Place) -> Lease {
+    fn extent(&self, SlabSlot { slab, slot, first, pages, len }: SlabSlot) -> Lease {
         // SAFETY: the page lies inside the slab.
         let start = unsafe { slab.start().add(first * PAGE_BYTES) };
-        let extent = Extent {
+        let extent = PageRange {
             slab,
             slot,
             first,
@@ -330,7 +330,7 @@ impl Arena {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ArenaState {
     fn drop(&mut self) {
         for region in lock(&self.regions).slots.iter().flatten() {
             region.slab.retire();
@@ -339,7 +339,7 @@ impl Drop for Shared {
 }
 
 /// A range of pages that is not in the arena's free map, and the I/O in flight on it.
-struct Extent {
+struct PageRange {
     slab: Arc<Slab>,
     slot: usize,
     first: usize,
@@ -349,15 +349,15 @@ struct Extent {
     reads: AtomicU32,
     /// Write sources alive: the kernel may read here.
     writes: AtomicU32,
-    arena: Weak<Shared>,
+    arena: Weak<ArenaState>,
 }
 
 // SAFETY: the pointer leads into the slab, which the extent keeps mapped; access follows the rules at the top of the file.
-unsafe impl Send for Extent {}
+unsafe impl Send for PageRange {}
 // SAFETY: as above; the counters are atomic.
-unsafe impl Sync for Extent {}
+unsafe impl Sync for PageRange {}
 
-impl Extent {
+impl PageRange {
     fn reading(&self) -> bool {
         // Acquire pairs with the Release of the target's drop: what the kernel wrote before is visible after.
         self.reads.load(Ordering::Acquire) > 0
@@ -368,7 +368,7 @@ impl Extent {
     }
 }
 
-impl Drop for Extent {
+impl Drop for PageRange {
     fn drop(&mut self) {
         // An extent outlives its arena without harm: the slab then goes with its last extent.
         let Some(arena) = self.arena.upgrade() else { return };
@@ -379,7 +379,7 @@ impl Drop for Extent {
 
 /// Pages leased from an [`Arena`]. They return when the lease and all I/O on it are gone.
 pub(crate) struct Lease {
-    extent: Arc<Extent>,
+    extent: Arc<PageRange>,
     len: usize,
 }
 
@@ -448,25 +448,25 @@ impl Lease {
     }
 }
 
-/// Memory of one token, as drivers see it.
+/// IoMemory of one token, as drivers see it.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory<'a> {
+pub(crate) struct IoMemory<'a> {
     pub(crate) address: NonNull<u8>,
     pub(crate) len: usize,
     pub(crate) slab: &'a Arc<Slab>,
 }
 
-impl Extent {
-    fn memory(&self, range: &Range<usize>) -> Memory<'_> {
+impl PageRange {
+    fn memory(&self, range: &Range<usize>) -> IoMemory<'_> {
         // SAFETY: `Lease::check` held the range inside the extent.
         let address = unsafe { self.start.add(range.start) };
-        Memory { address, len: range.len(), slab: &self.slab }
+        IoMemory { address, len: range.len(), slab: &self.slab }
     }
 }
 
 /// Permission for a driver to write into a part of a lease; in flight until dropped.
 pub(crate) struct ReadTarget {
-    extent: Arc<Extent>,
+    extent: Arc<PageRange>,
     range: Range<usize>,
 }
 
@@ -475,7 +475,7 @@ impl ReadTarget {
         self.range.len()
     }
 
-    pub(in crate::io) fn memory(&self) -> Memory<'_> {
+    pub(in crate::io) fn memory(&self) -> IoMemory<'_> {
         self.extent.memory(&self.range)
     }
 }
@@ -488,7 +488,7 @@ impl Drop for ReadTarget {
 
 /// Permission for a driver to read from a part of a lease; in flight until dropped.
 pub(crate) struct WriteSource {
-    extent: Arc<Extent>,
+    extent: Arc<PageRange>,
     range: Range<usize>,
 }
 
@@ -503,7 +503,7 @@ impl WriteSource {
         self.range.len()
     }
 
-    pub(in crate::io) fn memory(&self) -> Memory<'_> {
+    pub(in crate::io) fn memory(&self) -> IoMemory<'_> {
         self.extent.memory(&self.range)
     }
 }

@@ -24,7 +24,7 @@ pub(in crate::io) fn is_huge(start: usize, len: usize) -> bool {
 
 /// linux/fs.h, struct pm_scan_arg.
 #[repr(C)]
-struct ScanArg {
+struct PageScan {
     size: u64,
     flags: u64,
     start: u64,
@@ -42,7 +42,7 @@ struct ScanArg {
 /// linux/fs.h, struct page_region.
 #[repr(C)]
 #[derive(Default)]
-struct Region {
+struct PageRegion {
     start: u64,
     end: u64,
     categories: u64,
@@ -50,7 +50,7 @@ struct Region {
 
 const PAGE_IS_HUGE: u64 = 1 << 6;
 /// `_IOWR('f', 16, struct pm_scan_arg)` where ioctl numbers are laid out as on x86 and Arm.
-const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<PageScan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
 
 /// Asks for the first region of huge pages in the range. None before Linux 6.7.
 pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
@@ -58,10 +58,10 @@ pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
         return None;
     }
     let pagemap = File::open("/proc/self/pagemap").ok()?;
-    let mut region = Region::default();
+    let mut region = PageRegion::default();
     let (start, end) = (start as u64, (start + len) as u64);
-    let mut arg = ScanArg {
-        size: size_of::<ScanArg>() as u64,
+    let mut arg = PageScan {
+        size: size_of::<PageScan>() as u64,
         flags: 0,
         start,
         end,

@@ -84,7 +84,7 @@ pub(crate) trait Wake: Send + Sync {
 }
 
 /// A device as a driver knows it.
-pub(crate) struct Served<'a> {
+pub(crate) struct ServedDevice<'a> {
     /// For the threads that serve it alone.
     pub(crate) name: &'a str,
     /// What holds its lock, to be kept until its last operation has ended, whatever becomes of the process.
@@ -93,15 +93,15 @@ pub(crate) struct Served<'a> {
 }
 
 /// What a driver keeps of the devices that it serves, by their numbers.
-pub(in crate::io) struct Ports<T>(Vec<Option<T>>);
+pub(in crate::io) struct DeviceTable<T>(Vec<Option<T>>);
 
-impl<T> Default for Ports<T> {
+impl<T> Default for DeviceTable<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<T> Ports<T> {
+impl<T> DeviceTable<T> {
     pub(in crate::io) fn put(&mut self, port: usize, kept: T) {
         if self.0.len() <= port {
             self.0.resize_with(port + 1, || None);
@@ -132,7 +132,7 @@ pub(crate) trait Driver {
     ///
     /// # Errors
     /// What the device needs for itself cannot be had; the others are served as before.
-    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()>;
+    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()>;
 
     /// Lets go of a device that has nothing in flight, its lock included.
     fn remove(&mut self, port: usize);

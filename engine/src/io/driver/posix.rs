@@ -6,7 +6,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::driver::interface::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
+use crate::io::driver::interface::{
+    Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake, ignore_file_size_signal,
+};
 use crate::io::driver::progress::{InFlight, Step};
 use crate::metrics::{DeviceCounters, lock};
 use crate::sync::wait_for;
@@ -17,7 +19,7 @@ const DEPTH: usize = 256;
 pub(crate) const THREADS: usize = 12;
 
 #[derive(Default)]
-struct State {
+struct CompletedOps {
     done: Vec<Completion>,
     woken: bool,
     /// How many completions the driver's thread waits for.
@@ -26,13 +28,13 @@ struct State {
 
 /// What the workers of all devices have done.
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct CompletionQueue {
+    state: Mutex<CompletedOps>,
     /// The driver's thread waits here for completions and wake-ups.
     news: Condvar,
 }
 
-impl Wake for Shared {
+impl Wake for CompletionQueue {
     fn wake(&self) {
         lock(&self.state).woken = true;
         self.news.notify_one();
@@ -40,31 +42,31 @@ impl Wake for Shared {
 }
 
 #[derive(Default)]
-struct Jobs {
+struct JobList {
     waiting: VecDeque<(u64, Op)>,
     stopping: bool,
 }
 
 /// What the workers of one device have to do.
-struct Work {
-    jobs: Mutex<Jobs>,
+struct DeviceJobs {
+    jobs: Mutex<JobList>,
     /// Workers wait here for jobs.
     more: Condvar,
     counters: Arc<DeviceCounters>,
-    shared: Arc<Shared>,
+    shared: Arc<CompletionQueue>,
 }
 
 /// The threads of one device. However long its calls take, other devices have threads of their own.
-struct Pool {
-    work: Arc<Work>,
+struct WorkerPool {
+    work: Arc<DeviceJobs>,
     workers: Vec<JoinHandle<()>>,
     queued: Vec<(u64, Op)>,
 }
 
-impl Pool {
-    fn start(device: &Served<'_>, shared: &Arc<Shared>, notes: &mut Vec<String>) -> Result<Self> {
+impl WorkerPool {
+    fn start(device: &ServedDevice<'_>, shared: &Arc<CompletionQueue>, notes: &mut Vec<String>) -> Result<Self> {
         let (counters, shared) = (Arc::clone(device.counters), Arc::clone(shared));
-        let work = Arc::new(Work { jobs: Mutex::default(), more: Condvar::new(), counters, shared });
+        let work = Arc::new(DeviceJobs { jobs: Mutex::default(), more: Condvar::new(), counters, shared });
         let mut pool = Self { work, workers: Vec::new(), queued: Vec::new() };
         let name = device.name;
         for i in 0..THREADS {
@@ -93,7 +95,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         // What a worker has begun it ends; its memory stays alive that long. What waits is dropped.
         {
@@ -110,8 +112,8 @@ impl Drop for Pool {
 
 /// See the top of the file.
 pub(crate) struct Posix {
-    shared: Arc<Shared>,
-    pools: Ports<Pool>,
+    shared: Arc<CompletionQueue>,
+    pools: DeviceTable<WorkerPool>,
     in_flight: usize,
     notes: Vec<String>,
 }
@@ -120,13 +122,13 @@ impl Posix {
     /// `notes` say why this driver was chosen, where that was not asked for.
     pub(crate) fn start(notes: Vec<String>) -> Self {
         ignore_file_size_signal();
-        Self { shared: Arc::default(), pools: Ports::default(), in_flight: 0, notes }
+        Self { shared: Arc::default(), pools: DeviceTable::default(), in_flight: 0, notes }
     }
 }
 
 impl Driver for Posix {
-    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
-        let pool = Pool::start(device, &self.shared, &mut self.notes)?;
+    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
+        let pool = WorkerPool::start(device, &self.shared, &mut self.notes)?;
         self.pools.put(port, pool);
         Ok(())
     }
@@ -154,7 +156,7 @@ impl Driver for Posix {
 
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
         let before = done.len();
-        self.pools.iter_mut().for_each(Pool::submit);
+        self.pools.iter_mut().for_each(WorkerPool::submit);
         let (want, limit) = match wait {
             Wait::No => (0, None),
             Wait::Wake => (1, None),
@@ -193,7 +195,7 @@ impl Driver for Posix {
     }
 }
 
-impl Work {
+impl DeviceJobs {
     /// What a worker does until its device goes.
     fn run(&self) {
         loop {
@@ -293,19 +295,19 @@ pub(crate) mod trouble {
 
     /// Ends the trouble when it is dropped.
     #[must_use]
-    pub(crate) struct Guard(PathBuf);
+    pub(crate) struct TroubleGuard(PathBuf);
 
-    impl Drop for Guard {
+    impl Drop for TroubleGuard {
         fn drop(&mut self) {
             lock(&TROUBLED).retain(|(directory, _)| *directory != self.0);
         }
     }
 
     /// From now on the threads whose names begin so have these troubles with the files below `directory`.
-    pub(crate) fn set(directory: &Path, trouble: &'static [(&'static str, Trouble)]) -> Guard {
+    pub(crate) fn set(directory: &Path, trouble: &'static [(&'static str, Trouble)]) -> TroubleGuard {
         let directory = directory.canonicalize().unwrap();
         lock(&TROUBLED).push((directory.clone(), trouble));
-        Guard(directory)
+        TroubleGuard(directory)
     }
 
     /// Whether an operation of this thread fails; it may take its time.

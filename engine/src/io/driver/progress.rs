@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::{Memory, PAGE_BYTES};
+use crate::io::buffer::arena::{IoMemory, PAGE_BYTES};
 use crate::io::driver::interface::Op;
 use crate::io::seams::{Event, Mutant, mutated, note};
 use crate::metrics::{DeviceCounters, OpKind};
@@ -44,7 +44,7 @@ impl InFlight {
     }
 
     /// File offset and memory of what is left; none for a sync.
-    pub(in crate::io) fn rest(&self) -> Option<(u64, Memory<'_>)> {
+    pub(in crate::io) fn rest(&self) -> Option<(u64, IoMemory<'_>)> {
         let (offset, memory) = match &self.op {
             Op::Read { offset, into, .. } => (*offset, into.memory()),
             Op::Write { offset, from, .. } => (*offset, from.memory()),
@@ -52,7 +52,7 @@ impl InFlight {
         };
         // SAFETY: done <= len, so the address stays inside (or one past the end of) the extent.
         let address = unsafe { memory.address.add(self.done) };
-        Some((offset + self.done as u64, Memory { address, len: memory.len - self.done, slab: memory.slab }))
+        Some((offset + self.done as u64, IoMemory { address, len: memory.len - self.done, slab: memory.slab }))
     }
 
     /// Judges a raw result: bytes moved, or a negative error number.

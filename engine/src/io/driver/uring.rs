@@ -15,7 +15,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Arena;
-use crate::io::driver::interface::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
+use crate::io::driver::interface::{
+    Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake, ignore_file_size_signal,
+};
 use crate::io::driver::progress::{InFlight, Step};
 use crate::io::driver::registered::{BufferTable, FileTable};
 use crate::metrics::DeviceCounters;
@@ -32,23 +34,23 @@ const SLICE_WAIT_ALONE: Duration = Duration::from_millis(20);
 const SLICE_WAIT_SHARED: Duration = Duration::from_micros(250);
 
 /// An eventfd that the ring polls.
-struct EventWake(OwnedFd);
+struct EventFdWaker(OwnedFd);
 
-impl Wake for EventWake {
+impl Wake for EventFdWaker {
     fn wake(&self) {
         // Cannot block before 2^64 - 2 wake-ups; EINTR is not possible on a write that does not block.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
-struct Slot {
+struct RingOp {
     port: usize,
     id: u64,
     flight: InFlight,
 }
 
 /// What the ring keeps of a device.
-struct Port {
+struct RingDevice {
     counters: Arc<DeviceCounters>,
     /// Where its lock is registered.
     lock: Option<u32>,
@@ -60,8 +62,8 @@ struct Port {
 pub(crate) struct Uring {
     // Dropped before what the kernel may touch; see also `Drop`.
     ring: IoUring,
-    ports: Ports<Port>,
-    slots: Vec<Option<Slot>>,
+    ports: DeviceTable<RingDevice>,
+    slots: Vec<Option<RingOp>>,
     free: Vec<usize>,
     /// Slots to be handed to the kernel, in order.
     queued: VecDeque<usize>,
@@ -70,7 +72,7 @@ pub(crate) struct Uring {
     in_kernel: usize,
     files: FileTable,
     buffers: BufferTable,
-    wake: Arc<EventWake>,
+    wake: Arc<EventFdWaker>,
     armed: bool,
     /// The ring of a thread that reads for itself.
     alone: bool,
@@ -96,12 +98,12 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "io_uring of a kernel before 5.11"));
         }
-        let wake = Arc::new(EventWake(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        let wake = Arc::new(EventFdWaker(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         let files = FileTable::new(&ring, &mut notes);
         let buffers = BufferTable::new(&ring, arena.slabs_max(), &mut notes);
         Ok(Self {
             ring,
-            ports: Ports::default(),
+            ports: DeviceTable::default(),
             slots: Vec::new(),
             free: Vec::new(),
             queued: VecDeque::new(),
@@ -127,11 +129,11 @@ impl Uring {
     pub(crate) fn start_reader(arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
         let mut ring = Self::start(arena)?;
         (ring.armed, ring.alone) = (true, true);
-        ring.serve(0, Port { counters, lock: None, in_flight: 0 });
+        ring.serve(0, RingDevice { counters, lock: None, in_flight: 0 });
         Ok(ring)
     }
 
-    fn serve(&mut self, port: usize, device: Port) {
+    fn serve(&mut self, port: usize, device: RingDevice) {
         self.ports.put(port, device);
         // Those of devices that have gone are used again.
         let (before, all) = (self.slots.len(), self.ports.len() * DEPTH);
@@ -302,7 +304,7 @@ impl Uring {
     fn finish_empty(&mut self, done: &mut Vec<Completion>) {
         let Self { queued, slots, free, ports, .. } = self;
         queued.retain(|&index| {
-            let empty = |s: &Slot| s.flight.op().len() == 0 && !matches!(s.flight.op(), Op::Sync { .. });
+            let empty = |s: &RingOp| s.flight.op().len() == 0 && !matches!(s.flight.op(), Op::Sync { .. });
             let Some(slot) = slots[index].take_if(|s| empty(s)) else { return true };
             if let Some(port) = ports.get_mut(slot.port) {
                 port.in_flight -= 1;
@@ -315,9 +317,9 @@ impl Uring {
 }
 
 impl Driver for Uring {
-    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
         let lock = device.lock.and_then(|lock| self.files.hold(&self.ring, lock, &mut self.notes));
-        self.serve(port, Port { counters: Arc::clone(device.counters), lock, in_flight: 0 });
+        self.serve(port, RingDevice { counters: Arc::clone(device.counters), lock, in_flight: 0 });
         Ok(())
     }
 
@@ -339,7 +341,7 @@ impl Driver for Uring {
         if let Some(port) = self.ports.get_mut(port) {
             port.in_flight += 1;
         }
-        let slot = Some(Slot { port, id, flight: InFlight::new(op) });
+        let slot = Some(RingOp { port, id, flight: InFlight::new(op) });
         let Some(index) = self.free.pop() else {
             debug_assert!(false, "queued without room");
             // Kept in order behind the others, in a slot of its own.

@@ -15,12 +15,12 @@ const OPEN_MAX: usize = 512;
 const OPEN_MIN: usize = 16;
 
 /// The files that are open, oldest first.
-pub(crate) struct OpenFiles {
+pub(crate) struct FdCache {
     limit: usize,
-    queue: Mutex<VecDeque<Weak<LazyFile>>>,
+    queue: Mutex<VecDeque<Weak<CachedFile>>>,
 }
 
-impl OpenFiles {
+impl FdCache {
     /// A quarter of the descriptors this process may have, within bounds.
     pub(crate) fn new() -> Arc<Self> {
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
@@ -32,7 +32,7 @@ impl OpenFiles {
     }
 
     /// Takes note of a file that was opened, and closes one that was not used for long when there are too many.
-    fn opened(&self, file: &Arc<LazyFile>) {
+    fn opened(&self, file: &Arc<CachedFile>) {
         let mut queue = lock(&self.queue);
         queue.push_back(Arc::downgrade(file));
         let mut looks = 2 * queue.len();
@@ -53,11 +53,11 @@ impl OpenFiles {
 }
 
 /// A file by name, opened when it is needed.
-pub(crate) struct LazyFile {
+pub(crate) struct CachedFile {
     /// Weak: the directory holds the store's lock, and a view may outlive the store.
     directory: Weak<dyn Directory>,
     path: String,
-    files: Arc<OpenFiles>,
+    files: Arc<FdCache>,
     open: Mutex<Option<Arc<DeviceFile>>>,
     /// Used since it was last looked at.
     recent: AtomicBool,
@@ -65,8 +65,8 @@ pub(crate) struct LazyFile {
     held: AtomicBool,
 }
 
-impl LazyFile {
-    pub(crate) fn new(directory: &Arc<dyn Directory>, path: String, files: &Arc<OpenFiles>) -> Arc<Self> {
+impl CachedFile {
+    pub(crate) fn new(directory: &Arc<dyn Directory>, path: String, files: &Arc<FdCache>) -> Arc<Self> {
         let files = Arc::clone(files);
         let (recent, held) = (AtomicBool::new(true), AtomicBool::new(false));
         Arc::new(Self { directory: Arc::downgrade(directory), path, files, open: Mutex::default(), recent, held })
@@ -76,7 +76,7 @@ impl LazyFile {
     pub(crate) fn opened(
         directory: &Arc<dyn Directory>,
         path: String,
-        files: &Arc<OpenFiles>,
+        files: &Arc<FdCache>,
         file: Arc<DeviceFile>,
     ) -> Arc<Self> {
         let lazy = Self::new(directory, path, files);
@@ -135,21 +135,24 @@ impl LazyFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::file::os_directory::{DeviceDir, DirOptions};
+    use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
 
     #[test]
     fn few_files_stay_open_and_all_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
-        let options =
-            DirOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::from_secs(1) };
-        let directory: Arc<dyn Directory> = DeviceDir::open(dir.path(), options).unwrap();
-        let files = OpenFiles::with_limit(4);
+        let options = OsDirectoryOptions {
+            access: Access::ReadWrite,
+            create: false,
+            lock_wait: std::time::Duration::from_secs(1),
+        };
+        let directory: Arc<dyn Directory> = OsDirectory::open(dir.path(), options).unwrap();
+        let files = FdCache::with_limit(4);
         let lazy: Vec<_> = (0..20)
             .map(|index| {
                 let name = format!("f{index}");
                 let file = directory.create_file(&name, 4096).unwrap();
                 directory.write_small(&file, 0, &[index; 4096]).unwrap();
-                LazyFile::new(&directory, name, &files)
+                CachedFile::new(&directory, name, &files)
             })
             .collect();
         let held = lazy[0].get().unwrap();

@@ -10,12 +10,12 @@ use crate::io::file::directory::{Access, Directory, Entry, Identity, Space};
 use crate::io::file::probe::DirectIo;
 use crate::metrics::{DeviceCounters, OpKind};
 
-pub(crate) struct Counted {
+pub(crate) struct InstrumentedDirectory {
     directory: Arc<dyn Directory>,
     counters: Arc<DeviceCounters>,
 }
 
-impl Counted {
+impl InstrumentedDirectory {
     pub(crate) fn new(directory: Arc<dyn Directory>, counters: &Arc<DeviceCounters>) -> Arc<Self> {
         Arc::new(Self { directory, counters: Arc::clone(counters) })
     }
@@ -30,7 +30,7 @@ impl Counted {
     }
 }
 
-impl Directory for Counted {
+impl Directory for InstrumentedDirectory {
     fn path(&self) -> &Path {
         self.directory.path()
     }

@@ -22,9 +22,9 @@ use crate::io::file::directory::{Access, Directory, Entry, Identity, SMALL_BYTES
 use crate::io::file::open_beneath;
 use crate::io::file::probe::{self, DirectIo};
 
-/// How to open a [`DeviceDir`].
+/// How to open a [`OsDirectory`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DirOptions {
+pub(crate) struct OsDirectoryOptions {
     pub(crate) access: Access,
     /// Create the directory when it is missing (its parent must exist).
     pub(crate) create: bool,
@@ -34,7 +34,7 @@ pub(crate) struct DirOptions {
 }
 
 /// A directory of the operating system.
-pub(crate) struct DeviceDir {
+pub(crate) struct OsDirectory {
     root: OwnedFd,
     path: PathBuf,
     access: Access,
@@ -50,12 +50,12 @@ fn configuration(path: &Path, text: &str) -> Error {
     Error::new(ErrorKind::Configuration, format!("device directory {}: {text}", path.display()))
 }
 
-impl DeviceDir {
+impl OsDirectory {
     /// Opens and locks a device directory.
     ///
     /// # Errors
     /// `Configuration`: missing, not a directory, a symbolic link, another owner's, writable by others. `InUse`: locked.
-    pub(crate) fn open(path: &Path, options: DirOptions) -> Result<Arc<Self>> {
+    pub(crate) fn open(path: &Path, options: OsDirectoryOptions) -> Result<Arc<Self>> {
         ignore_file_size_signal();
         // Also drops a trailing slash, which would follow a symbolic link.
         let path: PathBuf = path.components().collect();
@@ -154,7 +154,7 @@ fn make_root(path: &Path) -> Result<()> {
 
 /// Locks the directory itself. The lock belongs to the open file description, which the rings of this device share: it ends
 /// only when the last write of this process has.
-fn acquire(root: &OwnedFd, path: &Path, options: DirOptions) -> Result<()> {
+fn acquire(root: &OwnedFd, path: &Path, options: OsDirectoryOptions) -> Result<()> {
     let operation = match options.access {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
@@ -174,7 +174,7 @@ fn acquire(root: &OwnedFd, path: &Path, options: DirOptions) -> Result<()> {
     }
 }
 
-impl Directory for DeviceDir {
+impl Directory for OsDirectory {
     fn path(&self) -> &Path {
         &self.path
     }

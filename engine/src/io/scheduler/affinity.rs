@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// CPUs that one thread is kept on.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum CpuPlace {
     Cpu(usize),
     /// Those of a NUMA node.
     Node(usize),
@@ -14,7 +14,7 @@ enum Place {
 
 /// Places for threads, in turn; none: they run anywhere.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Affinity(Vec<Place>);
+pub(crate) struct Affinity(Vec<CpuPlace>);
 
 impl Affinity {
     /// # Errors
@@ -26,7 +26,7 @@ impl Affinity {
                 "name CPUs or NUMA nodes for the devices' threads, not both",
             ));
         }
-        Ok(Self(cpus.iter().copied().map(Place::Cpu).chain(nodes.iter().copied().map(Place::Node)).collect()))
+        Ok(Self(cpus.iter().copied().map(CpuPlace::Cpu).chain(nodes.iter().copied().map(CpuPlace::Node)).collect()))
     }
 
     /// Keeps the calling thread, and those that it starts, where the thread of this number belongs.
@@ -36,8 +36,8 @@ impl Affinity {
     pub(super) fn keep(&self, thread: usize) -> Result<()> {
         let Some(place) = self.0.get(thread % self.0.len().max(1)) else { return Ok(()) };
         let (what, cpus) = match place {
-            Place::Cpu(cpu) => (format!("CPU {cpu}"), Ok(vec![*cpu])),
-            Place::Node(node) => (format!("NUMA node {node}"), cpus_of(*node)),
+            CpuPlace::Cpu(cpu) => (format!("CPU {cpu}"), Ok(vec![*cpu])),
+            CpuPlace::Node(node) => (format!("NUMA node {node}"), cpus_of(*node)),
         };
         cpus.and_then(|cpus| keep_on(&cpus)).map_err(|why| {
             Error::new(ErrorKind::Configuration, format!("a device's thread cannot be kept on {what}: {why}"))

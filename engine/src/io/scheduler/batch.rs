@@ -45,21 +45,21 @@ pub(crate) struct Batch {
 }
 
 /// A batch that a shard has taken over. Dropping it completes what is left.
-pub(super) struct Accepted {
+pub(super) struct AcceptedBatch {
     requests: std::vec::IntoIter<Request>,
     pub(super) priority: Priority,
     since: Instant,
-    ticket: Arc<Ticket>,
+    ticket: Arc<BatchSink>,
 }
 
-struct Ticket {
+struct BatchSink {
     sink: Arc<dyn Sink>,
     cancel: Option<Arc<AtomicBool>>,
 }
 
-impl Accepted {
+impl AcceptedBatch {
     pub(super) fn new(batch: Batch) -> Self {
-        let ticket = Arc::new(Ticket { sink: batch.sink, cancel: batch.cancel });
+        let ticket = Arc::new(BatchSink { sink: batch.sink, cancel: batch.cancel });
         Self { requests: batch.requests.into_iter(), priority: batch.priority, since: Instant::now(), ticket }
     }
 
@@ -71,9 +71,9 @@ impl Accepted {
         Batch { requests, priority: self.priority, sink: Arc::clone(&ticket.sink), cancel: ticket.cancel.clone() }
     }
 
-    pub(super) fn next(&mut self) -> Option<(Op, Pending)> {
+    pub(super) fn next(&mut self) -> Option<(Op, PendingRequest)> {
         let Request { op, tag } = self.requests.next()?;
-        Some((op, Pending { tag, ticket: Some(Arc::clone(&self.ticket)) }))
+        Some((op, PendingRequest { tag, ticket: Some(Arc::clone(&self.ticket)) }))
     }
 
     /// The file that the next request syncs, if that is what it does.
@@ -98,7 +98,7 @@ impl Accepted {
     }
 }
 
-impl Drop for Accepted {
+impl Drop for AcceptedBatch {
     fn drop(&mut self) {
         while let Some((op, pending)) = self.next() {
             drop(op);
@@ -108,12 +108,12 @@ impl Drop for Accepted {
 }
 
 /// The duty to tell the outcome of one request; dropping it tells `Closed`.
-pub(super) struct Pending {
+pub(super) struct PendingRequest {
     tag: u64,
-    ticket: Option<Arc<Ticket>>,
+    ticket: Option<Arc<BatchSink>>,
 }
 
-impl Pending {
+impl PendingRequest {
     pub(super) fn complete(mut self, outcome: Result<()>) {
         self.tell(outcome);
     }
@@ -126,7 +126,7 @@ impl Pending {
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         // Mostly it was told already, and an error takes memory.
         if self.ticket.is_some() {
@@ -148,7 +148,7 @@ pub(crate) struct Waiter {
 struct WaiterState {
     left: usize,
     error: Option<Error>,
-    /// Threads that block. A notification is a system call even when nobody does.
+    /// ShardThreads that block. A notification is a system call even when nobody does.
     blocked: usize,
 }
 

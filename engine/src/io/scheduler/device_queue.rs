@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::batch::{Accepted, Pending, Priority};
+use super::batch::{AcceptedBatch, PendingRequest, Priority};
 use super::inbox::Inbox;
-use super::threads::Kept;
+use super::threads::DeviceGuard;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::driver::interface::{DriverStatus, Op};
 use crate::io::file::device_file::Poison;
@@ -30,14 +30,14 @@ const WRITE_WAIT: Duration = Duration::from_millis(25);
 /// Room in the driver that demand reads leave to the others, so that a backlog of reads does not stop commits.
 const ROOM_FOR_OTHERS: usize = 16 + 8 + 2;
 
-/// Demand reads that callers drive themselves, see [`super::Lanes`].
+/// Demand reads that callers drive themselves, see [`super::ThreadRings`].
 #[derive(Default)]
-pub(super) struct Beside {
+pub(super) struct DirectReadCount {
     now: AtomicUsize,
     begun: AtomicUsize,
 }
 
-impl Beside {
+impl DirectReadCount {
     pub(super) fn begin(&self) {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.now.fetch_add(1, Ordering::Relaxed);
@@ -50,55 +50,55 @@ impl Beside {
 
 /// What a device's handle and its port share.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct DeviceHandle {
     pub(super) inbox: Arc<Inbox>,
     pub(super) status: Arc<Mutex<DriverStatus>>,
     pub(super) counters: Arc<DeviceCounters>,
-    pub(super) beside: Arc<Beside>,
+    pub(super) direct_reads: Arc<DirectReadCount>,
     pub(super) poison: Arc<Poison>,
 }
 
-impl Link {
+impl DeviceHandle {
     pub(super) fn new(poison: Arc<Poison>, counters: Arc<DeviceCounters>) -> Self {
         let (inbox, status) = (Arc::new(Inbox::new()), Arc::default());
-        Self { inbox, status, counters, beside: Arc::default(), poison }
+        Self { inbox, status, counters, direct_reads: Arc::default(), poison }
     }
 }
 
 /// See the top of the file.
-pub(super) struct Port {
-    pub(super) link: Link,
-    queues: [VecDeque<Accepted>; CLASSES],
+pub(super) struct DeviceQueue {
+    pub(super) handle: DeviceHandle,
+    queues: [VecDeque<AcceptedBatch>; CLASSES],
     in_flight: [usize; CLASSES],
     /// Writes that ended in time since a demand read was about, less those that did not, up to where more make no difference.
     undisturbed: usize,
-    /// Of [`Beside::begun`], as last seen.
-    beside_seen: usize,
+    /// Of [`DirectReadCount::begun`], as last seen.
+    direct_reads_seen: usize,
     /// Files with a sync in flight.
     syncing: Vec<u64>,
     /// As it was before the inbox was last emptied.
     closing: bool,
     /// Goes last.
-    _kept: Option<Kept>,
+    _guard: Option<DeviceGuard>,
 }
 
-impl Port {
-    pub(super) fn new(link: Link, kept: Option<Kept>) -> Self {
+impl DeviceQueue {
+    pub(super) fn new(handle: DeviceHandle, kept: Option<DeviceGuard>) -> Self {
         let (queues, in_flight) = (Default::default(), [0; CLASSES]);
-        let (undisturbed, beside_seen, syncing) = (0, 0, Vec::new());
-        Self { link, queues, in_flight, undisturbed, beside_seen, syncing, closing: false, _kept: kept }
+        let (undisturbed, direct_reads_seen, syncing) = (0, 0, Vec::new());
+        Self { handle, queues, in_flight, undisturbed, direct_reads_seen, syncing, closing: false, _guard: kept }
     }
 
     /// From the inbox to the queues.
     pub(super) fn take_in(&mut self) {
-        self.closing = self.link.inbox.is_closing();
-        while let Some(batch) = self.link.inbox.pop() {
+        self.closing = self.handle.inbox.is_closing();
+        while let Some(batch) = self.handle.inbox.pop() {
             self.queues[batch.priority as usize].push_back(batch);
         }
     }
 
     /// The next operation of a priority that may begin now.
-    pub(super) fn next(&mut self, class: usize, depth: usize) -> Option<(Op, Pending)> {
+    pub(super) fn next(&mut self, class: usize, depth: usize) -> Option<(Op, PendingRequest)> {
         while self.in_flight[class] < self.limit(class)
             && depth.saturating_sub(self.under_way()) > self.room_kept(class)
         {
@@ -112,7 +112,7 @@ impl Port {
                 continue;
             };
             if batch.is_empty() {
-                self.link.counters.queued(class == Priority::Demand as usize, batch.waited());
+                self.handle.counters.queued(class == Priority::Demand as usize, batch.waited());
                 self.queues[class].pop_front();
             }
             match self.refusal(&op, cancelled) {
@@ -132,10 +132,11 @@ impl Port {
     }
 
     fn limit(&mut self, class: usize) -> usize {
-        let begun = self.link.beside.begun.load(Ordering::Relaxed);
-        let demand = self.in_flight[Priority::Demand as usize] > 0 || self.link.beside.now.load(Ordering::Relaxed) > 0;
-        if demand || begun != self.beside_seen {
-            (self.undisturbed, self.beside_seen) = (0, begun);
+        let begun = self.handle.direct_reads.begun.load(Ordering::Relaxed);
+        let demand =
+            self.in_flight[Priority::Demand as usize] > 0 || self.handle.direct_reads.now.load(Ordering::Relaxed) > 0;
+        if demand || begun != self.direct_reads_seen {
+            (self.undisturbed, self.direct_reads_seen) = (0, begun);
         }
         match demand {
             true => LIMITS_BESIDE_DEMAND[class],
@@ -148,7 +149,7 @@ impl Port {
         if cancelled {
             return Some(Error::new(ErrorKind::Cancelled, "cancelled before it was submitted"));
         }
-        if op.is_read() { None } else { self.link.poison.check().err() }
+        if op.is_read() { None } else { self.handle.poison.check().err() }
     }
 
     /// An operation begins that syncs this file, if any.
@@ -177,10 +178,10 @@ impl Port {
         match outcome {
             Err(e) if mutated(Mutant::SyncRetried) => Err(e),
             Err(e) => {
-                self.link.poison.set(&e);
+                self.handle.poison.set(&e);
                 Err(e)
             }
-            Ok(()) => self.link.poison.check(),
+            Ok(()) => self.handle.poison.check(),
         }
     }
 
@@ -201,7 +202,7 @@ impl Port {
 
     /// Before the thread blocks. `false`: something has come in, do not block.
     pub(super) fn fall_asleep(&self) -> bool {
-        self.link.inbox.fall_asleep() && self.link.inbox.is_closing() == self.closing
+        self.handle.inbox.fall_asleep() && self.handle.inbox.is_closing() == self.closing
     }
 
     /// It was closed, and what it had accepted is done.
@@ -217,7 +218,7 @@ mod tests {
     const DEMAND: usize = Priority::Demand as usize;
     const WRITE: usize = Priority::Write as usize;
 
-    fn write(port: &mut Port, times: usize) {
+    fn write(port: &mut DeviceQueue, times: usize) {
         (0..times).for_each(|_| port.wrote(Some(Duration::from_millis(1))));
     }
 
@@ -225,9 +226,9 @@ mod tests {
     /// take long.
     #[test]
     fn writes_have_more_room_while_nobody_reads() {
-        let link = Link::new(Arc::default(), Arc::default());
-        let beside = Arc::clone(&link.beside);
-        let mut port = Port::new(link, None);
+        let handle = DeviceHandle::new(Arc::default(), Arc::default());
+        let direct_reads = Arc::clone(&handle.direct_reads);
+        let mut port = DeviceQueue::new(handle, None);
         assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
         write(&mut port, 10_000);
         assert_eq!(port.limit(WRITE), WRITES_UNDISTURBED);
@@ -243,14 +244,14 @@ mod tests {
         assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
         write(&mut port, 10 * WRITES_PER_STEP);
         assert_eq!(port.limit(WRITE), LIMITS[WRITE] + 10);
-        beside.begin();
+        direct_reads.begin();
         assert_eq!(port.limit(WRITE), LIMITS_BESIDE_DEMAND[WRITE]);
-        beside.end();
+        direct_reads.end();
         assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
         write(&mut port, 10_000);
         // One that began and ended unseen counts as well.
-        beside.begin();
-        beside.end();
+        direct_reads.begin();
+        direct_reads.end();
         assert_eq!(port.limit(WRITE), LIMITS[WRITE]);
         assert_eq!(port.limit(Priority::Clean as usize), LIMITS[Priority::Clean as usize]);
     }

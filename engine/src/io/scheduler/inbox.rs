@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::batch::Accepted;
+use super::batch::AcceptedBatch;
 use crate::io::driver::interface::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering, fence};
 use crate::sync::{ArrayQueue, EventCount};
@@ -16,7 +16,7 @@ use crate::sync::{ArrayQueue, EventCount};
 pub(super) const BATCHES_MAX: usize = if cfg!(loom) { 1 } else { 256 };
 
 pub(super) struct Inbox {
-    queue: ArrayQueue<Accepted>,
+    queue: ArrayQueue<AcceptedBatch>,
     sleeping: AtomicBool,
     closing: AtomicBool,
     dead: AtomicBool,
@@ -42,7 +42,7 @@ impl Inbox {
     }
 
     /// Gives the batch back when the queue is full.
-    pub(super) fn push(&self, batch: Accepted) -> Result<(), Accepted> {
+    pub(super) fn push(&self, batch: AcceptedBatch) -> Result<(), AcceptedBatch> {
         if self.is_closing() {
             drop(batch);
             return Ok(());
@@ -58,7 +58,7 @@ impl Inbox {
     }
 
     /// Blocks while the queue is full.
-    pub(super) fn push_wait(&self, mut batch: Accepted) {
+    pub(super) fn push_wait(&self, mut batch: AcceptedBatch) {
         loop {
             let seen = self.space.epoch();
             batch = match self.push(batch) {
@@ -69,7 +69,7 @@ impl Inbox {
         }
     }
 
-    pub(super) fn pop(&self) -> Option<Accepted> {
+    pub(super) fn pop(&self) -> Option<AcceptedBatch> {
         let batch = self.queue.pop()?;
         self.space.notify();
         Some(batch)

@@ -1,4 +1,4 @@
-//! Threads that serve devices, one each or several: a thread owns a ring and moves the batches that other threads hand to it.
+//! ShardThreads that serve devices, one each or several: a thread owns a ring and moves the batches that other threads hand to it.
 
 mod affinity;
 mod batch;
@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) use affinity::Affinity;
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
-pub(crate) use thread_ring::{LaneBatch, Lanes};
-pub(crate) use threads::Threads;
+pub(crate) use thread_ring::{ThreadRingBatch, ThreadRings};
+pub(crate) use threads::ShardThreads;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::driver::blocking;
@@ -28,31 +28,31 @@ use crate::io::driver::interface::{DriverStatus, Op};
 use crate::io::driver::uring::Uring;
 use crate::metrics::{DeviceCounters, lock};
 use crate::sync::Guard;
-use device_queue::{Beside, Link};
-use threads::{End, ShardThread};
+use device_queue::{DeviceHandle, DirectReadCount};
+use threads::{ShardThread, Termination};
 
-/// Threads that sync beside the one that leads a commit, at most.
-const SYNCS_BESIDE: usize = 15;
+/// ShardThreads that sync direct_reads the one that leads a commit, at most.
+const SYNC_HELPERS_MAX: usize = 15;
 
 /// A device that is served. Dropping it closes it.
 pub(crate) struct ShardHandle {
-    link: Link,
+    handle: DeviceHandle,
     uring: bool,
     /// Held around syncs: two of one file at a time could share one error.
     syncs: Mutex<()>,
-    end: Arc<End>,
+    end: Arc<Termination>,
     /// None in a simulation.
     thread: Option<Arc<ShardThread>>,
     #[cfg(feature = "sim")]
-    inline: Option<simulated::Inline>,
+    inline: Option<simulated::SimulatedShard>,
 }
 
 impl ShardHandle {
     /// Of a device that this thread serves.
-    fn of(link: Link, end: Arc<End>, thread: Arc<ShardThread>) -> Self {
-        let uring = lock(&link.status).name == Uring::NAME;
+    fn of(handle: DeviceHandle, end: Arc<Termination>, thread: Arc<ShardThread>) -> Self {
+        let uring = lock(&handle.status).name == Uring::NAME;
         Self {
-            link,
+            handle,
             uring,
             syncs: Mutex::default(),
             end,
@@ -64,9 +64,9 @@ impl ShardHandle {
 
     /// Of a simulated device.
     #[cfg(feature = "sim")]
-    fn simulated(link: Link, inline: simulated::Inline) -> Self {
+    fn simulated(handle: DeviceHandle, inline: simulated::SimulatedShard) -> Self {
         let (syncs, end) = (Mutex::default(), Arc::default());
-        Self { link, uring: false, syncs, end, thread: None, inline: Some(inline) }
+        Self { handle, uring: false, syncs, end, thread: None, inline: Some(inline) }
     }
 
     /// Hands a batch over. Its outcomes, that of a closed shard included, go to its sink, possibly before this returns.
@@ -75,14 +75,14 @@ impl ShardHandle {
     /// The batch itself, untouched, when the inbox is full.
     #[allow(dead_code, reason = "tests; for callers that must not block")]
     pub(crate) fn submit(&self, batch: Batch) -> Result<(), Batch> {
-        let pushed = self.link.inbox.push(batch::Accepted::new(batch)).map_err(batch::Accepted::into_batch);
+        let pushed = self.handle.inbox.push(batch::AcceptedBatch::new(batch)).map_err(batch::AcceptedBatch::into_batch);
         self.submitted();
         pushed
     }
 
     /// The same, but waits for room. Not from a sink.
     pub(crate) fn submit_wait(&self, batch: Batch) {
-        self.link.inbox.push_wait(batch::Accepted::new(batch));
+        self.handle.inbox.push_wait(batch::AcceptedBatch::new(batch));
         self.submitted();
     }
 
@@ -106,36 +106,36 @@ impl ShardHandle {
     ///
     /// # Errors
     /// Its failure, or `Poisoned`.
-    pub(crate) fn run_here(&self, op: Op) -> Result<()> {
+    pub(crate) fn run_blocking(&self, op: Op) -> Result<()> {
         if self.is_simulated() {
             return self.run(vec![Request { op, tag: 0 }], Priority::Write);
         }
-        self.link.poison.check()?;
+        self.handle.poison.check()?;
         let is_sync = matches!(op, Op::Sync { .. });
-        let outcome = blocking::execute(op, &self.link.counters);
+        let outcome = blocking::execute(op, &self.handle.counters);
         match &outcome {
-            Ok(()) if is_sync => self.link.poison.check(),
+            Ok(()) if is_sync => self.handle.poison.check(),
             Err(e) if is_sync => {
-                self.link.poison.set(e);
+                self.handle.poison.set(e);
                 outcome
             }
             _ => outcome,
         }
     }
 
-    /// Syncs files on the calling thread and on others beside it: a flush of the device that begins serves all who wait for one, so
+    /// Syncs files on the calling thread and on others direct_reads it: a flush of the device that begins serves all who wait for one, so
     /// that many files cost little more than one, where in turn each would cost as much. The caller holds [`Self::lock_syncs`].
     ///
     /// # Errors
     /// The first failure, or `Poisoned`.
-    pub(crate) fn sync_here(&self, ops: Vec<Op>) -> Result<()> {
-        let helpers = if self.is_simulated() { 0 } else { ops.len().saturating_sub(1).min(SYNCS_BESIDE) };
+    pub(crate) fn sync_blocking(&self, ops: Vec<Op>) -> Result<()> {
+        let helpers = if self.is_simulated() { 0 } else { ops.len().saturating_sub(1).min(SYNC_HELPERS_MAX) };
         let left = Mutex::new(ops);
         let work = || {
             let mut outcome = Ok(());
             loop {
                 let Some(op) = lock(&left).pop() else { return outcome };
-                outcome = outcome.and(self.run_here(op));
+                outcome = outcome.and(self.run_blocking(op));
             }
         };
         std::thread::scope(|scope| {
@@ -153,12 +153,12 @@ impl ShardHandle {
     ///
     /// # Errors
     /// The first failure, or `Poisoned`.
-    pub(crate) fn write_here(&self, requests: Vec<Request>) -> Result<()> {
+    pub(crate) fn write_blocking(&self, requests: Vec<Request>) -> Result<()> {
         if self.is_simulated() {
             return self.run(requests, Priority::Write);
         }
-        self.link.poison.check()?;
-        blocking::write_all(requests.into_iter().map(|request| request.op).collect(), &self.link.counters)
+        self.handle.poison.check()?;
+        blocking::write_all(requests.into_iter().map(|request| request.op).collect(), &self.handle.counters)
     }
 
     /// To be held while files of this device are synced, on whichever thread.
@@ -181,7 +181,7 @@ impl ShardHandle {
 
     /// Makes the shard look around: after [`Arena::trim`] or after files were closed, so that it lets go of them too.
     pub(crate) fn nudge(&self) {
-        self.link.inbox.nudge();
+        self.handle.inbox.nudge();
     }
 
     /// Whether its device is read through io_uring, so that callers may drive reads themselves.
@@ -190,22 +190,22 @@ impl ShardHandle {
     }
 
     pub(crate) fn counters(&self) -> &Arc<DeviceCounters> {
-        &self.link.counters
+        &self.handle.counters
     }
 
-    fn beside(&self) -> &Beside {
-        &self.link.beside
+    fn direct_reads(&self) -> &DirectReadCount {
+        &self.handle.direct_reads
     }
 
     /// The driver in use, and what it has to do without.
     pub(crate) fn status(&self) -> DriverStatus {
-        lock(&self.link.status).clone()
+        lock(&self.handle.status).clone()
     }
 
     /// Takes no more batches, executes those accepted, and ends the thread if no other device is left on it. A second call does
     /// nothing.
     pub(crate) fn close(&self) {
-        self.link.inbox.close();
+        self.handle.inbox.close();
         #[cfg(feature = "sim")]
         if let Some(inline) = &self.inline {
             return inline.close();

@@ -1,4 +1,4 @@
-//! What a device is expected to take for a read: seconds per request, seconds per byte, and what is queued. Measured when a store is
+//! What a device is expected to take for a read: seconds per request, seconds per byte, and what is queued. Probe when a store is
 //! created on it, refreshed from what reads really took.
 //!
 //! A batch of `n` requests and `b` bytes takes about `n * request_s + b * byte_s`: one device under load ends a request every
@@ -10,9 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Share of a new sample in the running figures.
+/// Share of a new sample in the running estimate.
 const SHARE: f64 = 0.15;
-/// A sample outside of this factor counts as one at its edge: one hiccup does not turn the figures over.
+/// A sample outside of this factor counts as one at its edge: one hiccup does not turn the estimate over.
 const SAMPLE_RANGE: f64 = 4.0;
 /// Reads that fail one after the other until a device is avoided, and for how long.
 const FAILURES_MAX: usize = 4;
@@ -22,7 +22,7 @@ const REQUEST_BYTES: std::ops::RangeInclusive<usize> = (64 << 10)..=(512 << 10);
 /// What a transfer may lose to the cost of its requests at the best request size.
 const REQUEST_SHARE: f64 = 1.0 / 16.0;
 
-/// The figures of a device as they stand.
+/// The estimate of a device as they stand.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ProfileStatus {
     /// Microseconds of a single small read.
@@ -37,14 +37,14 @@ pub struct ProfileStatus {
     pub best_request_bytes: usize,
     /// Bytes of reads that are queued or under way.
     pub queued_bytes: u64,
-    /// Samples that the figures rest on, the measurement at creation not counted.
+    /// Samples that the estimate rest on, the measurement at creation not counted.
     pub samples: u64,
     /// Reads failed here of late: copies on other devices are read first.
     pub avoided: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Figures {
+struct DeviceEstimate {
     latency_s: f64,
     request_s: f64,
     byte_s: f64,
@@ -56,11 +56,11 @@ struct Figures {
 
 /// The live profile of a device.
 pub(crate) struct Profile {
-    figures: Mutex<Figures>,
+    estimate: Mutex<DeviceEstimate>,
     queued_bytes: AtomicU64,
     queued_requests: AtomicUsize,
     failures: AtomicUsize,
-    /// Simulated devices keep their figures: their time is not ours.
+    /// Simulated devices keep their estimate: their time is not ours.
     live: bool,
 }
 
@@ -73,16 +73,16 @@ impl Default for Profile {
 
 /// Read batches measured at creation: what a small read, many small ones, and large ones took.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Measured {
+pub(crate) struct Probe {
     pub(crate) single: Duration,
     pub(crate) small: (usize, Duration),
     pub(crate) large: (u64, Duration),
 }
 
 impl Profile {
-    /// Figures of an ordinary NVMe drive, until there are better ones.
+    /// DeviceEstimate of an ordinary NVMe drive, until there are better ones.
     pub(crate) fn new(live: bool) -> Self {
-        let figures = Figures {
+        let estimate = DeviceEstimate {
             latency_s: 80e-6,
             request_s: 6e-6,
             byte_s: 0.5e-9,
@@ -91,7 +91,7 @@ impl Profile {
             avoided_until: None,
         };
         Self {
-            figures: Mutex::new(figures),
+            estimate: Mutex::new(estimate),
             queued_bytes: AtomicU64::new(0),
             queued_requests: AtomicUsize::new(0),
             failures: AtomicUsize::new(0),
@@ -99,13 +99,13 @@ impl Profile {
         }
     }
 
-    pub(crate) fn measured(&self, measured: &Measured) {
+    pub(crate) fn measured(&self, measured: &Probe) {
         let byte_s = (measured.large.1.as_secs_f64() / measured.large.0.max(1) as f64).clamp(1e-11, 1e-5);
         let small = measured.small.1.as_secs_f64() / measured.small.0.max(1) as f64;
-        let mut figures = lock(&self.figures);
-        figures.byte_s = byte_s;
-        figures.request_s = (small - byte_s * 4096.0).clamp(5e-7, 1e-2);
-        figures.latency_s = measured.single.as_secs_f64().clamp(1e-6, 1.0);
+        let mut estimate = lock(&self.estimate);
+        estimate.byte_s = byte_s;
+        estimate.request_s = (small - byte_s * 4096.0).clamp(5e-7, 1e-2);
+        estimate.latency_s = measured.single.as_secs_f64().clamp(1e-6, 1.0);
     }
 
     /// Takes note of requests on their way.
@@ -122,7 +122,7 @@ impl Profile {
     /// A read failed.
     pub(crate) fn failed(&self) {
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES_MAX && self.live {
-            lock(&self.figures).avoided_until = Some(Instant::now() + AVOIDED_FOR);
+            lock(&self.estimate).avoided_until = Some(Instant::now() + AVOIDED_FOR);
         }
     }
 
@@ -135,52 +135,52 @@ impl Profile {
             return;
         }
         let now = Instant::now();
-        let mut figures = lock(&self.figures);
-        let begun = figures.last_end.map_or(start, |last| last.max(start));
-        figures.last_end = Some(now);
-        figures.sample(now.saturating_duration_since(begun).as_secs_f64(), requests, bytes);
+        let mut estimate = lock(&self.estimate);
+        let begun = estimate.last_end.map_or(start, |last| last.max(start));
+        estimate.last_end = Some(now);
+        estimate.sample(now.saturating_duration_since(begun).as_secs_f64(), requests, bytes);
     }
 
     /// Seconds until what is queued is done, seconds per request and per byte, and whether to avoid the device.
     pub(crate) fn load(&self) -> (f64, f64, f64, bool) {
-        let figures = *lock(&self.figures);
+        let estimate = *lock(&self.estimate);
         let requests = self.queued_requests.load(Ordering::Relaxed) as f64;
         let bytes = self.queued_bytes.load(Ordering::Relaxed) as f64;
-        let avoided = self.live && figures.avoided_until.is_some_and(|until| Instant::now() < until);
-        (requests * figures.request_s + bytes * figures.byte_s, figures.request_s, figures.byte_s, avoided)
+        let avoided = self.live && estimate.avoided_until.is_some_and(|until| Instant::now() < until);
+        (requests * estimate.request_s + bytes * estimate.byte_s, estimate.request_s, estimate.byte_s, avoided)
     }
 
-    /// How long a batch that is queued now takes at most, by the figures: for telling what is late.
+    /// How long a batch that is queued now takes at most, by the estimate: for telling what is late.
     pub(crate) fn expected(&self) -> Duration {
         let (queued, ..) = self.load();
-        Duration::from_secs_f64((lock(&self.figures).latency_s + queued).min(3600.0))
+        Duration::from_secs_f64((lock(&self.estimate).latency_s + queued).min(3600.0))
     }
 
     pub(crate) fn gap_bytes(&self) -> usize {
-        lock(&self.figures).gap_bytes()
+        lock(&self.estimate).gap_bytes()
     }
 
     pub(crate) fn best_request_bytes(&self) -> usize {
-        lock(&self.figures).best_request_bytes()
+        lock(&self.estimate).best_request_bytes()
     }
 
     pub(crate) fn status(&self) -> ProfileStatus {
         let (.., avoided) = self.load();
-        let figures = *lock(&self.figures);
+        let estimate = *lock(&self.estimate);
         ProfileStatus {
-            latency_us: figures.latency_s * 1e6,
-            request_us: figures.request_s * 1e6,
-            bytes_per_s: 1.0 / figures.byte_s,
-            gap_bytes: figures.gap_bytes(),
-            best_request_bytes: figures.best_request_bytes(),
+            latency_us: estimate.latency_s * 1e6,
+            request_us: estimate.request_s * 1e6,
+            bytes_per_s: 1.0 / estimate.byte_s,
+            gap_bytes: estimate.gap_bytes(),
+            best_request_bytes: estimate.best_request_bytes(),
             queued_bytes: self.queued_bytes.load(Ordering::Relaxed),
-            samples: figures.samples,
+            samples: estimate.samples,
             avoided,
         }
     }
 }
 
-impl Figures {
+impl DeviceEstimate {
     /// The gap that takes as long as a request, in whole pages; no more than a small piece, so that a wrong figure costs little.
     fn gap_bytes(&self) -> usize {
         let bytes = self.request_s / self.byte_s;
@@ -216,42 +216,42 @@ impl Figures {
 mod tests {
     use super::*;
 
-    fn figures() -> Figures {
-        *lock(&Profile::new(true).figures)
+    fn estimate() -> DeviceEstimate {
+        *lock(&Profile::new(true).estimate)
     }
 
     #[test]
     fn figures_find_the_speed_of_a_device() {
         for (request_s, byte_s) in [(6e-6, 4e-9), (3e-6, 0.3e-9), (60e-6, 16e-9)] {
-            let mut figures = figures();
+            let mut estimate = estimate();
             for round in 0..400 {
                 // Small and large batches in turn.
                 let (requests, bytes) = if round % 2 == 0 { (64, 64 * 4096) } else { (16, 16 << 17) };
-                figures.sample(requests as f64 * request_s + bytes as f64 * byte_s, requests, bytes);
+                estimate.sample(requests as f64 * request_s + bytes as f64 * byte_s, requests, bytes);
             }
-            assert!((figures.byte_s / byte_s - 1.0).abs() < 0.05, "{figures:?}");
-            assert!((figures.request_s / request_s - 1.0).abs() < 0.3, "{figures:?}");
+            assert!((estimate.byte_s / byte_s - 1.0).abs() < 0.05, "{estimate:?}");
+            assert!((estimate.request_s / request_s - 1.0).abs() < 0.3, "{estimate:?}");
         }
     }
 
     #[test]
     fn one_hiccup_does_not_turn_the_figures_over() {
-        let mut figures = figures();
+        let mut estimate = estimate();
         for _ in 0..50 {
-            figures.sample(64.0 * 6e-6 + 4e6 * 0.5e-9, 64, 4_000_000);
+            estimate.sample(64.0 * 6e-6 + 4e6 * 0.5e-9, 64, 4_000_000);
         }
-        let before = figures.byte_s;
-        figures.sample(30.0, 64, 4_000_000);
-        assert!(figures.byte_s < before * 1.6);
+        let before = estimate.byte_s;
+        estimate.sample(30.0, 64, 4_000_000);
+        assert!(estimate.byte_s < before * 1.6);
     }
 
     #[test]
     fn gaps_and_sizes_follow_from_the_figures() {
-        let mut figures = figures();
-        (figures.request_s, figures.byte_s) = (6e-6, 0.3e-9);
-        assert_eq!((figures.gap_bytes(), figures.best_request_bytes()), (16384, 512 << 10));
-        (figures.request_s, figures.byte_s) = (6e-6, 4e-9);
-        assert_eq!((figures.gap_bytes(), figures.best_request_bytes()), (0, 64 << 10));
+        let mut estimate = estimate();
+        (estimate.request_s, estimate.byte_s) = (6e-6, 0.3e-9);
+        assert_eq!((estimate.gap_bytes(), estimate.best_request_bytes()), (16384, 512 << 10));
+        (estimate.request_s, estimate.byte_s) = (6e-6, 4e-9);
+        assert_eq!((estimate.gap_bytes(), estimate.best_request_bytes()), (0, 64 << 10));
     }
 
     #[test]
@@ -259,12 +259,12 @@ mod tests {
         let profile = Profile::new(true);
         (0..FAILURES_MAX).for_each(|_| profile.failed());
         assert!(profile.status().avoided);
-        lock(&profile.figures).avoided_until = Some(Instant::now());
+        lock(&profile.estimate).avoided_until = Some(Instant::now());
         assert!(!profile.status().avoided);
         profile.failed();
         assert!(profile.status().avoided, "one more is enough while none succeeded");
         profile.ended(Instant::now(), 8, 1 << 20);
-        lock(&profile.figures).avoided_until = None;
+        lock(&profile.estimate).avoided_until = None;
         profile.failed();
         assert!(!profile.status().avoided);
     }

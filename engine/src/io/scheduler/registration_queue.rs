@@ -1,6 +1,6 @@
 //! How devices come to a thread that runs already.
 //!
-//! A thread ends when its last device has gone, and shuts its door first: who comes before that is served, who comes later
+//! A thread ends when its last device has gone, and shuts its registrations first: who comes before that is served, who comes later
 //! learns that there is nobody. Those who enter wake the thread in any case, so it need not announce its sleep here.
 
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use crate::io::driver::interface::Wake;
 use crate::sync::{Mutex, hold};
 
-pub(super) struct Door<T> {
+pub(super) struct RegistrationQueue<T> {
     state: Mutex<State<T>>,
     waker: OnceLock<Arc<dyn Wake>>,
 }
@@ -18,7 +18,7 @@ struct State<T> {
     shut: bool,
 }
 
-impl<T> Door<T> {
+impl<T> RegistrationQueue<T> {
     pub(super) fn new() -> Self {
         Self { state: Mutex::new(State { waiting: Vec::new(), shut: false }), waker: OnceLock::new() }
     }

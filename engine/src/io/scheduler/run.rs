@@ -7,17 +7,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::batch::{Pending, Priority};
-use super::device_queue::{CLASSES, Link, Port};
-use super::registration_queue::Door;
-use super::threads::{Joining, Kept};
+use super::batch::{PendingRequest, Priority};
+use super::device_queue::{CLASSES, DeviceHandle, DeviceQueue};
+use super::registration_queue::RegistrationQueue;
+use super::threads::{DeviceGuard, Registration};
 use crate::error::{Error, Result};
-use crate::io::driver::interface::{Completion, Driver, DriverStatus, Op, Served, Wait};
+use crate::io::driver::interface::{Completion, Driver, DriverStatus, Op, ServedDevice, Wait};
 use crate::io::seams;
 use crate::metrics::lock;
 
-struct Flight {
-    pending: Pending,
+struct QueuedOp {
+    pending: PendingRequest,
     port: usize,
     class: usize,
     /// The file that it syncs.
@@ -29,19 +29,19 @@ struct Flight {
 pub(super) struct Shard {
     // Dropped first: with the driver gone nothing is in flight any more.
     driver: Box<dyn Driver>,
-    flights: Vec<Option<Flight>>,
+    flights: Vec<Option<QueuedOp>>,
     free: Vec<usize>,
     /// By their numbers, as the driver knows them.
-    ports: Vec<Option<Port>>,
-    door: Arc<Door<Joining>>,
+    ports: Vec<Option<DeviceQueue>>,
+    registrations: Arc<RegistrationQueue<Registration>>,
     /// Notes of the driver that the devices' status has.
     notes: usize,
 }
 
 impl Shard {
-    pub(super) fn new(driver: Box<dyn Driver>, door: Arc<Door<Joining>>) -> Self {
-        door.set_waker(driver.waker());
-        Self { driver, flights: Vec::new(), free: Vec::new(), ports: Vec::new(), door, notes: 0 }
+    pub(super) fn new(driver: Box<dyn Driver>, registrations: Arc<RegistrationQueue<Registration>>) -> Self {
+        registrations.set_waker(driver.waker());
+        Self { driver, flights: Vec::new(), free: Vec::new(), ports: Vec::new(), registrations, notes: 0 }
     }
 
     /// Until all devices are closed and all is done, or until the driver breaks.
@@ -55,9 +55,9 @@ impl Shard {
             }
             let wait = self.wait();
             // Announced before every wait that may block, so that a new batch ends it, or its slice.
-            let asleep = self.ports().all(Port::fall_asleep);
+            let asleep = self.ports().all(DeviceQueue::fall_asleep);
             let driven = self.driver.drive(if asleep { wait } else { Wait::No }, &mut done);
-            self.ports().for_each(|port| port.link.inbox.woke_up());
+            self.ports().for_each(|port| port.handle.inbox.woke_up());
             for completion in done.drain(..) {
                 self.complete(completion);
             }
@@ -68,37 +68,39 @@ impl Shard {
         }
     }
 
-    fn ports(&self) -> impl Iterator<Item = &Port> {
+    fn ports(&self) -> impl Iterator<Item = &DeviceQueue> {
         self.ports.iter().flatten()
     }
 
-    /// Takes in the devices that wait at the door.
+    /// Takes in the devices that wait at the registrations.
     fn welcome(&mut self) {
-        for Joining { name, dir, link, burial, report } in self.door.take() {
-            let served = Served { name: &name, lock: dir.lock_fd(), counters: &link.counters };
-            let added = self.add(&served, &link);
-            let outcome = added.map(|port| self.ports[port] = Some(Port::new(link, Some(Kept { dir, burial }))));
+        for Registration { name, dir, handle, completion_guard, report } in self.registrations.take() {
+            let served = ServedDevice { name: &name, lock: dir.lock_fd(), counters: &handle.counters };
+            let added = self.add(&served, &handle);
+            let outcome = added.map(|port| {
+                self.ports[port] = Some(DeviceQueue::new(handle, Some(DeviceGuard { dir, completion_guard })))
+            });
             let _ = report.send(outcome);
         }
     }
 
     /// Where there is room for another port, once the driver serves it.
-    fn add(&mut self, served: &Served<'_>, link: &Link) -> Result<usize> {
+    fn add(&mut self, served: &ServedDevice<'_>, handle: &DeviceHandle) -> Result<usize> {
         let port = self.ports.iter().position(Option::is_none).unwrap_or_else(|| {
             self.ports.push(None);
             self.ports.len() - 1
         });
         self.driver.add(port, served)?;
-        link.inbox.set_waker(self.driver.waker());
-        *lock(&link.status) = DriverStatus { name: self.driver.name(), notes: self.driver.notes().to_vec() };
+        handle.inbox.set_waker(self.driver.waker());
+        *lock(&handle.status) = DriverStatus { name: self.driver.name(), notes: self.driver.notes().to_vec() };
         Ok(port)
     }
 
-    /// Serves a device that does not come through the door.
+    /// Serves a device that does not come through the registrations.
     #[cfg(any(test, feature = "sim"))]
-    pub(super) fn serve(&mut self, name: &str, link: Link) -> Result<usize> {
-        let port = self.add(&Served { name, lock: None, counters: &link.counters }, &link)?;
-        self.ports[port] = Some(Port::new(link, None));
+    pub(super) fn serve(&mut self, name: &str, handle: DeviceHandle) -> Result<usize> {
+        let port = self.add(&ServedDevice { name, lock: None, counters: &handle.counters }, &handle)?;
+        self.ports[port] = Some(DeviceQueue::new(handle, None));
         Ok(port)
     }
 
@@ -119,21 +121,21 @@ impl Shard {
     /// last one's lock does.
     fn retire(&mut self) -> bool {
         for port in 0..self.ports.len() {
-            if !self.ports[port].as_ref().is_some_and(Port::is_done) {
+            if !self.ports[port].as_ref().is_some_and(DeviceQueue::is_done) {
                 continue;
             }
-            if self.ports().count() == 1 && self.door.shut() {
+            if self.ports().count() == 1 && self.registrations.shut() {
                 return true;
             }
             self.driver.remove(port);
             self.ports[port] = None;
         }
-        self.ports().next().is_none() && self.door.shut()
+        self.ports().next().is_none() && self.registrations.shut()
     }
 
     /// From the inboxes to the queues, and from there to the driver as far as there is room.
     pub(super) fn take_in(&mut self) {
-        self.ports.iter_mut().flatten().for_each(Port::take_in);
+        self.ports.iter_mut().flatten().for_each(DeviceQueue::take_in);
         self.issue();
     }
 
@@ -157,13 +159,13 @@ impl Shard {
     /// Whether a turn would do anything.
     #[cfg(feature = "sim")]
     pub(super) fn is_busy(&self) -> bool {
-        self.ports().any(|port| !port.link.inbox.is_empty() || port.under_way() > 0)
+        self.ports().any(|port| !port.handle.inbox.is_empty() || port.under_way() > 0)
     }
 
     /// How to wait: idle for a wake-up, otherwise for a slice of what is most urgent, and of the device that has the least of it, which
     /// is not to wait for the others.
     fn wait(&self) -> Wait {
-        let slices = || self.ports().filter_map(Port::slice);
+        let slices = || self.ports().filter_map(DeviceQueue::slice);
         let demand = slices().filter(|(demand, _)| *demand).map(|(_, slice)| slice).min();
         let slice = demand.or_else(|| slices().map(|(_, slice)| slice).min());
         slice.map_or(Wait::Wake, Wait::Completions)
@@ -181,7 +183,7 @@ impl Shard {
         }
     }
 
-    fn fly(&mut self, port: usize, class: usize, op: Op, pending: Pending) {
+    fn fly(&mut self, port: usize, class: usize, op: Op, pending: PendingRequest) {
         let sync = if let Op::Sync { file } = &op { Some(file.id()) } else { None };
         if let Some(own) = &mut self.ports[port] {
             own.began(class, sync);
@@ -191,7 +193,7 @@ impl Shard {
             self.flights.len() - 1
         });
         let timed = class == Priority::Write as usize && !seams::is_simulated();
-        self.flights[id] = Some(Flight { pending, port, class, sync, since: timed.then(Instant::now) });
+        self.flights[id] = Some(QueuedOp { pending, port, class, sync, since: timed.then(Instant::now) });
         self.driver.queue(port, id as u64, op);
     }
 
@@ -202,7 +204,7 @@ impl Shard {
             return;
         };
         self.free.push(id);
-        let Flight { pending, port, class, sync, since } = flight;
+        let QueuedOp { pending, port, class, sync, since } = flight;
         let outcome = match self.ports.get_mut(port).and_then(Option::as_mut) {
             Some(own) => {
                 if class == Priority::Write as usize && sync.is_none() {
@@ -218,7 +220,7 @@ impl Shard {
     fn tell_notes(&mut self) {
         let notes = self.driver.notes();
         if notes.len() != self.notes {
-            self.ports().for_each(|port| lock(&port.link.status).notes = notes.to_vec());
+            self.ports().for_each(|port| lock(&port.handle.status).notes = notes.to_vec());
             self.notes = notes.len();
         }
     }
@@ -227,13 +229,13 @@ impl Shard {
     fn fail(self, error: &Error) {
         let Self { driver, flights, ports, .. } = self;
         for port in ports.iter().flatten() {
-            port.link.inbox.bury();
-            port.link.poison.set(error);
+            port.handle.inbox.bury();
+            port.handle.poison.set(error);
         }
         drop(driver);
         for flight in flights.into_iter().flatten() {
             if let Some(port) = ports.get(flight.port).and_then(Option::as_ref) {
-                port.link.counters.errors.add(1);
+                port.handle.counters.errors.add(1);
             }
             flight.pending.complete(Err(error.duplicate()));
         }

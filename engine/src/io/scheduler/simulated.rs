@@ -2,8 +2,8 @@
 //! the simulation chooses whose turn it is.
 
 use super::batch::closed;
-use super::device_queue::Link;
-use super::registration_queue::Door;
+use super::device_queue::DeviceHandle;
+use super::registration_queue::RegistrationQueue;
 use super::run::Shard;
 use crate::error::Result;
 use crate::io::sim::SimDriver;
@@ -19,16 +19,16 @@ thread_local! {
 }
 
 /// A device of a shard that lives on this thread.
-pub(super) struct Inline {
+pub(super) struct SimulatedShard {
     pub(super) shard: u64,
     port: usize,
 }
 
-impl Inline {
+impl SimulatedShard {
     /// A shard with its first device.
-    pub(super) fn new(link: Link) -> Result<Self> {
-        let mut shard = Shard::new(Box::<SimDriver>::default(), Arc::new(Door::new()));
-        let port = shard.serve("simulated", link)?;
+    pub(super) fn new(handle: DeviceHandle) -> Result<Self> {
+        let mut shard = Shard::new(Box::<SimDriver>::default(), Arc::new(RegistrationQueue::new()));
+        let port = shard.serve("simulated", handle)?;
         let id = NEXT.get();
         NEXT.set(id + 1);
         SHARDS.with_borrow_mut(|shards| shards.push((id, Some(shard))));
@@ -37,9 +37,9 @@ impl Inline {
     }
 
     /// Another device of a shard that is not having its turn.
-    pub(super) fn join(shard: u64, link: Link) -> Result<Self> {
+    pub(super) fn join(shard: u64, handle: DeviceHandle) -> Result<Self> {
         let mut served = Err(closed());
-        with(shard, |shard| served = shard.serve("simulated", link));
+        with(shard, |shard| served = shard.serve("simulated", handle));
         Ok(Self { shard, port: served? })
     }
 

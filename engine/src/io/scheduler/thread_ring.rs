@@ -1,7 +1,7 @@
 //! Reads that the calling thread drives itself, on a ring of its own: no hop to the shard and back.
 //!
-//! A lane serves one call at a time and is empty when the call returns, so a ring that only its maker may enter is enough and
-//! nothing is ever left for another thread to pick up. Idle lanes hold slabs and files registered; [`Lanes::close_idle`] lets
+//! A ring_set serves one call at a time and is empty when the call returns, so a ring that only its maker may enter is enough and
+//! nothing is ever left for another thread to pick up. Idle lanes hold slabs and files registered; [`ThreadRings::close_idle`] lets
 //! go of them from any thread, by closing the rings.
 
 use std::cell::Cell;
@@ -10,16 +10,16 @@ use std::thread::ThreadId;
 
 use super::ShardHandle;
 use super::batch::{Request, Sink};
-use super::device_queue::Beside;
+use super::device_queue::DirectReadCount;
 use crate::error::Result;
 use crate::io::buffer::arena::Arena;
 use crate::io::driver::interface::{Completion, Driver, Wait};
 use crate::io::driver::uring::Uring;
 use crate::metrics::lock;
 
-/// Lanes that may be idle or in use, over all threads; further threads go through the shards.
-const LANES_MAX: usize = 16;
-/// Reads of a thread that go through the shards before it gets a lane: setting rings up pays only for threads that stay.
+/// ThreadRings that may be idle or in use, over all threads; further threads go through the shards.
+const RINGS_MAX: usize = 16;
+/// Reads of a thread that go through the shards before it gets a ring_set: setting rings up pays only for threads that stay.
 const READS_BEFORE: u32 = 2;
 /// So many bytes are waited for in one go; of more, the rest is in flight while the first are used.
 const WHOLE_BYTES: usize = 384 << 10;
@@ -27,7 +27,7 @@ thread_local! {
     static READS: Cell<u32> = const { Cell::new(0) };
 }
 
-struct Lane {
+struct ThreadRing {
     owner: ThreadId,
     /// By device.
     rings: Vec<Option<Uring>>,
@@ -35,34 +35,34 @@ struct Lane {
 
 #[derive(Default)]
 struct Pool {
-    idle: Vec<Lane>,
+    idle: Vec<ThreadRing>,
     in_use: usize,
-    /// Raised by [`Lanes::close_idle`]: lanes in use then are not kept either.
+    /// Raised by [`ThreadRings::close_idle`]: lanes in use then are not kept either.
     era: u64,
     /// No ring could be had: not tried again.
     refused: bool,
 }
 
 /// The lanes of a store.
-pub(crate) struct Lanes {
+pub(crate) struct ThreadRings {
     arena: Arena,
     pool: Mutex<Pool>,
 }
 
 /// The requests for one device.
-pub(crate) struct LaneBatch<'a> {
+pub(crate) struct ThreadRingBatch<'a> {
     pub(crate) device: usize,
     pub(crate) shard: &'a ShardHandle,
     pub(crate) requests: Vec<Request>,
 }
 
 /// A demand read that the shard does not see, for its admission of lesser requests.
-struct Reading<'a>(&'a Beside);
+struct Reading<'a>(&'a DirectReadCount);
 
 impl<'a> Reading<'a> {
-    fn new(beside: &'a Beside) -> Self {
-        beside.begin();
-        Self(beside)
+    fn new(direct_reads: &'a DirectReadCount) -> Self {
+        direct_reads.begin();
+        Self(direct_reads)
     }
 }
 
@@ -120,7 +120,7 @@ impl Work<'_> {
     }
 }
 
-impl Lanes {
+impl ThreadRings {
     pub(crate) fn new(arena: Arena) -> Self {
         Self { arena, pool: Mutex::default() }
     }
@@ -128,24 +128,24 @@ impl Lanes {
     /// Executes reads on the calling thread; `step` runs whenever some have ended. Each request is told to `sink` once.
     ///
     /// # Errors
-    /// The batches, untouched: this thread has no lane, or a device has another driver. Hand them to the shards.
+    /// The batches, untouched: this thread has no ring_set, or a device has another driver. Hand them to the shards.
     pub(crate) fn read<'a>(
         &self,
-        batches: Vec<LaneBatch<'a>>,
+        batches: Vec<ThreadRingBatch<'a>>,
         sink: &dyn Sink,
         step: &mut dyn FnMut(),
-    ) -> Result<(), Vec<LaneBatch<'a>>> {
+    ) -> Result<(), Vec<ThreadRingBatch<'a>>> {
         let reads = READS.get();
         READS.set(reads.saturating_add(1));
         if reads < READS_BEFORE || !batches.iter().all(|batch| batch.shard.drives_uring()) {
             return Err(batches);
         }
-        let Some((mut lane, era)) = self.take() else { return Err(batches) };
+        let Some((mut ring_set, era)) = self.take() else { return Err(batches) };
         for batch in &batches {
-            if lane.rings.len() <= batch.device {
-                lane.rings.resize_with(batch.device + 1, || None);
+            if ring_set.rings.len() <= batch.device {
+                ring_set.rings.resize_with(batch.device + 1, || None);
             }
-            let ring = &mut lane.rings[batch.device];
+            let ring = &mut ring_set.rings[batch.device];
             if ring.is_none() {
                 *ring = Uring::start_reader(&self.arena, Arc::clone(batch.shard.counters())).ok();
             }
@@ -156,8 +156,8 @@ impl Lanes {
             }
         }
         let mut work: Vec<Work<'_>> = Vec::with_capacity(batches.len());
-        for LaneBatch { device, shard, requests } in batches {
-            let Some(ring) = lane.rings[device].take() else { continue };
+        for ThreadRingBatch { device, shard, requests } in batches {
+            let Some(ring) = ring_set.rings[device].take() else { continue };
             let bytes: usize = requests.iter().map(|request| request.op.len()).sum();
             work.push(Work {
                 ring,
@@ -166,14 +166,14 @@ impl Lanes {
                 tags: Vec::with_capacity(requests.len()),
                 queue: requests.into_iter(),
                 in_flight: 0,
-                _reading: Reading::new(shard.beside()),
+                _reading: Reading::new(shard.direct_reads()),
             });
         }
         let whole = Self::execute(&mut work, sink, step);
         for Work { ring, device, .. } in work {
-            lane.rings[device] = Some(ring);
+            ring_set.rings[device] = Some(ring);
         }
-        self.put_back(whole.then_some(lane), era);
+        self.put_back(whole.then_some(ring_set), era);
         Ok(())
     }
 
@@ -214,16 +214,16 @@ impl Lanes {
         false
     }
 
-    /// The lane of this thread, or a new one.
-    fn take(&self) -> Option<(Lane, u64)> {
+    /// The ring_set of this thread, or a new one.
+    fn take(&self) -> Option<(ThreadRing, u64)> {
         let owner = std::thread::current().id();
         let mut pool = lock(&self.pool);
         if pool.refused {
             return None;
         }
         let era = pool.era;
-        let own = pool.idle.iter().position(|lane| lane.owner == owner);
-        if own.is_none() && pool.idle.len() + pool.in_use >= LANES_MAX {
+        let own = pool.idle.iter().position(|ring_set| ring_set.owner == owner);
+        if own.is_none() && pool.idle.len() + pool.in_use >= RINGS_MAX {
             if pool.idle.is_empty() {
                 return None;
             }
@@ -231,15 +231,15 @@ impl Lanes {
             drop(pool.idle.remove(0));
         }
         pool.in_use += 1;
-        let lane = own.map(|at| pool.idle.remove(at));
-        Some((lane.unwrap_or(Lane { owner, rings: Vec::new() }), era))
+        let ring_set = own.map(|at| pool.idle.remove(at));
+        Some((ring_set.unwrap_or(ThreadRing { owner, rings: Vec::new() }), era))
     }
 
-    fn put_back(&self, lane: Option<Lane>, era: u64) {
+    fn put_back(&self, ring_set: Option<ThreadRing>, era: u64) {
         let mut pool = lock(&self.pool);
         pool.in_use -= 1;
         if pool.era == era {
-            pool.idle.extend(lane);
+            pool.idle.extend(ring_set);
         }
     }
 

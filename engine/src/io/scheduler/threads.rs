@@ -1,4 +1,4 @@
-//! Threads of shards, and which devices each of them serves.
+//! ShardThreads of shards, and which devices each of them serves.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -6,12 +6,12 @@ use std::thread::{JoinHandle, ThreadId};
 
 use super::ShardHandle;
 use super::affinity::Affinity;
-use super::device_queue::Link;
+use super::device_queue::DeviceHandle;
 use super::inbox::Inbox;
-use super::registration_queue::Door;
+use super::registration_queue::RegistrationQueue;
 use super::run::Shard;
 #[cfg(feature = "sim")]
-use super::simulated::Inline;
+use super::simulated::SimulatedShard;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Arena;
 use crate::io::driver::interface::{Driver, DriverKind};
@@ -24,7 +24,7 @@ use crate::metrics::{DeviceCounters, lock};
 use crate::sync::wait_for;
 
 /// The threads of a store's devices, those that join later too.
-pub(crate) struct Threads {
+pub(crate) struct ShardThreads {
     kind: DriverKind,
     arena: Arena,
     affinity: Affinity,
@@ -35,7 +35,7 @@ pub(crate) struct Threads {
     inline: Mutex<Vec<u64>>,
 }
 
-impl Threads {
+impl ShardThreads {
     pub(crate) fn new(kind: DriverKind, arena: Arena, most: Option<usize>, affinity: Affinity) -> Self {
         let running = Mutex::default();
         Self {
@@ -60,53 +60,54 @@ impl Threads {
         dir: Arc<dyn Directory>,
         counters: Arc<DeviceCounters>,
     ) -> Result<ShardHandle> {
-        let link = Link::new(Arc::clone(dir.poison()), counters);
+        let handle = DeviceHandle::new(Arc::clone(dir.poison()), counters);
         #[cfg(feature = "sim")]
         if dir.is_simulated() {
-            return self.simulate(link);
+            return self.simulate(handle);
         }
-        let end = Arc::<End>::default();
+        let end = Arc::<Termination>::default();
         let (report, served) = mpsc::channel();
-        let burial = Burial { inbox: Arc::clone(&link.inbox), end: Arc::clone(&end) };
-        let thread = self.admit(Joining { name: name.to_owned(), dir, link: link.clone(), burial, report })?;
+        let completion_guard = CompletionGuard { inbox: Arc::clone(&handle.inbox), end: Arc::clone(&end) };
+        let thread =
+            self.admit(Registration { name: name.to_owned(), dir, handle: handle.clone(), completion_guard, report })?;
         let ended = |_| Err(Error::new(ErrorKind::Io, format!("the thread of device {name} ended at its start")));
         served.recv().unwrap_or_else(ended)?;
-        Ok(ShardHandle::of(link, end, thread))
+        Ok(ShardHandle::of(handle, end, thread))
     }
 
     /// Likewise for a simulated device, by shards without threads.
     #[cfg(feature = "sim")]
-    fn simulate(&self, link: Link) -> Result<ShardHandle> {
+    fn simulate(&self, handle: DeviceHandle) -> Result<ShardHandle> {
         let mut shards = lock(&self.inline);
-        shards.retain(|shard| Inline::count(*shard).is_some());
-        let least = shards.iter().copied().min_by_key(|shard| (Inline::count(*shard), *shard));
+        shards.retain(|shard| SimulatedShard::count(*shard).is_some());
+        let least = shards.iter().copied().min_by_key(|shard| (SimulatedShard::count(*shard), *shard));
         let inline = match least.filter(|_| self.most.is_some_and(|most| shards.len() >= most)) {
-            Some(shard) => Inline::join(shard, link.clone())?,
-            None => Inline::new(link.clone())?,
+            Some(shard) => SimulatedShard::join(shard, handle.clone())?,
+            None => SimulatedShard::new(handle.clone())?,
         };
         if !shards.contains(&inline.shard) {
             shards.push(inline.shard);
         }
-        Ok(ShardHandle::simulated(link, inline))
+        Ok(ShardHandle::simulated(handle, inline))
     }
 
     /// The thread that will serve a device.
-    fn admit(&self, joining: Joining) -> Result<Arc<ShardThread>> {
+    fn admit(&self, registration: Registration) -> Result<Arc<ShardThread>> {
         let mut running = lock(&self.running);
-        let threads: Vec<_> = running.iter().filter_map(Weak::upgrade).filter(|t| !t.door.is_shut()).collect();
+        let threads: Vec<_> = running.iter().filter_map(Weak::upgrade).filter(|t| !t.registrations.is_shut()).collect();
         let is_full = self.most.is_some_and(|most| threads.len() >= most);
         // Each device has one.
         let least = threads.iter().min_by_key(|thread| (Arc::strong_count(thread), thread.number));
         let entered = match least.filter(|_| is_full) {
-            Some(thread) => thread.door.enter(joining).map(|()| Arc::clone(thread)),
-            None => Err(joining),
+            Some(thread) => thread.registrations.enter(registration).map(|()| Arc::clone(thread)),
+            None => Err(registration),
         };
         match entered {
             Ok(thread) => Ok(thread),
             // Another one, perhaps in place of one that has just ended.
-            Err(joining) => {
+            Err(registration) => {
                 let number = (0..).find(|number| threads.iter().all(|t| t.number != *number)).unwrap_or_default();
-                let thread = self.start(number, joining)?;
+                let thread = self.start(number, registration)?;
                 running.retain(|thread| thread.strong_count() > 0);
                 running.push(Arc::downgrade(&thread));
                 Ok(thread)
@@ -115,21 +116,21 @@ impl Threads {
     }
 
     /// A thread with its first device.
-    fn start(&self, number: usize, first: Joining) -> Result<Arc<ShardThread>> {
+    fn start(&self, number: usize, first: Registration) -> Result<Arc<ShardThread>> {
         let name = first.name.clone();
-        let door = Arc::new(Door::new());
-        let _ = door.enter(first);
+        let registrations = Arc::new(RegistrationQueue::new());
+        let _ = registrations.enter(first);
         let main = {
-            let (door, kind, arena, affinity) =
-                (Arc::clone(&door), self.kind, self.arena.clone(), self.affinity.clone());
+            let (registrations, kind, arena, affinity) =
+                (Arc::clone(&registrations), self.kind, self.arena.clone(), self.affinity.clone());
             move || {
-                let _closing = Closing(Arc::clone(&door));
+                let _closing = DrainOnDrop(Arc::clone(&registrations));
                 // The ring belongs to the thread that made it.
                 match affinity.keep(number).and_then(|()| start_driver(kind, &arena)) {
-                    Ok(driver) => Shard::new(driver, door).run(),
+                    Ok(driver) => Shard::new(driver, registrations).run(),
                     Err(e) => {
-                        for Joining { dir, burial, report, .. } in door.turn_away() {
-                            drop((dir, burial));
+                        for Registration { dir, completion_guard, report, .. } in registrations.turn_away() {
+                            drop((dir, completion_guard));
                             let _ = report.send(Err(e.duplicate()));
                         }
                     }
@@ -139,7 +140,7 @@ impl Threads {
         let thread = std::thread::Builder::new().name(name.clone()).spawn(main);
         let thread = thread.map_err(|e| Error::io(format!("start the thread of device {name}"), e))?;
         let id = thread.thread().id();
-        Ok(Arc::new(ShardThread { number, door, id, thread: Mutex::new(Some(thread)) }))
+        Ok(Arc::new(ShardThread { number, registrations, id, thread: Mutex::new(Some(thread)) }))
     }
 }
 
@@ -147,7 +148,7 @@ impl Threads {
 pub(super) struct ShardThread {
     /// The lowest that no other one of the store has.
     number: usize,
-    door: Arc<Door<Joining>>,
+    registrations: Arc<RegistrationQueue<Registration>>,
     id: ThreadId,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -159,7 +160,7 @@ impl ShardThread {
 
     /// Waits for its end if its last device has gone.
     pub(super) fn join_if_ending(&self) {
-        if self.door.is_shut() {
+        if self.registrations.is_shut() {
             self.join();
         }
     }
@@ -186,30 +187,30 @@ impl Drop for ShardThread {
 }
 
 /// A device that waits to be served.
-pub(super) struct Joining {
+pub(super) struct Registration {
     pub(super) name: String,
     pub(super) dir: Arc<dyn Directory>,
-    pub(super) link: Link,
-    pub(super) burial: Burial,
+    pub(super) handle: DeviceHandle,
+    pub(super) completion_guard: CompletionGuard,
     /// Told that it is served, or why not.
     pub(super) report: Sender<Result<()>>,
 }
 
 /// What a thread keeps for a device: the lock, then the word that it has gone.
-pub(super) struct Kept {
+pub(super) struct DeviceGuard {
     #[allow(dead_code, reason = "held, with the lock")]
     pub(super) dir: Arc<dyn Directory>,
     #[allow(dead_code, reason = "told by its drop")]
-    pub(super) burial: Burial,
+    pub(super) completion_guard: CompletionGuard,
 }
 
 /// Completes what is left when a device is served no more, by a panic too, and tells who waits for that.
-pub(super) struct Burial {
+pub(super) struct CompletionGuard {
     inbox: Arc<Inbox>,
-    end: Arc<End>,
+    end: Arc<Termination>,
 }
 
-impl Drop for Burial {
+impl Drop for CompletionGuard {
     fn drop(&mut self) {
         self.inbox.bury();
         *lock(&self.end.has_come) = true;
@@ -219,12 +220,12 @@ impl Drop for Burial {
 
 /// That a device is served no more, and its directory held no more.
 #[derive(Default)]
-pub(super) struct End {
+pub(super) struct Termination {
     has_come: Mutex<bool>,
     told: Condvar,
 }
 
-impl End {
+impl Termination {
     pub(super) fn wait(&self) {
         let mut has_come = lock(&self.has_come);
         while !*has_come {
@@ -234,9 +235,9 @@ impl End {
 }
 
 /// Turns away whoever comes to a thread that has ended, by a panic too.
-struct Closing(Arc<Door<Joining>>);
+struct DrainOnDrop(Arc<RegistrationQueue<Registration>>);
 
-impl Drop for Closing {
+impl Drop for DrainOnDrop {
     fn drop(&mut self) {
         drop(self.0.turn_away());
     }

@@ -3,7 +3,7 @@
 use super::directory::Arrival;
 use super::thread::choose;
 use crate::error::Result;
-use crate::io::driver::interface::{Completion, Driver, Op, Ports, Served, Wait, Wake};
+use crate::io::driver::interface::{Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake};
 use crate::io::driver::progress::{InFlight, Step};
 use crate::io::seams::{Event, note};
 use crate::metrics::DeviceCounters;
@@ -29,11 +29,11 @@ struct Slot {
 #[derive(Default)]
 pub(crate) struct SimDriver {
     slots: Vec<Slot>,
-    counters: Ports<Arc<DeviceCounters>>,
+    counters: DeviceTable<Arc<DeviceCounters>>,
 }
 
 impl Driver for SimDriver {
-    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
         self.counters.put(port, Arc::clone(device.counters));
         Ok(())
     }

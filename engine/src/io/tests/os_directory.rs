@@ -8,12 +8,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::PAGE_BYTES;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::file::open_beneath;
-use crate::io::file::os_directory::{DeviceDir, DirOptions};
+use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
 use crate::io::file::probe::DirectIo;
 
-const CREATE: DirOptions = DirOptions { access: Access::ReadWrite, create: true, lock_wait: Duration::ZERO };
-const OPEN: DirOptions = DirOptions { create: false, ..CREATE };
-const READ: DirOptions = DirOptions { access: Access::ReadOnly, ..OPEN };
+const CREATE: OsDirectoryOptions =
+    OsDirectoryOptions { access: Access::ReadWrite, create: true, lock_wait: Duration::ZERO };
+const OPEN: OsDirectoryOptions = OsDirectoryOptions { create: false, ..CREATE };
+const READ: OsDirectoryOptions = OsDirectoryOptions { access: Access::ReadOnly, ..OPEN };
 
 fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
     result.err().map(|e| e.kind())
@@ -31,23 +32,23 @@ fn mode(path: &Path) -> u32 {
 fn one_writer_or_many_readers() {
     let tmp = tempfile::tempdir().expect("temporary directory");
     let path = tmp.path().join("d");
-    assert_eq!(kind(DeviceDir::open(&path, OPEN)), Some(ErrorKind::Configuration));
-    assert!(message(DeviceDir::open(&path, OPEN)).contains("does not exist"));
-    let writer = DeviceDir::open(&path, CREATE).expect("created");
+    assert_eq!(kind(OsDirectory::open(&path, OPEN)), Some(ErrorKind::Configuration));
+    assert!(message(OsDirectory::open(&path, OPEN)).contains("does not exist"));
+    let writer = OsDirectory::open(&path, CREATE).expect("created");
     assert_eq!(mode(&path), 0o700);
-    assert_eq!(kind(DeviceDir::open(&path, OPEN)), Some(ErrorKind::InUse));
-    assert_eq!(kind(DeviceDir::open(&path, READ)), Some(ErrorKind::InUse));
+    assert_eq!(kind(OsDirectory::open(&path, OPEN)), Some(ErrorKind::InUse));
+    assert_eq!(kind(OsDirectory::open(&path, READ)), Some(ErrorKind::InUse));
     let identity = writer.identity();
     let later = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(60));
         drop(writer);
     });
-    let patient = DirOptions { lock_wait: Duration::from_secs(20), ..READ };
-    let reader = DeviceDir::open(&path.join("."), patient).expect("free after a moment");
+    let patient = OsDirectoryOptions { lock_wait: Duration::from_secs(20), ..READ };
+    let reader = OsDirectory::open(&path.join("."), patient).expect("free after a moment");
     later.join().expect("no panic");
     assert_eq!(reader.identity(), identity, "the same directory under another name");
-    let _second = DeviceDir::open(&path, READ).expect("readers share");
-    assert_eq!(kind(DeviceDir::open(&path, OPEN)), Some(ErrorKind::InUse));
+    let _second = OsDirectory::open(&path, READ).expect("readers share");
+    assert_eq!(kind(OsDirectory::open(&path, OPEN)), Some(ErrorKind::InUse));
     assert_eq!(kind(reader.create_file("x", 0)), Some(ErrorKind::InvalidArgument));
 }
 
@@ -59,21 +60,21 @@ fn unsafe_roots_are_refused() {
     let link = tmp.path().join("link");
     symlink(&real, &link).expect("linked");
     for path in [link.clone(), link.join("")] {
-        assert_eq!(kind(DeviceDir::open(&path, CREATE)), Some(ErrorKind::Configuration));
-        assert!(message(DeviceDir::open(&path, CREATE)).contains("symbolic link"));
+        assert_eq!(kind(OsDirectory::open(&path, CREATE)), Some(ErrorKind::Configuration));
+        assert!(message(OsDirectory::open(&path, CREATE)).contains("symbolic link"));
     }
     for bad in [0o770, 0o702, 0o777] {
         fs::set_permissions(&real, fs::Permissions::from_mode(bad)).expect("set");
-        assert!(message(DeviceDir::open(&real, OPEN)).contains("writable"), "{bad:o}");
+        assert!(message(OsDirectory::open(&real, OPEN)).contains("writable"), "{bad:o}");
     }
     fs::set_permissions(&real, fs::Permissions::from_mode(0o755)).expect("set");
-    drop(DeviceDir::open(&real, OPEN).expect("readable by others is the owner's choice"));
+    drop(OsDirectory::open(&real, OPEN).expect("readable by others is the owner's choice"));
     let file = tmp.path().join("file");
     fs::write(&file, b"").expect("written");
-    assert!(message(DeviceDir::open(&file, CREATE)).contains("not a directory"));
+    assert!(message(OsDirectory::open(&file, CREATE)).contains("not a directory"));
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&real, Some(12345), None).expect("chown");
-        assert!(message(DeviceDir::open(&real, OPEN)).contains("another user"));
+        assert!(message(OsDirectory::open(&real, OPEN)).contains("another user"));
     } else {
         println!("skipped: another owner's directory (needs root)");
     }
@@ -82,7 +83,7 @@ fn unsafe_roots_are_refused() {
 #[test]
 fn paths_stay_inside() {
     let tmp = tempfile::tempdir().expect("temporary directory");
-    let dir = DeviceDir::open(&tmp.path().join("d"), CREATE).expect("created");
+    let dir = OsDirectory::open(&tmp.path().join("d"), CREATE).expect("created");
     let outside = tmp.path().join("secret");
     fs::write(&outside, b"secret").expect("written");
     dir.mkdir("sub").expect("made");
@@ -113,7 +114,7 @@ fn paths_stay_inside() {
 #[test]
 fn files_are_private_sized_and_named() {
     let tmp = tempfile::tempdir().expect("temporary directory");
-    let dir = DeviceDir::open(&tmp.path().join("d"), CREATE).expect("created");
+    let dir = OsDirectory::open(&tmp.path().join("d"), CREATE).expect("created");
     dir.mkdir("s").expect("made");
     let file = dir.create_file("s/a", 3 << 20).expect("made");
     assert_eq!(file.len().expect("stat"), 3 << 20);
@@ -142,7 +143,7 @@ fn files_are_private_sized_and_named() {
 fn small_reads_and_writes() {
     let tmp = tempfile::tempdir().expect("temporary directory");
     let path = tmp.path().join("d");
-    let dir: Arc<dyn Directory> = DeviceDir::open(&path, CREATE).expect("created");
+    let dir: Arc<dyn Directory> = OsDirectory::open(&path, CREATE).expect("created");
     let file = dir.create_file("superblock", 0).expect("made");
     assert_eq!(file.is_direct(), dir.direct_io().is_direct());
     let pages: Vec<u8> = (0..3 * PAGE_BYTES).map(|i| (i / 7) as u8).collect();
@@ -166,7 +167,7 @@ fn small_reads_and_writes() {
     assert_eq!(kind(dir.create_file("new", 0)), Some(ErrorKind::Poisoned));
     assert!(dir.read_small(&file, 0, 10).is_ok());
     drop(dir);
-    let reader = DeviceDir::open(&path, READ).expect("reopened");
+    let reader = OsDirectory::open(&path, READ).expect("reopened");
     println!("direct I/O: {:?}", reader.direct_io());
 }
 
@@ -176,7 +177,7 @@ fn memory_file_systems_are_not_called_direct() {
         println!("skipped: no /dev/shm");
         return;
     };
-    let dir = DeviceDir::open(&tmp.path().join("d"), CREATE).expect("created");
+    let dir = OsDirectory::open(&tmp.path().join("d"), CREATE).expect("created");
     match dir.direct_io() {
         DirectIo::Buffered { why } => assert!(why.contains("tmpfs"), "{why}"),
         direct => panic!("{direct:?}"),

@@ -23,7 +23,7 @@ const BLOCKING: usize = 4;
 struct Glommio(LocalExecutor);
 
 /// With O_DIRECT or through the page cache, as the store has it open.
-pub(super) enum File {
+pub(super) enum GlommioFile {
     Direct(DmaFile),
     Buffered(BufferedFile),
 }
@@ -49,7 +49,7 @@ pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
 
 impl Runtime for Glommio {
     const NAME: &'static str = "glommio";
-    type File = File;
+    type File = GlommioFile;
 
     fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.0.run(future)
@@ -67,23 +67,23 @@ impl Runtime for Glommio {
         glommio::timer::sleep(duration).await;
     }
 
-    async fn open(file: &DeviceFile) -> io::Result<File> {
+    async fn open(file: &DeviceFile) -> io::Result<GlommioFile> {
         // It opens only by path; this one follows the descriptor, also of a file that was unlinked.
         let path = format!("/proc/self/fd/{}", file.fd().as_raw_fd());
         match file.is_direct() {
-            true => DmaFile::open(path).await.map(File::Direct),
-            false => BufferedFile::open(path).await.map(File::Buffered),
+            true => DmaFile::open(path).await.map(GlommioFile::Direct),
+            false => BufferedFile::open(path).await.map(GlommioFile::Buffered),
         }
         .map_err(io_error)
     }
 
-    async fn read(file: &File, flight: InFlight) -> (io::Result<usize>, InFlight) {
+    async fn read(file: &GlommioFile, flight: InFlight) -> (io::Result<usize>, InFlight) {
         let Some((offset, len)) = flight.rest().map(|(offset, memory)| (offset, memory.len)) else {
             return (Err(io::ErrorKind::InvalidInput.into()), flight);
         };
         let read = match file {
-            File::Direct(file) => file.read_at(offset, len).await,
-            File::Buffered(file) => file.read_at(offset, len).await,
+            GlommioFile::Direct(file) => file.read_at(offset, len).await,
+            GlommioFile::Buffered(file) => file.read_at(offset, len).await,
         };
         let moved = read.map(|bytes| copy(&bytes, &flight)).map_err(io_error);
         (moved, flight)

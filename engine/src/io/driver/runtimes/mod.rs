@@ -20,7 +20,9 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::io::driver::interface::{Completion, Driver, Op, Ports, Served, Wait, Wake, ignore_file_size_signal};
+use crate::io::driver::interface::{
+    Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake, ignore_file_size_signal,
+};
 use crate::io::driver::posix;
 use crate::io::driver::progress::{InFlight, Step};
 use crate::io::file::device_file::DeviceFile;
@@ -58,13 +60,13 @@ trait Runtime {
 
 /// What ended, and who waits for it. Stays on the thread.
 #[derive(Default)]
-struct Ended {
+struct EndedOps {
     done: RefCell<Vec<Completion>>,
     want: Cell<usize>,
     waiting: RefCell<Option<Waker>>,
 }
 
-impl Ended {
+impl EndedOps {
     fn push(&self, completion: Completion) {
         self.done.borrow_mut().push(completion);
         if self.done.borrow().len() >= self.want.get()
@@ -77,12 +79,12 @@ impl Ended {
 
 /// Rung by other threads.
 #[derive(Default)]
-struct Bell {
+struct Doorbell {
     rung: AtomicBool,
     waiting: Mutex<Option<Waker>>,
 }
 
-impl Wake for Bell {
+impl Wake for Doorbell {
     fn wake(&self) {
         self.rung.store(true, Ordering::SeqCst);
         if let Some(waker) = lock(&self.waiting).take() {
@@ -91,19 +93,19 @@ impl Wake for Bell {
     }
 }
 
-type Files<F> = HashMap<u64, (Weak<DeviceFile>, Rc<F>)>;
+type RuntimeFiles<F> = HashMap<u64, (Weak<DeviceFile>, Rc<F>)>;
 
 /// See the top of the file.
 struct OnRuntime<R: Runtime> {
     /// Open files by identity, until the device closes them. Dropped inside the runtime.
-    files: Files<R::File>,
+    files: RuntimeFiles<R::File>,
     closed_seen: u64,
     runtime: R,
     queued: Vec<(usize, u64, Op)>,
     in_flight: usize,
-    ended: Rc<Ended>,
-    bell: Arc<Bell>,
-    counters: Ports<Arc<DeviceCounters>>,
+    ended: Rc<EndedOps>,
+    bell: Arc<Doorbell>,
+    counters: DeviceTable<Arc<DeviceCounters>>,
     notes: Vec<String>,
 }
 
@@ -118,7 +120,7 @@ impl<R: Runtime> OnRuntime<R> {
             in_flight: 0,
             ended: Rc::default(),
             bell: Arc::default(),
-            counters: Ports::default(),
+            counters: DeviceTable::default(),
             notes,
         }
     }
@@ -173,8 +175,8 @@ impl<R: Runtime> OnRuntime<R> {
 async fn start<R: Runtime>(
     id: u64,
     op: Op,
-    files: &mut Files<R::File>,
-    ended: &Rc<Ended>,
+    files: &mut RuntimeFiles<R::File>,
+    ended: &Rc<EndedOps>,
     counters: Arc<DeviceCounters>,
 ) {
     let ended = Rc::clone(ended);
@@ -224,7 +226,7 @@ async fn start<R: Runtime>(
 }
 
 impl<R: Runtime> Driver for OnRuntime<R> {
-    fn add(&mut self, port: usize, device: &Served<'_>) -> Result<()> {
+    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
         self.counters.put(port, Arc::clone(device.counters));
         Ok(())
     }

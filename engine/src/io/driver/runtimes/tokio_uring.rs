@@ -26,9 +26,9 @@ pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
 }
 
 /// A read on its way, as the runtime's buffer.
-struct Target(InFlight);
+struct RuntimeBuffer(InFlight);
 
-impl Target {
+impl RuntimeBuffer {
     /// Address and length of what is left to read; a read always has some.
     fn rest(&self) -> (*mut u8, usize) {
         self.0.rest().map_or((std::ptr::NonNull::dangling().as_ptr(), 0), |(_, m)| (m.address.as_ptr(), m.len))
@@ -37,7 +37,7 @@ impl Target {
 
 // SAFETY: the memory belongs to the lease that the read target inside keeps in flight, and stays where it is when the target
 // moves; what is left changes only in `InFlight::on_result`, which wants the flight back from the runtime.
-unsafe impl IoBuf for Target {
+unsafe impl IoBuf for RuntimeBuffer {
     fn stable_ptr(&self) -> *const u8 {
         self.rest().0
     }
@@ -52,7 +52,7 @@ unsafe impl IoBuf for Target {
 }
 
 // SAFETY: as above; the read target is the permission to write into these bytes.
-unsafe impl IoBufMut for Target {
+unsafe impl IoBufMut for RuntimeBuffer {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.rest().0
     }
@@ -89,7 +89,7 @@ impl Runtime for TokioUring {
 
     async fn read(file: &File, flight: InFlight) -> (io::Result<usize>, InFlight) {
         let offset = flight.rest().map_or(0, |(offset, _)| offset);
-        let (moved, target) = file.read_at(Target(flight), offset).await;
+        let (moved, target) = file.read_at(RuntimeBuffer(flight), offset).await;
         (moved, target.0)
     }
 }

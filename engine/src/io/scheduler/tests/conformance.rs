@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::error::ErrorKind;
 
-/// Each test once per driver, alone on its thread and beside other devices.
+/// Each test once per driver, alone on its thread and neighbours other devices.
 macro_rules! conformance {
     ($($name:ident),+ $(,)?) => {
         conformance!(on uring Uring 0; $($name),+);
@@ -21,10 +21,10 @@ macro_rules! conformance {
         #[cfg(feature = "tokio-uring")]
         conformance!(on tokio_uring_shared TokioUring 1; $($name),+);
     };
-    (on $module:ident $kind:ident $beside:literal; $($name:ident),+) => {
+    (on $module:ident $kind:ident $neighbours:literal; $($name:ident),+) => {
         mod $module {
             use super::{DriverKind, On};
-            $(#[test] fn $name() { super::$name(On { kind: DriverKind::$kind, beside: $beside }); })+
+            $(#[test] fn $name() { super::$name(On { kind: DriverKind::$kind, neighbours: $neighbours }); })+
         }
     };
 }
@@ -356,7 +356,7 @@ fn demand_overtakes_queued_writes(on: On) {
     release(&gate);
     let seen = sink.wait_for(201);
     let place = seen.iter().position(|(tag, _)| *tag == 1000).expect("read");
-    // Behind no more than the writes that may be in flight beside a demand read, and one slice.
+    // Behind no more than the writes that may be in flight neighbours a demand read, and one slice.
     assert!(place <= 8 + 16, "the read came after {place} of 200 writes");
 }
 
@@ -398,7 +398,7 @@ fn poisoned_device_refuses_writes(on: On) {
 fn lock_is_free_after_close(on: On) {
     let tmp = tempfile::tempdir().expect("temporary directory");
     for _ in 0..30 {
-        let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("d"), OPTIONS).expect("free");
+        let dir: Arc<dyn Directory> = OsDirectory::open(&tmp.path().join("d"), OPTIONS).expect("free");
         let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
         let shard = Shards::new("t", on, &dir, &arena, &Arc::default());
         let file = match dir.open_file("f", Access::ReadWrite) {
@@ -406,7 +406,7 @@ fn lock_is_free_after_close(on: On) {
             Ok(file) => file,
         };
         shard.run(vec![sync_of(&file, 0)], Priority::Write).expect("synced");
-        assert!(DeviceDir::open(&tmp.path().join("d"), OPTIONS).is_err());
+        assert!(OsDirectory::open(&tmp.path().join("d"), OPTIONS).is_err());
         shard.close();
         drop((dir, file));
     }
@@ -414,9 +414,9 @@ fn lock_is_free_after_close(on: On) {
 
 fn idle_costs_nothing(on: On) {
     let tmp = tempfile::tempdir().expect("temporary directory");
-    let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("d"), OPTIONS).expect("opened");
+    let dir: Arc<dyn Directory> = OsDirectory::open(&tmp.path().join("d"), OPTIONS).expect("opened");
     let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
-    let name = format!("idle-{:?}-{}", on.kind, on.beside);
+    let name = format!("idle-{:?}-{}", on.kind, on.neighbours);
     let counters = Arc::new(DeviceCounters::default());
     let shard = Shards::new(&name, on, &dir, &arena, &counters);
     let file = dir.create_file("f", 4096).expect("made");

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::*;
 use crate::error::{Error, ErrorKind};
-use crate::io::driver::interface::{Completion, Driver, Served, Wait, Wake};
+use crate::io::driver::interface::{Completion, Driver, ServedDevice, Wait, Wake};
 use crate::io::file::device_file::Poison;
-use crate::io::scheduler::batch::Accepted;
-use crate::io::scheduler::device_queue::Link;
+use crate::io::scheduler::batch::AcceptedBatch;
+use crate::io::scheduler::device_queue::DeviceHandle;
 use crate::io::scheduler::inbox::Inbox;
-use crate::io::scheduler::registration_queue::Door;
+use crate::io::scheduler::registration_queue::RegistrationQueue;
 use crate::io::scheduler::run::Shard;
 
 struct NoWake;
@@ -26,7 +26,7 @@ struct Breaks {
 }
 
 impl Driver for Breaks {
-    fn add(&mut self, _port: usize, _device: &Served<'_>) -> Result<()> {
+    fn add(&mut self, _port: usize, _device: &ServedDevice<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -73,17 +73,17 @@ fn broken_driver_completes_everything_once() {
     let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
     for (good, room) in [(0, 8), (1, 1), (50, 8), (99, 500)] {
         let poison = Arc::new(Poison::default());
-        let link = Link::new(Arc::clone(&poison), Arc::default());
-        let inbox = Arc::clone(&link.inbox);
+        let handle = DeviceHandle::new(Arc::clone(&poison), Arc::default());
+        let inbox = Arc::clone(&handle.inbox);
         let driver = Box::new(Breaks { good, held: Vec::new(), room });
-        let mut shard = Shard::new(driver, Arc::new(Door::new()));
-        shard.serve("test", link).expect("served");
+        let mut shard = Shard::new(driver, Arc::new(RegistrationQueue::new()));
+        shard.serve("test", handle).expect("served");
         let sink = Arc::new(Outcomes::default());
         for i in 0..10u64 {
             let priority = [Priority::Demand, Priority::Prefetch, Priority::Write, Priority::Clean][i as usize % 4];
             let requests =
                 (0..10).map(|k| read_into(&file, 0, &mut arena.lease(4096).expect("room"), i * 10 + k)).collect();
-            assert!(inbox.push(Accepted::new(batch(requests, priority, &sink))).is_ok());
+            assert!(inbox.push(AcceptedBatch::new(batch(requests, priority, &sink))).is_ok());
         }
         shard.run();
         let mut seen = std::mem::take(&mut *lock(&sink.seen));
@@ -95,7 +95,7 @@ fn broken_driver_completes_everything_once() {
         assert_eq!(arena.usage().leased_bytes, 0);
         assert!(poison.check().is_err(), "nothing may be written through a broken driver");
         // What comes later is told at once.
-        assert!(inbox.push(Accepted::new(batch(vec![sync_of(&file, 7)], Priority::Write, &sink))).is_ok());
+        assert!(inbox.push(AcceptedBatch::new(batch(vec![sync_of(&file, 7)], Priority::Write, &sink))).is_ok());
         assert_eq!(lock(&sink.seen)[0].1.as_ref().expect_err("closed").kind(), ErrorKind::Closed);
     }
 }
@@ -107,16 +107,16 @@ fn broken_driver_fails_every_device_of_its_thread() {
     let arena = Arena::new(MemoryBudget::new(SLAB_BYTES), usize::MAX);
     for good in [0, 7, 30] {
         let driver = Box::new(Breaks { good, held: Vec::new(), room: 100 });
-        let links: Vec<Link> = (0..3).map(|_| Link::new(Arc::default(), Arc::default())).collect();
-        let mut shard = Shard::new(driver, Arc::new(Door::new()));
-        for link in &links {
-            shard.serve("test", link.clone()).expect("served");
+        let links: Vec<DeviceHandle> = (0..3).map(|_| DeviceHandle::new(Arc::default(), Arc::default())).collect();
+        let mut shard = Shard::new(driver, Arc::new(RegistrationQueue::new()));
+        for handle in &links {
+            shard.serve("test", handle.clone()).expect("served");
         }
         let sink = Arc::new(Outcomes::default());
-        for (link, device) in links.iter().zip(0..) {
+        for (handle, device) in links.iter().zip(0..) {
             let requests =
                 (0..12).map(|k| read_into(&file, 0, &mut arena.lease(4096).expect("room"), device * 12 + k)).collect();
-            assert!(link.inbox.push(Accepted::new(batch(requests, Priority::Demand, &sink))).is_ok());
+            assert!(handle.inbox.push(AcceptedBatch::new(batch(requests, Priority::Demand, &sink))).is_ok());
         }
         shard.run();
         let mut seen = std::mem::take(&mut *lock(&sink.seen));
@@ -124,8 +124,8 @@ fn broken_driver_fails_every_device_of_its_thread() {
         seen.sort_by_key(|(tag, _)| *tag);
         assert!(seen.iter().map(|(tag, _)| *tag).eq(0..36), "each exactly once");
         assert_eq!(arena.usage().leased_bytes, 0);
-        assert!(links.iter().all(|link| link.poison.check().is_err() && link.inbox.is_closing()));
-        let failed: u64 = links.iter().map(|link| link.counters.snapshot().errors).sum();
+        assert!(links.iter().all(|handle| handle.poison.check().is_err() && handle.inbox.is_closing()));
+        let failed: u64 = links.iter().map(|handle| handle.counters.snapshot().errors).sum();
         assert_eq!(failed, 36 - good as u64);
     }
 }
@@ -138,7 +138,7 @@ struct ForgetsFailures {
 }
 
 impl Driver for ForgetsFailures {
-    fn add(&mut self, _port: usize, _device: &Served<'_>) -> Result<()> {
+    fn add(&mut self, _port: usize, _device: &ServedDevice<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -183,13 +183,13 @@ fn no_sync_is_believed_after_one_failed() {
     let open = || std::fs::File::open("/dev/null").expect("exists");
     let file = |name| Arc::new(DeviceFile::new(open().into(), name, false, false));
     let (first, second) = (file("first"), file("second"));
-    let link = Link::new(Arc::default(), Arc::default());
-    let inbox = Arc::clone(&link.inbox);
+    let handle = DeviceHandle::new(Arc::default(), Arc::default());
+    let inbox = Arc::clone(&handle.inbox);
     let syncs_seen = Arc::new(Mutex::new(0));
     let driver =
         Box::new(ForgetsFailures { held: Vec::new(), syncs_seen: Arc::clone(&syncs_seen), inbox: Arc::clone(&inbox) });
-    let mut shard = Shard::new(driver, Arc::new(Door::new()));
-    shard.serve("test", link).expect("served");
+    let mut shard = Shard::new(driver, Arc::new(RegistrationQueue::new()));
+    shard.serve("test", handle).expect("served");
     let sink = Arc::new(Outcomes::default());
     for (tag, file, priority) in [
         (0, &first, Priority::Write),
@@ -197,7 +197,7 @@ fn no_sync_is_believed_after_one_failed() {
         (2, &second, Priority::Prefetch),
         (3, &first, Priority::Write),
     ] {
-        assert!(inbox.push(Accepted::new(batch(vec![sync_of(file, tag)], priority, &sink))).is_ok());
+        assert!(inbox.push(AcceptedBatch::new(batch(vec![sync_of(file, tag)], priority, &sink))).is_ok());
     }
     shard.run();
     let seen = lock(&sink.seen);
@@ -222,7 +222,7 @@ fn submitters_racing_with_the_end_are_all_told() {
                 let (inbox, sink, file) = (&inbox, &sink, &file);
                 scope.spawn(move || {
                     for i in 0..20 {
-                        inbox.push_wait(Accepted::new(batch(
+                        inbox.push_wait(AcceptedBatch::new(batch(
                             vec![sync_of(file, thread * 20 + i)],
                             Priority::Write,
                             sink,

@@ -8,8 +8,8 @@ use crate::error::ErrorKind;
 
 #[test]
 fn ring_holds_the_lock() {
-    for beside in [0, 2] {
-        ring_holds_the_locks(On { kind: DriverKind::Uring, beside });
+    for neighbours in [0, 2] {
+        ring_holds_the_locks(On { kind: DriverKind::Uring, neighbours });
     }
 }
 
@@ -24,8 +24,8 @@ fn ring_holds_the_locks(on: On) {
         crate::io::tests::skipped("the kernel does not tell what rings hold");
         return;
     }
-    // Each ring of this process (other tests run beside this one) lists the files it holds, the lock first.
-    let dirs = rig.shard.beside.iter().map(|(_, dir, _)| dir).chain([&rig.dir]);
+    // Each ring of this process (other tests run neighbours this one) lists the files it holds, the lock first.
+    let dirs = rig.shard.neighbours.iter().map(|(_, dir, _)| dir).chain([&rig.dir]);
     let paths: Vec<String> = dirs.map(|dir| dir.path().display().to_string()).collect();
     let holds = |ring: &String, path: &String| {
         let files = ring.lines().filter_map(|line| line.trim().split_once(": "));
@@ -41,34 +41,35 @@ fn killed_writer_frees_the_lock() {
     if let Some(path) = std::env::var_os("STRATAKV_TEST_VICTIM") {
         return write_for_ever(std::path::Path::new(&path));
     }
-    for beside in [0, 1, 0, 3, 0] {
+    for neighbours in [0, 1, 0, 3, 0] {
         let tmp = tempfile::tempdir().expect("temporary directory");
         let path = tmp.path().join("d");
         let mut victim = Command::new(std::env::current_exe().expect("this binary"))
             .args(["io::scheduler::tests::lock::killed_writer_frees_the_lock", "--exact", "--nocapture"])
             .env("STRATAKV_TEST_VICTIM", &path)
-            .env("STRATAKV_TEST_BESIDE", beside.to_string())
+            .env("STRATAKV_TEST_NEIGHBOURS", neighbours.to_string())
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");
         let mut lines = BufReader::new(victim.stdout.take().expect("piped")).lines();
         assert!(lines.any(|line| line.is_ok_and(|l| l.contains("writing"))));
-        let busy = DeviceDir::open(&path, OPTIONS).map(|_| ()).expect_err("held");
+        let busy = OsDirectory::open(&path, OPTIONS).map(|_| ()).expect_err("held");
         assert_eq!(busy.kind(), ErrorKind::InUse);
         victim.kill().expect("killed");
         victim.wait().expect("reaped");
         let reaped = Instant::now();
-        let dir = DeviceDir::open(&path, DirOptions { lock_wait: Duration::from_secs(20), ..OPTIONS }).expect("free");
+        let dir = OsDirectory::open(&path, OsDirectoryOptions { lock_wait: Duration::from_secs(20), ..OPTIONS })
+            .expect("free");
         println!("free {:?} after the process was reaped", reaped.elapsed());
         assert_eq!(dir.list(".").expect("listed").len(), 1);
     }
 }
 
 fn write_for_ever(path: &std::path::Path) {
-    let dir: Arc<dyn Directory> = DeviceDir::open(path, OPTIONS).expect("opened");
+    let dir: Arc<dyn Directory> = OsDirectory::open(path, OPTIONS).expect("opened");
     let arena = Arena::new(MemoryBudget::new(8 * SLAB_BYTES), usize::MAX);
-    let beside = std::env::var("STRATAKV_TEST_BESIDE").expect("set").parse().expect("a number");
-    let shard = Shards::new("victim", On { kind: DriverKind::Uring, beside }, &dir, &arena, &Arc::default());
+    let neighbours = std::env::var("STRATAKV_TEST_NEIGHBOURS").expect("set").parse().expect("a number");
+    let shard = Shards::new("victim", On { kind: DriverKind::Uring, neighbours }, &dir, &arena, &Arc::default());
     let file = dir.create_file("f", 64 << 20).expect("made");
     let sink = Arc::new(Outcomes::default());
     for i in 0..100_000u64 {

@@ -5,9 +5,9 @@ use crate::io::buffer::arena::Arena;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::driver::interface::{Op, Wake};
 use crate::io::file::device_file::DeviceFile;
-use crate::io::scheduler::batch::{Accepted, Batch, Priority, Request, Sink, Waiter};
+use crate::io::scheduler::batch::{AcceptedBatch, Batch, Priority, Request, Sink, Waiter};
 use crate::io::scheduler::inbox::Inbox;
-use crate::io::scheduler::registration_queue::Door;
+use crate::io::scheduler::registration_queue::RegistrationQueue;
 use crate::metrics::MemoryBudget;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Condvar, EventCount, Mutex, hold};
@@ -48,24 +48,24 @@ fn file() -> Arc<DeviceFile> {
     Arc::new(DeviceFile::new(null.into(), "null", false, false))
 }
 
-fn batch(file: &Arc<DeviceFile>, sink: &Arc<Count>) -> Accepted {
+fn batch(file: &Arc<DeviceFile>, sink: &Arc<Count>) -> AcceptedBatch {
     let requests = vec![Request { op: Op::Sync { file: Arc::clone(file) }, tag: 0 }];
     let sink = Arc::clone(sink) as Arc<dyn Sink>;
-    Accepted::new(Batch { requests, priority: Priority::Write, sink, cancel: None })
+    AcceptedBatch::new(Batch { requests, priority: Priority::Write, sink, cancel: None })
 }
 
-fn complete(mut batch: Accepted) {
+fn complete(mut batch: AcceptedBatch) {
     while let Some((op, pending)) = batch.next() {
         drop(op);
         pending.complete(Ok(()));
     }
 }
 
-/// The loop of a shard whose driver is done at once: as `Shard::run`, for those devices and others that come through the door.
-fn shard(inboxes: &[Arc<Inbox>], door: &Door<Arc<Inbox>>, bell: &Bell) {
+/// The loop of a shard whose driver is done at once: as `Shard::run`, for those devices and others that come through the registrations.
+fn shard(inboxes: &[Arc<Inbox>], registrations: &RegistrationQueue<Arc<Inbox>>, bell: &Bell) {
     let mut inboxes = inboxes.to_vec();
     loop {
-        inboxes.extend(door.take());
+        inboxes.extend(registrations.take());
         let closing: Vec<bool> = inboxes.iter().map(|inbox| inbox.is_closing()).collect();
         for inbox in &inboxes {
             while let Some(batch) = inbox.pop() {
@@ -74,7 +74,7 @@ fn shard(inboxes: &[Arc<Inbox>], door: &Door<Arc<Inbox>>, bell: &Bell) {
         }
         let (gone, left): (Vec<_>, Vec<_>) = inboxes.into_iter().zip(closing).partition(|(_, closing)| *closing);
         gone.iter().for_each(|(inbox, _)| inbox.bury());
-        if left.is_empty() && door.shut() {
+        if left.is_empty() && registrations.shut() {
             return;
         }
         if left.iter().all(|(inbox, closing)| inbox.fall_asleep() && inbox.is_closing() == *closing) {
@@ -85,10 +85,10 @@ fn shard(inboxes: &[Arc<Inbox>], door: &Door<Arc<Inbox>>, bell: &Bell) {
     }
 }
 
-fn door(bell: &Arc<Bell>) -> Arc<Door<Arc<Inbox>>> {
-    let door = Door::new();
-    door.set_waker(Arc::clone(bell) as Arc<dyn Wake>);
-    Arc::new(door)
+fn registrations(bell: &Arc<Bell>) -> Arc<RegistrationQueue<Arc<Inbox>>> {
+    let registrations = RegistrationQueue::new();
+    registrations.set_waker(Arc::clone(bell) as Arc<dyn Wake>);
+    Arc::new(registrations)
 }
 
 fn inbox(bell: &Arc<Bell>) -> Arc<Inbox> {
@@ -147,7 +147,7 @@ fn loom_a_sleeping_shard_hears_of_every_batch() {
         let (inbox, bell, count) = rig();
         let worker = {
             let (inbox, bell) = (Arc::clone(&inbox), Arc::clone(&bell));
-            thread::spawn(move || shard(&[inbox], &door(&bell), &bell))
+            thread::spawn(move || shard(&[inbox], &registrations(&bell), &bell))
         };
         // More than the inbox holds.
         inbox.push_wait(batch(&file, &count));
@@ -166,7 +166,7 @@ fn loom_a_sleeping_shard_hears_of_every_device() {
         let second = inbox(&bell);
         let worker = {
             let (inboxes, bell) = ([Arc::clone(&first), Arc::clone(&second)], Arc::clone(&bell));
-            thread::spawn(move || shard(&inboxes, &door(&bell), &bell))
+            thread::spawn(move || shard(&inboxes, &registrations(&bell), &bell))
         };
         let producer = {
             let (second, accepted) = (Arc::clone(&second), batch(&file, &count));
@@ -188,15 +188,15 @@ fn loom_a_device_that_joins_is_served_or_turned_away() {
     let file = file();
     loom::model(move || {
         let (first, bell, count) = rig();
-        let door = door(&bell);
+        let registrations = registrations(&bell);
         let worker = {
-            let (first, door, bell) = (Arc::clone(&first), Arc::clone(&door), Arc::clone(&bell));
-            thread::spawn(move || shard(&[first], &door, &bell))
+            let (first, registrations, bell) = (Arc::clone(&first), Arc::clone(&registrations), Arc::clone(&bell));
+            thread::spawn(move || shard(&[first], &registrations, &bell))
         };
-        let joining = {
-            let (door, second, accepted) = (Arc::clone(&door), inbox(&bell), batch(&file, &count));
+        let registration = {
+            let (registrations, second, accepted) = (Arc::clone(&registrations), inbox(&bell), batch(&file, &count));
             thread::spawn(move || {
-                if door.enter(Arc::clone(&second)).is_ok() {
+                if registrations.enter(Arc::clone(&second)).is_ok() {
                     second.push_wait(accepted);
                     second.close();
                 }
@@ -204,11 +204,11 @@ fn loom_a_device_that_joins_is_served_or_turned_away() {
         };
         // The last device of the thread goes meanwhile.
         first.close();
-        joining.join().expect("no panic");
+        registration.join().expect("no panic");
         worker.join().expect("no panic");
         // By the shard, or because nobody took it.
         assert_eq!(count.0.load(Ordering::Acquire), 1);
-        assert!(door.enter(inbox(&bell)).is_err());
+        assert!(registrations.enter(inbox(&bell)).is_err());
     });
 }
 
@@ -219,7 +219,7 @@ fn loom_a_closing_shard_completes_each_batch_once() {
         let (inbox, bell, count) = rig();
         let worker = {
             let (inbox, bell) = (Arc::clone(&inbox), Arc::clone(&bell));
-            thread::spawn(move || shard(&[inbox], &door(&bell), &bell))
+            thread::spawn(move || shard(&[inbox], &registrations(&bell), &bell))
         };
         let producer = {
             let (inbox, accepted) = (Arc::clone(&inbox), batch(&file, &count));
@@ -255,7 +255,7 @@ fn loom_a_request_that_is_dropped_tells_its_waiter() {
         let waiter = Waiter::new(2);
         let requests = (0..2).map(|tag| Request { op: Op::Sync { file: Arc::clone(&file) }, tag }).collect();
         let sink = Arc::clone(&waiter) as Arc<dyn Sink>;
-        let mut accepted = Accepted::new(Batch { requests, priority: Priority::Write, sink, cancel: None });
+        let mut accepted = AcceptedBatch::new(Batch { requests, priority: Priority::Write, sink, cancel: None });
         let (_, first) = accepted.next().expect("a request");
         let driver = thread::spawn(move || first.complete(Ok(())));
         let shard = thread::spawn(move || drop(accepted));

@@ -13,14 +13,14 @@ use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Affinity, Batch, Priority, Request, ShardHandle, Sink, Threads};
+use super::{Affinity, Batch, Priority, Request, ShardHandle, ShardThreads, Sink};
 use crate::error::Result;
 use crate::io::buffer::arena::{Arena, Lease};
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::driver::interface::{DriverKind, Op};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
-use crate::io::file::os_directory::{DeviceDir, DirOptions};
+use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
 use crate::metrics::{DeviceCounters, MemoryBudget, lock};
 use crate::sync::{Guard, wait_for};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,37 +30,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 struct On {
     kind: DriverKind,
     /// Other devices that the thread of the test's device serves.
-    beside: usize,
+    neighbours: usize,
 }
 
 impl From<DriverKind> for On {
     fn from(kind: DriverKind) -> Self {
-        Self { kind, beside: 0 }
+        Self { kind, neighbours: 0 }
     }
 }
 
 /// The shard of a test's device, with those of the devices that share its thread.
 struct Shards {
     own: ShardHandle,
-    beside: Vec<(ShardHandle, Arc<dyn Directory>, tempfile::TempDir)>,
+    neighbours: Vec<(ShardHandle, Arc<dyn Directory>, tempfile::TempDir)>,
 }
 
 impl Shards {
     fn new(name: &str, on: On, dir: &Arc<dyn Directory>, arena: &Arena, counters: &Arc<DeviceCounters>) -> Self {
-        let threads = Threads::new(on.kind, arena.clone(), Some(1), Affinity::default());
+        let threads = ShardThreads::new(on.kind, arena.clone(), Some(1), Affinity::default());
         let mut shards = Vec::new();
         let other = |nth: usize| {
             let tmp = tempfile::tempdir().expect("temporary directory");
-            let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("beside"), OPTIONS).expect("opened");
+            let dir: Arc<dyn Directory> = OsDirectory::open(&tmp.path().join("neighbours"), OPTIONS).expect("opened");
             let shard = threads.serve(&format!("{name}-{nth}"), Arc::clone(&dir), Arc::default()).expect("another");
             (shard, dir, tmp)
         };
         // Some were there before it, some come later.
-        shards.extend((0..on.beside / 2).map(other));
+        shards.extend((0..on.neighbours / 2).map(other));
         let own = threads.serve(name, Arc::clone(dir), Arc::clone(counters)).expect("shard");
-        shards.extend((on.beside / 2..on.beside).map(other));
+        shards.extend((on.neighbours / 2..on.neighbours).map(other));
         assert!(shards.iter().all(|(shard, ..)| shard.thread_id() == own.thread_id()));
-        Self { own, beside: shards }
+        Self { own, neighbours: shards }
     }
 }
 
@@ -82,7 +82,8 @@ struct Rig {
     _tmp: tempfile::TempDir,
 }
 
-const OPTIONS: DirOptions = DirOptions { access: Access::ReadWrite, create: true, lock_wait: Duration::ZERO };
+const OPTIONS: OsDirectoryOptions =
+    OsDirectoryOptions { access: Access::ReadWrite, create: true, lock_wait: Duration::ZERO };
 
 impl Rig {
     fn new(on: impl Into<On>) -> Self {
@@ -90,7 +91,7 @@ impl Rig {
     }
 
     fn within(on: impl Into<On>, tmp: tempfile::TempDir, slabs: usize) -> Self {
-        let dir: Arc<dyn Directory> = DeviceDir::open(&tmp.path().join("device"), OPTIONS).expect("opened");
+        let dir: Arc<dyn Directory> = OsDirectory::open(&tmp.path().join("device"), OPTIONS).expect("opened");
         let arena = Arena::new(MemoryBudget::new(slabs * SLAB_BYTES), usize::MAX);
         let counters = Arc::new(DeviceCounters::default());
         let shard = Shards::new("test", on.into(), &dir, &arena, &counters);

@@ -9,7 +9,7 @@ struct Place {
     shards: Vec<ShardHandle>,
     dirs: Vec<Arc<dyn Directory>>,
     counters: Vec<Arc<DeviceCounters>>,
-    threads: Threads,
+    threads: ShardThreads,
     arena: Arena,
     tmp: tempfile::TempDir,
 }
@@ -20,7 +20,7 @@ const FILE_BYTES: usize = 8 << 20;
 impl Place {
     fn new(kind: DriverKind, devices: usize, most: Option<usize>) -> Self {
         let arena = Arena::new(MemoryBudget::new(64 * SLAB_BYTES), usize::MAX);
-        let threads = Threads::new(kind, arena.clone(), most, Affinity::default());
+        let threads = ShardThreads::new(kind, arena.clone(), most, Affinity::default());
         let tmp = tempfile::tempdir().expect("temporary directory");
         let mut place = Self { shards: vec![], dirs: vec![], counters: vec![], threads, arena, tmp };
         for device in 0..devices {
@@ -34,7 +34,7 @@ impl Place {
 
     fn serve(&self, device: usize) -> (ShardHandle, Arc<dyn Directory>) {
         let path = self.tmp.path().join(device.to_string());
-        let dir: Arc<dyn Directory> = DeviceDir::open(&path, OPTIONS).expect("free");
+        let dir: Arc<dyn Directory> = OsDirectory::open(&path, OPTIONS).expect("free");
         (self.threads.serve(&format!("shared-{device}"), Arc::clone(&dir), Arc::default()).expect("served"), dir)
     }
 
