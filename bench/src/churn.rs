@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use std::os::unix::fs::DirBuilderExt;
 use std::time::Instant;
-use stratakv::{ByteSize, Durability, SequenceId, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv::{ByteSize, CreateOptions, Durability, SequenceId, Store, StoreOptions, StoredSummary};
 
 const LAYERS: u16 = 4;
 const GROUP: u16 = 8;
@@ -69,8 +69,11 @@ impl Churn<'_> {
     }
 
     fn create(&mut self, tokens: u64) -> Result<()> {
-        let options =
-            if self.args.no_summary { SequenceOptions::new() } else { SequenceOptions::new().summary(Summary::MinMax) };
+        let options = if self.args.no_summary {
+            CreateOptions::new()
+        } else {
+            CreateOptions::new().store_summary(StoredSummary::MinMax)
+        };
         let mut sequence = self.store.create_sequence(&layout(LAYERS, GROUP)?, options)?;
         let mut left = tokens as usize;
         while left > 0 {

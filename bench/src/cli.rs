@@ -360,10 +360,10 @@ pub(crate) enum Form {
     GroupSoftmax,
 }
 
-impl From<Form> for stratakv::retrieval::ScoreForm {
+impl From<Form> for stratakv::retrieval::HeadAggregation {
     fn from(form: Form) -> Self {
         match form {
-            Form::Raw => Self::Raw,
+            Form::Raw => Self::Sum,
             Form::Softmax => Self::Softmax,
             Form::GroupSoftmax => Self::GroupSoftmax,
         }

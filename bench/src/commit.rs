@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::{ByteSize, Durability, Sequence, SequenceOptions, Store, Summary};
+use stratakv::{ByteSize, CreateOptions, Durability, Sequence, Store, StoredSummary};
 
 const LAYERS: u16 = 32;
 const GROUP: u16 = 8;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &CommitArgs) -> Result<()> {
     let many = if args.sequences > 1 { 3 * bytes } else { 0 };
     let dir = work_directory(&args.common.device, 2 * bytes + many + (512 << 20))?;
     let store = open_store(&args.common, &dir.path().join("store"), ByteSize((1 << 30) + bytes / 4))?;
-    let options = SequenceOptions::new().key("commit").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("commit").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout(LAYERS, GROUP)?, options)?;
     let step_tokens = args.step as usize;
     let mut source = KvSource::new(step_tokens);
@@ -168,7 +168,7 @@ fn together(store: &Store, args: &CommitArgs, count: u32) -> Result<Turn> {
     let each = args.commits.div_ceil(count).max(8);
     let mut sequences = Vec::new();
     for _ in 0..count {
-        sequences.push(store.create_sequence(&layout(LAYERS, GROUP)?, SequenceOptions::new())?);
+        sequences.push(store.create_sequence(&layout(LAYERS, GROUP)?, CreateOptions::new())?);
     }
     let decode = |sequence: &mut Sequence, commits: u32| -> Result<()> {
         let mut source = KvSource::new(args.step as usize);

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, KvLayout, PlaneCodec, Sequence,
-    SequenceOptions, Store, StoreOptions, View,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, KvLayout, PlaneCodec,
+    Selection, Sequence, Store, StoreOptions,
 };
 
 const QUERY_HEADS: usize = 32;
@@ -246,7 +246,7 @@ fn fill(args: &DecodeArgs, stored: u32, home: &Path, layout: &KvLayout) -> Resul
     eprintln!("kvbench: {}: {} sequences of {stored} tokens, {} layers", home.display(), args.batch, args.layers);
     let mut source = KvSource::new(CHUNK);
     for member in 0..args.batch {
-        let mut sequence = store.create_sequence(layout, SequenceOptions::new().key(key(member)))?;
+        let mut sequence = store.create_sequence(layout, CreateOptions::new().key(key(member)))?;
         for start in (0..stored as usize).step_by(CHUNK) {
             check_interrupt()?;
             let count = CHUNK.min(stored as usize - start);
@@ -374,7 +374,7 @@ impl Case<'_> {
             }
             spent.append += due.elapsed();
             let sequences = &*sequences;
-            let views = |groups: &dyn Fn(usize) -> Vec<u64>, layer: usize| -> Result<Vec<View>> {
+            let views = |groups: &dyn Fn(usize) -> Vec<u64>, layer: usize| -> Result<Vec<Selection>> {
                 let each = sequences.iter().enumerate();
                 Ok(each.map(|(at, s)| s.select_groups(layer, &groups(at))).collect::<Result<_, _>>()?)
             };

@@ -11,8 +11,8 @@ use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout
 use anyhow::{Result, anyhow};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stratakv::retrieval::{ScoreForm, SelectorId};
-use stratakv::{Budget, ByteSize, SelectOptions, Sequence, SequenceOptions, Store};
+use stratakv::retrieval::{HeadAggregation, SelectorId};
+use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, Store};
 use tempfile::TempDir;
 
 /// Layers whose summaries are there.
@@ -35,12 +35,12 @@ pub(crate) struct Scorer {
 }
 
 /// The method's name and its form: `tck:32:raw`.
-pub(crate) fn form(method: &str) -> (&str, ScoreForm) {
+pub(crate) fn form(method: &str) -> (&str, HeadAggregation) {
     match method.rsplit_once(':') {
-        Some((name, "raw")) => (name, ScoreForm::Raw),
-        Some((name, "group")) => (name, ScoreForm::GroupSoftmax),
-        Some((name, "softmax")) => (name, ScoreForm::Softmax),
-        _ => (method, ScoreForm::Softmax),
+        Some((name, "raw")) => (name, HeadAggregation::Sum),
+        Some((name, "group")) => (name, HeadAggregation::GroupSoftmax),
+        Some((name, "softmax")) => (name, HeadAggregation::Softmax),
+        _ => (method, HeadAggregation::Softmax),
     }
 }
 
@@ -57,7 +57,7 @@ impl Scorer {
         // No method holds more than all keys, which are half of the bytes, and grows in steps; scores are per token and head.
         let memory = (256 << 20) + bytes + tokens as u64 * QUERY_HEADS as u64 * 4;
         let store = open_store(&args.common, &directory.path().join("store"), ByteSize(memory))?;
-        let mut sequence = store.create_sequence(&layout(LAYERS, args.group)?, SequenceOptions::new())?;
+        let mut sequence = store.create_sequence(&layout(LAYERS, args.group)?, CreateOptions::new())?;
         let selector = sequence.attach(methods::selector(name, LAYERS)?)?;
         eprintln!("kvbench: {method}: summaries of {tokens} tokens, {LAYERS} layers");
         let mut source = KvSource::new(CHUNK);
@@ -68,7 +68,7 @@ impl Scorer {
                 sequence.append(layer, keys, values)?;
             }
         }
-        let options = SelectOptions::new(Budget::tokens(args.budget as usize)).form(form);
+        let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(form);
         let mut random = fastrand::Rng::with_seed(31);
         let query = (0..QUERY_HEADS * HEAD_DIM).map(|_| random.f32() - 0.5).collect();
         let batch = args.batch as usize;

@@ -1,7 +1,7 @@
 //! `kvbench drivers`: the same batches of random blocks through every driver that was built in, taking turns.
 
 use crate::cli::{Driver, DriversArgs};
-use crate::read::{Pace, Turn, check, fill, turn};
+use crate::read::{RateLimiter, Turn, check, fill, turn};
 use crate::report::{median, percentile, print, ratio, rounded};
 use crate::work::{open_store, open_store_with, settle, work_directory};
 use anyhow::Result;
@@ -35,7 +35,7 @@ struct DriverResult {
 
 struct Side {
     driver: Driver,
-    pace: Pace,
+    pace: RateLimiter,
     turns: Vec<Turn>,
     skipped: Option<String>,
 }
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &DriversArgs) -> Result<()> {
 /// io_uring by tickets first, which the others are compared with, then by calls that drive it themselves, then the others.
 fn sides(args: &DriversArgs) -> Vec<Side> {
     let side = |driver, tickets, in_flight| {
-        let pace = Pace { batch: args.batch, in_flight, tickets };
+        let pace = RateLimiter { batch: args.batch, in_flight, tickets };
         Side { driver, pace, turns: Vec::new(), skipped: None }
     };
     let mut sides = vec![side(Driver::Uring, true, args.in_flight), side(Driver::Uring, false, 1)];

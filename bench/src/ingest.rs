@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::{ByteSize, Durability, SequenceOptions, Store, Summary};
+use stratakv::{ByteSize, CreateOptions, Durability, Store, StoredSummary};
 
 const LAYERS: u16 = 32;
 const GROUP: u16 = 8;
@@ -90,8 +90,8 @@ fn turn(args: &IngestArgs, path: &Path, tokens: u64, source: &mut KvSource) -> R
     // Summaries take an eighth of the keys and values, and grow in steps.
     let memory = ByteSize((256 << 20) + bytes / 4);
     let store = open_store(&args.common, path, memory)?;
-    let options = SequenceOptions::new().key("ingest");
-    let options = if args.no_summary { options } else { options.summary(Summary::MinMax) };
+    let options = CreateOptions::new().key("ingest");
+    let options = if args.no_summary { options } else { options.store_summary(StoredSummary::MinMax) };
     let mut sequence = store.create_sequence(&layout(LAYERS, GROUP)?, options)?;
     let written = |store: &Store| store.status().devices.iter().map(|d| d.counters.write_bytes).sum::<u64>();
     let before = written(&store);

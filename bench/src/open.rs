@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::{ByteSize, SequenceOptions, Store, Summary};
+use stratakv::{ByteSize, CreateOptions, Store, StoredSummary};
 
 /// Times in milliseconds. Frames are read around the page cache; everything else lies in it unless `cold` says otherwise.
 #[derive(Debug, Serialize)]
@@ -58,8 +58,8 @@ fn measure(args: &OpenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<Open
     let memory = ByteSize((512 << 20) + if args.summary { kv_bytes / 4 } else { 0 });
     {
         let store = open_store(&args.common, path, memory)?;
-        let options = SequenceOptions::new().key("open");
-        let options = if args.summary { options.summary(Summary::MinMax) } else { options };
+        let options = CreateOptions::new().key("open");
+        let options = if args.summary { options.store_summary(StoredSummary::MinMax) } else { options };
         let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
         if let Some(kept) = args.selector.filter(|_| args.stored) {
             let selector = kept.selector(sequence.layout())?;

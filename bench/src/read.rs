@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use stratakv::{ByteSize, Durability, ReadTicket, Sequence, SequenceId, SequenceOptions, Store};
+use stratakv::{ByteSize, CreateOptions, Durability, ReadTicket, Sequence, SequenceId, Store};
 use stratakv_format::{PayloadChecksum, PlaneIdentity};
 
 /// Selections drawn for a turn.
@@ -120,13 +120,13 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
     let mut sides = Sides::default();
     let length = Duration::from_secs_f64(args.seconds);
     let mut random = fastrand::Rng::with_seed(5);
-    turn(Pace::of(args), &store, &sequence, block, length / 4, &mut random)?;
+    turn(RateLimiter::of(args), &store, &sequence, block, length / 4, &mut random)?;
     for round in 1..=args.common.rounds {
         eprintln!("kvbench: {}: round {round} of {}", ByteSize(block), args.common.rounds);
         // Who goes first changes with every round: a disk's rate depends on what it has just done.
         for at in 0..SIDES {
             match (round as usize + at) % SIDES {
-                1 => sides.own.push(turn(Pace::of(args), &store, &sequence, block, length, &mut random)?),
+                1 => sides.own.push(turn(RateLimiter::of(args), &store, &sequence, block, length, &mut random)?),
                 2 if args.bare => sides.bare.push(bare_turn(&raw, block, args.batch, length, None)?),
                 3 if with_fio => sides.fio.push(fio::read(&raw, block, args.batch, args.seconds, Refill::Batches)?),
                 4 if args.bare => {
@@ -162,7 +162,7 @@ fn measure(args: &ReadArgs, block: u64) -> Result<ReadResult> {
 /// A sequence of one layer whose groups are exactly `block` bytes.
 pub(crate) fn fill(store: &Store, block: u64, bytes: u64) -> Result<Sequence> {
     let group = (block / TOKEN_LAYER_BYTES) as u16;
-    let mut sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().key("read"))?;
+    let mut sequence = store.create_sequence(&layout(1, group)?, CreateOptions::new().key("read"))?;
     append_random(&mut sequence, (bytes / block * u64::from(group)) as usize)?;
     Ok(sequence)
 }
@@ -184,7 +184,7 @@ pub(crate) fn append_random(sequence: &mut Sequence, tokens: usize) -> Result<()
 
 /// How batches are asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimiter {
     /// Blocks of a batch.
     pub(crate) batch: u32,
     pub(crate) in_flight: u32,
@@ -192,7 +192,7 @@ pub(crate) struct Pace {
     pub(crate) tickets: bool,
 }
 
-impl Pace {
+impl RateLimiter {
     fn of(args: &ReadArgs) -> Self {
         Self { batch: args.batch, in_flight: args.in_flight, tickets: args.tickets }
     }
@@ -212,7 +212,7 @@ pub(crate) struct Turn {
 
 /// The engine's turn: selections of `batch` random groups, `in_flight` tickets on their way.
 pub(crate) fn turn(
-    pace: Pace,
+    pace: RateLimiter,
     store: &Store,
     sequence: &Sequence,
     block: u64,
@@ -388,7 +388,7 @@ impl Sides {
             block,
             batch: args.batch,
             in_flight: args.in_flight,
-            path: Pace::of(args).path(),
+            path: RateLimiter::of(args).path(),
             gb_per_s: rounded(gb_per_s),
             iops: rounded(gb_per_s * 1e9 / block as f64),
             p50_us: rounded(own(&|turn| percentile(&turn.latencies_us, 0.5))),

@@ -19,10 +19,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{ScoreForm, Selector};
+use stratakv::retrieval::{HeadAggregation, Selector};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, Durability, ErrorKind, OpenOptions, SelectOptions,
-    SequenceOptions, Store, StoreOptions, Summaries, Summary,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, OpenSequence,
+    SelectOptions, Store, StoreOptions, StoredSummary, SummaryResidency,
 };
 
 const QUERY_HEADS: usize = 32;
@@ -111,10 +111,12 @@ fn fill<'a>(
     selectors: impl Iterator<Item = &'a Arc<dyn Selector>>,
 ) -> Result<()> {
     let store = open_store(&args.common, home, ByteSize::mib(512))?;
-    let options = SequenceOptions::new().key(KEY);
+    let options = CreateOptions::new().key(KEY);
     let options = match args.summaries {
         SummaryHome::Resident => options,
-        SummaryHome::Streamed => options.summary(Summary::MinMax).summaries(Summaries::Streamed),
+        SummaryHome::Streamed => {
+            options.store_summary(StoredSummary::MinMax).summary_residency(SummaryResidency::Streamed)
+        }
     };
     let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
     if args.summaries == SummaryHome::Streamed {
@@ -135,7 +137,7 @@ fn fill<'a>(
     Ok(store.close()?)
 }
 
-type Chosen<'a> = (&'a str, Option<&'a Arc<dyn Selector>>, ScoreForm);
+type Chosen<'a> = (&'a str, Option<&'a Arc<dyn Selector>>, HeadAggregation);
 
 fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize) -> Result<ResidentResult> {
     let (method, selector, form) = chosen;
@@ -145,15 +147,15 @@ fn measure(args: &ResidentArgs, home: &Path, chosen: Chosen<'_>, limit: ByteSize
     let options = StoreOptions { cache: cache_options, ..StoreOptions::default() }.memory_limit(limit);
     let store = open_store_with(&args.common, None, home, options)?;
     let summaries = match args.summaries {
-        SummaryHome::Resident => Summaries::Resident,
-        SummaryHome::Streamed => Summaries::Streamed,
+        SummaryHome::Resident => SummaryResidency::Resident,
+        SummaryHome::Streamed => SummaryResidency::Streamed,
     };
-    let mut sequence = store.open_sequence_with(KEY, OpenOptions::new().summaries(summaries))?;
+    let mut sequence = store.open_sequence_with(KEY, OpenSequence::new().summary_residency(summaries))?;
     let selector = match selector {
         Some(selector) => Some(sequence.attach(Arc::clone(selector))?),
         None => None,
     };
-    let options = SelectOptions::new(Budget::tokens(args.budget as usize)).form(form);
+    let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(form);
     // Then there is nothing to score: the newest.
     let scores = method != "none";
     let options = if !scores { options.recent(args.budget as usize) } else { options };

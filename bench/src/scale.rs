@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stratakv::{BalancePolicy, ByteSize, ReadTicket, Sequence, SequenceOptions, Store, StoreOptions};
+use stratakv::{BalancePolicy, ByteSize, CreateOptions, ReadTicket, Sequence, Store, StoreOptions};
 
 /// Memory of each store.
 const MEMORY: ByteSize = ByteSize::mib(512);
@@ -82,7 +82,7 @@ fn measure(args: &ScaleArgs, place: &mut Place) -> Result<()> {
     let mut one = 0.0;
     for count in [1_u32, 2, 4] {
         let test = Test { devices: (0..count).collect(), copies: 1, skew: false };
-        let store = test.store(args, place, BalancePolicy::Spread)?;
+        let store = test.store(args, place, BalancePolicy::EarliestFinish)?;
         if count == 1 {
             let turn = median_turn(args, &store.0, &store.1, &test, None, place)?;
             print_turn(
@@ -109,10 +109,10 @@ fn measure(args: &ScaleArgs, place: &mut Place) -> Result<()> {
     }
     // Most of the selection has its first copy on one device of four.
     for (copies, policy, name) in [
-        (1, BalancePolicy::Spread, "no copies"),
-        (2, BalancePolicy::FirstReplica, "first replica"),
-        (2, BalancePolicy::Counts, "no balance by speed"),
-        (2, BalancePolicy::Spread, "spread"),
+        (1, BalancePolicy::EarliestFinish, "no copies"),
+        (2, BalancePolicy::FirstCopy, "first replica"),
+        (2, BalancePolicy::FewestReads, "no balance by speed"),
+        (2, BalancePolicy::EarliestFinish, "spread"),
     ] {
         let test = Test { devices: (0..4).collect(), copies, skew: true };
         let store = test.store(args, place, policy)?;
@@ -132,9 +132,9 @@ fn measure(args: &ScaleArgs, place: &mut Place) -> Result<()> {
     }
     // One of two devices at a quarter of the other's speed; everything is on both.
     for (policy, name) in [
-        (BalancePolicy::FirstReplica, "first replica"),
-        (BalancePolicy::Counts, "no balance by speed"),
-        (BalancePolicy::Spread, "spread"),
+        (BalancePolicy::FirstCopy, "first replica"),
+        (BalancePolicy::FewestReads, "no balance by speed"),
+        (BalancePolicy::EarliestFinish, "spread"),
     ] {
         let test = Test { devices: vec![0, 1], copies: 2, skew: false };
         let store = test.store(args, place, policy)?;
@@ -201,7 +201,7 @@ impl Test {
         }
         let store = options.open()?;
         let group = (args.block.0 / TOKEN_LAYER_BYTES) as u16;
-        let sequence = store.create_sequence(&layout(1, group)?, SequenceOptions::new().key(KEY).replicas(self.copies));
+        let sequence = store.create_sequence(&layout(1, group)?, CreateOptions::new().key(KEY).replicas(self.copies));
         let mut sequence = sequence?;
         append_random(&mut sequence, (args.size.0 / args.block.0 * u64::from(group)) as usize)?;
         paths.iter().try_for_each(|path| settle(path))?;
@@ -274,7 +274,7 @@ pub(crate) fn first_copies(store: &Store, sequence: &Sequence) -> Result<Vec<Vec
     let devices = store.status().devices.len();
     let mut by_device = vec![Vec::new(); devices];
     for group in 0..sequence.len() / sequence.layout().group_tokens() as u64 {
-        let first = sequence.devices_of(0, group)?.first().copied();
+        let first = sequence.group_devices(0, group)?.first().copied();
         let first = first.with_context(|| format!("group {group} is on no device"))?;
         by_device[usize::from(first)].push(group);
     }

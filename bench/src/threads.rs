@@ -34,7 +34,7 @@ struct ThreadsResult {
 
 pub(crate) fn measure(args: &ScaleArgs, place: &mut Place) -> Result<()> {
     let test = Test { devices: (0..DEVICES).collect(), copies: 1, skew: false };
-    let (store, sequence, paths) = test.store(args, place, BalancePolicy::Spread)?;
+    let (store, sequence, paths) = test.store(args, place, BalancePolicy::EarliestFinish)?;
     drop(sequence);
     store.close()?;
     for limit in [None, Some(args.bps.0)] {
@@ -79,7 +79,7 @@ fn compare(args: &ScaleArgs, test: &Test, paths: &[PathBuf], limit: Option<u64>)
 
 /// A turn on the store as it is, opened with so many threads.
 fn one(args: &ScaleArgs, test: &Test, paths: &[PathBuf], threads: u32) -> Result<Turn> {
-    let options = options(args, BalancePolicy::Spread).shard_threads(threads as usize);
+    let options = options(args, BalancePolicy::EarliestFinish).shard_threads(threads as usize);
     let store = paths.iter().fold(options, StoreOptions::device).open()?;
     let sequence = store.open_sequence(KEY)?;
     let groups = first_copies(&store, &sequence)?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::{ByteSize, Durability, Sequence, SequenceOptions, Summary};
+use stratakv::{ByteSize, CreateOptions, Durability, Sequence, StoredSummary};
 
 /// Tokens of an append when nothing is committed in between.
 const CHUNK: usize = 512;
@@ -60,7 +60,7 @@ pub(crate) fn decode(sequence: &mut Sequence, source: &mut KvSource, tokens: u32
             sequence.append(layer, keys, values)?;
         }
         let first = sequence.token_ids().len() as u32;
-        sequence.push_token_ids(&(first..first + now as u32).collect::<Vec<_>>())?;
+        sequence.append_token_ids(&(first..first + now as u32).collect::<Vec<_>>())?;
         left -= now;
         since += now;
         if left == 0 || since == per as usize {
@@ -97,8 +97,8 @@ pub(crate) fn run(args: &WrittenArgs) -> Result<()> {
 fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<WrittenResult> {
     let summary = !args.no_summary;
     let store = open_store(&args.common, path, ByteSize((512 << 20) + if summary { kv_bytes / 4 } else { 0 }))?;
-    let options = SequenceOptions::new().key("written");
-    let options = if summary { options.summary(Summary::MinMax) } else { options };
+    let options = CreateOptions::new().key("written");
+    let options = if summary { options.store_summary(StoredSummary::MinMax) } else { options };
     let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
     let attached = args.selector.map(|kept| kept.selector(sequence.layout())).transpose()?;
     let attached = attached.map(|selector| sequence.attach_stored(selector)).transpose()?;

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 use stratakv::{
-    Budget, ByteSize, Durability, KvLayout, SelectOptions, SequenceOptions, Store, Summary, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, KvLayout, SelectOptions, Store, StoredSummary, TensorView, attend,
 };
 
 const LAYERS: usize = 32;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let open = || Store::options().device(&directory).memory_limit(limit).open();
     let store = open()?;
     let layout = KvLayout::builder().layers(LAYERS as u16).kv_heads(8).head_dim(128).group_tokens(64).build()?;
-    let options = SequenceOptions::new().key("big").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("big").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout, options)?;
 
     let mut seed = 1_u64;

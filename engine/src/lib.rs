@@ -5,7 +5,7 @@
 //! shape and `format-spec/SPEC.md` for the bytes on disk.
 //!
 //! ```
-//! use stratakv::{Budget, ByteSize, DType, Durability, KvLayout, SequenceOptions, Store, Summary, TensorView, attend};
+//! use stratakv::{Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, Store, StoredSummary, TensorView, attend};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let dir = std::env::temp_dir().join(format!("stratakv-example-{}", std::process::id()));
@@ -13,7 +13,7 @@
 //!     let store = Store::options().device(&dir).memory_limit(ByteSize::mib(64)).open()?;
 //!     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(128).dtype(DType::F16).group_tokens(8);
 //!     let layout = layout.fingerprint([7; 32]).build()?; // a hash of the model: no other one reads this sequence
-//!     let options = SequenceOptions::new().key("session-42").summary(Summary::MinMax);
+//!     let options = CreateOptions::new().key("session-42").store_summary(StoredSummary::MinMax);
 //!     let mut sequence = store.create_sequence(&layout, options)?;
 //!
 //!     // Prefill: many tokens of one layer at once, `[tokens, kv_heads, head_dim]`.
@@ -83,15 +83,15 @@ pub use io::PageBacking;
 pub use io::buffer::region::ReadRegion;
 pub use io::scheduler::profile::ProfileStatus;
 pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
-pub use maintenance::Repaired;
+pub use maintenance::RepairReport;
 pub use metrics::{Evicted, EvictionReason};
 pub use options::{
-    BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, DriverChoice, Durability,
-    SequenceOptions, StoreOptions, Summaries, Summary,
+    BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, CreateOptions, DriverChoice,
+    Durability, StoreOptions, StoredSummary, SummaryResidency,
 };
-pub use plan::{Planes, SelectOptions, View};
-pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, ViewBlocks, attend, attend_with};
-pub use sequence::{OpenOptions, Sequence, SequenceReader};
+pub use plan::{PlaneSet, SelectOptions, Selection};
+pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, SelectionBlocks, attend, attend_with};
+pub use sequence::{OpenSequence, Sequence, SequenceReader};
 pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
     Usage,

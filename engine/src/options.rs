@@ -116,17 +116,17 @@ impl ChecksumChoice {
 /// Segments that a store's capacity is meant to make up, per device.
 const SEGMENTS_OF_CAPACITY: u64 = 256;
 
-/// How the copies of a frame are chosen from. [`BalancePolicy::Spread`] is what to use; the others are there to compare with.
+/// How the copies of a frame are chosen from. [`BalancePolicy::EarliestFinish`] is what to use; the others are there to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancePolicy {
     /// The copy on the device that ends first, by its speed and what is queued there.
     #[default]
-    Spread,
+    EarliestFinish,
     /// The copy on the device with the fewest reads of this selection, in the order of the selection.
-    Counts,
+    FewestReads,
     /// Always the first copy.
-    FirstReplica,
+    FirstCopy,
 }
 
 /// How a store is opened.
@@ -232,14 +232,14 @@ impl StoreOptions {
     /// one writes. Every call that would write is an [`ErrorKind::ReadOnly`].
     ///
     /// ```
-    /// use stratakv::{ByteSize, ErrorKind, KvLayout, SequenceOptions, Store};
+    /// use stratakv::{ByteSize, ErrorKind, KvLayout, CreateOptions, Store};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
     /// Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?.close()?;
     /// let store = Store::options().device(dir.path()).read_only(true).open()?;
     /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
-    /// let refused = store.create_sequence(&layout, SequenceOptions::new()).unwrap_err();
+    /// let refused = store.create_sequence(&layout, CreateOptions::new()).unwrap_err();
     /// assert_eq!(refused.kind(), ErrorKind::ReadOnly);
     /// # Ok(()) }
     /// ```
@@ -447,17 +447,17 @@ pub enum Durability {
 /// Summaries a sequence carries for selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Summary {
+pub enum StoredSummary {
     /// Element-wise minimum and maximum of the keys of each group (LeoAM section 4.1; Quest).
     MinMax,
 }
 
-/// Where a handle of a sequence has its min/max records ([`Summary::MinMax`]), the bounds that selectors (Quest, LeoAM) choose by,
+/// Where a handle of a sequence has its min/max records ([`StoredSummary::MinMax`]), the bounds that selectors (Quest, LeoAM) choose by,
 /// and what other selectors know of groups whose records stand with them
 /// ([`Sequence::attach_stored`](crate::Sequence::attach_stored)). Selections are the same, to the bit. Forks and readers have theirs
 /// where the handle has that they come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Summaries {
+pub enum SummaryResidency {
     /// In memory, read when the sequence is opened.
     #[default]
     Resident,
@@ -470,17 +470,17 @@ pub enum Summaries {
 
 /// How a sequence is created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SequenceOptions {
+pub struct CreateOptions {
     pub(crate) key: String,
-    pub(crate) summaries: Vec<Summary>,
-    pub(crate) residency: Summaries,
+    pub(crate) summaries: Vec<StoredSummary>,
+    pub(crate) residency: SummaryResidency,
     /// 0 for as many as there are by default: 1.
     pub(crate) replicas: u8,
     pub(crate) ttl_ms: u64,
     pub(crate) evictable: u8,
 }
 
-impl SequenceOptions {
+impl CreateOptions {
     /// No key, no summary.
     #[must_use]
     pub fn new() -> Self {
@@ -519,7 +519,7 @@ impl SequenceOptions {
 
     /// Adds a summary.
     #[must_use]
-    pub fn summary(mut self, summary: Summary) -> Self {
+    pub fn store_summary(mut self, summary: StoredSummary) -> Self {
         if !self.summaries.contains(&summary) {
             self.summaries.push(summary);
         }
@@ -528,7 +528,7 @@ impl SequenceOptions {
 
     /// Where this handle has its min/max records: `OpenOptions::summaries` says so for those that come later.
     #[must_use]
-    pub fn summaries(mut self, summaries: Summaries) -> Self {
+    pub fn summary_residency(mut self, summaries: SummaryResidency) -> Self {
         self.residency = summaries;
         self
     }
@@ -593,7 +593,7 @@ mod tests {
         assert_eq!(of(ByteSize::gib(500), 2), ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
         assert_eq!(options.lazy_delay_ms, 1000);
-        assert!(!options.allow_degraded && options.balance == BalancePolicy::Spread);
+        assert!(!options.allow_degraded && options.balance == BalancePolicy::EarliestFinish);
         assert_eq!(options.hedge_percentile, Some(0.99));
         assert_eq!(options.cleaning_rate, None);
         assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));

@@ -2,7 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
-use stratakv::{ByteSize, Durability, KvLayout, SequenceOptions, Store, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
 
 struct Counting;
 
@@ -36,7 +36,7 @@ fn allocations_do_not_grow_with_requests() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::options().device(dir.path()).memory_limit(ByteSize::mib(32)).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(2).head_dim(128).group_tokens(1).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("k")).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("k")).unwrap();
     let data = vec![1.0_f32; 1024 * 256];
     let rows = TensorView::token_major(&data, 1024, 2, 128);
     (0..10).for_each(|_| sequence.append(0, rows, rows).unwrap());

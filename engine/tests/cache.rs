@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use std::path::Path;
 use stratakv::{
-    ByteSize, CacheOptions, CachePolicy, DriverChoice, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions,
-    Store, StoreOptions, TensorView, View, attend,
+    ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, Selection,
+    Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -45,7 +45,7 @@ fn query() -> Vec<f32> {
 }
 
 /// Attention over a view, as bits, and the bytes of the blocks that devices brought for it.
-fn attended(store: &Store, view: &View) -> (Vec<u32>, u64) {
+fn attended(store: &Store, view: &Selection) -> (Vec<u32>, u64) {
     let ticket = store.read(&[view]).unwrap();
     let bytes = ticket.selected_bytes();
     let mut out = vec![0.0; 4 * DIM];
@@ -64,8 +64,8 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let cache = CacheOptions::new(ByteSize::mib(2)).policy(POLICIES[policy]);
         let store = options(dir.path()).open().unwrap();
-        let mut cached = store.create_sequence(&layout(), SequenceOptions::new().key("cached")).unwrap();
-        let mut plain = store.create_sequence(&layout(), SequenceOptions::new().key("plain")).unwrap();
+        let mut cached = store.create_sequence(&layout(), CreateOptions::new().key("cached")).unwrap();
+        let mut plain = store.create_sequence(&layout(), CreateOptions::new().key("plain")).unwrap();
         // 240 groups of 4 KiB in two layers: less than half fits.
         for sequence in [&mut cached, &mut plain] {
             append(sequence, 120 * GROUP, 1);
@@ -103,7 +103,7 @@ fn what_was_read_is_not_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let cache = CacheOptions::new(ByteSize::mib(8)).policy(policy);
         let store = options(dir.path()).cache(cache).open().unwrap();
-        let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("s")).unwrap();
+        let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("s")).unwrap();
         append(&mut sequence, 100 * GROUP, 1);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
@@ -127,7 +127,7 @@ fn a_new_sequence_in_recycled_space_hits_nothing_of_the_old() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
     for round in 0..6 {
-        let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("k")).unwrap();
+        let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("k")).unwrap();
         append(&mut sequence, 300 * GROUP, round);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
@@ -153,7 +153,7 @@ fn the_capacity_is_taken_off_the_limit_and_given_back() {
     let held = |store: &Store| store.status().memory.used_bytes;
     let before = held(&store);
     assert!(before >= 8 << 20);
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(16)))).unwrap();
     assert!(held(&store) >= before + (16 << 20));
     let error = sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(64)))).unwrap_err();
@@ -175,7 +175,7 @@ fn blocks_of_several_sizes_share_a_cache() {
     let mut sequences = Vec::new();
     for (index, group) in [4_u16, 20, 36].into_iter().enumerate() {
         let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(group);
-        let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new()).unwrap();
+        let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new()).unwrap();
         append(&mut sequence, 40 * usize::from(group), index as u64);
         sequence.commit(Durability::Lazy).unwrap();
         sequences.push(sequence);
@@ -200,7 +200,7 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let cache = CacheOptions::new(ByteSize::mib(2)).policy(COST);
     let store = options(dir.path()).cache(cache).open().unwrap();
-    let mut writer = store.create_sequence(&layout(), SequenceOptions::new().key("s")).unwrap();
+    let mut writer = store.create_sequence(&layout(), CreateOptions::new().key("s")).unwrap();
     append(&mut writer, 500 * GROUP, 1);
     writer.commit(Durability::Sync).unwrap();
     drop(writer);
@@ -234,7 +234,7 @@ fn dense_first_layers_stay_where_they_fit() {
     let store = options(dir.path()).cache(cache).open().unwrap();
     let layout = KvLayout::builder().layers(LAYERS).kv_heads(HEADS as u16).head_dim(DIM as u16);
     let layout = layout.group_tokens(GROUP as u16).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
     let data = vec![0.25_f32; GROUPS as usize * GROUP * HEADS * DIM];
     for layer in 0..usize::from(LAYERS) {
         let view = TensorView::token_major(&data, GROUPS as usize * GROUP, HEADS, DIM);

@@ -4,7 +4,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 use stratakv::{
-    ByteSize, Durability, ErrorKind, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, Summary, TensorView,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, Sequence, Store, StoreOptions, StoredSummary, TensorView,
 };
 
 /// Each test on one device, and on three that one thread serves.
@@ -53,13 +53,13 @@ fn a_key_taken_by_a_lazy_commit_under_way_is_taken(devices: usize) {
     let store = options(dir.path(), devices).lazy_delay(Duration::from_millis(1)).open().unwrap();
     for round in 0..60_u32 {
         let key = format!("key {round}");
-        let mut first = store.create_sequence(&layout(1), SequenceOptions::new().key(&key)).unwrap();
+        let mut first = store.create_sequence(&layout(1), CreateOptions::new().key(&key)).unwrap();
         append(&mut first, 0, 5);
         first.commit(Durability::Lazy).unwrap();
         drop(first);
         // Now and then the commit of the first is under way: taken from the queue, not in the tables yet.
         std::thread::sleep(Duration::from_micros(u64::from(round) * 60));
-        let again = store.create_sequence(&layout(1), SequenceOptions::new().key(&key));
+        let again = store.create_sequence(&layout(1), CreateOptions::new().key(&key));
         assert_eq!(again.err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists), "round {round}");
     }
     store.close().unwrap();
@@ -71,7 +71,7 @@ fn a_sequence_that_is_being_deleted_is_not_opened_again(devices: usize) {
     let store = options(dir.path(), devices).open().unwrap();
     for round in 0..40 {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][round % 3];
-        let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+        let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
         append(&mut sequence, 0, 9);
         sequence.commit(Durability::Sync).unwrap();
         std::thread::scope(|scope| {
@@ -98,8 +98,8 @@ fn commits_larger_than_a_fresh_manifest_get_room(devices: usize) {
     // Every creation carries its layout.
     let layout = KvLayout::builder().layers(400).kv_heads(1).head_dim(2).group_tokens(1).build().unwrap();
     for index in 0..3000 {
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
-        sequence.push_token_ids(&[index]).unwrap();
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
+        sequence.append_token_ids(&[index]).unwrap();
         sequence.commit(Durability::Lazy).unwrap();
     }
     store.flush().unwrap();
@@ -110,7 +110,7 @@ fn commits_larger_than_a_fresh_manifest_get_room(devices: usize) {
 fn idle_buffers_make_room_for_sequences(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+    let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select_all(0).unwrap();
@@ -118,7 +118,7 @@ fn idle_buffers_make_room_for_sequences(devices: usize) {
     drop(store.read(&[&view]).unwrap().wait().unwrap());
     assert!(store.status().memory.used_bytes > 6 << 20, "{:?}", store.status().memory);
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
-    let options = SequenceOptions::new().summary(Summary::MinMax);
+    let options = CreateOptions::new().store_summary(StoredSummary::MinMax);
     let kept: Vec<_> = (0..1).map(|_| store.create_sequence(&wide, options.clone()).unwrap()).collect();
     assert!(store.status().memory.used_bytes <= 8 << 20);
     drop(kept);
@@ -127,13 +127,13 @@ fn idle_buffers_make_room_for_sequences(devices: usize) {
 fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(12)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1), CreateOptions::new()).unwrap();
     append(&mut sequence, 0, 80_000);
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select_all(0).unwrap();
     // 10.2 MB: less than memory_limit, more than what the tails of another sequence leave.
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
-    let _other = store.create_sequence(&wide, SequenceOptions::new()).unwrap();
+    let _other = store.create_sequence(&wide, CreateOptions::new()).unwrap();
     let read = || store.read(&[&view]).and_then(|ticket| ticket.wait());
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
     // Buffers that somebody holds and gives back later would not be enough.
@@ -146,7 +146,7 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usiz
 fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1), SequenceOptions::new().key("k")).unwrap();
+    let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
     append(&mut sequence, 0, 10);

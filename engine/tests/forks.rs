@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use stratakv::pipeline::Pipeline;
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, Durability, KvLayout, ReadBatch, Sequence, SequenceOptions, Store,
-    StoreOptions, TensorView, View,
+    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, KvLayout, ReadBatch, Selection, Sequence,
+    Store, StoreOptions, TensorView,
 };
 
 const HEADS: usize = 2;
@@ -25,7 +25,7 @@ fn options(dir: &Path) -> StoreOptions {
 /// Every element of a group is its number, of values its negative.
 fn filled(store: &Store) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("s")).unwrap();
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
     for group in 0..GROUPS {
         let keys = vec![group as f32; GROUP * HEADS * DIM];
         let values = vec![-(group as f32); GROUP * HEADS * DIM];
@@ -63,8 +63,8 @@ fn a_block_of_several_views_is_read_once() {
     let family = family(&store);
     let groups =
         |member: usize| -> Vec<u64> { (0..60).map(|at| at * 3 + u64::from(at % 10 == member as u64)).collect() };
-    let views: Vec<View> = (0..4).map(|at| family[at].select_groups(0, &groups(at)).unwrap()).collect();
-    let refs: Vec<&View> = views.iter().collect();
+    let views: Vec<Selection> = (0..4).map(|at| family[at].select_groups(0, &groups(at)).unwrap()).collect();
+    let refs: Vec<&Selection> = views.iter().collect();
     let mut different: Vec<u64> = (0..4).flat_map(groups).collect();
     different.sort_unstable();
     different.dedup();
@@ -93,7 +93,7 @@ fn a_block_of_several_views_is_read_once() {
 
     // Attention to the views as they come, the last first.
     let query = vec![0.01; HEADS * DIM];
-    let alone = |view: &View| {
+    let alone = |view: &Selection| {
         let mut out = vec![0.0; HEADS * DIM];
         let batch = store.read(&[view]).unwrap().wait().unwrap();
         stratakv::attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
@@ -113,8 +113,8 @@ fn a_cache_is_asked_once_for_a_block_of_several_views() {
     let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
     let family = family(&store);
     let groups: Vec<u64> = (0..50).map(|at| at * 4).collect();
-    let views: Vec<View> = family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect();
-    let refs: Vec<&View> = views.iter().collect();
+    let views: Vec<Selection> = family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect();
+    let refs: Vec<&Selection> = views.iter().collect();
     for round in 0..3 {
         let ticket = store.read(&refs).unwrap();
         let bytes = ticket.selected_bytes();
@@ -132,7 +132,7 @@ fn a_pipeline_reads_a_block_of_several_sequences_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let family = family(&store);
-    let views = |first: u64| -> Vec<View> {
+    let views = |first: u64| -> Vec<Selection> {
         let groups: Vec<u64> = (0..40).map(|at| at * 4 + first).collect();
         family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect()
     };

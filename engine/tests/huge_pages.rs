@@ -1,7 +1,7 @@
 //! Buffers in huge pages that the operator reserved. Where there are none, and this process may not reserve any, the test says so.
 
 use std::os::unix::fs::DirBuilderExt;
-use stratakv::{ByteSize, Durability, KvLayout, SequenceOptions, Store, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
 
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
 /// Slabs of the store, and some for whoever else wants them meanwhile.
@@ -52,7 +52,7 @@ fn reserved_huge_pages_are_used() {
     std::fs::DirBuilder::new().mode(0o700).create(&device).unwrap();
     let store = Store::options().device(&device).memory_limit(ByteSize::mib(32)).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(2).head_dim(64).group_tokens(8).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("s")).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("s")).unwrap();
     let row = |group: usize| vec![group as f32; 8 * 2 * 64];
     for group in 0..1000 {
         let row = row(group);

@@ -5,9 +5,11 @@ use half::f16;
 use std::path::Path;
 use std::sync::Arc;
 use stratakv::metrics::Category;
-use stratakv::retrieval::{Adapter, KvSwap, LeoAm, LowRankAdapter, Oracle, Quest, ScoreForm, SelectorId, combine};
+use stratakv::retrieval::{
+    Adapter, HeadAggregation, KvSwap, LeoAm, LowRankAdapter, Oracle, Quest, SelectorId, aggregate,
+};
 use stratakv::{
-    Budget, ByteSize, ErrorKind, KvLayout, SelectOptions, Sequence, SequenceOptions, Store, StoreOptions, TensorView,
+    Budget, ByteSize, CreateOptions, ErrorKind, KvLayout, SelectOptions, Sequence, Store, StoreOptions, TensorView,
 };
 
 const DIM: usize = 16;
@@ -33,7 +35,7 @@ fn append_levels(sequence: &mut Sequence, groups: std::ops::Range<usize>, level:
 
 fn summaries(store: &Store) -> usize {
     let memory = store.status().memory;
-    memory.categories.iter().filter(|of| of.category == Category::Summaries).map(|of| of.used_bytes).sum()
+    memory.categories.iter().filter(|of| of.category == Category::SummaryResidency).map(|of| of.used_bytes).sum()
 }
 
 fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u64> {
@@ -45,7 +47,7 @@ fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u6
 fn groups_chosen_anyway_do_not_use_up_what_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
     let level = |group: usize| match group {
         95..100 => 4.0 + group as f32 / 100.0,
         50..55 => 2.0 + group as f32 / 100.0,
@@ -60,8 +62,8 @@ fn groups_chosen_anyway_do_not_use_up_what_is_left() {
     assert_eq!(groups(&sequence, flat, recent), expected);
     for density in [None, Some(0.01), Some(0.9)] {
         let tree = sequence.attach(Arc::new(LeoAm { density })).unwrap();
-        for form in [ScoreForm::Raw, ScoreForm::Softmax] {
-            assert_eq!(groups(&sequence, tree, recent.form(form)), expected, "{density:?} {form:?}");
+        for form in [HeadAggregation::Sum, HeadAggregation::Softmax] {
+            assert_eq!(groups(&sequence, tree, recent.aggregation(form)), expected, "{density:?} {form:?}");
         }
         assert_eq!(groups(&sequence, tree, sinks), groups(&sequence, flat, sinks), "{density:?}");
     }
@@ -71,12 +73,12 @@ fn groups_chosen_anyway_do_not_use_up_what_is_left() {
 fn a_scale_that_is_none_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
     append_levels(&mut sequence, 0..20, |group| group as f32);
     let id = sequence.attach(Arc::new(Oracle)).unwrap();
     for scale in [-1.0, 0.0, f32::NAN, f32::INFINITY] {
         for budget in [Budget::tokens(20), Budget::All] {
-            let options = SelectOptions::new(budget).form(ScoreForm::Softmax).scale(scale);
+            let options = SelectOptions::new(budget).aggregation(HeadAggregation::Softmax).scale(scale);
             let error = sequence.select_with(id, 0, &[1.0; DIM], options).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{scale}");
         }
@@ -88,7 +90,7 @@ fn a_selector_of_another_sequence_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let create = || {
-        let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+        let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
         append_levels(&mut sequence, 0..20, |group| group as f32);
         sequence
     };
@@ -110,7 +112,7 @@ fn a_selector_of_another_sequence_is_refused() {
 fn a_selector_that_is_taken_away_leaves_the_others_and_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
     let level = |group: usize| ((group * 37) % 100) as f32 / 10.0;
     append_levels(&mut sequence, 0..100, level);
     let before = summaries(&store);
@@ -142,16 +144,16 @@ fn a_selector_that_is_taken_away_leaves_the_others_and_no_memory() {
 
 #[test]
 fn combining_takes_any_shape() {
-    for form in [ScoreForm::Raw, ScoreForm::Softmax] {
+    for form in [HeadAggregation::Sum, HeadAggregation::Softmax] {
         let mut scores = [0.0; 2];
-        combine(&mut [1.0; 16], (0, 0), 1, form, 1.0, &mut scores);
-        combine(&mut [1.0; 16], (8, 8), 0, form, 1.0, &mut scores);
-        combine(&mut [], (8, 8), 1, form, 1.0, &mut scores);
+        aggregate(&mut [1.0; 16], (0, 0), 1, form, 1.0, &mut scores);
+        aggregate(&mut [1.0; 16], (8, 8), 0, form, 1.0, &mut scores);
+        aggregate(&mut [], (8, 8), 1, form, 1.0, &mut scores);
     }
     // Ten lanes, of which the last two lie behind a multiple of eight.
     let mut units: Vec<f32> = [[0.0; 8].as_slice(), &[1.0, 2.0], &[0.0; 8], &[3.0, 4.0]].concat();
     let mut scores = [0.0; 2];
-    combine(&mut units, (10, 10), 1, ScoreForm::Raw, 1.0, &mut scores);
+    aggregate(&mut units, (10, 10), 1, HeadAggregation::Sum, 1.0, &mut scores);
     assert_eq!(scores, [3.0, 7.0]);
 }
 
@@ -179,7 +181,7 @@ fn wide() -> Arc<Adapter> {
 fn an_adapter_is_in_the_account_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let create = || store.create_sequence(&layout(8, 128), SequenceOptions::new()).unwrap();
+    let create = || store.create_sequence(&layout(8, 128), CreateOptions::new()).unwrap();
     let (before, adapter) = (summaries(&store), wide());
     assert_eq!(adapter.bytes(), 1024 * 128 * 4);
     let mut sequences = Vec::new();
@@ -210,7 +212,7 @@ fn an_adapter_is_in_the_account_once() {
 fn memory_that_is_given_up_leaves_the_account() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
     let before = summaries(&store);
     sequence.attach(Arc::new(Oracle)).unwrap();
     append_levels(&mut sequence, 0..2000, |group| group as f32 / 100.0);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use stratakv::{ByteSize, Durability, KvLayout, Sequence, SequenceOptions, Store, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Sequence, Store, TensorView};
 
 const HEADS: usize = 2;
 const GROUPS: u64 = 600;
@@ -17,7 +17,7 @@ const GEOMETRIES: [(usize, usize); 3] = [(4, 32), (8, 64), (24, 128)];
 fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> Sequence {
     let (group, dim) = geometry;
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(dim as u16).group_tokens(group as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("s")).unwrap();
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
     for nth in 0..GROUPS {
         let row = vec![nth as f32; group * HEADS * dim];
         let view = TensorView::token_major(&row, group, HEADS, dim);

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use stratakv::{
-    Budget, ByteSize, CacheOptions, Durability, ErrorKind, KvLayout, Planes, SelectOptions, Sequence, SequenceOptions,
-    Store, StoreOptions, Summary, TensorView, attend,
+    Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, PlaneSet, SelectOptions, Sequence,
+    Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -54,7 +54,7 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
     for separate in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let store = options(dir.path()).open().unwrap();
-        let mut sequence = store.create_sequence(&layout(separate), SequenceOptions::new().key("a")).unwrap();
+        let mut sequence = store.create_sequence(&layout(separate), CreateOptions::new().key("a")).unwrap();
         append(&mut sequence, 0..203, DIM, DIM);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
@@ -64,7 +64,7 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
         let groups = [0, 1, 2, 7, 11, 12, 24];
         for layer in 0..2 {
             let whole = sequence.select_groups(layer, &groups).unwrap();
-            let values = sequence.select_planes(layer, &groups, Planes::Values).unwrap();
+            let values = sequence.select_planes(layer, &groups, PlaneSet::ValuesOnly).unwrap();
             let before = read_bytes(&store);
             let ticket = store.read(&[&whole]).unwrap();
             assert_eq!(ticket.device_bytes(), (2 * PLANE * groups.len()) as u64);
@@ -92,10 +92,11 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
 fn what_is_still_in_memory_gives_values_alone_too() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(false), SequenceOptions::new().summary(Summary::MinMax)).unwrap();
+    let mut sequence =
+        store.create_sequence(&layout(false), CreateOptions::new().store_summary(StoredSummary::MinMax)).unwrap();
     append(&mut sequence, 0..43, DIM, DIM);
     let query = noise(1, 2 * HEADS * DIM);
-    let select = SelectOptions::new(Budget::tokens(30)).planes(Planes::Values);
+    let select = SelectOptions::new(Budget::tokens(30)).planes(PlaneSet::ValuesOnly);
     let view = sequence.select(1, &query, select).unwrap();
     let groups: Vec<u64> = view.groups().collect();
     assert_eq!(groups.len(), 3, "and a tail of three tokens");
@@ -111,7 +112,7 @@ fn what_is_still_in_memory_gives_values_alone_too() {
 fn damaged_keys_do_not_matter_to_values() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(false), SequenceOptions::new().key("a")).unwrap();
+    let mut sequence = store.create_sequence(&layout(false), CreateOptions::new().key("a")).unwrap();
     append(&mut sequence, 0..64, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
     let whole = sequence.select_groups(0, &[3]).unwrap();
@@ -133,7 +134,7 @@ fn damaged_keys_do_not_matter_to_values() {
         let store = options(dir.path()).open().unwrap();
         let sequence = store.open_sequence("a").unwrap();
         let whole = sequence.select_groups(0, &[3]).unwrap();
-        let values = sequence.select_planes(0, &[3], Planes::Values).unwrap();
+        let values = sequence.select_planes(0, &[3], PlaneSet::ValuesOnly).unwrap();
         let batch = store.read(&[&whole, &values]).unwrap().wait().unwrap();
         let bad = batch.get(0).map(|_| ()).unwrap_err();
         let place = bad.corruption().unwrap();
@@ -156,12 +157,12 @@ fn resident_values_and_resident_blocks_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let cache = CacheOptions::new(ByteSize::mib(8));
     let store = options(dir.path()).cache(cache).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(false), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(false), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..160, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
     let groups = [1, 2, 9, 14];
     let whole = sequence.select_groups(0, &groups).unwrap();
-    let values = sequence.select_planes(0, &groups, Planes::Values).unwrap();
+    let values = sequence.select_planes(0, &groups, PlaneSet::ValuesOnly).unwrap();
     let mut seen = Vec::new();
     for (view, expected) in [(&values, 1), (&whole, 2), (&values, 0), (&whole, 0)] {
         let ticket = store.read(&[view]).unwrap();
@@ -180,15 +181,15 @@ fn layers_without_a_v_plane_refuse() {
     let store = options(dir.path()).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).value_dim(0);
     let layout = layout.group_tokens(GROUP as u16).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
     for layer in 0..2 {
         let keys = noise(layer, 20 * HEADS * DIM);
         sequence.append(layer, TensorView::token_major(&keys, 20, HEADS, DIM), TensorView::empty(20)).unwrap();
     }
-    let refused = sequence.select_planes(0, &[1], Planes::Values).unwrap_err();
+    let refused = sequence.select_planes(0, &[1], PlaneSet::ValuesOnly).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     assert!(refused.to_string().contains("no V plane"), "{refused}");
-    let select = SelectOptions::new(Budget::All).planes(Planes::Values);
+    let select = SelectOptions::new(Budget::All).planes(PlaneSet::ValuesOnly);
     assert!(sequence.select(0, &noise(2, 2 * HEADS * DIM), select).is_err());
 }
 
@@ -198,12 +199,12 @@ fn values_of_other_dims_and_small_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(24).value_dim(40).group_tokens(4);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..90, 24, 40);
     sequence.commit(Durability::Sync).unwrap();
     let groups: Vec<u64> = (0..22).step_by(3).collect();
     let whole = sequence.select_groups(1, &groups).unwrap();
-    let values = sequence.select_planes(1, &groups, Planes::Values).unwrap();
+    let values = sequence.select_planes(1, &groups, PlaneSet::ValuesOnly).unwrap();
     let ticket = store.read(&[&values, &whole]).unwrap();
     assert_eq!(ticket.selected_bytes(), groups.len() as u64 * (640 + 1024));
     let batch = ticket.wait().unwrap();

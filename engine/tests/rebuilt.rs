@@ -4,10 +4,10 @@
 use half::f16;
 use std::path::Path;
 use std::sync::Arc;
-use stratakv::retrieval::{RebuildOptions, ScoreForm, ShadowKv};
+use stratakv::retrieval::{HeadAggregation, ReconstructOptions, ShadowKv};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, Durability, ErrorKind, KvLayout, LayerSpec, Planes, Rope,
-    RopeScaling, SelectOptions, Sequence, SequenceOptions, Store, StoreOptions, TensorView, View, attend,
+    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, LayerSpec, PlaneSet,
+    Rope, RopeScaling, SelectOptions, Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -97,7 +97,7 @@ fn query(seed: usize) -> Vec<f32> {
     noise(5000 + seed, 2 * WIDTH).into_iter().map(|x| 2.0 * x).collect()
 }
 
-fn attended(store: &Store, view: &View, query: &[f32]) -> Vec<f32> {
+fn attended(store: &Store, view: &Selection, query: &[f32]) -> Vec<f32> {
     let batch = store.read(&[view]).unwrap().wait().unwrap();
     let mut out = vec![0.0; query.len()];
     attend(query, view, batch.get(0).unwrap(), &mut out).unwrap();
@@ -114,17 +114,17 @@ fn differs(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Everything of a layer with rebuilt keys, and how far attention is from that over all stored keys.
-fn error_of_all(store: &Store, sequence: &Sequence, layer: usize) -> (View, f32) {
+fn error_of_all(store: &Store, sequence: &Sequence, layer: usize) -> (Selection, f32) {
     let query = query(layer);
     let full = attended(store, &sequence.select_all(layer).unwrap(), &query);
-    let select = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
     let view = sequence.select(layer, &query, select).unwrap();
     let out = attended(store, &view, &query);
     (view, differs(&full, &out))
 }
 
 fn committed(store: &Store, tokens: usize) -> Sequence {
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("a")).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("a")).unwrap();
     append(&mut sequence, 0..tokens);
     sequence.commit(Durability::Sync).unwrap();
     sequence
@@ -137,14 +137,14 @@ fn a_rank_that_is_not_low_is_full_attention() {
     let mut sequence = committed(&store, 515);
     // The whole width, and what the keys really have: then the rotation is the right one.
     for (rank, bound) in [(WIDTH, 1e-3), (TRUE_RANK, 1e-3)] {
-        sequence.rebuild_keys(&RebuildOptions::default().rank(rank).outlier_share(0.0)).unwrap();
+        sequence.reconstruct_keys(&ReconstructOptions::default().rank(rank).outlier_share(0.0)).unwrap();
         for layer in 0..2 {
             let (view, error) = error_of_all(&store, &sequence, layer);
             assert_eq!(view.tokens(), 515);
             assert!(error < bound, "rank {rank}, layer {layer}: {error}");
         }
     }
-    sequence.rebuild_keys(&RebuildOptions::default().rank(3).outlier_share(0.0)).unwrap();
+    sequence.reconstruct_keys(&ReconstructOptions::default().rank(3).outlier_share(0.0)).unwrap();
     let (_, error) = error_of_all(&store, &sequence, 0);
     assert!(error > 1e-2, "three numbers per token are not enough: {error}");
 }
@@ -156,16 +156,16 @@ fn values_are_read_and_nothing_of_outliers() {
     let mut sequence = committed(&store, 800);
     let method = sequence.attach(Arc::new(ShadowKv::default())).unwrap();
     let before = store.status().memory.used_bytes;
-    sequence.rebuild_keys(&RebuildOptions::default().rank(TRUE_RANK).outlier_share(0.03)).unwrap();
+    sequence.reconstruct_keys(&ReconstructOptions::default().rank(TRUE_RANK).outlier_share(0.03)).unwrap();
     // Rows and basis of each layer, three blocks of outliers.
     let kept = 2 * (800 * TRUE_RANK * 2 + TRUE_RANK * WIDTH * 4) as u64;
     assert!(sequence.rebuilt_bytes() >= kept + 2 * 3 * 2 * PLANE);
     assert_eq!(store.status().memory.used_bytes - before, sequence.rebuilt_bytes() as usize);
     for layer in 0..2 {
         let query = query(layer);
-        let select = SelectOptions::new(Budget::tokens(200)).form(ScoreForm::Softmax);
+        let select = SelectOptions::new(Budget::tokens(200)).aggregation(HeadAggregation::Softmax);
         let whole = sequence.select_with(method, layer, &query, select).unwrap();
-        let view = sequence.select_with(method, layer, &query, select.planes(Planes::Rebuilt)).unwrap();
+        let view = sequence.select_with(method, layer, &query, select.planes(PlaneSet::ReconstructedKeys)).unwrap();
         assert!(whole.groups().eq(view.groups()));
         let [whole_bytes, bytes] = [&whole, &view].map(|view| {
             let ticket = store.read(&[view]).unwrap();
@@ -195,12 +195,12 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
     let store = options(dir.path()).open().unwrap();
     let mut sequence = committed(&store, 400);
     // Three numbers per token: what comes from them is told apart from what is exact.
-    let low = RebuildOptions::default().rank(3).outlier_share(0.0).exact_tokens(64);
-    sequence.rebuild_keys(&low).unwrap();
+    let low = ReconstructOptions::default().rank(3).outlier_share(0.0).exact_tokens(64);
+    sequence.reconstruct_keys(&low).unwrap();
     append(&mut sequence, 400..560);
     sequence.commit(Durability::Sync).unwrap();
     let exact = |sequence: &Sequence, groups: &[u64]| {
-        let rebuilt = sequence.select_planes(0, groups, Planes::Rebuilt).unwrap();
+        let rebuilt = sequence.select_planes(0, groups, PlaneSet::ReconstructedKeys).unwrap();
         let whole = sequence.select_groups(0, groups).unwrap();
         let bytes = store.read(&[&rebuilt]).unwrap().selected_bytes();
         (differs(&attended(&store, &rebuilt, &query(0)), &attended(&store, &whole, &query(0))), bytes)
@@ -221,7 +221,7 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
         let (error, bytes) = exact(&sequence, &[first - 2, first - 1]);
         assert!(error > 1e-4 && bytes == 2 * PLANE);
     }
-    sequence.rebuild_keys(&low.rank(TRUE_RANK)).unwrap();
+    sequence.reconstruct_keys(&low.rank(TRUE_RANK)).unwrap();
     let (error, bytes) = exact(&sequence, &[10, 60, 73]);
     assert!(error < 1e-3 && bytes == 3 * PLANE, "{error}");
 }
@@ -231,13 +231,13 @@ fn a_view_outlives_what_it_was_made_from() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = committed(&store, 300);
-    sequence.rebuild_keys(&RebuildOptions::default().rank(TRUE_RANK)).unwrap();
-    let select = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    sequence.reconstruct_keys(&ReconstructOptions::default().rank(TRUE_RANK)).unwrap();
+    let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
     let view = sequence.select(0, &query(0), select).unwrap();
     let out = attended(&store, &view, &query(0));
     let held = store.status().memory.used_bytes;
     sequence.truncate(17).unwrap();
-    sequence.rebuild_keys(&RebuildOptions::default().rank(2)).unwrap();
+    sequence.reconstruct_keys(&ReconstructOptions::default().rank(2)).unwrap();
     append(&mut sequence, 17..40);
     assert_eq!(attended(&store, &view, &query(0)), out);
     drop(view);
@@ -247,8 +247,8 @@ fn a_view_outlives_what_it_was_made_from() {
 #[test]
 fn it_is_made_anew_after_the_store_was_opened() {
     let dir = tempfile::tempdir().unwrap();
-    let select = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
-    let rebuild = RebuildOptions::default().rank(TRUE_RANK);
+    let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
+    let rebuild = ReconstructOptions::default().rank(TRUE_RANK);
     let mut seen = Vec::new();
     for opened in 0..2 {
         let cache = (opened == 1).then(|| CacheOptions::new(ByteSize::mib(4)));
@@ -260,7 +260,7 @@ fn it_is_made_anew_after_the_store_was_opened() {
         let refused = sequence.select(1, &query(1), select).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert!(refused.to_string().contains("rebuild_keys"), "{refused}");
-        sequence.rebuild_keys(&rebuild).unwrap();
+        sequence.reconstruct_keys(&rebuild).unwrap();
         // Twice: from the device, then from what is resident.
         for _ in 0..2 {
             let view = sequence.select(1, &query(1), select).unwrap();
@@ -268,7 +268,7 @@ fn it_is_made_anew_after_the_store_was_opened() {
         }
         let mut fork = sequence.fork().unwrap();
         assert!(fork.select(1, &query(1), select).is_err(), "forks start without");
-        fork.rebuild_keys(&rebuild).unwrap();
+        fork.reconstruct_keys(&rebuild).unwrap();
         seen.push(attended(&store, &fork.select(1, &query(1), select).unwrap(), &query(1)));
         drop((fork, sequence));
         store.close().unwrap();
@@ -281,13 +281,13 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let plain = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let refused = |layout: KvLayout, options: &RebuildOptions| {
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
-        let error = sequence.rebuild_keys(options).unwrap_err();
+    let refused = |layout: KvLayout, options: &ReconstructOptions| {
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
+        let error = sequence.reconstruct_keys(options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
-    let default = RebuildOptions::default();
+    let default = ReconstructOptions::default();
     let text = refused(plain.clone().build().unwrap(), &default);
     assert!(text.contains("how its keys were rotated") && text.contains("layer 0"), "{text}");
     let [rope, _] = ropes();
@@ -301,8 +301,8 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
         assert_eq!(plain.clone().rope(wrong).build().unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
     // Another rotation is another layout.
-    let mut sequence = store.create_sequence(&good, SequenceOptions::new().key("b")).unwrap();
-    sequence.rebuild_keys(&default).unwrap();
+    let mut sequence = store.create_sequence(&good, CreateOptions::new().key("b")).unwrap();
+    sequence.reconstruct_keys(&default).unwrap();
     append(&mut sequence, 0..20);
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
@@ -317,13 +317,13 @@ fn memory_that_is_not_there_is_an_error_and_all_is_as_it_was() {
     let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(4));
     let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
     let wide = KvLayout::builder().layers(1).kv_heads(8).head_dim(128).group_tokens(8).rope(Rope::new(128, 1e4));
-    let mut sequence = store.create_sequence(&wide.build().unwrap(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&wide.build().unwrap(), CreateOptions::new()).unwrap();
     let rows: Vec<f32> = noise(3, 256 * 1024).into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
     let view = TensorView::token_major(&rows, 256, 8, 128);
     sequence.append(0, view, view).unwrap();
     let before = store.status().memory.used_bytes;
     // Three matrices of 1024 x 1024 alone are 12 MiB.
-    let error = sequence.rebuild_keys(&RebuildOptions::default()).unwrap_err();
+    let error = sequence.reconstruct_keys(&ReconstructOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
     assert_eq!(store.status().memory.used_bytes, before);
 }
@@ -335,11 +335,12 @@ fn exact_keys_leave_the_account_with_the_others() {
     let mut sequence = committed(&store, 400);
     let used = || {
         let memory = store.status().memory;
-        let summaries = memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::Summaries);
+        let summaries =
+            memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::SummaryResidency);
         summaries.map(|of| of.used_bytes).unwrap()
     };
     let before = used();
-    sequence.rebuild_keys(&RebuildOptions::default()).unwrap();
+    sequence.reconstruct_keys(&ReconstructOptions::default()).unwrap();
     append(&mut sequence, 400..800);
     assert!(used() > before + 400 * WIDTH * 2);
     sequence.forget_keys();
@@ -353,12 +354,12 @@ fn keys_beyond_what_a_basis_can_hold_are_refused() {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let layout = layout.dtype(stratakv::DType::F32).rope(Rope::new(DIM as u16, 10_000.0)).build().unwrap();
     for (magnitude, good) in [(1e10, true), (1e18, false), (1e19, false), (1e30, false), (3e38, false)] {
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).unwrap();
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
         let rows: Vec<f32> = (0..20 * GROUP * WIDTH).map(|i| ((i * 7919) % 101) as f32 / 101.0 * magnitude).collect();
         let values = vec![0.5; rows.len()];
         let view = |rows| TensorView::token_major(rows, 20 * GROUP, HEADS, DIM);
         sequence.append(0, view(&rows), view(&values)).unwrap();
-        let rebuilt = sequence.rebuild_keys(&RebuildOptions::default());
+        let rebuilt = sequence.reconstruct_keys(&ReconstructOptions::default());
         match good {
             true => rebuilt.unwrap(),
             false => {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use stratakv::{
-    ByteSize, DriverChoice, Durability, ErrorKind, KvLayout, ReadRegion, Sequence, SequenceOptions, Store, TensorView,
-    View,
+    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadRegion, Selection, Sequence, Store,
+    TensorView,
 };
 
 const HEADS: usize = 2;
@@ -64,7 +64,7 @@ fn filled(dir: &std::path::Path, driver: DriverChoice) -> (Store, Sequence) {
     let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).driver(driver).gap_limit(ByteSize(0));
     let store = options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256)).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new().key("s")).unwrap();
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
     let tokens = GROUPS * GROUP;
     let data: Vec<f32> = (0..tokens * HEADS * DIM).map(|i| (i % 8191) as f32 / 16.0).collect();
     let view = TensorView::token_major(&data, tokens, HEADS, DIM);
@@ -73,7 +73,7 @@ fn filled(dir: &std::path::Path, driver: DriverChoice) -> (Store, Sequence) {
     (store, sequence)
 }
 
-fn some(sequence: &Sequence, seed: usize, count: usize) -> View {
+fn some(sequence: &Sequence, seed: usize, count: usize) -> Selection {
     let mut groups: Vec<u64> = (0..count).map(|i| ((i * 37 + seed * 101) % GROUPS) as u64).collect();
     groups.sort_unstable();
     groups.dedup();

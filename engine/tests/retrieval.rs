@@ -5,11 +5,11 @@ use half::f16;
 use std::path::Path;
 use std::sync::Arc;
 use stratakv::retrieval::{
-    Adapter, Ask, InfiniGen, KeyGroup, KeyShape, KeySummary, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Oracle,
-    Quest, ScoreForm, Selector, ShadowKv, SignBits, SummaryKind, summary_as,
+    Adapter, HeadAggregation, InfiniGen, KeyGroup, KeyShape, KvSwap, LayerAdapter, LayerSummary, LeoAm, LowRankAdapter,
+    Oracle, Quest, ScoreRequest, Selector, ShadowKv, SignBits, SummarySpec, summary_as,
 };
 use stratakv::{
-    Budget, ByteSize, Durability, ErrorKind, KvLayout, Result, SelectOptions, Sequence, SequenceOptions, Store,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, Result, SelectOptions, Sequence, Store,
     StoreOptions, TensorView, attend,
 };
 
@@ -72,7 +72,7 @@ fn all() -> Vec<Arc<dyn Selector>> {
     ];
     #[cfg(feature = "calibrate")]
     {
-        use stratakv::retrieval::{Calibrator, CodeOptions, Tck};
+        use stratakv::retrieval::{Calibrator, CodeOptions, TransformCoded};
         let mut calibrator = Calibrator::new(&[(HEADS, DIM), (HEADS, DIM)]);
         for layer in 0..2 {
             (0..500).for_each(|t| calibrator.keys(layer, &row(layer, 5000 + t)));
@@ -82,14 +82,14 @@ fn all() -> Vec<Arc<dyn Selector>> {
         let options = CodeOptions { bits: 64, dimension_bits_max: 4, decode_only: false };
         let adapter = calibrator.codes("tck-64", 1, options).unwrap();
         assert_eq!(Adapter::from_bytes(&adapter.to_bytes()).unwrap(), adapter);
-        list.push(Arc::new(Tck::new(Arc::new(adapter))));
+        list.push(Arc::new(TransformCoded::new(Arc::new(adapter))));
     }
     list
 }
 
-fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, form: ScoreForm) -> Vec<Vec<u64>> {
+fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, aggregation: HeadAggregation) -> Vec<Vec<u64>> {
     let query = noise(99, Q_HEADS * DIM);
-    let options = SelectOptions::new(Budget::tokens(60)).form(form);
+    let options = SelectOptions::new(Budget::tokens(60)).aggregation(aggregation);
     (0..2).map(|layer| sequence.select_with(method, layer, &query, options).unwrap().groups().collect()).collect()
 }
 
@@ -97,7 +97,7 @@ fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, form: Sc
 fn selecting_everything_is_full_attention_by_every_method() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("a")).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("a")).unwrap();
     append(&mut sequence, 0..203);
     sequence.commit(Durability::Sync).unwrap();
     let query = noise(3, Q_HEADS * DIM);
@@ -125,13 +125,13 @@ fn selecting_everything_is_full_attention_by_every_method() {
 fn summaries_are_the_same_however_the_tokens_came() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("a")).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("a")).unwrap();
     // Half of them before the methods, the others token by token behind them.
     append(&mut sequence, 0..150);
     let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
     (150..303).for_each(|t| append(&mut sequence, t..t + 1));
     sequence.commit(Durability::Sync).unwrap();
-    let forms = [ScoreForm::Raw, ScoreForm::Softmax];
+    let forms = [HeadAggregation::Sum, HeadAggregation::Softmax];
     let grown: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
     // Cut and grown again with the same tokens.
     sequence.truncate(97).unwrap();
@@ -156,13 +156,13 @@ fn summaries_are_the_same_however_the_tokens_came() {
 fn exact_scores_choose_what_attention_weighs_most() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     let tokens = 240;
     append(&mut sequence, 0..tokens);
     let exact = sequence.attach(Arc::new(Oracle)).unwrap();
     let full_rank = sequence.attach(Arc::new(KvSwap::new(identity()))).unwrap();
     let query = noise(99, Q_HEADS * DIM);
-    for form in [ScoreForm::Raw, ScoreForm::Softmax] {
+    for form in [HeadAggregation::Sum, HeadAggregation::Softmax] {
         let found = chosen(&sequence, exact, form);
         assert_eq!(found, chosen(&sequence, full_rank, form), "a low rank that is not low is exact");
         for (layer, groups) in found.iter().enumerate() {
@@ -173,10 +173,10 @@ fn exact_scores_choose_what_attention_weighs_most() {
             };
             let mut scores = vec![0.0; tokens];
             for head in 0..Q_HEADS {
-                let scale = if form == ScoreForm::Softmax { 1.0 / (DIM as f64).sqrt() } else { 1.0 };
+                let scale = if form == HeadAggregation::Softmax { 1.0 / (DIM as f64).sqrt() } else { 1.0 };
                 let of: Vec<f64> = (0..tokens).map(|t| dot(head, t) * scale).collect();
                 let sum: f64 = of.iter().map(|x| x.exp()).sum();
-                let add = |x: &f64| if form == ScoreForm::Softmax { x.exp() / sum } else { *x };
+                let add = |x: &f64| if form == HeadAggregation::Softmax { x.exp() / sum } else { *x };
                 scores.iter_mut().zip(&of).for_each(|(score, x)| *score += add(x));
             }
             let best = |g: u64| scores[g as usize * GROUP..][..GROUP].iter().copied().fold(f64::MIN, f64::max);
@@ -193,14 +193,14 @@ fn exact_scores_choose_what_attention_weighs_most() {
 fn bounds_and_their_tree_choose_alike() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..1000);
     let flat = sequence.attach(Arc::new(Quest)).unwrap();
     // A raw upper bound of a chunk is at least that of its groups: the tree finds the same groups, unless it takes a whole
     // chunk by its lower bound, which random keys do not allow.
     for density in [None, Some(0.01), Some(0.9)] {
         let tree = sequence.attach(Arc::new(LeoAm { density })).unwrap();
-        assert_eq!(chosen(&sequence, flat, ScoreForm::Raw), chosen(&sequence, tree, ScoreForm::Raw));
+        assert_eq!(chosen(&sequence, flat, HeadAggregation::Sum), chosen(&sequence, tree, HeadAggregation::Sum));
     }
 }
 
@@ -212,17 +212,17 @@ struct Lengths {
 }
 struct LengthKind;
 
-impl SummaryKind for LengthKind {
+impl SummarySpec for LengthKind {
     fn id(&self) -> String {
         "lengths".into()
     }
 
-    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         Ok(Box::new(Lengths { shape, lengths: Vec::new() }))
     }
 }
 
-impl KeySummary for Lengths {
+impl LayerSummary for Lengths {
     fn groups(&self) -> usize {
         self.lengths.len()
     }
@@ -250,11 +250,11 @@ impl Selector for Loudest {
         "loudest"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
         vec![Arc::new(LengthKind)]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let lengths: &Lengths = summary_as(summaries)?;
         scores.copy_from_slice(&lengths.lengths[ask.groups.clone()]);
         Ok(())
@@ -265,11 +265,11 @@ impl Selector for Loudest {
 fn a_method_of_the_callers_own_chooses() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..200);
     let id = sequence.attach(Arc::new(Loudest)).unwrap();
     let length = |g: u64| (0..GROUP).flat_map(|t| row(0, g as usize * GROUP + t)).map(|x| x * x).sum::<f32>();
-    let groups = &chosen(&sequence, id, ScoreForm::Raw)[0];
+    let groups = &chosen(&sequence, id, HeadAggregation::Sum)[0];
     let free = groups.iter().filter(|g| **g != 49);
     let lowest = free.map(|g| length(*g)).fold(f32::MAX, f32::min);
     assert!((0..49).filter(|g| !groups.contains(g)).all(|g| length(g) <= lowest));
@@ -280,7 +280,7 @@ fn memory_is_accounted_and_its_end_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(1));
     let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     let id = sequence.attach(Arc::new(Oracle)).unwrap();
     let mut tokens = 0;
     let error = loop {
@@ -300,15 +300,15 @@ fn memory_is_accounted_and_its_end_is_an_error() {
 }
 
 /// Needs a kind that can be built, and one that cannot.
-struct Half(Arc<dyn SummaryKind>);
+struct Half(Arc<dyn SummarySpec>);
 struct NoKind;
 
-impl SummaryKind for NoKind {
+impl SummarySpec for NoKind {
     fn id(&self) -> String {
         "none".into()
     }
 
-    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         match layer {
             0 => LengthKind.layer(layer, shape),
             // A row of the wrong length, as an adapter of another model has them.
@@ -322,11 +322,11 @@ impl Selector for Half {
         "half"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
         vec![Arc::clone(&self.0), Arc::new(NoKind)]
     }
 
-    fn score(&self, _: &[&dyn KeySummary], _: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, _: &[&dyn LayerSummary], _: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         scores.fill(0.0);
         Ok(())
     }
@@ -336,7 +336,7 @@ impl Selector for Half {
 fn a_selector_that_does_not_suit_leaves_the_sequence_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..200);
     let first = sequence.attach(Arc::new(Loudest)).unwrap();
     let used = |store: &Store| store.status().memory.used_bytes;

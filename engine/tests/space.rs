@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stratakv::{
-    Budget, ByteSize, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, SelectOptions, Sequence,
-    SequenceOptions, Store, StoreOptions, TensorView, View, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, SelectOptions,
+    Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -44,19 +44,19 @@ fn append(sequence: &mut Sequence, seed: u64, tokens: std::ops::Range<usize>) ->
     sequence.append(0, view(&keys), view(&vals))
 }
 
-fn write(store: &Store, options: SequenceOptions, seed: u64, tokens: usize) -> stratakv::Result<u64> {
+fn write(store: &Store, options: CreateOptions, seed: u64, tokens: usize) -> stratakv::Result<u64> {
     let mut sequence = store.create_sequence(&layout(), options)?;
     append(&mut sequence, seed, 0..tokens)?;
     sequence.commit(Durability::Sync)?;
     Ok(sequence.id().0)
 }
 
-fn key(name: impl ToString) -> SequenceOptions {
-    SequenceOptions::new().key(name.to_string())
+fn key(name: impl ToString) -> CreateOptions {
+    CreateOptions::new().key(name.to_string())
 }
 
 /// Attention over all of it, by the engine and by hand.
-fn check_view(store: &Store, view: &View, seed: u64, tokens: usize) {
+fn check_view(store: &Store, view: &Selection, seed: u64, tokens: usize) {
     let query: Vec<f32> = (0..HEADS * DIM).map(|i| (i % 7) as f32 / 8.0 - 0.25).collect();
     let batch = store.read(&[view]).unwrap().wait().unwrap();
     let mut out = vec![0.0; HEADS * DIM];
@@ -135,7 +135,7 @@ fn files_follow_what_is_deleted() {
         assert!(std::time::Instant::now() < deadline, "{} of {full} bytes: {:?}", segments(), store.usage());
         std::thread::sleep(Duration::from_millis(5));
     }
-    store.tend().unwrap();
+    store.run_maintenance().unwrap();
     sound(&store, dir.path());
     // What is kept is used again, without another file.
     let kept = segments();
@@ -256,7 +256,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     write(&store, key("kept"), 7, 500).unwrap();
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
     let (own, again) = (Arc::clone(&seen), store.clone());
-    store.observe(move |event| {
+    store.on_eviction(move |event| {
         // It may use the store.
         assert!(again.open_sequence(&event.key).is_err());
         own.lock().unwrap().push(event.clone());
@@ -275,7 +275,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     check(&store, "kept", 7, 500);
     check(&store, 79, 79, 400);
     assert_eq!(store.health().evictions, gone.len() as u64);
-    store.observe(|_| {});
+    store.on_eviction(|_| {});
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
     let store = options(dir.path()).capacity(segments(64)).watermarks(0.6, 0.4).open().unwrap();
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
     let events = Arc::clone(&seen);
-    store.observe(move |event: &Evicted| events.lock().unwrap().push(event.clone()));
+    store.on_eviction(move |event: &Evicted| events.lock().unwrap().push(event.clone()));
     let one = {
         write(&store, key("first").evictable(1), 0, TOKENS).unwrap();
         store.usage().unwrap().live_bytes
@@ -300,7 +300,7 @@ fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
     for i in 1..600 {
         let (before, _) = level();
         write(&store, key(i).evictable(1), i, TOKENS).unwrap();
-        store.tend().unwrap();
+        store.run_maintenance().unwrap();
         let (now, step) = level();
         assert!(now <= 0.6 + 1e-9, "{now} lives after sequence {i}");
         let events = seen.lock().unwrap();
@@ -333,7 +333,7 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     append(&mut held, 3, 0..10).unwrap();
     held.commit(Durability::Sync).unwrap();
     std::thread::sleep(Duration::from_millis(5));
-    store.tend().unwrap();
+    store.run_maintenance().unwrap();
     assert_eq!(store.open_sequence("short").unwrap_err().kind(), ErrorKind::NotFound);
     // Not while somebody has it: then at once in the background, or where that comes too late when the store is opened.
     append(&mut held, 3, 10..20).unwrap();
@@ -341,14 +341,14 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
     let observe = |store: &Store| {
         let own = Arc::clone(&seen);
-        store.observe(move |event| own.lock().unwrap().push(event.clone()));
+        store.on_eviction(move |event| own.lock().unwrap().push(event.clone()));
     };
     observe(&store);
     drop(held);
     store.close().unwrap();
     let store = options(dir.path()).open().unwrap();
     observe(&store);
-    store.tend().unwrap();
+    store.run_maintenance().unwrap();
     assert_eq!(store.open_sequence("held").unwrap_err().kind(), ErrorKind::NotFound);
     check(&store, "long", 2, 100);
     let seen: Vec<_> = seen.lock().unwrap().iter().filter(|event| event.key != "short").cloned().collect();
@@ -360,7 +360,7 @@ fn a_time_to_live_ends_while_nobody_calls() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let (tell, gone) = mpsc::channel();
-    store.observe(move |event: &Evicted| tell.send((event.key.clone(), event.reason)).unwrap());
+    store.on_eviction(move |event: &Evicted| tell.send((event.key.clone(), event.reason)).unwrap());
     // The background has nothing to wait for, then something far off, then something near.
     for (name, seconds) in [("far", 3600), ("near", 2)] {
         std::thread::sleep(Duration::from_millis(200));
@@ -481,7 +481,7 @@ fn a_selection_survives_the_move_of_its_groups() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).capacity(segments(30)).open().unwrap();
     for i in 0..40_u64 {
-        write(&store, key(i).summary(stratakv::Summary::MinMax), i, 300).unwrap();
+        write(&store, key(i).store_summary(stratakv::StoredSummary::MinMax), i, 300).unwrap();
     }
     let sequence = store.open_sequence("21").unwrap();
     let query = vec![0.5; HEADS * DIM];
@@ -491,7 +491,7 @@ fn a_selection_survives_the_move_of_its_groups() {
     }
     assert!(store.clean().unwrap().frames > 0);
     let after = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();
-    let attended = |view: &View| {
+    let attended = |view: &Selection| {
         let batch = store.read(&[view]).unwrap().wait().unwrap();
         let mut out = vec![0.0_f32; HEADS * DIM];
         attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();

@@ -4,8 +4,8 @@ use half::f16;
 use std::path::Path;
 use stratakv::attention::MAX_Q_HEADS;
 use stratakv::{
-    Budget, ByteSize, DType, Durability, ErrorKind, KvLayout, LayerSpec, SelectOptions, Sequence, SequenceOptions,
-    Store, StoreOptions, Summary, TensorView, attend,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, LayerSpec, SelectOptions, Sequence, Store,
+    StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;
@@ -85,7 +85,7 @@ fn check(store: &Store, sequence: &Sequence, layer: usize, options: SelectOption
 fn attention_through_the_store_is_attention() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
-    let options = SequenceOptions::new().key("s").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("s").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout(3, 4), options).unwrap();
     for layer in 0..3 {
         append(&mut sequence, layer, 0..1003);
@@ -113,7 +113,7 @@ fn a_committed_sequence_comes_back() {
         let store = open();
         let mut sequence = match round {
             0 => {
-                let options = SequenceOptions::new().key("s").summary(Summary::MinMax);
+                let options = CreateOptions::new().key("s").store_summary(StoredSummary::MinMax);
                 store.create_sequence(&layout(2, 8), options).unwrap()
             }
             _ => store.open_sequence("s").unwrap(),
@@ -133,7 +133,7 @@ fn a_committed_sequence_comes_back() {
                 append(&mut sequence, layer, committed..committed + count);
             }
             let new: Vec<u32> = (committed..committed + count).map(|t| t as u32 * 3).collect();
-            sequence.push_token_ids(&new).unwrap();
+            sequence.append_token_ids(&new).unwrap();
             ids.extend(new);
             committed += count;
             let durability = if step == 19 { Durability::Sync } else { Durability::Lazy };
@@ -158,7 +158,7 @@ fn dtypes_layers_and_windows() {
         let specs = [LayerSpec::full(heads, DIM as u16), LayerSpec::none(), LayerSpec::sliding(heads, DIM as u16, 37)];
         let layout = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(5).build().unwrap();
         let mut sequence =
-            store.create_sequence(&layout, SequenceOptions::new().key("w").summary(Summary::MinMax)).unwrap();
+            store.create_sequence(&layout, CreateOptions::new().key("w").store_summary(StoredSummary::MinMax)).unwrap();
         for layer in [0, 2] {
             append(&mut sequence, layer, 0..203);
         }
@@ -178,7 +178,7 @@ fn dtypes_layers_and_windows() {
 fn a_view_keeps_what_it_saw() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, 4), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, 4), CreateOptions::new()).unwrap();
     append(&mut sequence, 0, 0..11);
     let before = sequence.select(0, &query(2), Budget::All).unwrap();
     append(&mut sequence, 0, 11..3000);
@@ -198,8 +198,9 @@ fn a_view_keeps_what_it_saw() {
 fn bad_arguments_change_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence =
-        store.create_sequence(&layout(1, 4), SequenceOptions::new().key("a").summary(Summary::MinMax)).unwrap();
+    let mut sequence = store
+        .create_sequence(&layout(1, 4), CreateOptions::new().key("a").store_summary(StoredSummary::MinMax))
+        .unwrap();
     append(&mut sequence, 0, 0..10);
     let good = vec![0.5_f32; KV_HEADS * DIM];
     fn view(data: &[f32]) -> TensorView<'_> {
@@ -218,7 +219,7 @@ fn bad_arguments_change_nothing() {
     let many = vec![0.5; (MAX_Q_HEADS + KV_HEADS) * DIM];
     assert_eq!(sequence.select(0, &many, Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(sequence.select(0, &query(2), Budget::tokens(0)).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    let options = SequenceOptions::new().key("a");
+    let options = CreateOptions::new().key("a");
     assert_eq!(store.create_sequence(&layout(1, 4), options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(store.open_sequence("nobody").unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(sequence.len(), 10);
@@ -238,7 +239,7 @@ fn deleting_gives_segments_back() {
     let store = options(&[dir.path()]).open().unwrap();
     let mut most = 0;
     for round in 0..8 {
-        let mut sequence = store.create_sequence(&layout(2, 8), SequenceOptions::new().key("x")).unwrap();
+        let mut sequence = store.create_sequence(&layout(2, 8), CreateOptions::new().key("x")).unwrap();
         for layer in 0..2 {
             append(&mut sequence, layer, 0..20_000);
         }
@@ -258,7 +259,7 @@ fn deleting_gives_segments_back() {
 fn f16_input_is_kept_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, 4), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, 4), CreateOptions::new()).unwrap();
     let data: Vec<f16> = (0..8 * KV_HEADS * DIM).map(|i| f16::from_bits((i * 13 % 0x7bff) as u16)).collect();
     let keys = TensorView::head_major(&data, 8, KV_HEADS, DIM);
     sequence.append(0, keys, keys).unwrap();
@@ -289,7 +290,7 @@ fn append_generation(sequence: &mut Sequence, generation: usize, tokens: std::op
         let view = |data| TensorView::token_major(data, count, KV_HEADS, DIM);
         sequence.append(layer, view(&keys), view(&vals)).unwrap();
     }
-    sequence.push_token_ids(&tokens.map(|t| (t * 100 + generation) as u32).collect::<Vec<_>>()).unwrap();
+    sequence.append_token_ids(&tokens.map(|t| (t * 100 + generation) as u32).collect::<Vec<_>>()).unwrap();
 }
 
 /// Every stored byte is that of the generation the model says.
@@ -368,8 +369,9 @@ fn truncating_to_any_token_and_growing_again() {
         let dir = tempfile::tempdir().unwrap();
         let open = || options(&[dir.path()]).open().unwrap();
         let mut store = open();
-        let mut sequence =
-            store.create_sequence(&layout(2, 4), SequenceOptions::new().key("t").summary(Summary::MinMax)).unwrap();
+        let mut sequence = store
+            .create_sequence(&layout(2, 4), CreateOptions::new().key("t").store_summary(StoredSummary::MinMax))
+            .unwrap();
         let (mut model, mut committed) = (Vec::new(), Vec::new());
         for generation in 1..60 {
             match random(10) {
@@ -420,7 +422,7 @@ fn truncating_to_any_token_and_growing_again() {
                             store
                                 .create_sequence(
                                     &layout(2, 4),
-                                    SequenceOptions::new().key("t").summary(Summary::MinMax),
+                                    CreateOptions::new().key("t").store_summary(StoredSummary::MinMax),
                                 )
                                 .unwrap()
                         }
@@ -437,8 +439,9 @@ fn truncating_to_any_token_and_growing_again() {
 fn truncate_and_regrow_leaks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence =
-        store.create_sequence(&layout(2, 4), SequenceOptions::new().key("t").summary(Summary::MinMax)).unwrap();
+    let mut sequence = store
+        .create_sequence(&layout(2, 4), CreateOptions::new().key("t").store_summary(StoredSummary::MinMax))
+        .unwrap();
     append_generation(&mut sequence, 1, 0..101);
     sequence.commit(Durability::Sync).unwrap();
     let mut most = 0;
@@ -471,7 +474,7 @@ fn space_that_a_view_held_comes_back() {
     let capacity = (16 << 20) + 8192 + (3 << 20);
     let store = options(&[dir.path()]).capacity(ByteSize(capacity)).open().unwrap();
     let fill = |key: &str, tokens| {
-        let mut sequence = store.create_sequence(&layout(1, 8), SequenceOptions::new().key(key)).unwrap();
+        let mut sequence = store.create_sequence(&layout(1, 8), CreateOptions::new().key(key)).unwrap();
         let rows = |plane| (0..tokens).flat_map(|t| values(0, t, plane)).collect::<Vec<f32>>();
         let (keys, vals) = (rows(0), rows(1));
         let view = |data| TensorView::token_major(data, tokens, KV_HEADS, DIM);
@@ -492,7 +495,7 @@ fn space_that_a_view_held_comes_back() {
 fn a_sequence_is_deleted_without_a_handle() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, 8), SequenceOptions::new().key("x")).unwrap();
+    let mut sequence = store.create_sequence(&layout(1, 8), CreateOptions::new().key("x")).unwrap();
     append(&mut sequence, 0, 0..100);
     sequence.commit(Durability::Sync).unwrap();
     let id = sequence.id();

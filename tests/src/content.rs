@@ -4,8 +4,8 @@ use crate::rng::mix;
 use half::{bf16, f16};
 use std::ops::Range;
 use stratakv::{
-    AttendOptions, DType, ErrorKind, KvLayout, LayerSpec, Result, Sequence, Store, TensorView, View, ViewBlocks,
-    attend_with,
+    AttendOptions, DType, ErrorKind, KvLayout, LayerSpec, Result, Selection, SelectionBlocks, Sequence, Store,
+    TensorView, attend_with,
 };
 
 /// Geometry of one layer.
@@ -233,7 +233,7 @@ impl Shape {
     ///
     /// # Panics
     /// Something is wrong: that is the point.
-    pub fn check_blocks(&self, layer: usize, seeds: &[u64], view: &View, blocks: ViewBlocks<'_>) {
+    pub fn check_blocks(&self, layer: usize, seeds: &[u64], view: &Selection, blocks: SelectionBlocks<'_>) {
         for (nth, group) in view.groups().enumerate() {
             let start = group as usize * self.group;
             let [keys, values] = self.block(layer, &seeds[start..start + self.group]);

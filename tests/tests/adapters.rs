@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use stratakv::retrieval::{Adapter, Codebook, LayerAdapter, LowRankAdapter};
-use stratakv::{ByteSize, DType, Durability, ErrorKind, KvLayout, SequenceOptions, Store};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, Store};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::Rng;
@@ -119,7 +119,7 @@ fn adapters_survive_cleaning_and_what_becomes_of_sequences() {
     let large = Adapter::new("large", 7, vec![low_rank(900, 1.0), low_rank(700, 2.0)]).unwrap();
     store.put_adapter(&layout, &adapter("small", 1, 4), 2).expect("stored twice");
     for round in 0..4_u64 {
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).expect("a sequence");
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new()).expect("a sequence");
         for layer in 0..2 {
             let salts: Vec<u64> = (0..600).map(|token| round << 32 | token).collect();
             shape.append(&mut sequence, layer, &salts, Order::TokenMajor).expect("appended");

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use stratakv::{
-    Budget, ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, Store, StoreOptions, Summary, TensorView,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoreOptions, StoredSummary,
+    TensorView,
 };
 use stratakv_format::features::Features;
 use stratakv_format::superblock::{SLOTS, Slot};
@@ -24,7 +25,7 @@ fn seeds(name: u64, tokens: std::ops::Range<usize>) -> Vec<u64> {
 }
 
 fn create(store: &Store, key: &str) -> Sequence {
-    let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+    let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
     store.create_sequence(&shape().layout().expect("a layout"), options).expect("a sequence")
 }
 
@@ -116,7 +117,7 @@ fn tensors_that_do_not_fit() {
     let state = vec![0; (64 << 10) + 1];
     let outcome = sequence.commit_with(&state, Durability::Sync);
     assert_eq!(outcome.expect_err("a large state").kind(), ErrorKind::InvalidArgument);
-    let options = SequenceOptions::new().key("k".repeat(513));
+    let options = CreateOptions::new().key("k".repeat(513));
     let outcome = store.create_sequence(&shape().layout().expect("a layout"), options);
     assert_eq!(outcome.expect_err("a long key").kind(), ErrorKind::InvalidArgument);
     grow(&mut sequence, 9, 40).expect("an append");
@@ -347,7 +348,7 @@ fn a_store_in_use() {
     let store = small_options(&dirs).open().expect("a store whose holder is gone");
     refused(small_options(&dirs), ErrorKind::InUse, &["device-0"]);
     let sequence = create(&store, "once");
-    let again = store.create_sequence(&shape().layout().expect("a layout"), SequenceOptions::new().key("once"));
+    let again = store.create_sequence(&shape().layout().expect("a layout"), CreateOptions::new().key("once"));
     assert_eq!(again.expect_err("the key").kind(), ErrorKind::AlreadyExists);
     assert_eq!(store.clone().close().expect_err("in use").kind(), ErrorKind::InUse);
     drop(sequence);
@@ -429,12 +430,12 @@ fn token_ids_beyond_the_memory_are_refused_and_those_before_stay() {
     let mut sequence = create(&store, "s");
     grow(&mut sequence, 1, 20).unwrap();
     let ids: Vec<u32> = (0..20).collect();
-    sequence.push_token_ids(&ids).unwrap();
-    let error = sequence.push_token_ids(&vec![7; 4 << 20]).unwrap_err();
+    sequence.append_token_ids(&ids).unwrap();
+    let error = sequence.append_token_ids(&vec![7; 4 << 20]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
     assert_eq!(sequence.token_ids(), ids);
     grow(&mut sequence, 1, 21).unwrap();
-    sequence.push_token_ids(&[20]).unwrap();
+    sequence.append_token_ids(&[20]).unwrap();
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
     store.close().unwrap();

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
-    ByteSize, DType, Durability, ErrorKind, KvLayout, Result, Sequence, SequenceOptions, Store, StoreOptions,
-    TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, Result, Sequence, Store, StoreOptions, TensorView,
 };
 use stratakv_tests::damage::Log;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, skipped, small_options};
@@ -51,7 +50,7 @@ fn append(sequence: &mut Sequence, name: u64, count: usize) -> Result<()> {
 }
 
 fn create(store: &Store, key: &str) -> Sequence {
-    store.create_sequence(&layout(), SequenceOptions::new().key(key)).expect("a sequence")
+    store.create_sequence(&layout(), CreateOptions::new().key(key)).expect("a sequence")
 }
 
 /// Every whole group of the sequence holds what was appended under this name.
@@ -356,7 +355,7 @@ fn repair_panics() {
             let scratch = fast_scratch();
             let dirs = device_dirs(scratch.path(), 2);
             let store = small_options(&dirs).open().expect("a store");
-            let options = SequenceOptions::new().key("a").replicas(2);
+            let options = CreateOptions::new().key("a").replicas(2);
             let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
             append(&mut sequence, 1, 300).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
             drop(sequence);

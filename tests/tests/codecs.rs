@@ -7,10 +7,10 @@ use proptest::test_runner::{Config, TestRunner};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RUN, decode, encode, error_bound};
-use stratakv::retrieval::{LeoAm, Quest, RebuildOptions, Selector, ShadowKv};
+use stratakv::retrieval::{LeoAm, Quest, ReconstructOptions, Selector, ShadowKv};
 use stratakv::{
-    ByteSize, CacheOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec, PlaneCodec, Planes,
-    Sequence, SequenceOptions, Store, Summary, TensorView, attend,
+    ByteSize, CacheOptions, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec,
+    PlaneCodec, PlaneSet, Sequence, Store, StoredSummary, TensorView, attend,
 };
 use stratakv_tests::count_from_env;
 use stratakv_tests::damage::{Image, seal};
@@ -205,7 +205,7 @@ impl Model {
             }
             if own.value_dim > 0 {
                 let values = view.groups().collect::<Vec<_>>();
-                let alone = sequence.select_planes(layer, &values, Planes::Values).expect("a view");
+                let alone = sequence.select_planes(layer, &values, PlaneSet::ValuesOnly).expect("a view");
                 let batch = store.read(&[&alone]).and_then(|ticket| ticket.wait()).expect("read");
                 for (nth, group) in values.iter().enumerate() {
                     let (keys, values) = batch.get(0).and_then(|blocks| blocks.group(nth)).expect("a group");
@@ -300,7 +300,7 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
     let dirs = device_dirs(scratch.path(), usize::from(copies));
     let mut store = open(&dirs, cache);
     let layout = shape.layout();
-    let create = || SequenceOptions::new().summary(Summary::MinMax).replicas(copies);
+    let create = || CreateOptions::new().store_summary(StoredSummary::MinMax).replicas(copies);
     let mut key = "first".to_owned();
     let mut sequence = store.create_sequence(&layout, create().key(&*key)).expect("created");
     let mut live = Model::new(shape);
@@ -387,7 +387,7 @@ fn stored(shape: &Shape, tokens: u64) -> (tempfile::TempDir, Vec<PathBuf>, Model
     let scratch = fast_scratch();
     let dirs = device_dirs(scratch.path(), 1);
     let store = open(&dirs, false);
-    let options = SequenceOptions::new().key("a").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("a").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&shape.layout(), options).expect("created");
     let mut model = Model::new(shape);
     let seeds: Vec<u64> = (0..tokens).collect();
@@ -501,17 +501,17 @@ fn values_alone_under_a_codec_beside_rebuilt_keys() {
     let scratch = fast_scratch();
     let dirs = device_dirs(scratch.path(), 1);
     let store = open(&dirs, false);
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new()).expect("created");
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new()).expect("created");
     let tensor: Vec<f32> = (0..400 * 128).map(|i| element(i as u64 / 128, 0, 0, 1 + i % 128 * 28)).collect();
     let view = TensorView::token_major(&tensor, 400, 2, 64);
     sequence.append(0, view, view).expect("appended");
     sequence.commit(Durability::Sync).expect("committed");
     // Full rank gives the stored keys back, rounded to f16 in between.
-    sequence.rebuild_keys(&RebuildOptions::default().rank(128).outlier_share(0.1)).expect("rebuilt");
+    sequence.reconstruct_keys(&ReconstructOptions::default().rank(128).outlier_share(0.1)).expect("rebuilt");
     let selector = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
     let query: Vec<f32> = (0..4 * 64).map(|i| element(5, 1, 1, 1 + 28 * i)).collect();
     let whole = sequence.select_all(0).expect("a view");
-    let options = SelectOptions::new(Budget::All).planes(Planes::Rebuilt);
+    let options = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
     let rebuilt = sequence.select_with(selector, 0, &query, options).expect("a view");
     let batch = store.read(&[&whole, &rebuilt]).and_then(|ticket| ticket.wait()).expect("read");
     let [mut all, mut out] = [vec![0.0; 256], vec![0.0; 256]];
@@ -538,7 +538,7 @@ fn what_cannot_be_is_refused_by_name() {
     let share = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).codec_share(1.5).build().unwrap_err();
     assert_eq!((share.kind(), share.to_string().contains("codec")), (ErrorKind::InvalidArgument, true), "{share}");
 
-    let mut sequence = store.create_sequence(&int8, SequenceOptions::new().key("a")).expect("created");
+    let mut sequence = store.create_sequence(&int8, CreateOptions::new().key("a")).expect("created");
     let mut rows = vec![0.5_f32; 3 * 64];
     rows[70] = 1e38;
     let view = TensorView::token_major(&rows, 3, 1, 64);
@@ -549,7 +549,7 @@ fn what_cannot_be_is_refused_by_name() {
     assert_eq!(sequence.layer_len(1).expect("a layer"), 0);
     drop(sequence);
 
-    let mut sequence = store.create_sequence(&int8, SequenceOptions::new().key("a")).expect("created");
+    let mut sequence = store.create_sequence(&int8, CreateOptions::new().key("a")).expect("created");
     let rows = vec![0.5_f32; 20 * 64];
     for layer in 0..4 {
         let view = TensorView::token_major(&rows, 20, 1, 64);
@@ -583,7 +583,7 @@ fn the_feature_is_named_from_the_first_codec_on() {
     let rows = vec![0.25_f32; 30 * 64];
     let view = TensorView::token_major(&rows, 30, 1, 64);
     let commit = |key: &str, codec| {
-        let mut sequence = store.create_sequence(&layout(codec), SequenceOptions::new().key(key)).expect("created");
+        let mut sequence = store.create_sequence(&layout(codec), CreateOptions::new().key(key)).expect("created");
         sequence.append(0, view, view).expect("appended");
         sequence.commit(Durability::Sync).expect("committed");
     };

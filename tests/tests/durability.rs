@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stratakv::{DType, Durability, KvLayout, Sequence, SequenceOptions, Store, TensorView};
+use stratakv::{CreateOptions, DType, Durability, KvLayout, Sequence, Store, TensorView};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options, try_copy_devices};
 use stratakv_tests::rng::Rng;
 use tempfile::TempDir;
@@ -15,7 +15,7 @@ fn layout() -> KvLayout {
 }
 
 fn create(store: &Store, key: &str) -> Sequence {
-    store.create_sequence(&layout(), SequenceOptions::new().key(key)).expect("a sequence")
+    store.create_sequence(&layout(), CreateOptions::new().key(key)).expect("a sequence")
 }
 
 fn append(sequence: &mut Sequence, count: usize) {
@@ -64,7 +64,7 @@ fn a_commit_without_durability_syncs_nothing() {
     // The files of the segments and their names are made and synced once.
     append(&mut sequence, 2000);
     sequence.commit(Durability::Sync).expect("a commit");
-    store.tend().expect("tended");
+    store.run_maintenance().expect("tended");
     // The background makes durable what it opens, and what is queued by then.
     let quiet = (0..8).any(|_| {
         let before = syncs(&store);

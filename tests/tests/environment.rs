@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use stratakv::{ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoreOptions, StoredSummary};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, device_dirs, skipped, small_options};
 use stratakv_tests::real::Small;
@@ -22,7 +22,7 @@ fn seeds(name: u64, tokens: usize) -> Vec<u64> {
 
 /// Appends one committed sequence of this name.
 fn write(store: &Store, name: u64, tokens: usize) -> stratakv::Result<()> {
-    let options = SequenceOptions::new().key(name.to_string()).summary(Summary::MinMax);
+    let options = CreateOptions::new().key(name.to_string()).store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&shape().layout()?, options)?;
     for layer in 0..2 {
         shape().append(&mut sequence, layer, &seeds(name, tokens), Order::TokenMajor)?;
@@ -126,7 +126,7 @@ fn commits_and_checkpoints_without_space_fail_and_go_on() {
         (0..6).for_each(|name| write(&store, name, TOKENS).expect("a sequence"));
         take_the_rest(&small.at());
         // Few at a time: they stay in memory until they are committed.
-        let mut grown = store.create_sequence(&shape().layout().expect("a layout"), SequenceOptions::new().key("1000"));
+        let mut grown = store.create_sequence(&shape().layout().expect("a layout"), CreateOptions::new().key("1000"));
         let grown = grown.as_mut().expect("a sequence");
         let all = seeds(1000, 100_000);
         let mut tokens = 0;
@@ -205,7 +205,7 @@ fn lazy_commits_end_with_the_first_that_fails() {
         assert!(std::time::Instant::now() < deadline, "nothing fails on a read-only file system");
         std::thread::sleep(delay);
     }
-    let state = store.create_sequence(&shape().layout().expect("a layout"), SequenceOptions::new().key("empty"));
+    let state = store.create_sequence(&shape().layout().expect("a layout"), CreateOptions::new().key("empty"));
     let queued = state.and_then(|mut one| one.commit(Durability::Lazy));
     std::thread::sleep(4 * delay);
     // Whoever commits learns of it, and the thread rests.

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    ByteSize, DType, Durability, ErrorKind, ImportOptions, KvLayout, Sequence, SequenceOptions, Store, Summary,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, Sequence, Store, StoredSummary,
 };
 use stratakv_format::export::{ExportEnd, PIECE_END, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
@@ -88,9 +88,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Makes a sequence by these steps; the seeds of its tokens.
 fn history(store: &Store, shape: &Shape, key: &str, summary: bool, steps: &[Step]) -> (Sequence, Vec<u64>) {
-    let mut options = SequenceOptions::new().key(key);
+    let mut options = CreateOptions::new().key(key);
     if summary {
-        options = options.summary(Summary::MinMax);
+        options = options.store_summary(StoredSummary::MinMax);
     }
     let mut sequence = store.create_sequence(&shape.layout().unwrap(), options).unwrap();
     let (mut seeds, mut committed, mut counter) = (Vec::new(), Vec::new(), 0);
@@ -116,7 +116,7 @@ fn history(store: &Store, shape: &Shape, key: &str, summary: bool, steps: &[Step
                 }
                 committed = seeds.clone();
             }
-            Step::Ids(count) => sequence.push_token_ids(&vec![counter as u32; *count]).unwrap(),
+            Step::Ids(count) => sequence.append_token_ids(&vec![counter as u32; *count]).unwrap(),
             Step::Reopen if committed == seeds && !seeds.is_empty() => {
                 sequence.commit(Durability::Sync).unwrap();
                 drop(sequence);
@@ -460,7 +460,7 @@ fn what_ends_a_sequence_is_imported() {
     let shape = shapes()[0].clone();
     let layout = shape.layout().expect("a layout");
     let hour = std::time::Duration::from_secs(3600);
-    let own = SequenceOptions::new().key("a").ttl(hour).evictable(3);
+    let own = CreateOptions::new().key("a").ttl(hour).evictable(3);
     let mut sequence = store.create_sequence(&layout, own).expect("a sequence");
     for layer in shape.kv_layers() {
         shape.append(&mut sequence, layer, &[1, 2, 3], Order::TokenMajor).expect("an append");
@@ -482,7 +482,7 @@ fn what_ends_a_sequence_is_imported() {
         assert_eq!(info.tokens, 3);
     }
     std::thread::sleep(2 * soon);
-    store.tend().expect("tended");
+    store.run_maintenance().expect("tended");
     let mut left: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     left.sort();
     assert_eq!(left, ["a", "as it was", "for good"]);

@@ -1,7 +1,7 @@
 //! Writes that fail between attempts to commit: what is acknowledged in the end is all there.
 
 use stratakv::sim::{Faults, Geometry, Simulation};
-use stratakv::{ByteSize, DType, Durability, Error, ErrorKind, SequenceOptions, Store, StoreOptions};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::rng::mix;
 
@@ -43,16 +43,16 @@ fn commit_in_parts(fillers: usize, write: u64) -> bool {
     let store = simulation.open(options()).expect("a store");
     let layout = shape().layout().expect("a layout");
     for at in 0..fillers {
-        let options = SequenceOptions::new().key(format!("filler {at}"));
+        let options = CreateOptions::new().key(format!("filler {at}"));
         let mut filler = store.create_sequence(&layout, options).expect("a sequence");
-        filler.push_token_ids(&[7; IDS]).expect("memory");
+        filler.append_token_ids(&[7; IDS]).expect("memory");
         if filler.commit(Durability::Sync).is_err() {
             break;
         }
     }
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("s")).expect("a sequence");
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("s")).expect("a sequence");
     let ids: Vec<u32> = (0..3 * IDS as u32).collect();
-    sequence.push_token_ids(&ids).expect("memory");
+    sequence.append_token_ids(&ids).expect("memory");
     simulation.set_faults(Faults { write: Some(write), ..Faults::default() });
     let (mut short, mut io) = (false, false);
     match sequence.commit(Durability::Sync) {

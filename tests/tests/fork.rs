@@ -1,7 +1,7 @@
 //! Forks: sequences that start with the same tokens and go their own ways, whoever is committed, cut, deleted or reopened first.
 
 use std::path::PathBuf;
-use stratakv::{DType, Durability, ErrorKind, Sequence, SequenceOptions, Store, Summary};
+use stratakv::{CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoredSummary};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
@@ -36,7 +36,7 @@ impl World {
     }
 
     fn create(&self, key: &str) -> Pair {
-        let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+        let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
         let layout = shape().layout().expect("a layout");
         Pair { sequence: self.store().create_sequence(&layout, options).expect("a sequence"), seeds: Vec::new() }
     }
@@ -77,7 +77,7 @@ impl Pair {
         for layer in 0..2 {
             shape().append(&mut self.sequence, layer, &seeds, Order::nth(layer)).expect("an append");
         }
-        self.sequence.push_token_ids(&seeds.iter().map(|seed| *seed as u32).collect::<Vec<_>>()).expect("ids");
+        self.sequence.append_token_ids(&seeds.iter().map(|seed| *seed as u32).collect::<Vec<_>>()).expect("ids");
         self.seeds.extend(seeds);
     }
 
@@ -197,7 +197,7 @@ fn a_fork_that_was_never_committed_leaves_nothing() {
         assert_eq!(
             world
                 .store()
-                .create_sequence(child.sequence.layout(), SequenceOptions::new().key("child"))
+                .create_sequence(child.sequence.layout(), CreateOptions::new().key("child"))
                 .map(|_| ())
                 .unwrap_err()
                 .kind(),

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use stratakv::{ChecksumChoice, DType, Durability, ErrorKind, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv::{ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, Store, StoreOptions, StoredSummary};
 use stratakv_tests::content::{LayerShape, Order, Shape, damaged_groups};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, small_options};
@@ -83,7 +83,7 @@ fn round(store: &Store, shape: &Shape, number: usize, expected: &mut Expected, m
         let mut sequence = match tokens {
             Some(_) => store.open_sequence(&key).expect("the sequence"),
             None => {
-                let options = SequenceOptions::new().key(&key).summary(Summary::MinMax);
+                let options = CreateOptions::new().key(&key).store_summary(StoredSummary::MinMax);
                 store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence")
             }
         };
@@ -96,7 +96,7 @@ fn round(store: &Store, shape: &Shape, number: usize, expected: &mut Expected, m
                 shape.append(&mut sequence, layer, &new, Order::nth(step + layer)).expect("an append");
             }
             let ids: Vec<u32> = (length..length + count).map(|t| t as u32).collect();
-            sequence.push_token_ids(&ids).expect("token ids");
+            sequence.append_token_ids(&ids).expect("token ids");
             length += count;
             let durability = [Durability::Lazy, Durability::None, Durability::Sync][step];
             sequence.commit_with(format!("{key} has {length}").as_bytes(), durability).expect("a commit");
@@ -198,7 +198,7 @@ fn clean_after_checkpoints() {
     for number in 0..3 {
         let store = case.options(&dirs).open().expect("the store");
         let before = generation(&dirs);
-        let options = SequenceOptions::new().key("long").summary(Summary::MinMax);
+        let options = CreateOptions::new().key("long").store_summary(StoredSummary::MinMax);
         let mut sequence = match number {
             0 => store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence"),
             _ => store.open_sequence("long").expect("the sequence"),

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use stratakv::sim::{Geometry, Simulation};
 use stratakv::{
-    ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceId, SequenceOptions, Store, StoreOptions, Summary,
+    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, Sequence, SequenceId, Store, StoreOptions,
+    StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::rng::mix;
@@ -49,7 +50,9 @@ fn append(sequence: &mut Sequence, seeds: &mut Vec<u64>, tokens: usize) -> strat
 
 fn create(store: &Store, key: &str) -> Sequence {
     let layout = shape().layout().expect("a layout");
-    store.create_sequence(&layout, SequenceOptions::new().key(key).summary(Summary::MinMax)).expect("a sequence")
+    store
+        .create_sequence(&layout, CreateOptions::new().key(key).store_summary(StoredSummary::MinMax))
+        .expect("a sequence")
 }
 
 fn check(store: &Store, key: &str, seeds: &[u64]) {
@@ -284,7 +287,7 @@ fn a_sequence_is_in_use_until_its_handle_goes() {
     let store = simulation.open(options(10)).expect("a store");
     let kept = |key: &str| {
         let layout = shape().layout().expect("a layout");
-        let options = SequenceOptions::new().key(key).evictable(1);
+        let options = CreateOptions::new().key(key).evictable(1);
         let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
         append(&mut sequence, &mut Vec::new(), 59).and_then(|()| sequence.commit(Durability::Sync)).expect("room");
     };
@@ -296,7 +299,7 @@ fn a_sequence_is_in_use_until_its_handle_goes() {
     drop(long);
     let gone = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&gone);
-    store.observe(move |event| tell.lock().expect("no panic").push(event.key.clone()));
+    store.on_eviction(move |event| tell.lock().expect("no panic").push(event.key.clone()));
     for at in 0..1000 {
         kept(&format!("more {at}"));
         if !gone.lock().expect("no panic").is_empty() {
@@ -315,7 +318,7 @@ fn bytes_of_copies_are_told_alike() {
     let simulation = Simulation::new(&geometry, 3);
     let store = simulation.open(Store::options().memory_limit(ByteSize::mib(8))).expect("a store");
     let layout = shape().layout().expect("a layout");
-    let options = SequenceOptions::new().key("twice").replicas(2);
+    let options = CreateOptions::new().key("twice").replicas(2);
     let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     append(&mut sequence, &mut Vec::new(), 59).and_then(|()| sequence.commit(Durability::Sync)).expect("room");
     let (usage, listed) = (store.usage().expect("usage"), store.sequences());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stratakv::retrieval::{
-    CodedKeys, KeyGroup, KeyShape, LayerAdapter, LowRankKeys, Selector, ShadowKv, SignBits, SummaryKind,
+    CodeSpec, KeyGroup, KeyShape, LayerAdapter, LowRankSpec, Selector, ShadowKv, SignBits, SummarySpec,
 };
 use stratakv::{Budget, ByteSize, SelectOptions, Store};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, files};
@@ -82,8 +82,8 @@ fn the_store_with_what_retrieval_keeps() {
         assert_eq!((matrix.rank(), matrix.matrix()[..6].to_vec()), (2, vec![-1.0, -0.5, 0.0, 0.5, 1.0, -1.0]));
         assert_eq!((book.width(), book.dims(), book.code_bytes(), book.distortion()), (16, 3, 2, 0.25));
         let adapter = Arc::new(adapter);
-        let low: Arc<dyn SummaryKind> = Arc::new(LowRankKeys::new(Arc::clone(&adapter)));
-        let codes: Arc<dyn SummaryKind> = Arc::new(CodedKeys::new(adapter));
+        let low: Arc<dyn SummarySpec> = Arc::new(LowRankSpec::new(Arc::clone(&adapter)));
+        let codes: Arc<dyn SummarySpec> = Arc::new(CodeSpec::new(adapter));
         let segment = fs::read(dirs[0].join("segments/00000001")).expect("a segment");
         for (kind, layer) in [(low, 0), (codes, 2)] {
             let records = from_keys(kind.as_ref(), layer);
@@ -144,7 +144,7 @@ fn the_store_with_copies() {
                 }
             }
             if without.is_none() && !read_only {
-                assert_eq!(store.repair().expect("repaired"), stratakv::Repaired::default());
+                assert_eq!(store.repair().expect("repaired"), stratakv::RepairReport::default());
             }
             drop(sequence);
             store.close().expect("closed");
@@ -155,7 +155,7 @@ fn the_store_with_copies() {
 
 #[test]
 fn the_store_with_planes_apart_and_rotations() {
-    use stratakv::{KvLayout, LayerSpec, Planes, Rope, RopeScaling};
+    use stratakv::{KvLayout, LayerSpec, PlaneSet, Rope, RopeScaling};
     let root = fast_scratch();
     let dirs = golden("v0.2/store-planes", root.path());
     assert_clean(&dirs, "as it is");
@@ -170,7 +170,7 @@ fn the_store_with_planes_apart_and_rotations() {
         let sequence = store.open_sequence_as("golden", &layout).expect("a sequence of this layout");
         assert_eq!(sequence.len(), 8);
         for layer in [0, 2, 3] {
-            let view = sequence.select_planes(layer, &[0, 1], Planes::Values).expect("a view");
+            let view = sequence.select_planes(layer, &[0, 1], PlaneSet::ValuesOnly).expect("a view");
             let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
             for group in 0..2_u8 {
                 let (keys, values) = batch.get(0).and_then(|b| b.group(group.into())).expect("a group");
@@ -236,7 +236,7 @@ fn layout() -> stratakv::KvLayout {
 }
 
 /// What the keys of the golden store give: 1 in the first group, -1/2 in the second.
-fn from_keys(kind: &dyn SummaryKind, layer: usize) -> Vec<u8> {
+fn from_keys(kind: &dyn SummarySpec, layer: usize) -> Vec<u8> {
     let shape = KeyShape { kv_heads: 2, key_dim: 8, group_tokens: 4, dtype: stratakv::DType::F16 };
     let mut summary = kind.layer(layer, shape).expect("a summary");
     for (group, bits) in [0x3c00_u16, 0xb800].into_iter().enumerate() {

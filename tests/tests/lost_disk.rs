@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stratakv::{ByteSize, Durability, KvLayout, Sequence, SequenceOptions, Store, StoreOptions, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Sequence, Store, StoreOptions, TensorView};
 use stratakv_tests::disk::skipped;
 
 const DIM: usize = 128;
@@ -93,7 +93,7 @@ fn options(disks: &[Disk], threads: Option<usize>) -> StoreOptions {
 /// Every element of a group is its number.
 fn filled(store: &Store) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let options = SequenceOptions::new().key("s").replicas(2);
+    let options = CreateOptions::new().key("s").replicas(2);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * HEADS * DIM];

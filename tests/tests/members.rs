@@ -1,7 +1,7 @@
 //! Members of a store on simulated disks: what becomes of the manifest when they fail, leave, or are full.
 
 use stratakv::sim::{Faults, Geometry, Simulation};
-use stratakv::{ByteSize, DType, Durability, ErrorKind, SequenceOptions, Store, StoreOptions};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::rng::mix;
 
@@ -32,7 +32,7 @@ fn seeds(name: u64) -> Vec<u64> {
 }
 
 fn write(store: &Store, name: u64, copies: u8) -> stratakv::Result<()> {
-    let options = SequenceOptions::new().key(name.to_string()).replicas(copies);
+    let options = CreateOptions::new().key(name.to_string()).replicas(copies);
     let mut sequence = store.create_sequence(&shape().layout()?, options)?;
     shape().append(&mut sequence, 0, &seeds(name), Order::TokenMajor)?;
     sequence.commit(Durability::Sync)
@@ -104,7 +104,7 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     let store = simulation.open_on(options(threads), &[1]).expect("a closed store");
     assert_eq!(store.health().owed_manifests, 1);
     simulation.resize(200 * PAGE);
-    store.tend().expect("tended");
+    store.run_maintenance().expect("tended");
     assert_eq!((manifests(&simulation, 1), store.health().owed_manifests), (2, 0), "{:?}", store.health());
     write(&store, 1000, 1).expect("room");
     store.close().expect("closed");

@@ -1,7 +1,7 @@
 //! Commits of few tokens: small frames that later commits merge into large ones, and all that may happen in between.
 
 use std::path::PathBuf;
-use stratakv::{Budget, ByteSize, DType, Durability, Sequence, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv::{Budget, ByteSize, CreateOptions, DType, Durability, Sequence, Store, StoreOptions, StoredSummary};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
@@ -14,7 +14,7 @@ fn shape(group: usize) -> Shape {
 }
 
 fn create(store: &Store, shape: &Shape, key: &str) -> Sequence {
-    let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+    let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
     store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence")
 }
 
@@ -28,7 +28,7 @@ fn decode(sequence: &mut Sequence, shape: &Shape, range: std::ops::Range<u64>) {
         for layer in shape.kv_layers() {
             shape.append(sequence, layer, &[mix(token)], Order::nth(layer)).expect("an append");
         }
-        sequence.push_token_ids(&[token as u32]).expect("ids");
+        sequence.append_token_ids(&[token as u32]).expect("ids");
         sequence.commit(Durability::Sync).expect("a commit");
     }
 }
@@ -83,7 +83,7 @@ fn write_amplification_of_commits() {
         let options = small_options(&dirs).segment_bytes(ByteSize::mib(32)).memory_limit(ByteSize::mib(256));
         let store = options.frame_bytes(StoreOptions::default().frame_bytes).open().expect("a store");
         let layout = shape.layout().expect("a layout");
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("k")).expect("a sequence");
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("k")).expect("a sequence");
         let before = store.usage().expect("usage").lifetime_bytes;
         for first in (0..tokens).step_by(per) {
             let seeds: Vec<u64> = (first..tokens.min(first + per as u64)).map(mix).collect();
@@ -114,7 +114,7 @@ fn a_crash_at_any_moment_loses_nothing_committed() {
         for layer in 0..2 {
             shape.append(&mut sequence, layer, &seeds, Order::nth(layer)).expect("an append");
         }
-        sequence.push_token_ids(&(tokens as u32..(tokens + more) as u32).collect::<Vec<_>>()).expect("ids");
+        sequence.append_token_ids(&(tokens as u32..(tokens + more) as u32).collect::<Vec<_>>()).expect("ids");
         tokens += more;
         sequence.commit(Durability::Sync).expect("a commit");
         let image = copy_devices(&dirs, &root.path().join((round + 1).to_string()), &mut Rng(round));

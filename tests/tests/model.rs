@@ -6,8 +6,8 @@ use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use stratakv::{
-    Budget, ChecksumChoice, DType, Durability, ErrorKind, SelectOptions, Sequence, SequenceOptions, Store, Summary,
-    View,
+    Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, SelectOptions, Selection, Sequence, Store,
+    StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -132,7 +132,7 @@ impl Slot {
 }
 
 struct Held {
-    view: View,
+    view: Selection,
     shape: usize,
     layer: usize,
     seeds: Vec<u64>,
@@ -204,8 +204,8 @@ impl World {
                     let (shape, summary) = (seed as usize % self.shapes.len(), seed & 1 << 40 != 0);
                     let layers = vec![Vec::new(); self.shapes[shape].layers.len()];
                     slot.now = Snapshot { layers, shape, summary, ..Snapshot::default() };
-                    let options = SequenceOptions::new().key(name);
-                    let options = if summary { options.summary(Summary::MinMax) } else { options };
+                    let options = CreateOptions::new().key(name);
+                    let options = if summary { options.store_summary(StoredSummary::MinMax) } else { options };
                     let layout = self.shapes[shape].layout().expect("a layout");
                     store.create_sequence(&layout, options).expect("a sequence")
                 }
@@ -240,7 +240,7 @@ impl World {
         self.tokens_given += count as u64;
         let slot = self.slot(key);
         let ids: Vec<u32> = (first..first + count as u32).collect();
-        slot.handle.as_mut().expect("a handle").push_token_ids(&ids).expect("token ids");
+        slot.handle.as_mut().expect("a handle").append_token_ids(&ids).expect("token ids");
         slot.now.ids.extend(ids);
     }
 
@@ -276,7 +276,7 @@ impl World {
         slot.candidates.push(Some(slot.now.committed()));
     }
 
-    fn select(&mut self, key: usize, layer: usize, choose: impl FnOnce(&Sequence, usize, &Shape) -> Option<View>) {
+    fn select(&mut self, key: usize, layer: usize, choose: impl FnOnce(&Sequence, usize, &Shape) -> Option<Selection>) {
         let shapes = self.shapes.clone();
         let slot = self.slot(key);
         let shape = &shapes[slot.now.shape];
@@ -351,7 +351,7 @@ impl World {
 
     /// All held views in one call.
     fn read(&mut self) {
-        let views: Vec<&View> = self.views.iter().map(|held| &held.view).collect();
+        let views: Vec<&Selection> = self.views.iter().map(|held| &held.view).collect();
         let batch = self.store().read(&views).and_then(|ticket| ticket.wait()).expect("a read");
         for (at, held) in self.views.iter().enumerate() {
             let blocks = batch.get(at).expect("blocks that are whole");
@@ -423,7 +423,7 @@ impl World {
         let done = || store.status().devices.iter().map(|d| (d.counters.writes, d.counters.syncs)).collect::<Vec<_>>();
         // Files are copied one after the other: a copy counts when the background wrote nothing meanwhile.
         let copy = loop {
-            store.tend().expect("the background's work");
+            store.run_maintenance().expect("the background's work");
             let before = done();
             self.crashes += 1;
             let to = self.root.path().join(self.crashes.to_string());

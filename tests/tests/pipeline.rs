@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::path::Path;
 use stratakv::pipeline::{DecodeModel, Pipeline, PipelineReport};
-use stratakv::retrieval::RebuildOptions;
+use stratakv::retrieval::ReconstructOptions;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, DriverChoice, Durability, ErrorKind, KvLayout,
-    LayerSpec, Planes, Result, Rope, SelectOptions, Sequence, SequenceOptions, Store, StoreOptions, Summary,
-    TensorView, View, attend,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind,
+    KvLayout, LayerSpec, PlaneSet, Result, Rope, SelectOptions, Selection, Sequence, Store, StoreOptions,
+    StoredSummary, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;
@@ -91,7 +91,7 @@ fn layout() -> KvLayout {
 
 fn prefill(store: &Store, tokens: usize) -> Vec<Sequence> {
     let one = |s: usize| {
-        let options = SequenceOptions::new().key(format!("s{s}")).summary(Summary::MinMax);
+        let options = CreateOptions::new().key(format!("s{s}")).store_summary(StoredSummary::MinMax);
         let mut sequence = store.create_sequence(&layout(), options).unwrap();
         for layer in KV_LAYERS {
             let data: Vec<f32> = (0..tokens * ROW).map(|at| mix((at * (s + 1) % 997) as f32, at, layer)).collect();
@@ -112,7 +112,7 @@ const BUDGET: Budget = Budget::tokens(60);
 fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
     for layer in KV_LAYERS {
         let queries = model.project(layer, sequences)?;
-        let views: Vec<View> =
+        let views: Vec<Selection> =
             sequences.iter().zip(&queries).map(|(s, q)| s.select(layer, q, BUDGET)).collect::<Result<_>>()?;
         let batch = store.read(&views.iter().collect::<Vec<_>>())?.wait()?;
         let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
@@ -256,7 +256,7 @@ fn trusted_predictions_are_what_is_attended_to_and_nothing_is_read_for_nothing()
 /// A model of two layers that appends two tokens at a time and keeps what happened.
 struct Pairs {
     step: u64,
-    planes: Planes,
+    planes: PlaneSet,
     /// Of the second layer: the groups of the prediction, what was attended to it.
     predicted: RefCell<Vec<u64>>,
     attended: Vec<f32>,
@@ -287,7 +287,7 @@ impl DecodeModel for Pairs {
         Ok(())
     }
 
-    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<View> {
+    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<Selection> {
         if layer == 0 {
             return sequence.select(layer, query, options);
         }
@@ -305,29 +305,29 @@ fn append_pairs(sequence: &mut Sequence, layer: usize, tokens: usize, salt: u64)
 
 #[test]
 fn trusted_predictions_keep_the_tail_that_was_sealed_since() {
-    trusted_in_pairs(Planes::All);
+    trusted_in_pairs(PlaneSet::KeysAndValues);
 }
 
 #[test]
 fn trusted_predictions_are_read_in_the_planes_of_the_model() {
-    trusted_in_pairs(Planes::Rebuilt);
+    trusted_in_pairs(PlaneSet::ReconstructedKeys);
 }
 
-fn trusted_in_pairs(planes: Planes) {
+fn trusted_in_pairs(planes: PlaneSet) {
     let rope = Rope::new(DIM as u16, 10_000.0);
     let layout =
         KvLayout::builder().layers(2).kv_heads(KV_HEADS as u16).head_dim(DIM as u16).group_tokens(8).rope(rope);
     let layout = layout.build().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let options = SequenceOptions::new().key("pairs").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("pairs").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout, options).unwrap();
     // Seven tokens of the last group.
     (0..2).for_each(|layer| append_pairs(&mut sequence, layer, 8 * 40 + 7, layer as u64));
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
     let mut sequence = store.open_sequence("pairs").unwrap();
-    sequence.rebuild_keys(&RebuildOptions::default().rank(ROW)).unwrap();
+    sequence.reconstruct_keys(&ReconstructOptions::default().rank(ROW)).unwrap();
     let mut model = Pairs { step: 0, planes, predicted: RefCell::default(), attended: Vec::new() };
     let mut pipeline = Pipeline::new(&store, BUDGET).trust_predictions(true);
     for step in 0..10 {
@@ -379,7 +379,7 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
     let mut sequences = prefill(&store, TOKENS);
     let mut model = Model::new(Predictions::Wrong);
     let mut pipeline = Pipeline::new(&store, BUDGET);
-    let views = |sequences: &[Sequence], layer, query: &[f32]| -> Vec<View> {
+    let views = |sequences: &[Sequence], layer, query: &[f32]| -> Vec<Selection> {
         sequences.iter().map(|s| s.select(layer, query, BUDGET).unwrap()).collect()
     };
     let query = vec![0.3; Q_HEADS * DIM];
@@ -415,7 +415,7 @@ fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
     // Room for one read at a time, hardly for two.
     let store = options(dir.path()).memory_limit(ByteSize::mib(6)).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(64).group_tokens(16).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("wide")).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("wide")).unwrap();
     let data: Vec<f32> = (0..1024 * 512).map(|at| (at % 251) as f32 / 251.0 - 0.5).collect();
     for layer in 0..2 {
         for chunk in data.chunks(128 * 512) {
@@ -452,7 +452,7 @@ fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     // Room for 5 MiB of reads.
     let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(64).group_tokens(16).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("wide")).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("wide")).unwrap();
     let data: Vec<f32> = (0..128 * 512).map(|at| (at % 251) as f32 / 251.0 - 0.5).collect();
     let view = TensorView::token_major(&data, 128, 8, 64);
     for layer in 0..2 {

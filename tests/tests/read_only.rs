@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
-use stratakv::{Durability, ErrorKind, ImportOptions, SequenceOptions, Store, StoreOptions, Summary};
+use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, Store, StoreOptions, StoredSummary};
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::superblock::{STATE_CLOSED, newest};
 use stratakv_tests::content::{LayerShape, Order, Shape};
@@ -40,12 +40,12 @@ fn write(root: &Path, devices: usize, close: bool) -> Vec<PathBuf> {
     let (shape, dirs) = (shape(), device_dirs(&root.join("written"), devices));
     let store = small_options(&dirs).open().unwrap();
     for key in ["a", "b", "gone"] {
-        let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+        let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
         let mut sequence = store.create_sequence(&shape.layout().unwrap(), options).unwrap();
         for layer in shape.kv_layers() {
             shape.append(&mut sequence, layer, &seeds(203, 1), Order::TokenMajor).unwrap();
         }
-        sequence.push_token_ids(&[1, 2, 3]).unwrap();
+        sequence.append_token_ids(&[1, 2, 3]).unwrap();
         sequence.commit_with(key.as_bytes(), Durability::Sync).unwrap();
         match key {
             "gone" => sequence.delete(Durability::Sync).unwrap(),
@@ -78,10 +78,10 @@ fn every_writing_call_is_refused(store: &Store) {
     let shape = shape();
     let layout = shape.layout().unwrap();
     let refused = |what: &str, error: stratakv::Error| assert_eq!(error.kind(), ErrorKind::ReadOnly, "{what}: {error}");
-    refused("create", store.create_sequence(&layout, SequenceOptions::new()).unwrap_err());
+    refused("create", store.create_sequence(&layout, CreateOptions::new()).unwrap_err());
     let mut sequence = store.open_sequence("a").unwrap();
     refused("append", shape.append(&mut sequence, 0, &[1], Order::TokenMajor).unwrap_err());
-    refused("token ids", sequence.push_token_ids(&[9]).unwrap_err());
+    refused("token ids", sequence.append_token_ids(&[9]).unwrap_err());
     refused("truncate", sequence.truncate(3).unwrap_err());
     for durability in [Durability::Sync, Durability::Lazy, Durability::None] {
         refused("commit", sequence.commit(durability).unwrap_err());

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use stratakv::retrieval::{Quest, Selector, SelectorId, ShadowKv, SignBits};
 use stratakv::{
-    Budget, ByteSize, DType, Durability, ErrorKind, Sequence, SequenceOptions, SequenceReader, Store, Summary, View,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, Selection, Sequence, SequenceReader, Store,
+    StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -30,7 +31,7 @@ fn check(shape: &Shape, store: &Store, reader: &SequenceReader, seeds: &[u64]) {
     assert_eq!(reader.len(), seeds.len() as u64);
     assert_eq!(reader.state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
     let layers: Vec<usize> = shape.kv_layers().collect();
-    let views: Vec<View> = layers.iter().filter_map(|layer| reader.select_all(*layer).ok()).collect();
+    let views: Vec<Selection> = layers.iter().filter_map(|layer| reader.select_all(*layer).ok()).collect();
     assert_eq!(views.len(), if seeds.is_empty() { 0 } else { layers.len() });
     let batch = store.read(&views.iter().collect::<Vec<_>>()).unwrap().wait().unwrap();
     for (at, view) in views.iter().enumerate() {
@@ -50,7 +51,7 @@ fn commit(sequence: &mut Sequence, durability: Durability) {
 }
 
 fn sequence(store: &Store, shape: &Shape, key: &str) -> Sequence {
-    let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+    let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
     store.create_sequence(&shape.layout().unwrap(), options).unwrap()
 }
 
@@ -194,7 +195,7 @@ fn readers_are_accounted_for_and_give_everything_back() {
     // Free segments beyond what is kept of them go in the background.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while store.status().file_bytes > most && std::time::Instant::now() < end {
-        store.tend().unwrap();
+        store.run_maintenance().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let now = store.status().file_bytes;
@@ -219,7 +220,7 @@ fn readers_choose_by_selectors_of_their_own() {
     let mut reader = writer.reader().unwrap();
     let asked = [(0, 1), (0, 2), (1, 3)];
     let budget = Budget::tokens(24);
-    let groups = |view: View| view.groups().collect::<Vec<u64>>();
+    let groups = |view: Selection| view.groups().collect::<Vec<u64>>();
     let wanted = own.map(|id| {
         asked.map(|(layer, seed)| groups(writer.select_with(id, layer, &shape.query(layer, seed), budget).unwrap()))
     });

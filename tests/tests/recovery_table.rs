@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use stratakv::{DType, Durability, ErrorKind, KvLayout, Result, SequenceOptions, Store, StoreOptions, TensorView};
+use stratakv::{CreateOptions, DType, Durability, ErrorKind, KvLayout, Result, Store, StoreOptions, TensorView};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, encode_batch, encode_record};
 use stratakv_format::superblock::Slot;
 use stratakv_format::{PAGE_BYTES, Unverified};
@@ -22,7 +22,7 @@ fn options(dirs: &[PathBuf]) -> StoreOptions {
 fn commit(store: &Store, key: &str) {
     let layout =
         KvLayout::builder().layers(1).kv_heads(1).head_dim(8).dtype(DType::F16).group_tokens(4).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key(key)).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key(key)).unwrap();
     let elements: Vec<f32> = (0..6 * 8).map(|i| i as f32).collect();
     let tensor = TensorView::token_major(&elements, 6, 1, 8);
     sequence.append(0, tensor, tensor).unwrap();

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use stratakv::{ByteSize, DType, Durability, ErrorKind, KvLayout, SequenceOptions, Store, StoreOptions, TensorView};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, Store, StoreOptions, TensorView};
 use stratakv_format::manifest::{self as m, Kind, Record, encode_record};
 use stratakv_tests::damage::Log;
 use stratakv_tests::disk::{check, copy_devices, device_dirs, fast_scratch, small_options};
@@ -16,7 +16,7 @@ fn options(dirs: &[PathBuf]) -> StoreOptions {
 fn append(store: &Store, sequence: Option<stratakv::Sequence>, state: &[u8]) -> stratakv::Sequence {
     let layout =
         KvLayout::builder().layers(1).kv_heads(1).head_dim(8).dtype(DType::F16).group_tokens(4).build().unwrap();
-    let sequence = sequence.map_or_else(|| store.create_sequence(&layout, SequenceOptions::new().key("a")), Ok);
+    let sequence = sequence.map_or_else(|| store.create_sequence(&layout, CreateOptions::new().key("a")), Ok);
     let mut sequence = sequence.unwrap();
     let elements: Vec<f32> = (0..6 * 8).map(|i| i as f32).collect();
     let tensor = TensorView::token_major(&elements, 6, 1, 8);

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 use stratakv::sim::{Faults, Geometry, Simulation};
-use stratakv::{ByteSize, DType, Durability, SequenceOptions, Store, StoreOptions};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
@@ -44,7 +44,7 @@ fn seeds(tokens: u64) -> Vec<u64> {
 /// A sequence of so many tokens, not committed.
 fn sequence(store: &Store, key: &str, tokens: u64) -> stratakv::Sequence {
     let layout = shape().layout().expect("a layout");
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key(key)).expect("a sequence");
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key(key)).expect("a sequence");
     shape().append(&mut sequence, 0, &seeds(tokens), Order::TokenMajor).expect("memory");
     sequence
 }
@@ -147,15 +147,15 @@ fn the_next_segment_is_ready_and_goes_when_the_capacity_shrinks() {
     shape().append(&mut sequence, 0, &all[700..710], Order::TokenMajor).expect("memory");
     sequence.commit(Durability::Sync).expect("room");
     let before = files();
-    store.tend().expect("nothing is amiss");
+    store.run_maintenance().expect("nothing is amiss");
     assert_eq!(files(), before + SEGMENT, "the next is ready");
-    store.tend().expect("nothing is amiss");
+    store.run_maintenance().expect("nothing is amiss");
     assert_eq!(files(), before + SEGMENT, "one is enough");
     // More than the segment before has room for.
     shape().append(&mut sequence, 0, &all[710..], Order::TokenMajor).expect("memory");
     sequence.commit(Durability::Sync).expect("room");
     assert_eq!(files(), before + SEGMENT, "it was ready");
-    store.tend().expect("nothing is amiss");
+    store.run_maintenance().expect("nothing is amiss");
     // A new file, or one that is free again.
     let most = files() - SEGMENT;
     store.set_capacity(Some(ByteSize(most))).expect("nothing is in the one that is ready");

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use stratakv::pipeline::{DecodeModel, Pipeline};
 use stratakv::retrieval::{
-    Adapter, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Quest, ScoreForm, Selector, SelectorId, ShadowKv, SignBits,
+    Adapter, HeadAggregation, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Quest, Selector, SelectorId, ShadowKv,
+    SignBits,
 };
 use stratakv::{
-    AttendOptions, Budget, ByteSize, DType, Durability, ErrorKind, ImportOptions, KvLayout, OpenOptions, SelectOptions,
-    Sequence, SequenceOptions, Store, Summaries, Summary, TensorView, View, attend,
+    AttendOptions, Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout,
+    OpenSequence, SelectOptions, Selection, Sequence, Store, StoredSummary, SummaryResidency, TensorView, attend,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -67,7 +68,7 @@ struct World {
     dirs: Vec<PathBuf>,
     sequence: Option<Sequence>,
     selectors: Vec<SelectorId>,
-    summaries: Summaries,
+    summaries: SummaryResidency,
     /// Records of selectors are written with the groups.
     stored: bool,
     shape: Shape,
@@ -76,11 +77,20 @@ struct World {
 }
 
 impl World {
-    fn new(root: &std::path::Path, (devices, copies): (usize, u8), summaries: (Summaries, bool), shape: Shape) -> Self {
+    fn new(
+        root: &std::path::Path,
+        (devices, copies): (usize, u8),
+        summaries: (SummaryResidency, bool),
+        shape: Shape,
+    ) -> Self {
         let (summaries, stored) = summaries;
         let dirs = device_dirs(root, devices);
         let store = small_options(&dirs).create(true).open().expect("a store");
-        let options = SequenceOptions::new().key("a").replicas(copies).summary(Summary::MinMax).summaries(summaries);
+        let options = CreateOptions::new()
+            .key("a")
+            .replicas(copies)
+            .store_summary(StoredSummary::MinMax)
+            .summary_residency(summaries);
         let sequence = Some(store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence"));
         let pipeline = Some(Pipeline::new(&store, Budget::All));
         let (store, selectors) = (Some(store), Vec::new());
@@ -121,7 +131,7 @@ impl World {
                 let key = format!("fork-{}", self.next);
                 self.next += 1;
                 self.sequence = Some(self.sequence().fork_as(&key).expect("a fork"));
-                assert_eq!(self.sequence().summaries(), self.summaries);
+                assert_eq!(self.sequence().summary_residency(), self.summaries);
                 self.attach();
                 self.apply(&Op::Commit);
             }
@@ -132,7 +142,7 @@ impl World {
                 (self.sequence, self.pipeline) = (None, None);
                 self.store.take().expect("open").close().expect("closed");
                 let store = small_options(&self.dirs).open().expect("a store");
-                let options = OpenOptions::new().summaries(self.summaries);
+                let options = OpenSequence::new().summary_residency(self.summaries);
                 self.sequence = Some(store.open_sequence_with(&key, options).expect("a sequence"));
                 self.pipeline = Some(Pipeline::new(&store, Budget::All));
                 self.store = Some(store);
@@ -147,7 +157,7 @@ impl World {
 
     /// What selections of all kinds choose, layer after layer.
     fn chosen(&mut self, seed: u64) -> Vec<Vec<u64>> {
-        let groups = |view: View| view.groups().collect::<Vec<_>>();
+        let groups = |view: Selection| view.groups().collect::<Vec<_>>();
         let (shape, selectors) = (self.shape.clone(), self.selectors.clone());
         let mut reader = self.sequence().reader().expect("a reader");
         let of_reader = reader.attach(self::selectors().remove(3)).expect("attached");
@@ -163,8 +173,8 @@ impl World {
                 chosen.push(groups(sequence.select(layer, &query, budget).expect("selected")));
                 assert_eq!(chosen.last(), Some(&groups(reader.select(layer, &query, budget).expect("selected"))));
                 for selector in &selectors {
-                    for form in [ScoreForm::Raw, ScoreForm::Softmax, ScoreForm::GroupSoftmax] {
-                        let options = budget.form(form).recent(3);
+                    for form in [HeadAggregation::Sum, HeadAggregation::Softmax, HeadAggregation::GroupSoftmax] {
+                        let options = budget.aggregation(form).recent(3);
                         let view = sequence.select_with(*selector, layer, &query, options);
                         chosen.push(groups(view.expect("selected")));
                     }
@@ -185,8 +195,9 @@ fn selections_are_those_of_records_in_memory() {
     let outcome = runner.run(&strategy, |(ops, (devices, copies), dtype, stored)| {
         let (first, second) = (fast_scratch(), fast_scratch());
         let copies = copies.min(devices as u8);
-        let mut streamed = World::new(first.path(), (devices, copies), (Summaries::Streamed, stored), shape(dtype));
-        let mut resident = World::new(second.path(), (1, 1), (Summaries::Resident, stored), shape(dtype));
+        let mut streamed =
+            World::new(first.path(), (devices, copies), (SummaryResidency::Streamed, stored), shape(dtype));
+        let mut resident = World::new(second.path(), (1, 1), (SummaryResidency::Resident, stored), shape(dtype));
         for (at, op) in ops.iter().chain([&Op::Reopen]).enumerate() {
             streamed.apply(op);
             resident.apply(op);
@@ -199,7 +210,7 @@ fn selections_are_those_of_records_in_memory() {
         }
         // What it has written is what is opened with its records in memory.
         let dirs = streamed.dirs.clone();
-        streamed.summaries = Summaries::Resident;
+        streamed.summaries = SummaryResidency::Resident;
         streamed.apply(&Op::Reopen);
         prop_assert_eq!(streamed.chosen(77), resident.chosen(77));
         drop(streamed);
@@ -224,7 +235,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// A store with a committed sequence of these tokens in each layer, closed.
-fn written(dirs: &[PathBuf], layout: &KvLayout, options: SequenceOptions) {
+fn written(dirs: &[PathBuf], layout: &KvLayout, options: CreateOptions) {
     let store = roomy(dirs).create(true).open().expect("a store");
     let mut sequence = store.create_sequence(layout, options.key("a")).expect("a sequence");
     for layer in 0..layout.layers() {
@@ -243,7 +254,9 @@ fn roomy(dirs: &[PathBuf]) -> stratakv::StoreOptions {
 }
 
 fn streamed(store: &Store) -> Sequence {
-    store.open_sequence_with("a", OpenOptions::new().summaries(Summaries::Streamed)).expect("a sequence")
+    store
+        .open_sequence_with("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed))
+        .expect("a sequence")
 }
 
 fn read_bytes(store: &Store) -> u64 {
@@ -257,7 +270,7 @@ fn a_step_transfers_its_share_and_the_records() {
         let root = fast_scratch();
         let dirs = device_dirs(root.path(), 2);
         let layout = wide(2, group);
-        written(&dirs, &layout, SequenceOptions::new().summary(Summary::MinMax));
+        written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
         let store = roomy(&dirs).open().expect("a store");
         let before = read_bytes(&store);
         let mut sequence = streamed(&store);
@@ -287,12 +300,16 @@ fn memory_is_that_of_one_layer_at_a_time() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let layout = wide(LAYERS, 8);
-    written(&dirs, &layout, SequenceOptions::new().summary(Summary::MinMax));
+    written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
     let layer = (TOKENS * HEADS * DIM * 2 * 2 / 8) as u64;
     let query = numbers(5, 2 * HEADS * DIM);
     let summaries = |store: &Store| {
         let memory = store.status().memory;
-        memory.categories.iter().find(|c| c.category == stratakv::metrics::Category::Summaries).map(|c| c.used_bytes)
+        memory
+            .categories
+            .iter()
+            .find(|c| c.category == stratakv::metrics::Category::SummaryResidency)
+            .map(|c| c.used_bytes)
     };
     let store = roomy(&dirs).open().expect("a store");
     let resident = store.open_sequence("a").expect("a sequence");
@@ -325,7 +342,7 @@ fn reads_ahead_are_used_once_and_given_back() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let layout = wide(3, 8);
-    written(&dirs, &layout, SequenceOptions::new().summary(Summary::MinMax));
+    written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
     let store = roomy(&dirs).open().expect("a store");
     let sequence = streamed(&store);
     let query = numbers(5, 2 * HEADS * DIM);
@@ -370,7 +387,7 @@ fn records_longer_than_a_buffer_are_read_as_well() {
         options.frame_bytes(ByteSize::mib(4)).create(true).open().expect("a store")
     };
     let store = open(128);
-    let options = SequenceOptions::new().key("a").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("a").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&wide(1, 1), options).expect("a sequence");
     let rows = numbers(7, 2 * TOKENS * HEADS * DIM);
     let view = TensorView::token_major(&rows, 2 * TOKENS, HEADS, DIM);
@@ -396,7 +413,7 @@ fn what_is_exported_with_streamed_records_is_imported() {
     let (root, other) = (fast_scratch(), fast_scratch());
     let dirs = device_dirs(root.path(), 2);
     let layout = wide(2, 8);
-    written(&dirs, &layout, SequenceOptions::new().summary(Summary::MinMax));
+    written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
     let store = roomy(&dirs).open().expect("a store");
     let mut sequence = streamed(&store);
     // Groups in memory, and a tail.
@@ -450,7 +467,7 @@ impl DecodeModel for Model {
         layer: usize,
         query: &[f32],
         options: SelectOptions,
-    ) -> stratakv::Result<View> {
+    ) -> stratakv::Result<Selection> {
         match self.leoam[usize::from(sequence.key() == "1")] {
             Some(leoam) => sequence.select_with(leoam, layer, query, options),
             None => sequence.select(layer, query, options),
@@ -459,9 +476,11 @@ impl DecodeModel for Model {
 }
 
 /// Two sequences through a pipeline: the hidden states in the end, and the bytes of records that were read ahead.
-fn decoded(dirs: &[PathBuf], limit: ByteSize, summaries: Summaries, with_leoam: bool) -> (Vec<Vec<f32>>, u64) {
+fn decoded(dirs: &[PathBuf], limit: ByteSize, summaries: SummaryResidency, with_leoam: bool) -> (Vec<Vec<f32>>, u64) {
     let store = roomy(dirs).memory_limit(limit).open().expect("a store");
-    let open = |key: &str| store.open_sequence_with(key, OpenOptions::new().summaries(summaries)).expect("a sequence");
+    let open = |key: &str| {
+        store.open_sequence_with(key, OpenSequence::new().summary_residency(summaries)).expect("a sequence")
+    };
     let (mut one, mut two) = (open("0"), open("1"));
     let attach =
         |sequence: &mut Sequence| with_leoam.then(|| sequence.attach(Arc::new(LeoAm::default())).expect("attached"));
@@ -487,7 +506,7 @@ fn a_pipeline_over_streamed_records_decodes_the_same() {
     let layout = wide(4, 8);
     let store = roomy(&dirs).create(true).open().expect("a store");
     for key in ["0", "1"] {
-        let options = SequenceOptions::new().key(key).summary(Summary::MinMax);
+        let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
         let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
         for layer in 0..4 {
             let rows = numbers(layer as u64, 1024 * HEADS * DIM);
@@ -499,12 +518,12 @@ fn a_pipeline_over_streamed_records_decodes_the_same() {
     store.close().expect("closed");
     for with_leoam in [false, true] {
         let roomy = ByteSize::mib(64);
-        let (expected, none) = decoded(&dirs, roomy, Summaries::Resident, with_leoam);
+        let (expected, none) = decoded(&dirs, roomy, SummaryResidency::Resident, with_leoam);
         assert_eq!(none, 0);
-        let (found, ahead) = decoded(&dirs, roomy, Summaries::Streamed, with_leoam);
+        let (found, ahead) = decoded(&dirs, roomy, SummaryResidency::Streamed, with_leoam);
         assert!(found == expected && ahead > 0, "{ahead} bytes ahead");
         // So little memory that reads ahead are given up, and nobody waits for what he holds himself.
-        let (found, _) = decoded(&dirs, ByteSize::mib(7), Summaries::Streamed, with_leoam);
+        let (found, _) = decoded(&dirs, ByteSize::mib(7), SummaryResidency::Streamed, with_leoam);
         assert!(found == expected, "in little memory");
     }
 }
@@ -517,7 +536,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         let dirs = device_dirs(root.path(), copies);
         let small = shape(DType::F16);
         let store = small_options(&dirs).create(true).open().expect("a store");
-        let options = SequenceOptions::new().key("a").summary(Summary::MinMax).replicas(copies as u8);
+        let options = CreateOptions::new().key("a").store_summary(StoredSummary::MinMax).replicas(copies as u8);
         let mut sequence = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
         let seeds: Vec<u64> = (0..300).collect();
         for layer in 0..3 {
@@ -543,10 +562,10 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
                 bytes[at] ^= 0x10;
                 std::fs::write(copied[0].join(&segment), bytes).expect("written");
                 let store = small_options(&copied).open().expect("a store");
-                let open = |summaries| store.open_sequence_with("a", OpenOptions::new().summaries(summaries));
+                let open = |summaries| store.open_sequence_with("a", OpenSequence::new().summary_residency(summaries));
                 tried += 1;
-                let in_memory = open(Summaries::Resident).map(drop);
-                match open(Summaries::Streamed) {
+                let in_memory = open(SummaryResidency::Resident).map(drop);
+                match open(SummaryResidency::Streamed) {
                     Ok(sequence) => assert_eq!(chosen(&sequence).expect("selected"), expected, "byte {at}"),
                     Err(e) => assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}"),
                 }
@@ -571,7 +590,7 @@ fn what_has_no_records_says_so() {
     let dirs = device_dirs(root.path(), 1);
     let small = shape(DType::F16);
     let store = small_options(&dirs).create(true).open().expect("a store");
-    let options = SequenceOptions::new().key("none").summaries(Summaries::Streamed);
+    let options = CreateOptions::new().key("none").summary_residency(SummaryResidency::Streamed);
     let mut sequence = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
     let refused = |e: stratakv::Error| assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
     refused(sequence.attach(Arc::new(LeoAm::default())).expect_err("no records"));
@@ -581,14 +600,17 @@ fn what_has_no_records_says_so() {
     assert_eq!(sequence.select(0, &query, Budget::All).expect("selected").groups().count(), 10);
     Pipeline::new(&store, Budget::All).stream(0, &[&sequence]).expect("nothing to read");
 
-    let options = SequenceOptions::new().key("empty").summary(Summary::MinMax).summaries(Summaries::Streamed);
+    let options = CreateOptions::new()
+        .key("empty")
+        .store_summary(StoredSummary::MinMax)
+        .summary_residency(SummaryResidency::Streamed);
     let mut empty = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
     let leoam = empty.attach(Arc::new(LeoAm::default())).expect("attached");
     refused(empty.select_with(leoam, 0, &query, Budget::tokens(8)).map(drop).expect_err("no tokens"));
     Pipeline::new(&store, Budget::All).stream(0, &[&empty]).expect("nothing to read");
     empty.commit(Durability::Sync).expect("committed");
     drop(empty);
-    let open = |key| store.open_sequence_with(key, OpenOptions::new().summaries(Summaries::Streamed));
+    let open = |key| store.open_sequence_with(key, OpenSequence::new().summary_residency(SummaryResidency::Streamed));
     assert!(open("empty").expect("a sequence").is_empty());
     assert_eq!(open("nobody").expect_err("no such key").kind(), ErrorKind::NotFound);
 }

@@ -7,8 +7,8 @@ use stratakv::metrics::Category;
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{Selector, ShadowKv, SignBits};
 use stratakv::{
-    Budget, ByteSize, DType, Durability, ErrorKind, KvLayout, OpenOptions, Sequence, SequenceOptions, Store,
-    StoreOptions, Summaries, TensorView,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store,
+    StoreOptions, SummaryResidency, TensorView,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{copy_devices, device_dirs, fast_scratch, files, small_options};
@@ -39,7 +39,7 @@ fn roomy(dirs: &[PathBuf]) -> StoreOptions {
 
 fn summaries(store: &Store) -> usize {
     let memory = store.status().memory;
-    let of = memory.categories.iter().find(|c| c.category == Category::Summaries);
+    let of = memory.categories.iter().find(|c| c.category == Category::SummaryResidency);
     of.expect("a category").used_bytes
 }
 
@@ -48,8 +48,8 @@ fn read_bytes(store: &Store) -> u64 {
 }
 
 /// Writes a prompt piece by piece, with sign bits beside the groups; what is held of them at most, over all layers.
-fn prefill(store: &Store, summaries: Summaries) -> (Sequence, u64) {
-    let options = SequenceOptions::new().key("a").summaries(summaries);
+fn prefill(store: &Store, summaries: SummaryResidency) -> (Sequence, u64) {
+    let options = CreateOptions::new().key("a").summary_residency(summaries);
     let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
     let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
     let (mut held, piece) = (0, 256);
@@ -77,16 +77,16 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     };
     let dirs = device_dirs(root.path(), 1);
     let store = roomy(&dirs).create(true).open().expect("a store");
-    let (mut sequence, held) = prefill(&store, Summaries::Streamed);
+    let (mut sequence, held) = prefill(&store, SummaryResidency::Streamed);
     assert!(held < whole / 2, "{held} bytes kept of {whole}");
     let streamed = chosen(&mut sequence);
     drop(sequence);
     // Opened again, nothing is kept, and attaching reads nothing.
     let open = |summaries| {
-        let open = store.open_sequence_with("a", OpenOptions::new().summaries(summaries));
+        let open = store.open_sequence_with("a", OpenSequence::new().summary_residency(summaries));
         open.expect("a sequence")
     };
-    let mut sequence = open(Summaries::Streamed);
+    let mut sequence = open(SummaryResidency::Streamed);
     let (read, opened) = (read_bytes(&store), summaries(&store));
     let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
     assert_eq!(sequence.selector_bytes(signs).expect("its own"), 0);
@@ -109,7 +109,7 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     assert_eq!(select(2).groups().collect::<Vec<_>>(), again);
     assert_eq!(read_bytes(&store), before);
     drop((pipeline, sequence));
-    let mut resident = open(Summaries::Resident);
+    let mut resident = open(SummaryResidency::Resident);
     assert_eq!(chosen(&mut resident), streamed);
 }
 
@@ -119,7 +119,7 @@ fn only_what_stands_on_no_device_is_kept() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let store = roomy(&dirs).create(true).open().expect("a store");
-    let options = SequenceOptions::new().key("a").summaries(Summaries::Streamed);
+    let options = CreateOptions::new().key("a").summary_residency(SummaryResidency::Streamed);
     let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
     let append = |sequence: &mut Sequence, tokens: usize| {
         for layer in 0..LAYERS {
@@ -163,7 +163,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         let root = fast_scratch();
         let dirs = device_dirs(root.path(), copies);
         let store = small_options(&dirs).create(true).open().expect("a store");
-        let options = SequenceOptions::new().key("a").replicas(copies as u8);
+        let options = CreateOptions::new().key("a").replicas(copies as u8);
         let mut sequence = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
         let methods = || -> Vec<Arc<dyn Selector>> { vec![Arc::new(SignBits), Arc::new(ShadowKv::default())] };
         for selector in methods() {
@@ -199,7 +199,8 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
                 bytes[at] ^= 0x10;
                 std::fs::write(copied[0].join(&segment), bytes).expect("written");
                 let store = small_options(&copied).open().expect("a store");
-                let open = store.open_sequence_with("a", OpenOptions::new().summaries(Summaries::Streamed));
+                let open =
+                    store.open_sequence_with("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed));
                 tried += 1;
                 match open.and_then(|mut sequence| chosen(&mut sequence)) {
                     Ok(found) => assert_eq!(found, expected, "byte {at}"),

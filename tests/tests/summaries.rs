@@ -7,12 +7,12 @@ use proptest::test_runner::{Config, TestRunner};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stratakv::retrieval::{
-    Adapter, Codebook, KeyGroup, KeyShape, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, RebuildOptions, Selector,
-    SelectorId, ShadowKv, SignBits, Tck,
+    Adapter, Codebook, KeyGroup, KeyShape, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, ReconstructOptions, Selector,
+    SelectorId, ShadowKv, SignBits, TransformCoded,
 };
 use stratakv::{
-    ByteSize, DType, Durability, ErrorKind, KvLayout, PlaneCodec, Rope, Sequence, SequenceOptions, Store, StoreOptions,
-    Summary, TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, PlaneCodec, Rope, Sequence, Store, StoreOptions,
+    StoredSummary, TensorView,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -52,7 +52,7 @@ fn selectors() -> Vec<Arc<dyn Selector>> {
         Arc::new(ShadowKv::default()),
         Arc::new(SignBits),
         Arc::new(KvSwap::new(low_rank(1))),
-        Arc::new(Tck::new(codes())),
+        Arc::new(TransformCoded::new(codes())),
         Arc::new(LeoAm::default()),
     ]
 }
@@ -191,8 +191,8 @@ fn what_comes_back_is_what_the_keys_give() {
         let store = small_options(&dirs).create(true).open().expect("a store");
         let layout = shape().layout().expect("a layout");
         store.put_adapter(&layout, &low_rank(1), 1).expect("stored");
-        let options = SequenceOptions::new().key("a");
-        let options = if bounds { options.summary(Summary::MinMax) } else { options };
+        let options = CreateOptions::new().key("a");
+        let options = if bounds { options.store_summary(StoredSummary::MinMax) } else { options };
         let sequence = store.create_sequence(&layout, options).expect("a sequence");
         let tokens = vec![Vec::new(); LAYERS];
         let (store, sequence) = (Some(store), Some(sequence));
@@ -213,7 +213,7 @@ fn written(dirs: &[PathBuf], tokens: usize) -> Vec<Vec<u64>> {
     let layout = shape().layout().expect("a layout");
     let copies = dirs.len() as u8;
     store.put_adapter(&layout, &codes(), copies).expect("stored");
-    let options = SequenceOptions::new().key("a").replicas(copies);
+    let options = CreateOptions::new().key("a").replicas(copies);
     let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     for selector in selectors() {
         sequence.attach_stored(selector).expect("attached");
@@ -315,7 +315,8 @@ fn adapters_are_told_apart_by_their_numbers() {
     let mut sequence = store.open_sequence("a").expect("a sequence");
     let own: Vec<Arc<dyn Selector>> = vec![Arc::new(KvSwap::new(low_rank(1))), Arc::new(KvSwap::new(low_rank(77)))];
     let other = Adapter::new("codes", 1, codes().layers().iter().rev().cloned().collect()).expect("an adapter");
-    let coded: Vec<Arc<dyn Selector>> = vec![Arc::new(Tck::new(codes())), Arc::new(Tck::new(Arc::new(other)))];
+    let coded: Vec<Arc<dyn Selector>> =
+        vec![Arc::new(TransformCoded::new(codes())), Arc::new(TransformCoded::new(Arc::new(other)))];
     for pair in [own, coded] {
         let ids: Vec<SelectorId> = pair.iter().map(|one| sequence.attach(Arc::clone(one)).expect("attached")).collect();
         let now: Vec<_> = ids.iter().map(|id| found(&sequence, *id)).collect();
@@ -345,7 +346,7 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
         let options = || options().frame_bytes(ByteSize::mib(4));
         let store = options().create(true).open().expect("a store");
         let layout = shape.layout().expect("a layout");
-        let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("a")).expect("a sequence");
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("a")).expect("a sequence");
         sequence.attach_stored(Arc::new(KvSwap::new(adapter(rank)))).expect("attached");
         let seeds: Vec<u64> = (0..2 * GROUP as u64).collect();
         shape.append(&mut sequence, 0, &seeds, Order::TokenMajor).expect("appended");
@@ -378,7 +379,7 @@ fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f1
     let store = large_options(dirs).create(true).open().expect("a store");
     let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16).codec(codec);
     let layout = builder.group_tokens(group as u16).rope(Rope::new(DIM as u16, 10_000.0)).build().expect("a layout");
-    let options = SequenceOptions::new().key("a").replicas(dirs.len() as u8);
+    let options = CreateOptions::new().key("a").replicas(dirs.len() as u8);
     let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     let landmarks = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
     let tokens = GROUPS * group;
@@ -426,8 +427,8 @@ fn values_between_large_planes_of_keys_are_left_out() {
         assert_eq!(attached, groups * keys, "groups of {group}, {codec:?}");
         assert_eq!(found(&sequence, id.expect("attached")), known, "groups of {group}, {codec:?}");
         // Twice the keys, and the values of a tenth of the groups, which are kept whole.
-        let options = RebuildOptions::default().rank(4).outlier_share(0.1);
-        let rebuilt = bytes_read(&store, || sequence.rebuild_keys(&options).expect("rebuilt"));
+        let options = ReconstructOptions::default().rank(4).outlier_share(0.1);
+        let rebuilt = bytes_read(&store, || sequence.reconstruct_keys(&options).expect("rebuilt"));
         assert_eq!(rebuilt, 2 * groups * keys + groups / 10 * (block - keys), "groups of {group}, {codec:?}");
     }
 }
@@ -459,9 +460,9 @@ fn damaged_values_fail_nothing_that_needs_keys() {
         let mut sequence = store.open_sequence("a").expect("a sequence");
         let id = attach(&mut sequence).expect("no value is needed");
         assert_eq!(found(&sequence, id), known);
-        let rebuild = |share| RebuildOptions::default().rank(4).outlier_share(share);
-        sequence.rebuild_keys(&rebuild(0.0)).expect("no value is needed");
-        let refused = sequence.rebuild_keys(&rebuild(1.0)).expect_err("all values are needed");
+        let rebuild = |share| ReconstructOptions::default().rank(4).outlier_share(share);
+        sequence.reconstruct_keys(&rebuild(0.0)).expect("no value is needed");
+        let refused = sequence.reconstruct_keys(&rebuild(1.0)).expect_err("all values are needed");
         assert_eq!(refused.kind(), ErrorKind::Corruption);
         drop(sequence);
         store.close().expect("closed");

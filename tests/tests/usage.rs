@@ -5,7 +5,7 @@ use proptest::test_runner::{Config, TestRunner};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    ByteSize, DType, Durability, Error, ErrorKind, Sequence, SequenceInfo, SequenceOptions, Store, Summary, Usage,
+    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, Sequence, SequenceInfo, Store, StoredSummary, Usage,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -164,9 +164,9 @@ impl World {
             Ok(sequence) => sequence,
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::NotFound, "{e:?}");
-                let options = SequenceOptions::new().key(slot.to_string()).evictable((slot % 3) as u8);
+                let options = CreateOptions::new().key(slot.to_string()).evictable((slot % 3) as u8);
                 let options = options.replicas((1 + slot % 2).min(self.dirs.len()) as u8);
-                let options = if slot < 3 { options.summary(Summary::MinMax) } else { options };
+                let options = if slot < 3 { options.store_summary(StoredSummary::MinMax) } else { options };
                 let layout = shape(slot).layout().expect("a layout");
                 self.store().create_sequence(&layout, options).expect("a sequence")
             }
@@ -220,7 +220,7 @@ impl World {
                 self.allow(cleaned);
             }
             Op::Tend => {
-                let tended = self.store().tend();
+                let tended = self.store().run_maintenance();
                 self.allow(tended);
             }
             Op::Flush => {
@@ -318,7 +318,7 @@ fn files_that_cannot_be_removed_now_go_later() {
     let shape = shape(0);
     let mut all = Vec::new();
     for name in 0..40_u64 {
-        let options = SequenceOptions::new().key(name.to_string());
+        let options = CreateOptions::new().key(name.to_string());
         let mut sequence = store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence");
         let seeds: Vec<u64> = (0..1200).map(|token| mix(name << 32 | token)).collect();
         for layer in shape.kv_layers() {
@@ -342,14 +342,14 @@ fn files_that_cannot_be_removed_now_go_later() {
         exchange(name).expect("exchanged");
     }
     all.into_iter().for_each(|sequence| sequence.delete(Durability::Sync).expect("deleted"));
-    store.tend().expect_err("they cannot be removed");
+    store.run_maintenance().expect_err("they cannot be removed");
     for name in &names {
         exchange(name).expect("back");
     }
     // The background may be at it.
     let there = || (store.usage().expect("the usage").devices[0].segment_bytes, length(&segments));
     let same = (0..500).find_map(|_| {
-        let _ = store.tend();
+        let _ = store.run_maintenance();
         let (counted, files) = there();
         std::thread::sleep(std::time::Duration::from_millis(2));
         (counted == files && files < names.len() as u64 / 2 * SEGMENT).then_some(files)

@@ -4,7 +4,8 @@ use crate::work::{HEAD_DIM, KV_HEADS, ROW};
 use anyhow::{Context, Result, bail, ensure};
 use std::sync::Arc;
 use stratakv::retrieval::{
-    Adapter, Calibrator, CodeOptions, InfiniGen, KvSwap, LeoAm, Oracle, Quest, Selector, ShadowKv, SignBits, Tck,
+    Adapter, Calibrator, CodeOptions, InfiniGen, KvSwap, LeoAm, Oracle, Quest, Selector, ShadowKv, SignBits,
+    TransformCoded,
 };
 
 /// Keys that adapters are fitted to: more than there are dimensions, so that all of them carry something.
@@ -45,7 +46,7 @@ pub(crate) fn selector(text: &str, layers: u16) -> Result<Arc<dyn Selector>> {
         }
         "tck" => {
             let options = CodeOptions { bits: number.unwrap_or(64), dimension_bits_max: 4, decode_only: false };
-            Arc::new(Tck::new(fit(layers, |calibrator| calibrator.codes(text, 1, options))?))
+            Arc::new(TransformCoded::new(fit(layers, |calibrator| calibrator.codes(text, 1, options))?))
         }
         _ => bail!(
             "--method {text}: no such method; there are records, quest, leoam, shadowkv, signs, oracle, kvswap:SIGMA, \

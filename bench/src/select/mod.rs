@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::time::Instant;
 use stratakv::retrieval::SelectorId;
-use stratakv::{Budget, ByteSize, SelectOptions, Sequence, SequenceOptions, Summary};
+use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, StoredSummary};
 
 const GROUP: u16 = 8;
 /// Query heads of LLaMA-3-8B.
@@ -68,7 +68,7 @@ fn measure(args: &SelectArgs, tokens: u32) -> Result<Vec<SelectResult>> {
     let selectors = args.method.iter().filter(|method| *method != RECORDS).count() as u64;
     let memory = (256 << 20) + 2 * record_bytes * u64::from(layers) + selectors * kv_bytes;
     let store = open_store(&args.common, &dir.path().join("store"), ByteSize(memory))?;
-    let options = SequenceOptions::new().key("select").summary(Summary::MinMax);
+    let options = CreateOptions::new().key("select").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout(layers, GROUP)?, options)?;
     let mut turns = Vec::new();
     for method in &args.method {
@@ -92,7 +92,7 @@ fn measure(args: &SelectArgs, tokens: u32) -> Result<Vec<SelectResult>> {
                 check_interrupt()?;
                 let query: Vec<f32> = (0..QUERY_HEADS * HEAD_DIM).map(|_| random.f32() - 0.5).collect();
                 let options = SelectOptions {
-                    form: turn.form.into(),
+                    aggregation: turn.form.into(),
                     ..SelectOptions::new(Budget::tokens(args.budget as usize))
                 };
                 let start = Instant::now();

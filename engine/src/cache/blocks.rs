@@ -138,7 +138,7 @@ impl BlockCache {
                 return found;
             }
             if found.is_some() {
-                table.policy.activate(key);
+                table.policy.touch(key);
                 table.counts.hits += 1;
                 table.counts.saved_bytes += block_bytes as u64;
             } else {

@@ -11,7 +11,7 @@ use super::key::WordHash;
 use super::policy::{Key, Replacement};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-struct Entry {
+struct PricedEntry {
     /// `f` at the step it was activated last, plus that step.
     rank: u64,
     /// Step of the last activation.
@@ -21,14 +21,14 @@ struct Entry {
     stamp: u64,
 }
 
-pub(super) struct CostHeap<K> {
+pub(super) struct CostEffective<K> {
     capacity: usize,
     used: usize,
     base_us: f64,
     us_per_byte: f64,
     step: u64,
     stamp: u64,
-    entries: HashMap<K, Entry, WordHash>,
+    entries: HashMap<K, PricedEntry, WordHash>,
     /// By size: the entries by rank.
     sizes: BTreeMap<usize, BTreeSet<(u64, u64, K)>>,
     /// `f` of keys that are not held, the oldest forgotten first.
@@ -41,7 +41,7 @@ const ABSENT_PER_ENTRY: usize = 2;
 /// And at least.
 const ABSENT_MIN: usize = 64;
 
-impl<K: Key> CostHeap<K> {
+impl<K: Key> CostEffective<K> {
     pub(super) fn new(capacity: usize, base_us: u32, mib_per_s: u32) -> Self {
         Self {
             capacity,
@@ -71,7 +71,7 @@ impl<K: Key> CostHeap<K> {
         least.map(|(score, .., key)| (score, key))
     }
 
-    fn take(&mut self, key: K) -> Option<Entry> {
+    fn take(&mut self, key: K) -> Option<PricedEntry> {
         let entry = self.entries.remove(&key)?;
         self.used -= entry.bytes;
         if let Some(set) = self.sizes.get_mut(&entry.bytes) {
@@ -85,7 +85,7 @@ impl<K: Key> CostHeap<K> {
 
     fn put(&mut self, key: K, f: u64, bytes: usize) {
         self.stamp += 1;
-        let entry = Entry { rank: f + self.step, at: self.step, bytes, stamp: self.stamp };
+        let entry = PricedEntry { rank: f + self.step, at: self.step, bytes, stamp: self.stamp };
         self.sizes.entry(bytes).or_default().insert((entry.rank, entry.stamp, key));
         self.used += bytes;
         self.entries.insert(key, entry);
@@ -104,8 +104,8 @@ impl<K: Key> CostHeap<K> {
     }
 }
 
-impl<K: Key> Replacement<K> for CostHeap<K> {
-    fn activate(&mut self, key: K) {
+impl<K: Key> Replacement<K> for CostEffective<K> {
+    fn touch(&mut self, key: K) {
         // Once a step.
         if self.entries.get(&key).is_none_or(|entry| entry.at == self.step) {
             return;

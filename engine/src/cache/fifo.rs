@@ -37,7 +37,7 @@ impl<K: Key> FifoSlots<K> {
 }
 
 impl<K: Key> Replacement<K> for FifoSlots<K> {
-    fn activate(&mut self, _key: K) {}
+    fn touch(&mut self, _key: K) {}
 
     fn admit(&mut self, key: K, bytes: usize, evicted: &mut Vec<K>) -> bool {
         if bytes > self.capacity || self.table.contains_key(&key) {

@@ -10,9 +10,9 @@ use std::marker::PhantomData;
 const ENTRIES: usize = 1024;
 
 #[derive(Clone)]
-struct Bytes;
+struct BlockBytes;
 
-impl<K> Weighter<K, usize> for Bytes {
+impl<K> Weighter<K, usize> for BlockBytes {
     fn weight(&self, _key: &K, bytes: &usize) -> u64 {
         *bytes as u64
     }
@@ -37,19 +37,19 @@ impl<K> Default for Gone<K> {
     }
 }
 
-pub(super) struct General<K> {
-    cache: Cache<K, usize, Bytes, WordHash, Evictions<K>>,
+pub(super) struct S3Fifo<K> {
+    cache: Cache<K, usize, BlockBytes, WordHash, Evictions<K>>,
 }
 
-impl<K: Key> General<K> {
+impl<K: Key> S3Fifo<K> {
     pub(super) fn new(capacity: usize) -> Self {
         let evictions = Evictions(PhantomData);
-        Self { cache: Cache::with(ENTRIES, capacity as u64, Bytes, WordHash::default(), evictions) }
+        Self { cache: Cache::with(ENTRIES, capacity as u64, BlockBytes, WordHash::default(), evictions) }
     }
 }
 
-impl<K: Key> Replacement<K> for General<K> {
-    fn activate(&mut self, key: K) {
+impl<K: Key> Replacement<K> for S3Fifo<K> {
+    fn touch(&mut self, key: K) {
         let _ = self.cache.get(&key);
     }
 

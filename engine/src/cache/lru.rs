@@ -20,7 +20,7 @@ impl<K: Key> Lru<K> {
 }
 
 impl<K: Key> Replacement<K> for Lru<K> {
-    fn activate(&mut self, key: K) {
+    fn touch(&mut self, key: K) {
         if let Some((used, _)) = self.entries.get_mut(&key) {
             self.order.remove(used);
             self.now += 1;

@@ -1,8 +1,8 @@
 //! Which keys stay.
 
-use super::cost::CostHeap;
+use super::cost::CostEffective;
 use super::fifo::FifoSlots;
-use super::general::General;
+use super::general::S3Fifo;
 use super::lru::Lru;
 use crate::options::CachePolicy;
 use std::fmt::Debug;
@@ -16,7 +16,7 @@ impl<K: Copy + Eq + Hash + Ord + Debug + Send + 'static> Key for K {}
 /// A replacement policy over keys of known size. Invariant: the bytes of the keys held never exceed the capacity.
 pub(super) trait Replacement<K: Key>: Send {
     /// A key that is held was asked for.
-    fn activate(&mut self, key: K);
+    fn touch(&mut self, key: K);
 
     /// A key that is not held was read, `bytes` long. Whether it is held from now on; what had to go for it is pushed to
     /// `evicted`, which may happen also when it is not.
@@ -47,7 +47,7 @@ pub(super) fn policy<K: Key>(choice: CachePolicy, capacity: usize) -> Box<dyn Re
     match choice {
         CachePolicy::Fifo => Box::new(FifoSlots::new(capacity)),
         CachePolicy::Lru => Box::new(Lru::new(capacity)),
-        CachePolicy::CostEffective { base_us, mib_per_s } => Box::new(CostHeap::new(capacity, base_us, mib_per_s)),
-        CachePolicy::S3Fifo => Box::new(General::new(capacity)),
+        CachePolicy::CostEffective { base_us, mib_per_s } => Box::new(CostEffective::new(capacity, base_us, mib_per_s)),
+        CachePolicy::S3Fifo => Box::new(S3Fifo::new(capacity)),
     }
 }

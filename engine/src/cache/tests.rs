@@ -11,7 +11,7 @@ const ALL: [CachePolicy; 4] = [CachePolicy::Fifo, CachePolicy::Lru, COST, CacheP
 #[derive(Clone, Debug)]
 enum Step {
     /// A key is asked for, and admitted when it is not held.
-    Ask(u16),
+    ScoreRequest(u16),
     Remove(u16),
     Evict,
     Next,
@@ -19,7 +19,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        12 => (0_u16..40).prop_map(Step::Ask),
+        12 => (0_u16..40).prop_map(Step::ScoreRequest),
         1 => (0_u16..40).prop_map(Step::Remove),
         1 => Just(Step::Evict),
         2 => Just(Step::Next),
@@ -40,8 +40,8 @@ proptest! {
         let mut model: BTreeMap<u16, usize> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Ask(key) if model.contains_key(&key) => cache.activate(key),
-                Step::Ask(key) => {
+                Step::ScoreRequest(key) if model.contains_key(&key) => cache.touch(key),
+                Step::ScoreRequest(key) => {
                     let mut evicted = Vec::new();
                     let admitted = cache.admit(key, size(key, mixed), &mut evicted);
                     for old in evicted {
@@ -82,7 +82,7 @@ proptest! {
         for key in keys {
             let mut evicted = Vec::new();
             if let Some(at) = queue.iter().position(|k| *k == key) {
-                cache.activate(key);
+                cache.touch(key);
                 if lru {
                     queue.remove(at);
                     queue.push_back(key);
@@ -112,7 +112,7 @@ proptest! {
             }
             // A step asks for what is held first, as a read does, which looks up everything before it admits anything.
             for key in asked.iter().filter(|key| held.contains_key(key)) {
-                cache.activate(*key);
+                cache.touch(*key);
             }
             for (key, f) in &mut held {
                 *f += u64::from(asked.contains(key));
@@ -155,7 +155,7 @@ fn a_step_that_reads_more_than_fits_keeps_some_under_cost_and_none_under_fifo() 
             cache.end_step();
             for key in 0..16 {
                 if cache.holds(key) {
-                    cache.activate(key);
+                    cache.touch(key);
                     hits += 1;
                 } else {
                     cache.admit(key, 4, &mut Vec::new());

@@ -12,7 +12,7 @@ use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
-use super::pin::{Current, Hold};
+use super::pin::{Pin, Versioned};
 use super::state::SegmentKey;
 
 /// A life of a segment. Everything that may still read from it holds one; its space is reused only when nobody does.
@@ -27,7 +27,7 @@ pub(crate) struct SegmentHandle {
     /// Pages of frames that no commit has named yet.
     pub(crate) in_flight: AtomicU64,
     /// Ends with it.
-    pub(crate) pin: Hold,
+    pub(crate) pin: Pin,
 }
 
 /// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
@@ -168,19 +168,19 @@ impl FrameBody {
 
 /// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
 pub(crate) struct FrameSlot {
-    body: Current<Arc<FrameBody>>,
+    body: Versioned<Arc<FrameBody>>,
     /// Its pages, until the first commit that names it takes them, of whichever sequence that shares it.
     flights: Mutex<Vec<Flight>>,
 }
 
 impl FrameSlot {
     pub(crate) fn new(body: FrameBody) -> Self {
-        Self { body: Current::new(Arc::new(body)), flights: Mutex::default() }
+        Self { body: Versioned::new(Arc::new(body)), flights: Mutex::default() }
     }
 
     /// The frame where it lies now. Whoever holds it may read there, also after a move.
     pub(crate) fn now(&self) -> Arc<FrameBody> {
-        self.body.now()
+        self.body.load()
     }
 
     /// Its memory.
@@ -202,9 +202,9 @@ impl FrameSlot {
     }
 
     /// These are its copies from now on.
-    pub(crate) fn lies(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
+    pub(crate) fn set_location(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
         let FrameCopy { segment, page, header_crc } = first;
-        self.body.turn(|body| {
+        self.body.replace(|body| {
             let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
             let (id, origin, nonce) = (body.id, body.origin, body.nonce);
             Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries })
@@ -213,7 +213,7 @@ impl FrameSlot {
 }
 
 /// Consecutive groups of one layer in one buffer, as they will stand on disk.
-pub(crate) struct Run {
+pub(crate) struct GroupBuffer {
     pub(crate) layer: usize,
     pub(crate) first_group: u64,
     pub(crate) groups: usize,
@@ -223,7 +223,7 @@ pub(crate) struct Run {
     pub(crate) cut: bool,
 }
 
-impl Run {
+impl GroupBuffer {
     /// The first `groups` of the run, in the same buffer.
     pub(crate) fn first(&self, groups: usize) -> Arc<Self> {
         Arc::new(Self { groups: groups.min(self.groups), buffer: Arc::clone(&self.buffer), cut: true, ..*self })
@@ -255,7 +255,7 @@ impl Run {
 #[derive(Clone)]
 pub(crate) enum Source {
     /// In memory, not known to be on disk.
-    Memory(Arc<Run>),
+    Memory(Arc<GroupBuffer>),
     /// In a frame, `page` pages from its start; `checksum` is the first of the extent's checksums in the frame's table.
     Disk { frame: Arc<FrameSlot>, page: u32, checksum: usize },
 }
@@ -349,7 +349,7 @@ impl ExtentTable {
             Source::Memory(_) => None,
         });
         frames.clone().for_each(near);
-        frames.for_each(|frame| frame.body.look(|body| near(&**body)));
+        frames.for_each(|frame| frame.body.peek(|body| near(&**body)));
         found
     }
 
@@ -396,13 +396,13 @@ impl ExtentTable {
     }
 
     /// How many groups at the front of `run` this table has from it: later ones may have been cut off or written anew.
-    pub(crate) fn groups_of(&self, run: &Arc<Run>) -> usize {
+    pub(crate) fn groups_of(&self, run: &Arc<GroupBuffer>) -> usize {
         let backed = |e: &Extent| matches!(&e.source, Source::Memory(r) if Arc::ptr_eq(r, run)).then_some(e.groups);
         self.extents.iter().filter_map(backed).sum()
     }
 
     /// Extents that `old` backs are backed by `new`, which has the same groups at its front.
-    pub(crate) fn replace(&mut self, old: &Arc<Run>, new: &Arc<Run>) {
+    pub(crate) fn replace(&mut self, old: &Arc<GroupBuffer>, new: &Arc<GroupBuffer>) {
         for extent in Arc::make_mut(&mut self.extents) {
             if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, old)) {
                 extent.source = Source::Memory(Arc::clone(new));
@@ -411,7 +411,14 @@ impl ExtentTable {
     }
 
     /// Every extent in memory that `run` backs goes over to its place on disk, and becomes one with what it continues there.
-    pub(crate) fn landed(&mut self, run: &Arc<Run>, frame: &Arc<FrameSlot>, page: u32, checksum: usize, planes: usize) {
+    pub(crate) fn landed(
+        &mut self,
+        run: &Arc<GroupBuffer>,
+        frame: &Arc<FrameSlot>,
+        page: u32,
+        checksum: usize,
+        planes: usize,
+    ) {
         let end = run.first_group + run.groups as u64;
         let mut at = self.extents.partition_point(|e| e.first_group + (e.groups as u64) <= run.first_group);
         let extents = Arc::make_mut(&mut self.extents);
@@ -451,7 +458,7 @@ mod tests {
             lazy: Arc::clone(file),
             read_unit: PAGE_BYTES as u64,
             in_flight: AtomicU64::new(0),
-            pin: Hold::new(),
+            pin: Pin::new(),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
         let (replicas, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());

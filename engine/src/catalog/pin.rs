@@ -8,28 +8,28 @@ use crate::sync::{Mutex, hold};
 use std::sync::Arc;
 
 /// What is current; whoever took it before keeps what it took.
-pub(crate) struct Current<P>(Mutex<P>);
+pub(crate) struct Versioned<P>(Mutex<P>);
 
-impl<P: Clone> Current<P> {
+impl<P: Clone> Versioned<P> {
     pub(crate) fn new(place: P) -> Self {
         Self(Mutex::new(place))
     }
 
-    pub(crate) fn now(&self) -> P {
+    pub(crate) fn load(&self) -> P {
         hold(&self.0).clone()
     }
 
     /// Looks at what is current without holding it.
-    pub(crate) fn look<T>(&self, at: impl FnOnce(&P) -> T) -> T {
+    pub(crate) fn peek<T>(&self, at: impl FnOnce(&P) -> T) -> T {
         at(&hold(&self.0))
     }
 
     /// What is made of it is current from now on.
-    pub(crate) fn turn(&self, to: impl FnOnce(&P) -> P) {
+    pub(crate) fn replace(&self, to: impl FnOnce(&P) -> P) {
         let before = {
-            let mut now = hold(&self.0);
-            let next = to(&now);
-            std::mem::replace(&mut *now, next)
+            let mut load = hold(&self.0);
+            let next = to(&load);
+            std::mem::replace(&mut *load, next)
         };
         // It may be the last to hold the place, whose end is not for others to wait for.
         drop(before);
@@ -37,29 +37,29 @@ impl<P: Clone> Current<P> {
 }
 
 /// Lies in what is held: its end is that of the last holder.
-pub(crate) struct Hold(Arc<AtomicBool>);
+pub(crate) struct Pin(Arc<AtomicBool>);
 
 /// Tells whether anybody holds it.
-pub(crate) struct Held(Arc<AtomicBool>);
+pub(crate) struct PinWatch(Arc<AtomicBool>);
 
-impl Hold {
+impl Pin {
     pub(crate) fn new() -> Self {
         Self(Arc::new(AtomicBool::new(true)))
     }
 
-    pub(crate) fn watch(&self) -> Held {
-        Held(Arc::clone(&self.0))
+    pub(crate) fn watch(&self) -> PinWatch {
+        PinWatch(Arc::clone(&self.0))
     }
 }
 
-impl Drop for Hold {
+impl Drop for Pin {
     fn drop(&mut self) {
         // Release: what holders read, they read before.
         self.0.store(false, Ordering::Release);
     }
 }
 
-impl Held {
+impl PinWatch {
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -73,28 +73,28 @@ mod loom_tests {
     use loom::thread;
 
     /// A place of a frame: a segment, and what must stand there.
-    struct Place {
+    struct TestPlace {
         segment: usize,
         bytes: usize,
-        _pin: Hold,
+        _pin: Pin,
     }
 
     struct Rig {
         segments: [AtomicUsize; 2],
-        current: Current<Counted<Place>>,
+        current: Versioned<Counted<TestPlace>>,
     }
 
-    fn rig() -> (Arc<Rig>, Held) {
-        let pin = Hold::new();
+    fn rig() -> (Arc<Rig>, PinWatch) {
+        let pin = Pin::new();
         let held = pin.watch();
         let segments = [AtomicUsize::new(7), AtomicUsize::new(0)];
-        let current = Current::new(Counted::new(Place { segment: 0, bytes: 7, _pin: pin }));
+        let current = Versioned::new(Counted::new(TestPlace { segment: 0, bytes: 7, _pin: pin }));
         (Arc::new(Rig { segments, current }), held)
     }
 
     /// Reads through the place that is current, as a view does between its selection and the end of its reads.
     fn read(rig: &Rig) {
-        let place = rig.current.now();
+        let place = rig.current.load();
         for _ in 0..2 {
             let found = rig.segments[place.segment].load(Ordering::Relaxed);
             assert_eq!(found, place.bytes, "segment {} was used again under its reader", place.segment);
@@ -102,9 +102,9 @@ mod loom_tests {
     }
 
     /// Moves what lives in the first segment to the second, and uses the first again if nobody holds it.
-    fn reclaim(rig: &Rig, held: &Held) -> bool {
+    fn reclaim(rig: &Rig, held: &PinWatch) -> bool {
         rig.segments[1].store(7, Ordering::Relaxed);
-        rig.current.turn(|old| Counted::new(Place { segment: 1, bytes: old.bytes, _pin: Hold::new() }));
+        rig.current.replace(|old| Counted::new(TestPlace { segment: 1, bytes: old.bytes, _pin: Pin::new() }));
         let free = !held.is_held();
         if free {
             rig.segments[0].store(9, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{Mutant, mutated};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::{Category, Reservation};
-use crate::options::{Durability, SequenceOptions, Summary};
+use crate::options::{CreateOptions, Durability, StoredSummary};
 use crate::sequence::Sequence;
 use crate::store::Store;
 use half::slice::HalfBitsSliceExt;
@@ -58,7 +58,7 @@ impl ImportOptions {
         self
     }
 
-    /// With so many copies of everything, as [`SequenceOptions::replicas`]; those are not in the file.
+    /// With so many copies of everything, as [`CreateOptions::replicas`]; those are not in the file.
     #[must_use]
     pub fn replicas(mut self, copies: u8) -> Self {
         self.replicas = Some(copies);
@@ -74,14 +74,14 @@ impl Store {
     /// anew, as the file may have lain for longer than that.
     ///
     /// ```
-    /// use stratakv::{ByteSize, Durability, ImportOptions, KvLayout, SequenceOptions, Store, TensorView};
+    /// use stratakv::{ByteSize, Durability, ImportOptions, KvLayout, CreateOptions, Store, TensorView};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (from, to) = (tempfile::tempdir()?, tempfile::tempdir()?);
     /// let open = |dir: &std::path::Path| Store::options().device(dir).segment_bytes(ByteSize::mib(1)).open();
     /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
     /// let store = open(from.path())?;
-    /// let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("session"))?;
+    /// let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("session"))?;
     /// let tokens = vec![0.5_f32; 20 * 8];
     /// let tensor = TensorView::token_major(&tokens, 20, 1, 8);
     /// sequence.append(0, tensor, tensor)?;
@@ -234,11 +234,11 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         let bytes = file.bytes()[..header.bytes.get() as usize].to_vec();
         key = String::from_utf8(bytes).map_err(|_| damaged(start, "the key is not UTF-8"))?;
     }
-    let mut create = SequenceOptions::new().key(options.key.unwrap_or(key));
+    let mut create = CreateOptions::new().key(options.key.unwrap_or(key));
     create = match options.ttl {
         Some(Some(ttl)) => create.ttl(ttl),
         Some(None) => create,
-        None => SequenceOptions { ttl_ms: page.ttl_ms.get(), ..create },
+        None => CreateOptions { ttl_ms: page.ttl_ms.get(), ..create },
     };
     create = create.evictable(options.evictable.unwrap_or(page.evictable));
     if let Some(copies) = options.replicas {
@@ -246,7 +246,7 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
     }
     let has_summary = page.summaries.get() & (1 << (SUMMARY_MIN_MAX - 1)) != 0;
     if has_summary {
-        create = create.summary(Summary::MinMax);
+        create = create.store_summary(StoredSummary::MinMax);
     }
     let mut sequence = store.create_sequence(layout, create)?;
     let mut state = None;
@@ -261,7 +261,7 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         let header = file.next(Some(&stored), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
         let some: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|id| u32::from_le_bytes(*id)).collect();
-        sequence.push_token_ids(&some)?;
+        sequence.append_token_ids(&some)?;
         ids += some.len() as u64;
     }
     for at in 0..stored.layers.len() {

@@ -4,7 +4,7 @@ use super::PIECE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{random_u64, unix_ms};
 use crate::metrics::{Category, lock};
-use crate::plan::Urgency;
+use crate::plan::ReadPriority;
 use crate::read::ReadTicket;
 use crate::sequence::{Sequence, SequenceReader};
 use std::io::Write;
@@ -165,7 +165,7 @@ fn memory_bytes(layout: &Layout) -> usize {
 /// A read of groups under way.
 fn read(sequence: &Sequence, layer: usize, groups: Range<u64>) -> Result<ReadTicket> {
     let view = sequence.stored_groups(layer, groups)?;
-    ReadTicket::new(Arc::clone(&sequence.store().devices), vec![view.inner], Urgency::Demand(None))
+    ReadTicket::new(Arc::clone(&sequence.store().devices), vec![view.inner], ReadPriority::Demand(None))
 }
 
 fn groups(sequence: &Sequence, layer: usize, out: &mut Out<impl Write>, bytes: &mut Vec<u8>) -> Result<()> {

@@ -143,7 +143,7 @@ impl KvLayoutBuilder {
     /// Stores the keys and values of groups under this codec, in every layer that does not [say it itself](LayerSpec::codecs).
     /// Default [`PlaneCodec::Raw`]. The quantised codecs keep each element to within [`error_bound`](crate::codec::error_bound)
     /// in steps of a range: that of its channel over the group for keys, that of 32 channels of its token for values. What is read,
-    /// cached and written is as much smaller; attention, [`ViewBlocks::group`](crate::ViewBlocks::group), summaries and exports see
+    /// cached and written is as much smaller; attention, [`SelectionBlocks::group`](crate::ViewBlocks::group), summaries and exports see
     /// the rounded numbers. The newest tokens, which fill no group yet, stay exact.
     ///
     /// A plane that would not shrink by 5 % stays raw: for f16 under int8 that is keys in groups of 4 tokens or fewer. It is part of

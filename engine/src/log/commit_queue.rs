@@ -5,13 +5,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What one of the waiting asked for, and where it looks for the outcome.
-pub(crate) struct Member<T, R> {
+pub(crate) struct QueuedCommit<T, R> {
     pub(crate) request: T,
     outcome: Arc<Mutex<Option<R>>>,
 }
 
 struct Queue<T, R> {
-    waiting: Vec<Member<T, R>>,
+    waiting: Vec<QueuedCommit<T, R>>,
     /// Somebody leads.
     busy: bool,
     /// When the oldest of those that nobody waits for is due.
@@ -20,14 +20,14 @@ struct Queue<T, R> {
 }
 
 /// Those who wait, and those who are led.
-pub(crate) struct Group<T, R> {
+pub(crate) struct CommitQueue<T, R> {
     queue: Mutex<Queue<T, R>>,
     changed: Condvar,
 }
 
 /// The right to lead. Given back whatever happens, a panic included.
 struct Leading<'a, T, R, F: Fn() -> R> {
-    group: &'a Group<T, R>,
+    group: &'a CommitQueue<T, R>,
     outcomes: Vec<Arc<Mutex<Option<R>>>>,
     panicked: F,
 }
@@ -45,7 +45,7 @@ impl<T, R, F: Fn() -> R> Drop for Leading<'_, T, R, F> {
     }
 }
 
-impl<T, R> Member<T, R> {
+impl<T, R> QueuedCommit<T, R> {
     fn new(item: T) -> Self {
         Self { request: item, outcome: Arc::new(Mutex::new(None)) }
     }
@@ -56,7 +56,7 @@ impl<T, R> Member<T, R> {
     }
 }
 
-impl<T, R> Group<T, R> {
+impl<T, R> CommitQueue<T, R> {
     pub(crate) fn new() -> Self {
         let queue = Queue { waiting: Vec::new(), busy: false, due: None, closed: false };
         Self { queue: Mutex::new(queue), changed: Condvar::new() }
@@ -65,7 +65,7 @@ impl<T, R> Group<T, R> {
     /// Adds something that nobody waits for: it goes with the next group, or when `due`.
     pub(crate) fn add(&self, item: T, due: Option<Instant>) {
         let mut queue = hold(&self.queue);
-        queue.waiting.push(Member::new(item));
+        queue.waiting.push(QueuedCommit::new(item));
         if let Some(due) = due {
             queue.due = Some(queue.due.map_or(due, |old| old.min(due)));
             self.changed.notify_all();
@@ -74,8 +74,8 @@ impl<T, R> Group<T, R> {
 
     /// Takes part, and waits for the outcome. Whoever finds nobody leading calls `lead` with all that waits, which tells each
     /// its outcome; those it has not told when it panics get that of `panicked`.
-    pub(crate) fn join(&self, item: T, lead: impl Fn(Vec<Member<T, R>>), panicked: impl Fn() -> R) -> R {
-        let own = Member::new(item);
+    pub(crate) fn join(&self, item: T, lead: impl Fn(Vec<QueuedCommit<T, R>>), panicked: impl Fn() -> R) -> R {
+        let own = QueuedCommit::new(item);
         let outcome = Arc::clone(&own.outcome);
         let mut queue = hold(&self.queue);
         queue.waiting.push(own);
@@ -101,7 +101,7 @@ impl<T, R> Group<T, R> {
 
     /// Those who lead put back what is to be tried again, in front of all others, by `due` at the latest.
     pub(crate) fn put_back(&self, items: impl Iterator<Item = T>, due: Instant) {
-        let mut again: Vec<_> = items.map(Member::new).collect();
+        let mut again: Vec<_> = items.map(QueuedCommit::new).collect();
         let mut queue = hold(&self.queue);
         again.append(&mut queue.waiting);
         queue.waiting = again;
@@ -114,14 +114,14 @@ impl<T, R> Group<T, R> {
         queue.waiting.is_empty() && !queue.busy
     }
 
-    /// Waits until something is due; `false` once it is closed. Nothing is due any more from when it is `hopeless`.
-    pub(crate) fn wait_due(&self, hopeless: impl Fn() -> bool) -> bool {
+    /// Waits until something is due; `false` once it is closed. Nothing is due any more from when it is `unrepairable`.
+    pub(crate) fn wait_due(&self, unrepairable: impl Fn() -> bool) -> bool {
         let mut queue = hold(&self.queue);
         loop {
             if queue.closed {
                 return false;
             }
-            if queue.due.is_some() && hopeless() {
+            if queue.due.is_some() && unrepairable() {
                 queue.due = None;
             }
             queue = match queue.due.map(|due| due.saturating_duration_since(Instant::now())) {
@@ -154,7 +154,7 @@ mod tests {
     /// What is put back is due later, and what was due before it still is when it was.
     #[test]
     fn what_is_put_back_postpones_nothing() {
-        let group: Group<u8, ()> = Group::new();
+        let group: CommitQueue<u8, ()> = CommitQueue::new();
         let start = Instant::now();
         group.add(1, Some(start));
         group.put_back(std::iter::once(2), start + Duration::from_secs(3600));
@@ -170,7 +170,7 @@ mod loom_tests {
     use crate::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
-    type Adding = Group<usize, usize>;
+    type Adding = CommitQueue<usize, usize>;
 
     /// Two who wait and one who does not: each item is led once, and whoever waits learns what its group came to. Fails when the
     /// leader tells nobody that it has ended, and when a second one leads beside it.
@@ -182,7 +182,7 @@ mod loom_tests {
             let join = |item: usize| {
                 let (group, sum, leading) = (Arc::clone(&group), Arc::clone(&sum), Arc::clone(&leading));
                 move || {
-                    let lead = |all: Vec<Member<usize, usize>>| {
+                    let lead = |all: Vec<QueuedCommit<usize, usize>>| {
                         assert_eq!(leading.fetch_add(1, Ordering::AcqRel), 0, "two lead at a time");
                         let own: usize = all.iter().map(|member| member.request).sum();
                         sum.fetch_add(own, Ordering::AcqRel);
@@ -210,7 +210,7 @@ mod loom_tests {
             let join = |item: usize| {
                 let (group, tries) = (Arc::clone(&group), Arc::clone(&tries));
                 move || {
-                    let lead = |all: Vec<Member<usize, usize>>| {
+                    let lead = |all: Vec<QueuedCommit<usize, usize>>| {
                         if tries.fetch_add(1, Ordering::AcqRel) > 0 {
                             let own = all.iter().map(|member| member.request).sum();
                             return all.iter().for_each(|member| member.tell(own));
@@ -239,7 +239,7 @@ mod loom_tests {
                 let group = Arc::clone(&group);
                 thread::spawn(move || {
                     assert!(group.wait_due(|| false));
-                    let lead = |all: Vec<Member<usize, usize>>| {
+                    let lead = |all: Vec<QueuedCommit<usize, usize>>| {
                         let sum = all.iter().map(|member| member.request).sum();
                         all.iter().for_each(|member| member.tell(sum));
                     };
@@ -258,14 +258,14 @@ mod loom_tests {
     #[test]
     fn loom_nothing_is_due_once_it_is_hopeless() {
         loom::model(|| {
-            let (group, hopeless) = (Arc::new(Adding::new()), Arc::new(AtomicUsize::new(0)));
+            let (group, unrepairable) = (Arc::new(Adding::new()), Arc::new(AtomicUsize::new(0)));
             let waiter = {
-                let (group, hopeless) = (Arc::clone(&group), Arc::clone(&hopeless));
+                let (group, unrepairable) = (Arc::clone(&group), Arc::clone(&unrepairable));
                 thread::spawn(move || {
                     let mut tries = 0;
-                    while group.wait_due(|| hopeless.load(Ordering::Acquire) > 0) {
+                    while group.wait_due(|| unrepairable.load(Ordering::Acquire) > 0) {
                         tries += 1;
-                        hopeless.store(1, Ordering::Release);
+                        unrepairable.store(1, Ordering::Release);
                         // As a commit that is refused before it takes what waits.
                         assert!(tries < 2, "it spins");
                     }

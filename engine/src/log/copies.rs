@@ -6,19 +6,19 @@ use stratakv_format::{FrameId, Location};
 use zerocopy::little_endian::{U32, U64};
 
 /// A copy: where it is, and the CRC of its header there.
-pub(crate) type Place = (Location, u32);
+pub(crate) type CopyPlace = (Location, u32);
 
 /// The copies of a frame are to be others. Passed over when they are not any more what they were when that was decided.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyChange {
     pub(crate) frame: FrameId,
     /// The copies as they were, the first in front.
-    pub(crate) seen: Vec<Place>,
+    pub(crate) seen: Vec<CopyPlace>,
     /// The copies as they are to be, each on another device.
-    pub(crate) wanted: Vec<Place>,
+    pub(crate) wanted: Vec<CopyPlace>,
 }
 
-pub(crate) fn places(frame: &FrameMeta) -> Vec<Place> {
+pub(crate) fn places(frame: &FrameMeta) -> Vec<CopyPlace> {
     let replicas = frame.replicas.iter().map(|replica| (replica.location, replica.header_crc));
     std::iter::once((frame.location, frame.header_crc)).chain(replicas).collect()
 }
@@ -33,7 +33,7 @@ impl CopyChange {
         let mut own = frame.clone();
         let next = own.replicas.iter().map(|replica| replica.generation).max().unwrap_or(0) + 1;
         // Copies that go and whose device gets no other. A frame can only be moved, so the first copy makes way and comes back.
-        let gone = |place: &Place| match self.wanted.iter().position(|wanted| wanted.0.device == place.0.device) {
+        let gone = |place: &CopyPlace| match self.wanted.iter().position(|wanted| wanted.0.device == place.0.device) {
             None => true,
             // The first copy cannot be moved beside it.
             Some(at) => at == 0 && first.0 != place.0,
@@ -57,7 +57,7 @@ impl CopyChange {
         }
     }
 
-    fn move_to(&self, own: &mut FrameMeta, (location, header_crc): Place, out: &mut RecordBuffer) {
+    fn move_to(&self, own: &mut FrameMeta, (location, header_crc): CopyPlace, out: &mut RecordBuffer) {
         let record = m::FrameMoved {
             frame: U64::new(self.frame.0),
             location: location.to_raw(),
@@ -79,14 +79,14 @@ mod tests {
     use stratakv_format::segment::KIND_LOG;
     use stratakv_format::{DeviceIndex, SegmentId, SequenceId};
 
-    fn at(device: u16, page: u32) -> Place {
+    fn at(device: u16, page: u32) -> CopyPlace {
         (
             Location { device: DeviceIndex(device), segment: SegmentId(0), page, pages: 2 },
             u32::from(device) * 100 + page,
         )
     }
 
-    fn catalog(copies: &[Place]) -> Catalog {
+    fn catalog(copies: &[CopyPlace]) -> Catalog {
         let mut catalog = Catalog::default();
         for device in 0..5 {
             let meta = SegmentMeta {
@@ -101,7 +101,7 @@ mod tests {
             };
             catalog.segments.insert((DeviceIndex(device), SegmentId(0)), meta);
         }
-        let replica = |(location, header_crc): &Place| ReplicaMeta {
+        let replica = |(location, header_crc): &CopyPlace| ReplicaMeta {
             generation: 3,
             location: *location,
             header_crc: *header_crc,
@@ -131,8 +131,8 @@ mod tests {
         #[test]
         fn copies_become_what_is_wanted(seen in copies(), wanted in copies()) {
             // A place is a place of its own unless it stays.
-            let seen: Vec<Place> = seen.into_iter().map(|(device, page)| at(device, page)).collect();
-            let wanted: Vec<Place> = wanted.into_iter().map(|(device, page)| at(device, page)).collect();
+            let seen: Vec<CopyPlace> = seen.into_iter().map(|(device, page)| at(device, page)).collect();
+            let wanted: Vec<CopyPlace> = wanted.into_iter().map(|(device, page)| at(device, page)).collect();
             let mut catalog = catalog(&seen);
             let change = CopyChange { frame: FrameId(1), seen: seen.clone(), wanted: wanted.clone() };
             let mut records = RecordBuffer::default();

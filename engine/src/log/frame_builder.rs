@@ -1,6 +1,6 @@
 //! What a frame will hold, before it is written.
 
-use crate::catalog::Run;
+use crate::catalog::GroupBuffer;
 use crate::error::Result;
 use crate::layout::KvLayout;
 use crate::retrieval::SharedRecords;
@@ -94,15 +94,15 @@ pub(crate) struct AdapterPart {
 
 /// Ends of what a frame without groups holds: of its tokens, and of its token ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct CoveredEnds {
     pub(crate) tokens: u64,
     pub(crate) ids: u64,
 }
 
 /// What one frame will hold.
 #[derive(Default)]
-pub(crate) struct Draft {
-    pub(super) runs: Vec<Arc<Run>>,
+pub(crate) struct FrameBuilder {
+    pub(super) runs: Vec<Arc<GroupBuffer>>,
     pub(super) summaries: Vec<SummaryPart>,
     pub(super) tails: Vec<Tail>,
     pub(super) token_ids: Option<(u64, Vec<u8>, u32)>,
@@ -113,7 +113,7 @@ pub(crate) struct Draft {
     pub(super) first_token: Option<u64>,
 }
 
-impl Draft {
+impl FrameBuilder {
     fn holds(&mut self, first_token: u64) {
         self.first_token = Some(self.first_token.map_or(first_token, |first| first.min(first_token)));
     }
@@ -148,7 +148,7 @@ impl Draft {
     /// Adds a run with the summary records of its first groups: element type, number, bytes.
     pub(crate) fn run(
         &mut self,
-        run: Arc<Run>,
+        run: Arc<GroupBuffer>,
         group_tokens: u64,
         planes: usize,
         summary: Option<(DType, usize, Vec<RecordBytes>)>,
@@ -176,7 +176,7 @@ impl Draft {
     pub(crate) const STORED_OVERHEAD: usize = size_of::<SummaryHeader>() + size_of::<Descriptor>() + 16;
 
     /// The records that those of the first groups of a run continue, or new ones with `header` in front.
-    fn summaries_of(&mut self, run: &Run, groups: usize, what: Recorded, header: &[u8]) -> &mut SummaryPart {
+    fn summaries_of(&mut self, run: &GroupBuffer, groups: usize, what: Recorded, header: &[u8]) -> &mut SummaryPart {
         let goes_on = |part: &SummaryPart| {
             part.layer == run.layer && part.what == what && part.first_group + part.groups as u64 == run.first_group
         };
@@ -193,10 +193,10 @@ impl Draft {
     }
 
     /// The ends of what it holds, when that is no groups.
-    pub(super) fn small(&self) -> Option<Ends> {
+    pub(super) fn small(&self) -> Option<CoveredEnds> {
         let tokens = self.tails.iter().map(|tail| tail.first_token + u64::from(tail.tokens)).max();
         let ids = self.token_ids.as_ref().map(|(first, _, count)| first + u64::from(*count));
-        let ends = Ends { tokens: tokens.unwrap_or(0), ids: ids.unwrap_or(0) };
+        let ends = CoveredEnds { tokens: tokens.unwrap_or(0), ids: ids.unwrap_or(0) };
         self.runs.is_empty().then_some(ends)
     }
 

@@ -1,11 +1,12 @@
 //! Writing frames: what a sequence has collected becomes one atomic append.
 
 use super::devices::{Devices, exhausted};
-use super::frame_builder::{Draft, Ends, RecordBytes, Recorded, SequenceIdentity, TailRows};
-use super::segment_allocator::{Space, Writer, allocate};
+use super::frame_builder::{CoveredEnds, FrameBuilder, RecordBytes, Recorded, SequenceIdentity, TailRows};
+use super::segment_allocator::{SegmentAllocator, Writer, allocate};
 use super::{random_u64, unix_ms};
 use crate::catalog::{
-    Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, ReplicaMeta, Run, SegmentHandle, SummaryPlace, min_max_records,
+    Flight, FrameBody, FrameCopy, FrameMeta, FrameSlot, GroupBuffer, ReplicaMeta, SegmentHandle, SummaryPlace,
+    min_max_records,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Exhausted, Lease};
@@ -33,8 +34,8 @@ pub(crate) fn front_limit(devices: &Devices, identity: &SequenceIdentity) -> Res
 }
 
 /// A run with its place in the frame: page from the frame's start and first checksum.
-pub(crate) struct LandedRun {
-    pub(crate) run: Arc<Run>,
+pub(crate) struct PlacedRun {
+    pub(crate) run: Arc<GroupBuffer>,
     pub(crate) page: u32,
     pub(crate) checksum: usize,
 }
@@ -48,15 +49,15 @@ pub(crate) struct WrittenFrame {
     copies: Vec<CopyFlight>,
     /// [`Self::wait`] has seen that it is written.
     written: bool,
-    space: Arc<Mutex<Space>>,
-    pub(crate) runs: Vec<LandedRun>,
+    space: Arc<Mutex<SegmentAllocator>>,
+    pub(crate) runs: Vec<PlacedRun>,
     pub(crate) holds_state: bool,
     /// The lowest token it holds anything of; none when it holds only the caller's state.
     pub(crate) first_token: Option<u64>,
     /// Tokens from here on were cut off after it was written.
     pub(crate) token_end: u64,
     /// Ends of what it holds, when that is no groups.
-    pub(crate) small: Option<Ends>,
+    pub(crate) small: Option<CoveredEnds>,
 }
 
 /// One copy of a frame on its way.
@@ -105,7 +106,7 @@ impl WrittenFrame {
         let Some((first, others)) = self.copies.split_first() else { return };
         (self.meta.location, self.meta.header_crc) = (first.location, first.header_crc);
         self.meta.replicas = others.iter().map(CopyFlight::replica).collect();
-        self.body.lies(first.place(), others.iter().map(CopyFlight::place).collect());
+        self.body.set_location(first.place(), others.iter().map(CopyFlight::place).collect());
         self.body.keep_flights(|segment| self.copies.iter().any(|copy| Arc::ptr_eq(&copy.segment, segment)));
     }
 
@@ -131,9 +132,9 @@ impl CopyFlight {
 }
 
 /// Descriptors and checksums in the making, with the front's bytes behind the header.
-struct Tables<'a> {
+struct FrameTables<'a> {
     devices: &'a Devices,
-    who: &'a SequenceIdentity,
+    identity: &'a SequenceIdentity,
     nonce: u64,
     descriptors: Vec<Descriptor>,
     checksums: Vec<u64>,
@@ -155,7 +156,7 @@ impl<'a> Front<'a> {
 }
 
 /// Fills `out`, which stands for the bytes from `base` on, with what `pieces` (rising, apart) have there, and zeros.
-fn lay_out(pieces: &[(usize, &[u8])], base: usize, out: &mut [u8]) {
+fn fill_front(pieces: &[(usize, &[u8])], base: usize, out: &mut [u8]) {
     let mut at = 0;
     for (offset, bytes) in pieces {
         let (start, end) = (offset.saturating_sub(base), (offset + bytes.len()).saturating_sub(base).min(out.len()));
@@ -170,7 +171,7 @@ fn lay_out(pieces: &[(usize, &[u8])], base: usize, out: &mut [u8]) {
     out[at..].fill(0);
 }
 
-struct Piece {
+struct FramePiece {
     kind: u16,
     layer: usize,
     first_token: u64,
@@ -179,10 +180,10 @@ struct Piece {
     summary: Option<Recorded>,
 }
 
-impl<'a> Tables<'a> {
-    fn checksum(&self, piece: &Piece, first_token: u64, tokens: u32, plane: u16, parts: &[&[u8]]) -> u64 {
+impl<'a> FrameTables<'a> {
+    fn checksum(&self, piece: &FramePiece, first_token: u64, tokens: u32, plane: u16, parts: &[&[u8]]) -> u64 {
         let layer = piece.layer as u16;
-        let sequence = self.who.sequence;
+        let sequence = self.identity.sequence;
         let identity = PlaneIdentity::new(self.nonce, sequence, piece.kind, layer, first_token, tokens, plane);
         let mut left = covered_bytes(parts.iter().map(|part| part.len()).sum());
         let covered = parts.iter().map(|part| {
@@ -193,7 +194,7 @@ impl<'a> Tables<'a> {
         self.devices.identity.checksum.compute_parts(&identity, covered)
     }
 
-    fn describe(&mut self, piece: &Piece, offset: u64, bytes: u64, checksum_first: usize) {
+    fn describe(&mut self, piece: &FramePiece, offset: u64, bytes: u64, checksum_first: usize) {
         let (summary, element, record_bytes) = match piece.summary {
             None => (0, 0, 0),
             Some(Recorded::MinMax(element)) => (frame::SUMMARY_MIN_MAX, element.code(), 0),
@@ -218,13 +219,13 @@ impl<'a> Tables<'a> {
         });
     }
 
-    fn codec(&self, piece: &Piece) -> u16 {
-        let layer = self.who.layout.raw().layers.get(piece.layer).filter(|_| piece.kind == frame::KIND_GROUPS);
+    fn codec(&self, piece: &FramePiece) -> u16 {
+        let layer = self.identity.layout.raw().layers.get(piece.layer).filter(|_| piece.kind == frame::KIND_GROUPS);
         layer.map_or(frame::CODEC_RAW, LayerGeometry::codec_code)
     }
 
     /// Puts planes, each in parts, into the front, one checksum each.
-    fn front_piece(&mut self, piece: &Piece, planes: &[&[&'a [u8]]]) {
+    fn front_piece(&mut self, piece: &FramePiece, planes: &[&[&'a [u8]]]) {
         let (offset, first) = (self.front.len, self.checksums.len());
         for (index, parts) in planes.iter().enumerate() {
             let checksum = self.checksum(piece, piece.first_token, piece.tokens, index as u16, parts);
@@ -244,20 +245,26 @@ impl<'a> Tables<'a> {
 /// No space or memory for it on any device, or a write that had to be waited for failed. The frame does not exist.
 pub(crate) fn write(
     devices: &Devices,
-    space: &Arc<Mutex<Space>>,
+    space: &Arc<Mutex<SegmentAllocator>>,
     ids: (FrameId, u64),
-    who: &SequenceIdentity,
+    identity: &SequenceIdentity,
     order: &[DeviceIndex],
-    (draft, tails): (&Draft, &dyn TailRows),
+    (draft, tails): (&FrameBuilder, &dyn TailRows),
     here: bool,
 ) -> Result<WrittenFrame> {
     let (id, lsn) = ids;
     let nonce = random_u64()?;
-    let mut tables =
-        Tables { devices, who, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Front::default() };
-    let group = u64::from(who.layout.raw().group_tokens);
+    let mut tables = FrameTables {
+        devices,
+        identity,
+        nonce,
+        descriptors: Vec::new(),
+        checksums: Vec::new(),
+        front: Front::default(),
+    };
+    let group = u64::from(identity.layout.raw().group_tokens);
     for part in &draft.summaries {
-        let piece = Piece {
+        let piece = FramePiece {
             kind: frame::KIND_SUMMARY,
             layer: part.layer,
             first_token: part.first_group * group,
@@ -268,7 +275,8 @@ pub(crate) fn write(
         let parts: Vec<&[u8]> = part.pieces.iter().map(RecordBytes::bytes).collect();
         tables.front_piece(&piece, &[&parts]);
     }
-    let small = |kind, first_token, tokens| Piece { kind, layer: 0, first_token, tokens, pieces: 1, summary: None };
+    let small =
+        |kind, first_token, tokens| FramePiece { kind, layer: 0, first_token, tokens, pieces: 1, summary: None };
     if let Some((first, bytes, count)) = &draft.token_ids {
         tables.front_piece(&small(frame::KIND_TOKEN_IDS, *first, *count), &[&[bytes]]);
     }
@@ -276,12 +284,12 @@ pub(crate) fn write(
         tables.front_piece(&small(frame::KIND_CALLER_STATE, *tokens, state.len() as u32), &[&[state]]);
     }
     for part in &draft.adapters {
-        let piece = Piece { layer: part.layer, ..small(frame::KIND_ADAPTER, part.first, part.bytes.len() as u32) };
+        let piece = FramePiece { layer: part.layer, ..small(frame::KIND_ADAPTER, part.first, part.bytes.len() as u32) };
         tables.front_piece(&piece, &[&[&part.bytes]]);
     }
     let mut parts = [Vec::new(), Vec::new()];
     for tail in &draft.tails {
-        let piece = Piece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };
+        let piece = FramePiece { layer: tail.layer, ..small(frame::KIND_TAIL, tail.first_token, tail.tokens) };
         parts.iter_mut().for_each(Vec::clear);
         for (plane, out) in parts.iter_mut().enumerate() {
             tails.rows(tail, plane, out)?;
@@ -295,10 +303,10 @@ pub(crate) fn write(
     // Runs of one layer that continue each other become one extent. Pages count from the first run for now.
     let mut page = 0_u32;
     let mut landed = Vec::with_capacity(draft.runs.len());
-    let mut open: Option<(Piece, u32, usize)> = None;
+    let mut open: Option<(FramePiece, u32, usize)> = None;
     for (index, run) in draft.runs.iter().enumerate() {
         let block = run.geometry;
-        let planes = who.layout.kv_layer(run.layer)?.planes();
+        let planes = identity.layout.kv_layer(run.layer)?.planes();
         let (layer, first_token) = (run.layer, run.first_group * group);
         let continues = open.as_ref().is_some_and(|(piece, ..)| {
             piece.layer == layer
@@ -307,10 +315,10 @@ pub(crate) fn write(
         });
         if !continues {
             close_extent(&mut tables, open.take(), page);
-            let piece = Piece { pieces: 0, layer, ..small(frame::KIND_GROUPS, first_token, 0) };
+            let piece = FramePiece { pieces: 0, layer, ..small(frame::KIND_GROUPS, first_token, 0) };
             open = Some((piece, page, tables.checksums.len()));
         }
-        landed.push(LandedRun { run: Arc::clone(run), page, checksum: tables.checksums.len() - group_checksums });
+        landed.push(PlacedRun { run: Arc::clone(run), page, checksum: tables.checksums.len() - group_checksums });
         if let Some((piece, ..)) = &mut open {
             for at in 0..run.groups {
                 let bytes = run.block(at)?;
@@ -330,8 +338,12 @@ pub(crate) fn write(
     close_extent(&mut tables, open.take(), page);
 
     // Now the header's length is known, and with it every offset.
-    let header_bytes =
-        frame::header_bytes(who.layout.raw(), who.key.len(), tables.descriptors.len(), tables.checksums.len());
+    let header_bytes = frame::header_bytes(
+        identity.layout.raw(),
+        identity.key.len(),
+        tables.descriptors.len(),
+        tables.checksums.len(),
+    );
     let front_bytes = round_up_to_page(header_bytes + tables.front.len);
     for (index, descriptor) in tables.descriptors.iter_mut().enumerate() {
         let base = if index < front_pieces { header_bytes } else { front_bytes };
@@ -360,28 +372,29 @@ pub(crate) fn write(
         frame: id,
         lsn,
         nonce,
-        sequence: who.sequence,
-        parent: who.parent,
+        sequence: identity.sequence,
+        parent: identity.parent,
         created_unix_ms: unix_ms(),
-        layout_id: who.layout_id,
-        layout: who.layout.raw(),
-        key: who.key.as_bytes(),
-        summaries: who.summaries,
+        layout_id: identity.layout_id,
+        layout: identity.layout.raw(),
+        key: identity.key.as_bytes(),
+        summaries: identity.summaries,
         descriptors: &tables.descriptors,
         checksums: &tables.checksums,
         front_pages: front_page,
     };
     let (draft_holds_state, draft_first_token) = (draft.state.is_some(), draft.first_token);
     let draft_small = draft.small();
-    let writer = if draft_small.is_some() { Writer::Brief(who.sequence) } else { Writer::Sequence(who.sequence) };
-    let draft = Laid { header, header_bytes, front_bytes, small: &tables.front, runs: &landed };
-    let mut copies = Vec::with_capacity(who.copies);
+    let writer =
+        if draft_small.is_some() { Writer::Brief(identity.sequence) } else { Writer::Sequence(identity.sequence) };
+    let draft = PlacedFrame { header, header_bytes, front_bytes, small: &tables.front, runs: &landed };
+    let mut copies = Vec::with_capacity(identity.copies);
     let mut refused = None;
     for &device in order {
-        if copies.len() == who.copies {
+        if copies.len() == identity.copies {
             break;
         }
-        match draft.write_copy(devices, space, device, writer, front_page + page, here && who.copies == 1) {
+        match draft.write_copy(devices, space, device, writer, front_page + page, here && identity.copies == 1) {
             Ok(copy) => copies.push(copy),
             // Another device may take it.
             Err(e) if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Io | ErrorKind::Poisoned) => {
@@ -401,7 +414,7 @@ pub(crate) fn write(
         return Err(refused.unwrap_or_else(none));
     };
     let meta = FrameMeta {
-        origin: who.sequence,
+        origin: identity.sequence,
         lsn,
         nonce,
         location: first.location,
@@ -413,7 +426,7 @@ pub(crate) fn write(
     };
     let body = FrameBody {
         id,
-        origin: who.sequence,
+        origin: identity.sequence,
         nonce,
         segment: Arc::clone(&first.segment),
         page: first.location.page,
@@ -440,19 +453,19 @@ pub(crate) fn write(
 }
 
 /// A frame ready to be written, but for the place that stands in its header.
-struct Laid<'a> {
+struct PlacedFrame<'a> {
     header: HeaderBuilder<'a>,
     header_bytes: usize,
     front_bytes: usize,
     small: &'a Front<'a>,
-    runs: &'a [LandedRun],
+    runs: &'a [PlacedRun],
 }
 
-impl Laid<'_> {
+impl PlacedFrame<'_> {
     fn write_copy(
         &self,
         devices: &Devices,
-        space: &Mutex<Space>,
+        space: &Mutex<SegmentAllocator>,
         device: DeviceIndex,
         writer: Writer,
         pages: u32,
@@ -509,13 +522,13 @@ impl Laid<'_> {
         };
         if front_buffers.is_empty() {
             let mut front = vec![0; self.front_bytes];
-            lay_out(&pieces, 0, &mut front);
+            fill_front(&pieces, 0, &mut front);
             now(offset, &front)?;
         }
         for (index, buffer) in front_buffers.iter_mut().enumerate() {
             let bytes = buffer.len();
             let out = buffer.bytes_mut().ok_or_else(|| Error::new(ErrorKind::Busy, "a fresh buffer is in use"))?;
-            lay_out(&pieces, index * WRITE_BYTES, out);
+            fill_front(&pieces, index * WRITE_BYTES, out);
             push(buffer, offset, bytes)?;
             offset += bytes as u64;
         }
@@ -548,7 +561,7 @@ impl Laid<'_> {
 
 /// Describes an extent of groups that began at `page` with its first checksum, and ends before page `end`. Offsets count
 /// from the first run.
-fn close_extent(tables: &mut Tables<'_>, extent: Option<(Piece, u32, usize)>, end: u32) {
+fn close_extent(tables: &mut FrameTables<'_>, extent: Option<(FramePiece, u32, usize)>, end: u32) {
     if let Some((piece, page, checksum)) = extent {
         let bytes = u64::from(end - page) * PAGE_BYTES as u64;
         let first = checksum;

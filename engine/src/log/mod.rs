@@ -14,15 +14,15 @@ mod store_state;
 mod suspect_copies;
 
 pub(crate) use commit::{CommitRequest, Committer, keep_spare};
-pub(crate) use copies::{CopyChange, Place, places};
+pub(crate) use copies::{CopyChange, CopyPlace, places};
 pub(crate) use device_set::{DeviceList, with_heirs};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
-pub(crate) use frame_builder::{AdapterPart, Draft, Ends, RecordBytes, SequenceIdentity, Tail, TailRows};
+pub(crate) use frame_builder::{AdapterPart, CoveredEnds, FrameBuilder, RecordBytes, SequenceIdentity, Tail, TailRows};
 pub(crate) use frame_writer::{WrittenFrame, front_limit, write as write_frame};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
-pub(crate) use rate_limiter::Pace;
-pub(crate) use segment_allocator::{Space, Writer, allocate, open_ahead};
-pub(crate) use store_state::{Claim, CopyAt, FRAMES_IN_FLIGHT, StoreInner, copies_of};
+pub(crate) use rate_limiter::RateLimiter;
+pub(crate) use segment_allocator::{SegmentAllocator, Writer, allocate, open_ahead};
+pub(crate) use store_state::{CopyAt, FRAMES_IN_FLIGHT, SequenceLock, StoreInner, copies_of};
 pub(crate) use suspect_copies::{Latencies, Suspects};
 
 pub(crate) use crate::io::seams::{random_u64, unix_ms};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// The pace of the background, and who is in a hurry.
 #[derive(Default)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimiter {
     /// Bytes moved per second, at most.
     rate: Option<u64>,
     waiting: AtomicUsize,
@@ -14,23 +14,23 @@ pub(crate) struct Pace {
 }
 
 /// Somebody waits for room as long as this lives: nobody rests.
-pub(crate) struct Hurry<'a>(&'a Pace);
+pub(crate) struct UrgentGuard<'a>(&'a RateLimiter);
 
-impl Drop for Hurry<'_> {
+impl Drop for UrgentGuard<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Pace {
+impl RateLimiter {
     pub(crate) fn new(rate: Option<u64>) -> Self {
         Self { rate: rate.map(|rate| rate.max(1)), ..Self::default() }
     }
 
-    pub(crate) fn hurry(&self) -> Hurry<'_> {
+    pub(crate) fn hurry(&self) -> UrgentGuard<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.changed.notify();
-        Hurry(self)
+        UrgentGuard(self)
     }
 
     /// Ends a rest, so that whoever rests looks around.
@@ -64,18 +64,18 @@ mod tests {
     #[test]
     fn a_rate_says_when_the_next_bytes_are_due() {
         let start = Instant::now();
-        let after = |rate: u64, bytes| Pace::new(Some(rate)).due(start, bytes).map(|due| due - start);
+        let after = |rate: u64, bytes| RateLimiter::new(Some(rate)).due(start, bytes).map(|due| due - start);
         assert_eq!(after(1 << 20, 3 << 19), Some(Duration::from_millis(1500)));
         assert_eq!(after(1 << 20, 0), Some(Duration::ZERO));
         // No rate is no rest; a rate of nothing moves on all the same, and no sum is too large.
-        assert_eq!(Pace::new(None).due(start, u64::MAX), None);
+        assert_eq!(RateLimiter::new(None).due(start, u64::MAX), None);
         assert_eq!(after(0, 2), Some(Duration::from_secs(2)));
         assert!(after(1, u64::MAX).is_some_and(|rest| rest > Duration::from_secs(1 << 20)));
     }
 
     #[test]
     fn a_hurry_and_an_end_end_a_rest() {
-        let pace = Pace::new(Some(1));
+        let pace = RateLimiter::new(Some(1));
         let hurry = pace.hurry();
         pace.rest(Instant::now(), 1 << 40, || false);
         drop(hurry);

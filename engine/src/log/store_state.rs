@@ -2,8 +2,8 @@
 
 use super::commit::{CommitRequest, Committer};
 use super::devices::Devices;
-use super::rate_limiter::Pace;
-use super::segment_allocator::Space;
+use super::rate_limiter::RateLimiter;
+use super::segment_allocator::SegmentAllocator;
 use super::unix_ms;
 use crate::cache::BlockCache;
 use crate::catalog::{Catalog, Counters, FrameBody, FrameCopy, FrameMeta, FrameSlot, SegmentKey, SequenceMeta};
@@ -27,7 +27,7 @@ pub(crate) const FRAMES_IN_FLIGHT: usize = 12;
 pub(crate) struct StoreInner {
     pub(crate) committer: Arc<Committer>,
     pub(crate) catalog: Arc<Mutex<Catalog>>,
-    pub(crate) space: Arc<Mutex<Space>>,
+    pub(crate) space: Arc<Mutex<SegmentAllocator>>,
     pub(crate) open_sequences: Mutex<HashSet<SequenceId>>,
     pub(crate) frame_bytes: usize,
     /// Bytes of frames of one sequence that may be on their way.
@@ -50,7 +50,7 @@ pub(crate) struct StoreInner {
     pub(crate) health: StoreCounters,
     pub(crate) observers: Observers,
     /// How fast the background cleans.
-    pub(crate) pace: Pace,
+    pub(crate) pace: RateLimiter,
     /// One cleaning at a time.
     pub(crate) cleaning: Mutex<()>,
     /// One eviction for room at a time.
@@ -62,9 +62,9 @@ pub(crate) struct StoreInner {
     /// Segments that were taken out and whose files are still there, each with the generation that ended. Held while files are removed,
     /// the commit that says so included.
     pub(crate) leaving: Mutex<Vec<(SegmentKey, u64)>>,
-    pub(crate) tender: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) maintenance_thread: Mutex<Option<JoinHandle<()>>>,
     /// When the background looks for expired sequences next, in milliseconds since 1970; `u64::MAX` when it does not, or is at it.
-    pub(crate) looks_ms: AtomicU64,
+    pub(crate) next_expiry_check_ms: AtomicU64,
     /// The background is to end.
     pub(crate) rest: AtomicBool,
     /// Resident blocks of all sequences that have no cache of their own.
@@ -84,7 +84,7 @@ pub(crate) struct CopyAt {
 pub(crate) fn copies_of(
     devices: &Devices,
     catalog: &Catalog,
-    space: &mut Space,
+    space: &mut SegmentAllocator,
     frame: &FrameMeta,
 ) -> Result<Vec<CopyAt>> {
     let first = (frame.location, frame.header_crc);
@@ -119,7 +119,7 @@ pub(crate) fn copies_of(
 pub(super) fn tell_copies(
     devices: &Devices,
     catalog: &Mutex<Catalog>,
-    space: &Mutex<Space>,
+    space: &Mutex<SegmentAllocator>,
     id: FrameId,
 ) -> Result<()> {
     let catalog = lock(catalog);
@@ -133,13 +133,13 @@ pub(super) fn tell_copies(
 fn lay_copies(
     devices: &Devices,
     catalog: &Catalog,
-    space: &mut Space,
+    space: &mut SegmentAllocator,
     frame: &FrameMeta,
     slot: &FrameSlot,
 ) -> Result<()> {
     let mut copies = copies_of(devices, catalog, space, frame)?.into_iter().map(|copy| copy.at);
     if let Some(first) = copies.next() {
-        slot.lies(first, copies.collect());
+        slot.set_location(first, copies.collect());
     }
     Ok(())
 }
@@ -155,7 +155,7 @@ impl StoreInner {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the key is too long. [`ErrorKind::AlreadyExists`]: it is taken.
-    pub(crate) fn claim(self: &Arc<Self>, key: &str) -> Result<(SequenceId, Claim)> {
+    pub(crate) fn claim(self: &Arc<Self>, key: &str) -> Result<(SequenceId, SequenceLock)> {
         self.committer.check()?;
         if key.len() > m::KEY_BYTES_MAX {
             let text = format!("key of {} bytes; at most {}", key.len(), m::KEY_BYTES_MAX);
@@ -163,7 +163,7 @@ impl StoreInner {
         }
         let id = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
         let taken = || Error::new(ErrorKind::AlreadyExists, format!("a sequence with the key {key:?} exists"));
-        let claim = Claim::new(self, id, key).ok_or_else(taken)?;
+        let claim = SequenceLock::new(self, id, key).ok_or_else(taken)?;
         if !key.is_empty() {
             // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
             self.flush_others()?;
@@ -213,7 +213,7 @@ impl StoreInner {
         self.rest.store(true, Ordering::Relaxed);
         self.devices.tend.notify();
         self.pace.wake();
-        if let Some(thread) = lock(&self.tender).take()
+        if let Some(thread) = lock(&self.maintenance_thread).take()
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();
@@ -298,7 +298,7 @@ impl Drop for StoreInner {
 
 /// The right to be the only handle of a sequence, and to a key that no commit has made its own yet. Whoever lets go of it has
 /// queued all that it commits.
-pub(crate) struct Claim {
+pub(crate) struct SequenceLock {
     pub(crate) store: Arc<StoreInner>,
     id: SequenceId,
     /// Empty when no key is reserved.
@@ -309,7 +309,7 @@ pub(crate) struct Claim {
     pub(crate) uses: bool,
 }
 
-impl Claim {
+impl SequenceLock {
     /// None when another handle has the sequence or the key.
     pub(crate) fn new(store: &Arc<StoreInner>, id: SequenceId, key: &str) -> Option<Self> {
         if !key.is_empty() && !lock(&store.reserved_keys).insert(key.to_owned()) {
@@ -323,7 +323,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for SequenceLock {
     fn drop(&mut self) {
         if !self.key.is_empty() {
             lock(&self.store.reserved_keys).remove(&self.key);
@@ -342,7 +342,7 @@ impl Drop for Claim {
         // One that only a queued commit names is known once the background has flushed.
         let soon = |meta: Option<&SequenceMeta>| {
             let end = meta.map_or(Some(0), SequenceMeta::ends_ms);
-            end.is_some_and(|end| end <= unix_ms() || end < self.store.looks_ms.load(Ordering::SeqCst))
+            end.is_some_and(|end| end <= unix_ms() || end < self.store.next_expiry_check_ms.load(Ordering::SeqCst))
         };
         if soon(lock(&self.store.catalog).sequences.get(&self.id)) {
             self.store.devices.tend.notify();

@@ -17,7 +17,7 @@ pub(crate) struct Suspects {
     /// Those that a repair found damaged and could not help. They are looked at again when somebody asks for a repair.
     given_up: Mutex<BTreeSet<(FrameId, DeviceIndex)>>,
     /// Frames of which no copy can be made any more: a part of them is good nowhere. They are looked at again with those.
-    hopeless: Mutex<BTreeSet<FrameId>>,
+    unrepairable: Mutex<BTreeSet<FrameId>>,
     /// Frames may have fewer copies than they should have, or lie on devices that are to go.
     owed: AtomicBool,
     /// Told of every new one.
@@ -27,8 +27,8 @@ pub(crate) struct Suspects {
 impl Suspects {
     /// A store that was just opened may owe copies.
     pub(crate) fn new(changed: Arc<EventCount>) -> Self {
-        let (list, given_up, hopeless) = Default::default();
-        Self { list, given_up, hopeless, owed: AtomicBool::new(true), changed }
+        let (list, given_up, unrepairable) = Default::default();
+        Self { list, given_up, unrepairable, owed: AtomicBool::new(true), changed }
     }
 
     pub(crate) fn owe(&self) {
@@ -37,7 +37,7 @@ impl Suspects {
     }
 
     /// The same without waking anybody: it could not be helped just now.
-    pub(crate) fn owe_quietly(&self) {
+    pub(crate) fn owe_without_wake(&self) {
         self.owed.store(true, Ordering::Relaxed);
     }
 
@@ -74,27 +74,27 @@ impl Suspects {
     }
 
     /// No copy of this frame can be made.
-    pub(crate) fn despair(&self, frame: FrameId) {
-        let mut hopeless = lock(&self.hopeless);
-        if hopeless.len() < SUSPECTS_MAX {
-            hopeless.insert(frame);
+    pub(crate) fn mark_unrepairable(&self, frame: FrameId) {
+        let mut unrepairable = lock(&self.unrepairable);
+        if unrepairable.len() < SUSPECTS_MAX {
+            unrepairable.insert(frame);
         }
     }
 
-    pub(crate) fn hopeless(&self) -> BTreeSet<FrameId> {
-        lock(&self.hopeless).clone()
+    pub(crate) fn unrepairable(&self) -> BTreeSet<FrameId> {
+        lock(&self.unrepairable).clone()
     }
 
     /// Everything that was given up, to be looked at again.
     pub(crate) fn take_given_up(&self) -> BTreeSet<(FrameId, DeviceIndex)> {
-        lock(&self.hopeless).clear();
+        lock(&self.unrepairable).clear();
         std::mem::take(&mut *lock(&self.given_up))
     }
 
     /// Forgets what was given up of frames that are no more.
     pub(crate) fn retain_given_up(&self, exists: impl Fn(FrameId) -> bool) {
         lock(&self.given_up).retain(|(frame, _)| exists(*frame));
-        lock(&self.hopeless).retain(|frame| exists(*frame));
+        lock(&self.unrepairable).retain(|frame| exists(*frame));
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use stratakv_format::segment;
 
 /// Segments with more living in them are left alone in the background.
-const SHARE_EASY: f64 = 0.75;
+const LIVE_SHARE_BACKGROUND: f64 = 0.75;
 /// The same when an append waits for room.
-const SHARE_HARD: f64 = 0.97;
+const LIVE_SHARE_URGENT: f64 = 0.97;
 /// Rounds of cleaning without a smaller file after which what lives does not fit.
 const SHRINK_ROUNDS: u32 = 3;
 /// Files that are given back with one commit, at most.
@@ -41,7 +41,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     }
     let mut cleaned = Cleaned::default();
     for _ in 0..4 {
-        let round = clean(inner, SHARE_HARD, 1)?;
+        let round = clean(inner, LIVE_SHARE_URGENT, 1)?;
         cleaned.segments += round.segments;
         if available(inner) > before || round.frames == 0 {
             break;
@@ -58,7 +58,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     seal_wasted(inner);
     inner.commit(CommitRequest::default())?;
     if available(inner) <= before {
-        clean(inner, SHARE_HARD, 2)?;
+        clean(inner, LIVE_SHARE_URGENT, 2)?;
     }
     Ok(true)
 }
@@ -105,7 +105,11 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
             return Ok(done);
         }
         seal_wasted(inner);
-        let round = if background { clean_at(inner, SHARE_EASY, 1)? } else { clean(inner, SHARE_EASY, 1)? };
+        let round = if background {
+            clean_at(inner, LIVE_SHARE_BACKGROUND, 1)?
+        } else {
+            clean(inner, LIVE_SHARE_BACKGROUND, 1)?
+        };
         done.segments += round.segments;
         done.frames += round.frames;
         done.bytes += round.bytes;
@@ -204,7 +208,7 @@ fn down_to_the_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> R
         }
         rounds_left = if over < least { SHRINK_ROUNDS } else { rounds_left.saturating_sub(1) };
         least = least.min(over);
-        let cleaned = if rounds_left > 0 { clean(inner, SHARE_HARD, 1)? } else { Cleaned::default() };
+        let cleaned = if rounds_left > 0 { clean(inner, LIVE_SHARE_URGENT, 1)? } else { Cleaned::default() };
         if cleaned.segments > 0 || evict_silently(inner, over.min(segment), events)? > 0 {
             stuck = false;
         } else if !stuck {
@@ -293,7 +297,7 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
                 return;
             }
             // Whoever lets go of a sequence meanwhile wakes this anew.
-            inner.looks_ms.store(u64::MAX, Ordering::SeqCst);
+            inner.next_expiry_check_ms.store(u64::MAX, Ordering::SeqCst);
             // An error stands in the committer and comes back with the next call.
             let _ = tend(&inner, true);
             let due = || inner.devices.list.slots() > 1 && inner.devices.suspects.any();
@@ -306,7 +310,7 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             }
             let again = due().then(|| repair_from.saturating_duration_since(Instant::now()));
             let expiry = next_expiry_ms(&inner).map(|end| {
-                inner.looks_ms.store(end, Ordering::SeqCst);
+                inner.next_expiry_check_ms.store(end, Ordering::SeqCst);
                 let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
                 wait.min(Duration::from_secs(3600))
             });

@@ -3,11 +3,11 @@
 //! A victim is freed by the commit that finds nothing live in it and nobody reading it; a view that was taken before a move
 //! reads the old place until it is dropped.
 
-use super::frame_copy::{Copied, Source, copy};
+use super::frame_copy::{Copied, CopySource, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
 use crate::error::{ErrorKind, Result};
 use crate::io::seams::{Event, note};
-use crate::log::{CommitRequest, CopyChange, Device, Devices, Space, StoreInner, places};
+use crate::log::{CommitRequest, CopyChange, Device, Devices, SegmentAllocator, StoreInner, places};
 use crate::metrics::lock;
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ struct Victim {
 }
 
 /// Sealed segments of which at most `share` lives, the best first: little to move, and that little old.
-fn victims(devices: &Devices, catalog: &Catalog, space: &Space, share: f64) -> Vec<Victim> {
+fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share: f64) -> Vec<Victim> {
     let sealed = catalog.segments.iter().filter(|(key, meta)| {
         let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0;
         // What lies on a device that takes nothing more is for repair to move.
@@ -134,7 +134,7 @@ fn move_frames(
         // The copy of it that is in this segment.
         let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
         let meta_there = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
-        let source = Source { meta: meta_there, segment: Arc::clone(&from) };
+        let source = CopySource { meta: meta_there, segment: Arc::clone(&from) };
         match copy(&inner.devices, &inner.space, *id, &[source], key.0) {
             Ok(Copied { location, header_crc, flight }) => {
                 done.frames += 1;

@@ -3,7 +3,7 @@
 use crate::catalog::{Catalog, SequenceMeta, release_record};
 use crate::error::Result;
 use crate::io::seams::{Event, Mutant, mutated, note};
-use crate::log::{Claim, CommitRequest, StoreInner, unix_ms};
+use crate::log::{CommitRequest, SequenceLock, StoreInner, unix_ms};
 use crate::metrics::{Evicted, EvictionReason, lock};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -139,8 +139,8 @@ fn delete(
     gone: &mut Vec<Evicted>,
 ) -> Result<(u64, u64)> {
     // Nobody opens them from here on.
-    let claims: Vec<(SequenceId, Claim)> =
-        ids.iter().filter_map(|id| Claim::new(inner, *id, "").map(|claim| (*id, claim))).collect();
+    let claims: Vec<(SequenceId, SequenceLock)> =
+        ids.iter().filter_map(|id| SequenceLock::new(inner, *id, "").map(|claim| (*id, claim))).collect();
     // What their last handle queued comes first; and deletions of before that were kept for want of space are durable with it.
     let kept = inner.observers.take_kept();
     if let Err(e) = inner.flush_commits() {

@@ -6,7 +6,7 @@ use crate::io::buffer::arena::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Priority, Request};
 use crate::layout::KvLayout;
-use crate::log::{Devices, Space, Writer, allocate};
+use crate::log::{Devices, SegmentAllocator, Writer, allocate};
 use crate::metrics::{Category, Reservation};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -29,26 +29,26 @@ pub(super) struct Copied {
 }
 
 /// A place to read a frame from.
-pub(super) struct Source {
+pub(super) struct CopySource {
     /// The frame as if this were its first copy.
     pub(super) meta: FrameMeta,
     pub(super) segment: Arc<SegmentHandle>,
 }
 
 /// One frame under way.
-struct Copy<'a> {
+struct CopyJob<'a> {
     devices: &'a Devices,
     id: FrameId,
     /// The one whose front is good.
-    from: &'a Source,
+    from: &'a CopySource,
     /// All of them.
-    sources: &'a [Source],
+    sources: &'a [CopySource],
     buffer: Lease,
 }
 
 /// Consecutive groups of an extent.
 #[derive(Clone)]
-struct Chunk {
+struct CopyChunk {
     blocks: Range<usize>,
     /// From the start of the frame.
     offset: u64,
@@ -59,7 +59,7 @@ struct Chunk {
 ///
 /// # Errors
 /// [`ErrorKind::Corruption`]: it is damaged; [`ErrorKind::Io`]: it cannot be read.
-pub(super) fn verify(devices: &Devices, id: FrameId, source: &Source) -> Result<()> {
+pub(super) fn verify(devices: &Devices, id: FrameId, source: &CopySource) -> Result<()> {
     let (mut copy, front, _account) = begin(devices, id, std::slice::from_ref(source))?;
     let view = copy.view(&front)?;
     let layout = KvLayout::new(view.layout().clone())?;
@@ -77,9 +77,9 @@ pub(super) fn verify(devices: &Devices, id: FrameId, source: &Source) -> Result<
 /// [`ErrorKind::NoSpace`], [`ErrorKind::Busy`], [`ErrorKind::MemoryLimit`]: no room for the copy.
 pub(super) fn copy(
     devices: &Devices,
-    space: &Mutex<Space>,
+    space: &Mutex<SegmentAllocator>,
     id: FrameId,
-    sources: &[Source],
+    sources: &[CopySource],
     device: DeviceIndex,
 ) -> Result<Copied> {
     let (mut copy, front, _account) = begin(devices, id, sources)?;
@@ -95,7 +95,11 @@ pub(super) fn copy(
 }
 
 /// Reads and checks the front of a frame, of the first source that gives it.
-fn begin<'a>(devices: &'a Devices, id: FrameId, sources: &'a [Source]) -> Result<(Copy<'a>, Vec<u8>, Reservation)> {
+fn begin<'a>(
+    devices: &'a Devices,
+    id: FrameId,
+    sources: &'a [CopySource],
+) -> Result<(CopyJob<'a>, Vec<u8>, Reservation)> {
     let mut failed = None;
     for from in sources {
         let front_bytes = from.meta.front_pages as usize * PAGE_BYTES;
@@ -103,7 +107,7 @@ fn begin<'a>(devices: &'a Devices, id: FrameId, sources: &'a [Source]) -> Result
             Error::new(ErrorKind::MemoryLimit, format!("no memory for the {front_bytes} bytes in front of a frame"))
         })?;
         let buffer = devices.buffer(CHUNK_BYTES.min(from.meta.location.pages as usize * PAGE_BYTES))?;
-        let mut copy = Copy { devices, id, from, sources, buffer };
+        let mut copy = CopyJob { devices, id, from, sources, buffer };
         match copy.front(front_bytes) {
             Ok(front) => return Ok((copy, front, account)),
             Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
@@ -113,7 +117,7 @@ fn begin<'a>(devices: &'a Devices, id: FrameId, sources: &'a [Source]) -> Result
     Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("no copy of frame {id} can be read"))))
 }
 
-impl Copy<'_> {
+impl CopyJob<'_> {
     fn buffer_bytes(&self) -> usize {
         self.buffer.bytes().map_or(PAGE_BYTES, <[u8]>::len).max(PAGE_BYTES)
     }
@@ -124,7 +128,7 @@ impl Copy<'_> {
     }
 
     /// Reads from an offset of the frame to the front of the buffer.
-    fn read(&mut self, from: &Source, offset: u64, len: usize) -> Result<()> {
+    fn read(&mut self, from: &CopySource, offset: u64, len: usize) -> Result<()> {
         let into = self.buffer.read_target(0..len)?;
         let op = Op::Read { file: from.segment.file()?, offset: from.meta.location.offset() + offset, into };
         self.devices.get(from.segment.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
@@ -297,7 +301,7 @@ impl Copy<'_> {
         for first in (0..blocks).step_by(step) {
             let count = step.min(blocks - first);
             let offset = descriptor.offset.get() + geometry.block_offset(first) as u64;
-            let chunk = Chunk { blocks: first..first + count, offset, bytes: geometry.extent_bytes(count) };
+            let chunk = CopyChunk { blocks: first..first + count, offset, bytes: geometry.extent_bytes(count) };
             self.good_chunk(view, layout, descriptor, &chunk)?;
             if let Some((location, to)) = to {
                 self.put(to, location.offset() + offset, chunk.bytes)?;
@@ -312,9 +316,9 @@ impl Copy<'_> {
         view: &FrameView<'_>,
         layout: &KvLayout,
         descriptor: &Descriptor,
-        chunk: &Chunk,
+        chunk: &CopyChunk,
     ) -> Result<()> {
-        let Chunk { blocks, offset, bytes } = chunk.clone();
+        let CopyChunk { blocks, offset, bytes } = chunk.clone();
         let geometry = layout.block(usize::from(descriptor.layer.get()));
         let mut bad: Vec<usize> = blocks.clone().collect();
         let mut failed = None;

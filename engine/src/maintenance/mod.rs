@@ -10,7 +10,7 @@ pub(crate) use background::{clean_all, make_room, run, shrink, tend};
 pub(crate) use clean::Cleaned;
 pub(crate) use evict::expire;
 pub(crate) use repair::Repair;
-pub use repair::Repaired;
+pub use repair::RepairReport;
 
 use crate::catalog::Catalog;
 use crate::error::{ErrorKind, Result};

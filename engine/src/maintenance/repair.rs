@@ -2,11 +2,11 @@
 //! to go or are gone lose theirs. Every change is a commit of its own kind, so that a crash leaves frames as they were or as they
 //! should be.
 
-use super::frame_copy::{Copied, Source, copy, verify};
+use super::frame_copy::{Copied, CopySource, copy, verify};
 use crate::catalog::{COPIES_MAX, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{Event, Mutant, mutated, note};
-use crate::log::{CommitRequest, CopyChange, Place, StoreInner, places};
+use crate::log::{CommitRequest, CopyChange, CopyPlace, StoreInner, places};
 use crate::metrics::lock;
 use crate::sync::Guard;
 use serde::Serialize;
@@ -20,7 +20,7 @@ const FRAMES_PER_COMMIT: usize = 32;
 
 /// What a repair did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Repaired {
+pub struct RepairReport {
     /// Copies that were looked at because a read of them failed.
     pub checked: u64,
     /// Copies that were damaged and were made anew.
@@ -33,7 +33,7 @@ pub struct Repaired {
     pub removed: u64,
 }
 
-impl Repaired {
+impl RepairReport {
     /// What was done after it.
     pub(crate) fn add(&mut self, next: &Self) {
         self.checked += next.checked;
@@ -76,7 +76,7 @@ impl<'a> Repair<'a> {
     ///
     /// # Errors
     /// A commit failed.
-    pub(crate) fn all(&self) -> Result<Repaired> {
+    pub(crate) fn all(&self) -> Result<RepairReport> {
         let again = self.inner.devices.suspects.take_given_up();
         again.into_iter().for_each(|(frame, device)| self.inner.devices.suspects.add_at(frame, device));
         let mut all = repair(self.inner)?;
@@ -95,14 +95,14 @@ impl<'a> Repair<'a> {
     ///
     /// # Errors
     /// A commit failed.
-    pub(super) fn once(&self) -> Result<Repaired> {
+    pub(super) fn once(&self) -> Result<RepairReport> {
         repair(self.inner)
     }
 }
 
-fn repair(inner: &StoreInner) -> Result<Repaired> {
+fn repair(inner: &StoreInner) -> Result<RepairReport> {
     inner.committer.check()?;
-    let mut done = Repaired::default();
+    let mut done = RepairReport::default();
     inner.devices.suspects.paid();
     let suspects = inner.devices.suspects.take();
     {
@@ -117,12 +117,12 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
         }
     }
     let members = Members::of(inner);
-    let hopeless = inner.devices.suspects.hopeless();
-    for (frame, devices) in bad.iter().filter(|(frame, _)| hopeless.contains(frame)) {
+    let unrepairable = inner.devices.suspects.unrepairable();
+    for (frame, devices) in bad.iter().filter(|(frame, _)| unrepairable.contains(frame)) {
         inner.devices.suspects.give_up(devices.iter().map(|device| (*frame, *device)));
     }
     let mut due = due(inner, &members, &bad);
-    due.retain(|(frame, _)| !hopeless.contains(frame));
+    due.retain(|(frame, _)| !unrepairable.contains(frame));
     for batch in due.chunks(FRAMES_PER_COMMIT) {
         let mut request = CommitRequest::default();
         for (id, wanted) in batch {
@@ -152,7 +152,7 @@ fn repair(inner: &StoreInner) -> Result<Repaired> {
     let waiting;
     (done.removed, waiting) = remove_empty(inner)?;
     if done.left > 0 || waiting {
-        inner.devices.suspects.owe_quietly();
+        inner.devices.suspects.owe_without_wake();
     }
     Ok(done)
 }
@@ -171,7 +171,7 @@ fn is_bad(inner: &StoreInner, id: FrameId, device: DeviceIndex) -> bool {
 }
 
 /// A frame as if this copy were its first, and the segment that it is in.
-fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): Place) -> Result<Source> {
+fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): CopyPlace) -> Result<CopySource> {
     inner.devices.get(location.device)?;
     let catalog = lock(&inner.catalog);
     let key = (location.device, location.segment);
@@ -179,7 +179,7 @@ fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): Place) -
         Error::new(ErrorKind::NotFound, format!("segment {} of device {}", location.segment, location.device))
     })?;
     let segment = lock(&inner.space).handle(&inner.devices, key, segment)?;
-    Ok(Source { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment })
+    Ok(CopySource { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment })
 }
 
 /// Frames that are not as they should be, with the copies that they should have.
@@ -210,7 +210,7 @@ fn change(
     wanted: usize,
     bad: &BTreeSet<DeviceIndex>,
     request: &mut CommitRequest,
-    done: &mut Repaired,
+    done: &mut RepairReport,
 ) -> Result<bool> {
     let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return Ok(true) };
     let seen = places(&meta);
@@ -221,8 +221,8 @@ fn change(
         let staying: Vec<_> = seen.iter().filter(|(at, _)| !goes(at)).map(|(at, _)| at.device).collect();
         bad.extend(staying.into_iter().filter(|device| is_bad(inner, id, *device)));
     }
-    let (good, damaged): (Vec<Place>, Vec<Place>) = seen.iter().partition(|(at, _)| !bad.contains(&at.device));
-    let mut now: Vec<Place> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
+    let (good, damaged): (Vec<CopyPlace>, Vec<CopyPlace>) = seen.iter().partition(|(at, _)| !bad.contains(&at.device));
+    let mut now: Vec<CopyPlace> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
     let wanted = wanted.max(now.len());
     // First where a damaged copy is, so that the frame stays where it was put; then where nothing of it is.
     let here =
@@ -231,7 +231,7 @@ fn change(
     let others = members.take[start..].iter().chain(&members.take[..start]);
     let targets: Vec<DeviceIndex> = here.chain(others).copied().collect();
     // What is damaged in one copy may be good in another, itself damaged elsewhere.
-    let sources: Vec<Place> = good.iter().chain(&damaged).copied().collect();
+    let sources: Vec<CopyPlace> = good.iter().chain(&damaged).copied().collect();
     for device in targets {
         if now.len() >= wanted {
             break;
@@ -246,7 +246,7 @@ fn change(
             Ok(None) => continue,
             Err(e) => {
                 if e.kind() == ErrorKind::Corruption {
-                    inner.devices.suspects.despair(id);
+                    inner.devices.suspects.mark_unrepairable(id);
                 }
                 continue;
             }
@@ -287,7 +287,7 @@ fn duplicate(
     inner: &StoreInner,
     id: FrameId,
     meta: &FrameMeta,
-    places: &[Place],
+    places: &[CopyPlace],
     device: DeviceIndex,
 ) -> Result<Option<Copied>> {
     let (mut sources, mut failed) = (Vec::new(), None);

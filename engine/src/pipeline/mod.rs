@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use stratakv::pipeline::{DecodeModel, Pipeline};
-//! use stratakv::{Budget, KvLayout, Result, Sequence, SequenceOptions, Store, Summary, TensorView};
+//! use stratakv::{Budget, KvLayout, Result, Sequence, CreateOptions, Store, Summary, TensorView};
 //!
 //! /// A model of two layers that keeps its hidden state, one row per sequence.
 //! struct Model {
@@ -42,8 +42,8 @@
 //! # std::fs::create_dir(&dir)?;
 //! let store = Store::options().device(&dir).open()?;
 //! let layout = KvLayout::builder().layers(2).kv_heads(2).head_dim(64).group_tokens(8).build()?;
-//! let mut one = store.create_sequence(&layout, SequenceOptions::new().summary(Summary::MinMax))?;
-//! let mut two = store.create_sequence(&layout, SequenceOptions::new().summary(Summary::MinMax))?;
+//! let mut one = store.create_sequence(&layout, CreateOptions::new().store_summary(StoredSummary::MinMax))?;
+//! let mut two = store.create_sequence(&layout, CreateOptions::new().store_summary(StoredSummary::MinMax))?;
 //!
 //! let mut model = Model { hidden: vec![vec![0.5; 128], vec![-0.5; 128]] };
 //! let mut pipeline = Pipeline::new(&store, Budget::tokens(400));

@@ -2,7 +2,7 @@
 
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{SelectOptions, View};
+use crate::plan::{SelectOptions, Selection};
 use crate::read::AttendOptions;
 use crate::sequence::Sequence;
 
@@ -31,7 +31,7 @@ pub trait DecodeModel {
     ///
     /// # Errors
     /// As [`Sequence::select`].
-    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<View> {
+    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<Selection> {
         sequence.select(layer, query, options)
     }
 
@@ -55,7 +55,7 @@ impl Pipeline {
             return Err(Error::new(ErrorKind::InvalidArgument, "the sequences of a step have different layouts"));
         }
         let layers: Vec<usize> = (0..layout.layers()).filter(|layer| layout.kv_layer(*layer).is_ok()).collect();
-        let mut trusted: Option<Vec<View>> = None;
+        let mut trusted: Option<Vec<Selection>> = None;
         for (nth, &layer) in layers.iter().enumerate() {
             let queries = model.project(layer, sequences)?;
             let views = match trusted.take().map(|predicted| with_newest(sequences, layer, &predicted)) {
@@ -107,7 +107,7 @@ impl Pipeline {
         layer: usize,
         queries: &[Vec<f32>],
         model: &M,
-    ) -> Result<Vec<View>> {
+    ) -> Result<Vec<Selection>> {
         if queries.len() != sequences.len() {
             let text = format!("{} queries of layer {layer} for {} sequences", queries.len(), sequences.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -119,8 +119,8 @@ impl Pipeline {
 
 /// The views of groups chosen before the newest tokens were there, and of all groups that were sealed since: what was the tail
 /// then is attended to, and so is every new token.
-fn with_newest(sequences: &[&mut Sequence], layer: usize, predicted: &[View]) -> Result<Vec<View>> {
-    let one = |(sequence, predicted): (&&mut Sequence, &View)| {
+fn with_newest(sequences: &[&mut Sequence], layer: usize, predicted: &[Selection]) -> Result<Vec<Selection>> {
+    let one = |(sequence, predicted): (&&mut Sequence, &Selection)| {
         let group = sequence.layout().group_tokens() as u64;
         let sealed = predicted.length() / group..sequence.layer_len(layer)? / group;
         let groups: Vec<u64> = predicted.groups().chain(sealed).collect();

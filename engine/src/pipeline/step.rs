@@ -3,8 +3,8 @@
 use super::report::PipelineReport;
 use crate::cache::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::Urgency;
-use crate::plan::{SelectOptions, View};
+use crate::plan::ReadPriority;
+use crate::plan::{SelectOptions, Selection};
 use crate::read::{AttendOptions, ReadTicket, ReadTimes};
 use crate::sequence::{Sequence, Streams};
 use crate::store::Store;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// A read ahead under way.
-struct Ahead {
+struct StepAhead {
     ticket: ReadTicket,
     selected: HashSet<BlockKey>,
     resident: HashSet<BlockKey>,
@@ -21,19 +21,19 @@ struct Ahead {
 }
 
 /// A layer whose true views are known.
-struct Current {
+struct CurrentLayer {
     layer: usize,
-    views: Vec<View>,
+    views: Vec<Selection>,
     ticket: ReadTicket,
-    ahead: Option<Ahead>,
+    ahead: Option<StepAhead>,
 }
 
 /// The reads of decode steps, over any number of sequences of one store. The documentation of `stratakv::pipeline` has the loop it belongs to.
 pub struct Pipeline {
     store: Store,
     select: SelectOptions,
-    ahead: BTreeMap<usize, Ahead>,
-    current: Option<Current>,
+    ahead: BTreeMap<usize, StepAhead>,
+    current: Option<CurrentLayer>,
     report: PipelineReport,
     /// Up to when time at the devices is in the report.
     counted_until: Option<Instant>,
@@ -118,7 +118,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: views of another store.
-    pub fn predict(&mut self, layer: usize, views: &[View]) -> Result<()> {
+    pub fn predict(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
         if let Some(old) = self.ahead.remove(&layer) {
             self.give_up(&old);
         }
@@ -133,7 +133,7 @@ impl Pipeline {
             Ok(ticket) if ticket.is_submitted() => {
                 let (selected, resident, reads) = (ticket.selected(), ticket.resident(), ticket.reads());
                 self.report.read_bytes += ticket.device_bytes();
-                self.ahead.insert(layer, Ahead { ticket, selected, resident, reads });
+                self.ahead.insert(layer, StepAhead { ticket, selected, resident, reads });
                 Ok(())
             }
             Ok(_) => {
@@ -152,14 +152,14 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Store::read`].
-    pub fn read(&mut self, layer: usize, views: &[View]) -> Result<()> {
+    pub fn read(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
         self.current = None;
         // It has been chosen by.
         self.give_records_back(Some(layer));
         let mut ahead = self.ahead.remove(&layer);
-        let refs: Vec<&View> = views.iter().collect();
+        let refs: Vec<&Selection> = views.iter().collect();
         let awaited = ahead.as_ref().map(|ahead| &ahead.selected);
-        let mut ticket = self.store.read_as(&refs, Urgency::Demand(awaited))?;
+        let mut ticket = self.store.read_as(&refs, ReadPriority::Demand(awaited))?;
         if !ticket.is_submitted() {
             // What is read ahead must not keep buffers from what is needed: all of it goes, and the read starts anew.
             self.give_all_up();
@@ -167,10 +167,10 @@ impl Pipeline {
                 self.give_up(&old);
             }
             drop(ticket);
-            ticket = self.store.read_as(&refs, Urgency::Demand(None))?;
+            ticket = self.store.read_as(&refs, ReadPriority::Demand(None))?;
         }
         self.count(&ticket, ahead.as_ref());
-        self.current = Some(Current { layer, views: views.to_vec(), ticket, ahead });
+        self.current = Some(CurrentLayer { layer, views: views.to_vec(), ticket, ahead });
         Ok(())
     }
 
@@ -233,13 +233,13 @@ impl Pipeline {
         }
     }
 
-    fn give_up(&mut self, ahead: &Ahead) {
+    fn give_up(&mut self, ahead: &StepAhead) {
         self.report.dropped_reads += 1;
         self.report.wasted += ahead.reads.len() as u64;
         self.report.wasted_bytes += ahead.reads.values().map(|bytes| *bytes as u64).sum::<u64>();
     }
 
-    fn count(&mut self, ticket: &ReadTicket, ahead: Option<&Ahead>) {
+    fn count(&mut self, ticket: &ReadTicket, ahead: Option<&StepAhead>) {
         let report = &mut self.report;
         let (selected, reads) = (ticket.selected(), ticket.reads());
         report.layers += 1;

@@ -7,7 +7,7 @@ use crate::io::driver::posix::{
 };
 use crate::metrics::lock;
 use crate::options::Budget;
-use crate::plan::View;
+use crate::plan::Selection;
 use crate::read::AttendOptions;
 use crate::store::tests::{ALONE, DIM, filled};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const LAYERS: u64 = 12;
 fn decoded(compute: Duration) -> (PipelineReport, Duration) {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 1);
-    let view = |layer: u64| -> Vec<View> {
+    let view = |layer: u64| -> Vec<Selection> {
         let groups: Vec<u64> = (0..READS).map(|at| at * 20 + layer).collect();
         vec![sequence.select_groups(0, &groups).unwrap()]
     };

@@ -18,14 +18,14 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    fn cost(&self, piece: &Piece) -> f64 {
+    fn cost(&self, piece: &PlannedPiece) -> f64 {
         self.request_s + piece.bytes as f64 * self.byte_s
     }
 }
 
 /// Bytes that are read together, and the devices that have a copy, the first choice first.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct PlannedPiece {
     pub(crate) bytes: usize,
     /// Index of the first of its devices in the common list, and their number.
     pub(crate) devices: std::ops::Range<usize>,
@@ -34,7 +34,7 @@ pub(crate) struct Piece {
 /// The pieces of a read.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
-    pub(crate) list: Vec<Piece>,
+    pub(crate) list: Vec<PlannedPiece>,
     /// Devices by position in the list of loads, piece after piece.
     pub(crate) devices: Vec<usize>,
 }
@@ -43,7 +43,7 @@ impl Pieces {
     pub(crate) fn push(&mut self, bytes: usize, devices: impl Iterator<Item = usize>) {
         let first = self.devices.len();
         self.devices.extend(devices);
-        self.list.push(Piece { bytes, devices: first..self.devices.len() });
+        self.list.push(PlannedPiece { bytes, devices: first..self.devices.len() });
     }
 
     /// The last piece has more bytes.
@@ -53,14 +53,14 @@ impl Pieces {
         }
     }
 
-    fn of(&self, piece: &Piece) -> &[usize] {
+    fn of(&self, piece: &PlannedPiece) -> &[usize] {
         &self.devices[piece.devices.clone()]
     }
 
     /// The copy that each piece is read from.
     pub(crate) fn balance(&self, loads: &[Load], policy: BalancePolicy) -> Vec<u8> {
         let mut chosen = vec![0_u8; self.list.len()];
-        if policy == BalancePolicy::FirstReplica {
+        if policy == BalancePolicy::FirstCopy {
             for (piece, chosen) in self.list.iter().zip(&mut chosen) {
                 *chosen = self.usable(piece, loads).next().unwrap_or(0);
             }
@@ -75,11 +75,11 @@ impl Pieces {
             (piece.devices.len(), std::cmp::Reverse(piece.bytes))
         };
         match policy {
-            BalancePolicy::Spread => order.sort_by_key(key),
+            BalancePolicy::EarliestFinish => order.sort_by_key(key),
             // By count alone, in the order of the selection: what is queued and how fast a device is does not matter.
-            BalancePolicy::FirstReplica | BalancePolicy::Counts => {}
+            BalancePolicy::FirstCopy | BalancePolicy::FewestReads => {}
         }
-        let counted = policy == BalancePolicy::Counts;
+        let counted = policy == BalancePolicy::FewestReads;
         let mut spread = Choice::new(self, loads, counted);
         for at in order {
             let best = self.usable(&self.list[at as usize], loads);
@@ -108,7 +108,7 @@ impl Pieces {
     }
 
     /// Copies to choose from: those on devices that did not fail of late, or all when there are no others.
-    fn usable<'a>(&'a self, piece: &Piece, loads: &'a [Load]) -> impl Iterator<Item = u8> + 'a {
+    fn usable<'a>(&'a self, piece: &PlannedPiece, loads: &'a [Load]) -> impl Iterator<Item = u8> + 'a {
         let devices = &self.devices[piece.devices.clone()];
         let avoid = devices.iter().any(|&device| !loads[device].avoided);
         let usable = move |copy: &u8| !(avoid && loads[devices[usize::from(*copy)]].avoided);
@@ -251,14 +251,14 @@ mod tests {
         #[test]
         fn close_to_the_best_of_all((spec, loads) in spec()) {
             let pieces = pieces(&spec);
-            let chosen = pieces.balance(&loads, BalancePolicy::Spread);
+            let chosen = pieces.balance(&loads, BalancePolicy::EarliestFinish);
             for (piece, copy) in pieces.list.iter().zip(&chosen) {
                 prop_assert!(usize::from(*copy) < piece.devices.len());
             }
             let (own, best) = (end(&pieces, &loads, &chosen), best(&pieces, &loads));
             // One piece more than the best at the slowest device at most: what choosing piece by piece can cost.
             let widest = spec.iter().flat_map(|(bytes, devices)| {
-                let piece = Piece { bytes: *bytes, devices: 0..0 };
+                let piece = PlannedPiece { bytes: *bytes, devices: 0..0 };
                 devices.iter().map(|&d| loads[d].cost(&piece)).collect::<Vec<_>>()
             });
             let widest = widest.fold(0.0, f64::max);
@@ -268,8 +268,8 @@ mod tests {
         #[test]
         fn never_worse_than_the_first_copy((spec, loads) in spec()) {
             let pieces = pieces(&spec);
-            let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::Spread));
-            let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstReplica));
+            let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::EarliestFinish));
+            let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstCopy));
             prop_assert!(spread <= first + 1e-12, "{spread} beside {first}");
         }
 
@@ -277,7 +277,7 @@ mod tests {
         fn devices_that_failed_are_left_alone((spec, mut loads) in spec()) {
             loads[0].avoided = true;
             let pieces = pieces(&spec);
-            for policy in [BalancePolicy::Spread, BalancePolicy::Counts, BalancePolicy::FirstReplica] {
+            for policy in [BalancePolicy::EarliestFinish, BalancePolicy::FewestReads, BalancePolicy::FirstCopy] {
                 let chosen = pieces.balance(&loads, policy);
                 for (piece, copy) in pieces.list.iter().zip(&chosen) {
                     let devices = pieces.of(piece);
@@ -293,8 +293,8 @@ mod tests {
         let spec: Vec<_> =
             (0..64).map(|at| (65536, if at < 52 { vec![0, 1 + at % 3] } else { vec![1 + at % 3, 0] })).collect();
         let (pieces, loads) = (pieces(&spec), [FAST; 4]);
-        let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::Spread));
-        let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstReplica));
+        let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::EarliestFinish));
+        let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstCopy));
         assert!((first / FAST.cost(&pieces.list[0]) - 52.0).abs() < 1e-6);
         assert!((spread / FAST.cost(&pieces.list[0]) - 16.0).abs() < 1e-6);
     }
@@ -304,7 +304,7 @@ mod tests {
         let slow = Load { request_s: 4e-5, byte_s: 4e-9, ..FAST };
         let spec: Vec<_> = (0..65).map(|at| (65536, vec![at % 2, 1 - at % 2])).collect();
         let pieces = pieces(&spec);
-        let chosen = pieces.balance(&[FAST, slow], BalancePolicy::Spread);
+        let chosen = pieces.balance(&[FAST, slow], BalancePolicy::EarliestFinish);
         let on_slow = pieces.list.iter().zip(&chosen).filter(|(p, c)| pieces.of(p)[usize::from(**c)] == 1).count();
         assert_eq!(on_slow, 13);
     }

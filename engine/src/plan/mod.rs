@@ -9,8 +9,8 @@ mod share;
 mod summary_sections;
 
 pub(crate) use balance::{Load, Pieces};
-pub use selection::{Planes, SelectOptions, View};
-pub(crate) use selection::{TailView, Unit, UnitKeys, UnitSource, ViewInner};
+pub(crate) use selection::{GroupSource, KeySource, SelectedGroup, SelectedTail, SelectionInner};
+pub use selection::{PlaneSet, SelectOptions, Selection};
 pub(crate) use summary_sections::{Section, SectionAt, plan_records};
 
 use crate::cache::{BlockKey, Resident};
@@ -20,7 +20,7 @@ use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::part_groups;
 use crate::log::Devices;
 use crate::options::BalancePolicy;
-use share::Held;
+use share::BlockHit;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,14 +28,14 @@ use stratakv_format::page::round_up_to_page;
 
 /// Why blocks are read now.
 #[derive(Clone, Copy)]
-pub(crate) enum Urgency<'a> {
+pub(crate) enum ReadPriority<'a> {
     /// Somebody waits for them; those named were selected by a read ahead, which brings them.
     Demand(Option<&'a HashSet<BlockKey>>),
     /// They may be needed soon.
     Ahead,
 }
 
-impl Urgency<'_> {
+impl ReadPriority<'_> {
     pub(crate) fn is_ahead(self) -> bool {
         matches!(self, Self::Ahead)
     }
@@ -67,7 +67,7 @@ impl PlannedRead {
 
 /// What the devices are like at the moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Spread {
+pub(crate) struct DeviceLoads {
     /// By device index.
     pub(crate) loads: Vec<Load>,
     /// By device index: gaps that are read rather than left out.
@@ -77,7 +77,7 @@ pub(crate) struct Spread {
     pub(crate) piece_bytes: usize,
 }
 
-impl Spread {
+impl DeviceLoads {
     /// What the devices are like at the moment, for planning reads.
     pub(crate) fn of(devices: &Devices) -> Self {
         let slots = devices.list.slots();
@@ -110,7 +110,7 @@ impl Spread {
 }
 
 /// A part of a view.
-pub(crate) struct Part {
+pub(crate) struct ReadPart {
     pub(crate) view: usize,
     pub(crate) units: Range<usize>,
     /// Offset in the buffer of what is read of each unit's block; none for units in memory.
@@ -133,7 +133,7 @@ pub(crate) struct Origin {
     pub(crate) nth: usize,
 }
 
-impl Part {
+impl ReadPart {
     /// Whether the block of a unit, counted within the part, is read for another part.
     pub(crate) fn shares(&self, nth: usize) -> bool {
         self.shared.iter().any(|(own, _)| *own == nth)
@@ -141,7 +141,7 @@ impl Part {
 }
 
 /// All parts of all views, view after view, less what `ahead` brings, a cache holds, or an earlier view reads.
-pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>, spread: &Spread) -> Vec<Part> {
+pub(crate) fn plan(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>, spread: &DeviceLoads) -> Vec<ReadPart> {
     let held = share::held(views, urgency);
     let copies = choose_copies(views, &held, urgency, spread);
     let mut copies = copies.iter().copied();
@@ -161,7 +161,7 @@ pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>, spread: &Spre
             let held = &held[units.clone()];
             let mut part = plan_part(index, view, units, held, &copies, urgency, spread);
             for (nth, held) in held.iter().enumerate() {
-                if let Some(Held::Shared { view, unit }) = held {
+                if let Some(BlockHit::Shared { view, unit }) = held {
                     part.shared.push((nth, origin(*view, *unit)));
                 }
             }
@@ -173,15 +173,15 @@ pub(crate) fn plan(views: &[Arc<ViewInner>], urgency: Urgency<'_>, spread: &Spre
 
 /// The frame and offset of a unit that has to be read.
 fn on_disk<'a>(
-    view: &'a ViewInner,
-    unit: &'a Unit,
-    held: Option<&Held>,
-    urgency: Urgency<'_>,
+    view: &'a SelectionInner,
+    unit: &'a SelectedGroup,
+    held: Option<&BlockHit>,
+    urgency: ReadPriority<'_>,
 ) -> Option<(&'a Arc<FrameBody>, u64)> {
-    let UnitSource::Disk { frame, offset, .. } = &unit.source else { return None };
+    let GroupSource::Disk { frame, offset, .. } = &unit.source else { return None };
     // A key is looked up in memory that is in no cache: only where somebody asks.
     let awaited = || {
-        matches!(urgency, Urgency::Demand(Some(_)))
+        matches!(urgency, ReadPriority::Demand(Some(_)))
             && unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key))
     };
     (held.is_none() && !awaited()).then_some((frame, *offset))
@@ -190,12 +190,13 @@ fn on_disk<'a>(
 /// The copy that each unit of all views is read from; nothing when no frame has copies. Neighbours form pieces, which are balanced
 /// over the devices as one.
 fn choose_copies(
-    views: &[Arc<ViewInner>],
-    held: &[Vec<Option<Held>>],
-    urgency: Urgency<'_>,
-    spread: &Spread,
+    views: &[Arc<SelectionInner>],
+    held: &[Vec<Option<BlockHit>>],
+    urgency: ReadPriority<'_>,
+    spread: &DeviceLoads,
 ) -> Vec<u8> {
-    let has_copies = |unit: &Unit| matches!(&unit.source, UnitSource::Disk { frame, .. } if frame.copies() > 1);
+    let has_copies =
+        |unit: &SelectedGroup| matches!(&unit.source, GroupSource::Disk { frame, .. } if frame.copies() > 1);
     if !views.iter().any(|view| view.units.iter().any(has_copies)) {
         return Vec::new();
     }
@@ -234,19 +235,19 @@ fn choose_copies(
 /// `copies`: the copy of each unit, all 0 when there are none.
 fn plan_part(
     index: usize,
-    view: &ViewInner,
+    view: &SelectionInner,
     units: Range<usize>,
-    held: &[Option<Held>],
+    held: &[Option<BlockHit>],
     copies: &[u8],
-    urgency: Urgency<'_>,
-    spread: &Spread,
-) -> Part {
+    urgency: ReadPriority<'_>,
+    spread: &DeviceLoads,
+) -> ReadPart {
     let block = view.layout.block(view.layer);
-    let mut part = Part {
+    let mut part = ReadPart {
         view: index,
         units: units.clone(),
         blocks: Vec::with_capacity(units.len()),
-        resident: held.iter().map(Held::resident).collect(),
+        resident: held.iter().map(BlockHit::resident).collect(),
         shared: Vec::new(),
         reads: Vec::new(),
         buffer_bytes: 0,

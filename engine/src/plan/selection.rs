@@ -2,10 +2,10 @@
 
 use crate::attention::{HeadMask, TokenMask};
 use crate::cache::{BlockCache, BlockKey};
-use crate::catalog::{FrameBody, Run};
+use crate::catalog::{FrameBody, GroupBuffer};
 use crate::layout::KvLayout;
 use crate::options::Budget;
-use crate::retrieval::{RebuiltKeys, ScoreForm};
+use crate::retrieval::{HeadAggregation, ReconstructedKeys};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
@@ -22,18 +22,25 @@ pub struct SelectOptions {
     pub sink_tokens: usize,
     /// How a [selector](crate::retrieval::Selector) adds up query heads; selection by the sequence's own min/max records is
     /// always raw.
-    pub form: ScoreForm,
-    /// Factor of `q . k` in a softmax form; `None`: `1 / sqrt(key_dim)`.
+    pub aggregation: HeadAggregation,
+    /// Factor of `q . k` in a softmax aggregation; `None`: `1 / sqrt(key_dim)`.
     pub scale: Option<f32>,
     /// What of the selected groups is read.
-    pub planes: Planes,
+    pub planes: PlaneSet,
 }
 
 impl SelectOptions {
     /// This budget, nothing forced but the tail (or the newest group while there is none).
     #[must_use]
     pub const fn new(budget: Budget) -> Self {
-        Self { budget, recent_tokens: 1, sink_tokens: 0, form: ScoreForm::Raw, scale: None, planes: Planes::All }
+        Self {
+            budget,
+            recent_tokens: 1,
+            sink_tokens: 0,
+            aggregation: HeadAggregation::Sum,
+            scale: None,
+            planes: PlaneSet::KeysAndValues,
+        }
     }
 
     /// At least the newest `tokens` tokens.
@@ -52,8 +59,8 @@ impl SelectOptions {
 
     /// With this score.
     #[must_use]
-    pub const fn form(mut self, form: ScoreForm) -> Self {
-        self.form = form;
+    pub const fn aggregation(mut self, aggregation: HeadAggregation) -> Self {
+        self.aggregation = aggregation;
         self
     }
 
@@ -66,7 +73,7 @@ impl SelectOptions {
 
     /// With these planes of the selected groups.
     #[must_use]
-    pub const fn planes(mut self, planes: Planes) -> Self {
+    pub const fn planes(mut self, planes: PlaneSet) -> Self {
         self.planes = planes;
         self
     }
@@ -79,9 +86,9 @@ impl From<Budget> for SelectOptions {
 }
 
 /// Where a selected group is.
-pub(crate) enum UnitSource {
+pub(crate) enum GroupSource {
     /// In a buffer that is being, or was just, written.
-    Run { run: Arc<Run>, index: usize },
+    Run { run: Arc<GroupBuffer>, index: usize },
     /// A copy: of a buffer that is still being filled, or one that is kept in memory.
     Copied(Arc<[u8]>),
     /// On a device: byte offset in the segment file, first checksum in the frame's table.
@@ -90,19 +97,19 @@ pub(crate) enum UnitSource {
 
 /// What of the selected groups is read from devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Planes {
+pub enum PlaneSet {
     /// Keys and values.
     #[default]
-    All,
+    KeysAndValues,
     /// Values alone: the caller has keys of its own. [`attend`](crate::attend) refuses such a view.
-    Values,
-    /// Values alone where [`Sequence::rebuild_keys`](crate::Sequence::rebuild_keys) keeps the keys, which attention rebuilds
+    ValuesOnly,
+    /// Values alone where [`Sequence::reconstruct_keys`](crate::Sequence::rebuild_keys) keeps the keys, which attention rebuilds
     /// while the values are on their way; nothing of outliers; elsewhere both.
-    Rebuilt,
+    ReconstructedKeys,
 }
 
 /// Where the keys of a unit come from.
-pub(crate) enum UnitKeys {
+pub(crate) enum KeySource {
     /// They are read with the values, or are in memory with them.
     Stored,
     /// Not from here.
@@ -114,20 +121,20 @@ pub(crate) enum UnitKeys {
 }
 
 /// One selected group, with the KV heads and positions that take part.
-pub(crate) struct Unit {
+pub(crate) struct SelectedGroup {
     pub(crate) group: u64,
     pub(crate) heads: HeadMask,
     pub(crate) positions: Option<TokenMask>,
     /// On a device: of the V plane where the keys are not read.
-    pub(crate) source: UnitSource,
-    pub(crate) keys: UnitKeys,
+    pub(crate) source: GroupSource,
+    pub(crate) keys: KeySource,
 }
 
-impl Unit {
+impl SelectedGroup {
     /// Leaves the keys where they are: only values are read. `geometry` has a V plane.
-    pub(crate) fn leave_keys(&mut self, geometry: &BlockGeometry, keys: UnitKeys) {
+    pub(crate) fn leave_keys(&mut self, geometry: &BlockGeometry, keys: KeySource) {
         let was_read = self.reads_keys();
-        if let UnitSource::Disk { offset, checksum, .. } = &mut self.source
+        if let GroupSource::Disk { offset, checksum, .. } = &mut self.source
             && was_read
         {
             *offset += geometry.value_offset as u64;
@@ -138,7 +145,7 @@ impl Unit {
 
     /// Whether keys are read with the values.
     pub(crate) fn reads_keys(&self) -> bool {
-        matches!(self.keys, UnitKeys::Stored)
+        matches!(self.keys, KeySource::Stored)
     }
 
     /// Bytes that are read from a device, from the offset of its source on.
@@ -157,7 +164,7 @@ impl Unit {
     }
 }
 
-impl UnitSource {
+impl GroupSource {
     /// The name of what is read of a block on a device, among resident ones.
     pub(crate) fn key(&self, layer: usize) -> Option<BlockKey> {
         let Self::Disk { frame, checksum, .. } = self else { return None };
@@ -172,31 +179,31 @@ impl UnitSource {
 }
 
 /// The tail as it was.
-pub(crate) struct TailView {
+pub(crate) struct SelectedTail {
     pub(crate) block: Arc<[u8]>,
     pub(crate) tokens: usize,
     pub(crate) positions: Option<TokenMask>,
 }
 
-pub(crate) struct ViewInner {
+pub(crate) struct SelectionInner {
     pub(crate) layout: KvLayout,
     pub(crate) layer: usize,
     pub(crate) length: u64,
-    pub(crate) units: Vec<Unit>,
-    pub(crate) tail: Option<TailView>,
+    pub(crate) units: Vec<SelectedGroup>,
+    pub(crate) tail: Option<SelectedTail>,
     /// Keys at a low rank, where units need them.
-    pub(crate) rebuilt: Option<Arc<RebuiltKeys>>,
+    pub(crate) rebuilt: Option<Arc<ReconstructedKeys>>,
     /// The opening of a store that it belongs to.
     pub(crate) instance: u64,
     /// Which handle selected it: a sequence, or a reader of it.
     pub(crate) handle: u64,
     /// What it was to read of its groups.
-    pub(crate) planes: Planes,
+    pub(crate) planes: PlaneSet,
     /// Where its blocks may be resident.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }
 
-impl ViewInner {
+impl SelectionInner {
     pub(crate) fn group_tokens(&self) -> usize {
         self.layout.group_tokens()
     }
@@ -206,11 +213,11 @@ impl ViewInner {
 /// [`Sequence::select`](crate::Sequence::select). Tokens appended later are not in it, and what it selected stays readable
 /// until it is dropped, whatever happens to the sequence. Cheap to clone.
 #[derive(Clone)]
-pub struct View {
-    pub(crate) inner: Arc<ViewInner>,
+pub struct Selection {
+    pub(crate) inner: Arc<SelectionInner>,
 }
 
-impl View {
+impl Selection {
     /// The layer.
     #[must_use]
     pub fn layer(&self) -> usize {
@@ -249,7 +256,7 @@ impl View {
     }
 }
 
-impl std::fmt::Debug for View {
+impl std::fmt::Debug for Selection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("View")
             .field("layer", &self.inner.layer)

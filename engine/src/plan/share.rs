@@ -1,15 +1,15 @@
 //! What views ask for that need not be read for them: blocks that are resident, and blocks that an earlier view of the same read
 //! asks for. Sequences that were forked from one another have blocks in common; a read asks for each once.
 
-use super::Urgency;
-use super::selection::{Unit, UnitSource, ViewInner};
+use super::ReadPriority;
+use super::selection::{GroupSource, SelectedGroup, SelectionInner};
 use crate::cache::{BlockKey, Resident};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Where the block of a unit on a device comes from, if not from there.
 #[derive(Clone)]
-pub(super) enum Held {
+pub(super) enum BlockHit {
     Resident(Resident),
     /// Read for this unit of an earlier view.
     Shared {
@@ -18,7 +18,7 @@ pub(super) enum Held {
     },
 }
 
-impl Held {
+impl BlockHit {
     /// What is resident, of what is held.
     pub(super) fn resident(held: &Option<Self>) -> Option<Resident> {
         match held {
@@ -30,20 +30,20 @@ impl Held {
 
 /// A block as a view asks for it. Views of different caches do not share: each has its own to ask, to count in and to fill.
 #[derive(PartialEq, Eq, Hash)]
-struct Asked {
+struct CacheRequest {
     key: BlockKey,
     bytes: usize,
     cache: usize,
 }
 
 /// By view and unit.
-pub(super) fn held(views: &[Arc<ViewInner>], urgency: Urgency<'_>) -> Vec<Vec<Option<Held>>> {
+pub(super) fn held(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>) -> Vec<Vec<Option<BlockHit>>> {
     let mut seen = may_share(views).then(HashMap::new);
     views.iter().enumerate().map(|(index, view)| of_view(index, view, urgency, seen.as_mut())).collect()
 }
 
 /// Whether two views refer to one frame: the blocks of others need not be compared.
-fn may_share(views: &[Arc<ViewInner>]) -> bool {
+fn may_share(views: &[Arc<SelectionInner>]) -> bool {
     if views.len() < 2 {
         return false;
     }
@@ -51,7 +51,7 @@ fn may_share(views: &[Arc<ViewInner>]) -> bool {
     for (index, view) in views.iter().enumerate() {
         let mut last = None;
         for unit in &view.units {
-            let UnitSource::Disk { frame, .. } = &unit.source else { continue };
+            let GroupSource::Disk { frame, .. } = &unit.source else { continue };
             if last.is_some_and(|last| Arc::ptr_eq(last, frame)) {
                 continue;
             }
@@ -66,21 +66,22 @@ fn may_share(views: &[Arc<ViewInner>]) -> bool {
 
 fn of_view(
     index: usize,
-    view: &ViewInner,
-    urgency: Urgency<'_>,
-    seen: Option<&mut HashMap<Asked, Held>>,
-) -> Vec<Option<Held>> {
+    view: &SelectionInner,
+    urgency: ReadPriority<'_>,
+    seen: Option<&mut HashMap<CacheRequest, BlockHit>>,
+) -> Vec<Option<BlockHit>> {
     let block = view.layout.block(view.layer);
     let cache = view.cache.as_ref().map_or(0, |cache| Arc::as_ptr(cache).addr());
-    let asked: Vec<Option<Asked>> = match (&seen, cache) {
+    let asked: Vec<Option<CacheRequest>> = match (&seen, cache) {
         (None, 0) => Vec::new(),
         _ => {
-            let asked =
-                |unit: &Unit| Some(Asked { key: unit.source.key(view.layer)?, bytes: unit.bytes(block), cache });
+            let asked = |unit: &SelectedGroup| {
+                Some(CacheRequest { key: unit.source.key(view.layer)?, bytes: unit.bytes(block), cache })
+            };
             view.units.iter().map(asked).collect()
         }
     };
-    let mut held: Vec<Option<Held>> = match &seen {
+    let mut held: Vec<Option<BlockHit>> = match &seen {
         Some(seen) => asked.iter().map(|asked| seen.get(asked.as_ref()?).cloned()).collect(),
         None => Vec::new(),
     };
@@ -94,13 +95,13 @@ fn of_view(
         });
         let found = cache.find(asker, new, urgency.is_ahead());
         for (held, found) in held.iter_mut().zip(found) {
-            *held = held.take().or(found.map(Held::Resident));
+            *held = held.take().or(found.map(BlockHit::Resident));
         }
     }
     if let Some(seen) = seen {
         for (unit, (asked, held)) in asked.into_iter().zip(&held).enumerate() {
             let Some(asked) = asked.filter(|asked| held.is_some() || !urgency.awaited(&asked.key)) else { continue };
-            let from = held.clone().unwrap_or(Held::Shared { view: index, unit });
+            let from = held.clone().unwrap_or(BlockHit::Shared { view: index, unit });
             seen.entry(asked).or_insert(from);
         }
     }

@@ -1,6 +1,6 @@
 //! Reads of the records of summaries: each section of a frame is one read and one part, as its checksum covers all of it.
 
-use super::{Part, Pieces, PlannedRead, Spread};
+use super::{DeviceLoads, Pieces, PlannedRead, ReadPart};
 use crate::catalog::{FrameBody, SummaryPlace};
 use std::sync::Arc;
 use stratakv_format::PAGE_BYTES;
@@ -43,7 +43,7 @@ pub(crate) struct SectionAt {
 }
 
 /// A part per section, each read from the copy whose device ends first with it.
-pub(crate) fn plan_records(sections: &[Section], spread: &Spread) -> Vec<Part> {
+pub(crate) fn plan_records(sections: &[Section], spread: &DeviceLoads) -> Vec<ReadPart> {
     let mut pieces = Pieces::default();
     for section in sections {
         let devices = (0..section.frame.copies()).map(|copy| spread.device(section.frame.copy(copy).0));
@@ -64,7 +64,7 @@ pub(crate) fn plan_records(sections: &[Section], spread: &Spread) -> Vec<Part> {
             copy,
             first: readable.start,
         };
-        Part {
+        ReadPart {
             view: 0,
             units: 0..0,
             blocks: Vec::new(),

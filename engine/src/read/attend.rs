@@ -1,6 +1,6 @@
 //! Attention over a view: its parts in order, each a partial of its own, then the tail, merged in order.
 
-use super::batch::ViewBlocks;
+use super::batch::SelectionBlocks;
 use super::decode_check::undecodable;
 use super::verify::not_there;
 use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
@@ -8,8 +8,8 @@ use crate::cache::Resident;
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
-use crate::plan::Part;
-use crate::plan::{UnitKeys, UnitSource, View, ViewInner};
+use crate::plan::ReadPart;
+use crate::plan::{GroupSource, KeySource, Selection, SelectionInner};
 use std::sync::Arc;
 
 /// How to attend.
@@ -28,7 +28,7 @@ pub struct AttendOptions {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`]: `query` or `out` has the wrong length or is not finite, or `blocks` belong to another view.
-pub fn attend(query: &[f32], view: &View, blocks: ViewBlocks<'_>, out: &mut [f32]) -> Result<()> {
+pub fn attend(query: &[f32], view: &Selection, blocks: SelectionBlocks<'_>, out: &mut [f32]) -> Result<()> {
     attend_with(query, view, blocks, &AttendOptions::default(), out)
 }
 
@@ -38,8 +38,8 @@ pub fn attend(query: &[f32], view: &View, blocks: ViewBlocks<'_>, out: &mut [f32
 /// As [`attend`].
 pub fn attend_with(
     query: &[f32],
-    view: &View,
-    blocks: ViewBlocks<'_>,
+    view: &Selection,
+    blocks: SelectionBlocks<'_>,
     options: &AttendOptions,
     out: &mut [f32],
 ) -> Result<()> {
@@ -59,7 +59,7 @@ pub(super) fn wrong_view(index: usize) -> Error {
 
 /// Attention under way.
 pub(super) struct Attending<'a> {
-    view: &'a ViewInner,
+    view: &'a SelectionInner,
     query: Query,
     total: Partial,
     part: Partial,
@@ -74,7 +74,7 @@ pub(super) struct Attending<'a> {
 }
 
 impl<'a> Attending<'a> {
-    pub(super) fn new(query: &[f32], view: &'a ViewInner, options: &AttendOptions) -> Result<Self> {
+    pub(super) fn new(query: &[f32], view: &'a SelectionInner, options: &AttendOptions) -> Result<Self> {
         let layer = view.layout.kv_layer(view.layer)?;
         let key_dim = usize::from(layer.key_dim);
         if query.is_empty() || !query.len().is_multiple_of(key_dim) {
@@ -106,18 +106,18 @@ impl<'a> Attending<'a> {
     }
 
     /// Rebuilds the keys of a part, for which nothing needs to have arrived.
-    pub(super) fn rebuild(&mut self, part: &Part) {
+    pub(super) fn rebuild(&mut self, part: &ReadPart) {
         let Some(rebuilt) = self.view.rebuilt.as_ref().filter(|_| self.keys_of != Some(part.units.start)) else {
             return;
         };
         let units = self.view.units[part.units.clone()].iter();
-        let groups: Vec<u64> = units.filter(|u| matches!(u.keys, UnitKeys::Rebuilt)).map(|u| u.group).collect();
+        let groups: Vec<u64> = units.filter(|u| matches!(u.keys, KeySource::Rebuilt)).map(|u| u.group).collect();
         rebuilt.rebuild(&groups, &mut self.keys);
         self.keys_of = Some(part.units.start);
     }
 
     /// One part, whose buffer has arrived and was checked.
-    pub(super) fn part(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
+    pub(super) fn part(&mut self, part: &ReadPart, buffer: Option<&Lease>) -> Result<()> {
         self.rebuild(part);
         self.decode(part, buffer)?;
         let tokens = self.view.group_tokens();
@@ -138,10 +138,10 @@ impl<'a> Attending<'a> {
             let k = if unit.reads_keys() { plane(0, stored.0) } else { stored.0 };
             let v = plane(1, stored.1);
             let k = match &unit.keys {
-                UnitKeys::Stored => k,
-                UnitKeys::Kept(plane) => plane,
-                UnitKeys::Rebuilt => rebuilt.next().unwrap_or_default(),
-                UnitKeys::Absent => return Err(not_there("the keys of a view of values alone")),
+                KeySource::Stored => k,
+                KeySource::Kept(plane) => plane,
+                KeySource::Rebuilt => rebuilt.next().unwrap_or_default(),
+                KeySource::Absent => return Err(not_there("the keys of a view of values alone")),
             };
             pieces.push(Piece { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
         }
@@ -151,7 +151,7 @@ impl<'a> Attending<'a> {
     }
 
     /// Decodes the planes of a part that are under a codec.
-    fn decode(&mut self, part: &Part, buffer: Option<&Lease>) -> Result<()> {
+    fn decode(&mut self, part: &ReadPart, buffer: Option<&Lease>) -> Result<()> {
         self.decoded.clear();
         let Some(coder) = &self.coder else { return Ok(()) };
         for nth in part.units.clone() {
@@ -192,8 +192,8 @@ impl<'a> Attending<'a> {
 
 /// The planes of unit `nth` of a view, which `part` holds, as they are stored; no keys where they are not read.
 pub(super) fn planes<'a>(
-    view: &'a ViewInner,
-    part: &'a Part,
+    view: &'a SelectionInner,
+    part: &'a ReadPart,
     buffer: Option<&'a Lease>,
     nth: usize,
 ) -> Result<(&'a [u8], &'a [u8])> {
@@ -202,9 +202,9 @@ pub(super) fn planes<'a>(
     let (start, len) = geometry.plane(1);
     let keys = if unit.reads_keys() { geometry.key_bytes } else { 0 };
     let block = match &unit.source {
-        UnitSource::Run { run, index } => run.block(*index)?,
-        UnitSource::Copied(block) => block,
-        UnitSource::Disk { .. } => {
+        GroupSource::Run { run, index } => run.block(*index)?,
+        GroupSource::Copied(block) => block,
+        GroupSource::Disk { .. } => {
             let resident = part.resident.get(nth - part.units.start).and_then(Option::as_ref);
             let at = part.blocks.get(nth - part.units.start).copied().flatten();
             let bytes = buffer.and_then(Lease::bytes);

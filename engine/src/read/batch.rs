@@ -4,25 +4,25 @@ use super::verify::not_there;
 use crate::codec::BlockCoder;
 use crate::error::{Error, Result};
 use crate::io::buffer::arena::Lease;
-use crate::plan::Part;
-use crate::plan::ViewInner;
+use crate::plan::ReadPart;
+use crate::plan::SelectionInner;
 use std::borrow::Cow;
 use std::sync::Arc;
 
 pub(super) struct PartBuffer {
-    pub(super) part: Part,
+    pub(super) part: ReadPart,
     pub(super) buffer: Option<Arc<Lease>>,
 }
 
 /// The blocks of one or more views, in memory and checked. Owns its buffers; they return when it is dropped.
 pub struct ReadBatch {
-    pub(super) views: Vec<Arc<ViewInner>>,
+    pub(super) views: Vec<Arc<SelectionInner>>,
     pub(super) parts: Vec<PartBuffer>,
     pub(super) failures: Vec<Option<Error>>,
 }
 
 impl ReadBatch {
-    pub(super) fn new(views: Vec<Arc<ViewInner>>, parts: Vec<PartBuffer>, failures: Vec<Option<Error>>) -> Self {
+    pub(super) fn new(views: Vec<Arc<SelectionInner>>, parts: Vec<PartBuffer>, failures: Vec<Option<Error>>) -> Self {
         Self { views, parts, failures }
     }
 
@@ -44,13 +44,13 @@ impl ReadBatch {
     /// [`ErrorKind::Corruption`](crate::ErrorKind::Corruption) when a block of this view is damaged,
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when one could not be read,
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) when there is no such view.
-    pub fn get(&self, index: usize) -> Result<ViewBlocks<'_>> {
+    pub fn get(&self, index: usize) -> Result<SelectionBlocks<'_>> {
         let Some(view) = self.views.get(index) else {
             return Err(not_there(&format!("view {index} of a read of {}", self.views.len())));
         };
         match &self.failures[index] {
             Some(e) => Err(e.duplicate()),
-            None => Ok(ViewBlocks { batch: self, view, index }),
+            None => Ok(SelectionBlocks { batch: self, view, index }),
         }
     }
 }
@@ -60,13 +60,13 @@ pub type PlaneBytes<'a> = Cow<'a, [u8]>;
 
 /// The blocks of one view of a [`ReadBatch`].
 #[derive(Clone, Copy)]
-pub struct ViewBlocks<'a> {
+pub struct SelectionBlocks<'a> {
     batch: &'a ReadBatch,
-    pub(super) view: &'a Arc<ViewInner>,
+    pub(super) view: &'a Arc<SelectionInner>,
     index: usize,
 }
 
-impl<'a> ViewBlocks<'a> {
+impl<'a> SelectionBlocks<'a> {
     pub(super) fn parts(&self) -> impl Iterator<Item = &'a PartBuffer> + use<'a> {
         let index = self.index;
         self.batch.parts.iter().filter(move |p| p.part.view == index)

@@ -6,7 +6,7 @@ use crate::io::buffer::arena::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
 use crate::log::Devices;
-use crate::plan::{Part, PlannedRead};
+use crate::plan::{PlannedRead, ReadPart};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use std::time::Instant;
 /// passed.
 pub(super) fn recover(
     devices: &Devices,
-    part: &Part,
+    part: &ReadPart,
     failed: Vec<(usize, Error)>,
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
     let again = |(at, error): (usize, Error)| {
         let read = part.reads.get(at)?;
-        Some(Again { read, copies: copies_in_turn(devices, &read.frame, usize::from(read.copy)), error })
+        Some(CopyRetry { read, copies: copies_in_turn(devices, &read.frame, usize::from(read.copy)), error })
     };
-    let mut failed: Vec<Again<'_>> = failed.into_iter().filter_map(again).collect();
+    let mut failed: Vec<CopyRetry<'_>> = failed.into_iter().filter_map(again).collect();
     for turn in 1..crate::catalog::COPIES_MAX {
         let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|again| turn < again.copies.len());
         if let Some(again) = lost.into_iter().next() {
@@ -48,7 +48,7 @@ pub(super) fn recover(
 }
 
 /// A read that failed, and the copies to ask in turn, its own first.
-struct Again<'a> {
+struct CopyRetry<'a> {
     read: &'a PlannedRead,
     copies: Vec<usize>,
     error: Error,
@@ -80,14 +80,14 @@ fn copies_in_turn(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize
 /// One batch per device; outcomes in the order of the reads.
 fn read_copies(
     devices: &Devices,
-    reads: &[Again<'_>],
+    reads: &[CopyRetry<'_>],
     turn: usize,
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<Vec<Result<()>>> {
     let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
     let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
-    for (tag, Again { read, copies, .. }) in reads.iter().enumerate() {
+    for (tag, CopyRetry { read, copies, .. }) in reads.iter().enumerate() {
         let (segment, offset) = read.of_copy(copies[turn]);
         let file = match segment.file().and_then(|file| devices.get(segment.key.0).map(|_| file)) {
             Ok(file) => file,
@@ -100,7 +100,7 @@ fn read_copies(
         let op = Op::Read { file, offset, into };
         batches.entry(segment.key.0).or_default().push(Request { op, tag: tag as u64 });
     }
-    let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
+    let sink: Arc<dyn Sink> = Arc::new(PerRequestSink(waiters.clone()));
     let cancel = Arc::<AtomicBool>::default();
     for (device, requests) in batches {
         let (sink, cancel) = (Arc::clone(&sink), Some(Arc::clone(&cancel)));
@@ -143,9 +143,9 @@ fn read_again(
     }
 }
 
-struct Each(Vec<Arc<Waiter>>);
+struct PerRequestSink(Vec<Arc<Waiter>>);
 
-impl Sink for Each {
+impl Sink for PerRequestSink {
     fn complete(&self, tag: u64, outcome: Result<()>) {
         if let Some(waiter) = self.0.get(tag as usize) {
             waiter.complete(0, outcome);

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::io::buffer::arena::Lease;
 use crate::io::scheduler::{Batch, Priority, Request, Sink};
 use crate::log::Devices;
-use crate::plan::{Part, PlannedRead};
+use crate::plan::{PlannedRead, ReadPart};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +138,7 @@ impl ReadTicket {
         let part = &self.parts[index];
         let devices = Arc::clone(&self.devices);
         let reads: Vec<PlannedRead> = part.reads.iter().map(|read| twin_of(&devices, read, late)).collect();
-        let twin = Part {
+        let twin = ReadPart {
             view: part.view,
             units: part.units.clone(),
             blocks: part.blocks.clone(),
@@ -173,7 +173,7 @@ impl ReadTicket {
                 }
                 let late = &mut self.parts[index];
                 let (resident, shared) = (std::mem::take(&mut late.resident), std::mem::take(&mut late.shared));
-                self.parts[index] = Part { resident, shared, ..twin };
+                self.parts[index] = ReadPart { resident, shared, ..twin };
                 self.buffers[index] = Some(Arc::new(buffer));
                 self.hedges.0.insert(index);
                 if let Some(start) = self.progress.since() {
@@ -207,7 +207,7 @@ impl ReadTicket {
 }
 
 /// Hands over the reads of a single part.
-fn submit(devices: &Devices, part: &[Part; 1], buffer: &mut Lease, cancel: &Arc<AtomicBool>) -> Arc<Progress> {
+fn submit(devices: &Devices, part: &[ReadPart; 1], buffer: &mut Lease, cancel: &Arc<AtomicBool>) -> Arc<Progress> {
     let progress = Progress::new(devices, part);
     progress.submitted();
     for (tag, read) in (0..).zip(&part[0].reads) {

@@ -15,7 +15,7 @@ mod timing;
 mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};
-pub use batch::{PlaneBytes, ReadBatch, ViewBlocks};
+pub use batch::{PlaneBytes, ReadBatch, SelectionBlocks};
 pub use event::EventWaker;
 pub(crate) use prefetch::ReadTimes;
 pub(crate) use summary_read::{ReadSection, RecordsTicket};

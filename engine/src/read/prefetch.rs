@@ -4,31 +4,31 @@ use super::batch::ReadBatch;
 use super::progress::Progress;
 use super::ticket::ReadTicket;
 use crate::cache::{BlockKey, Resident};
-use crate::plan::Part;
-use crate::plan::{UnitSource, ViewInner};
+use crate::plan::ReadPart;
+use crate::plan::{GroupSource, SelectionInner};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A block on a device that a part stands for.
-struct Wanted {
+struct PrefetchedBlock {
     key: BlockKey,
     bytes: usize,
     is_read: bool,
     is_resident: bool,
 }
 
-fn blocks<'a>(view: &'a ViewInner, part: &'a Part) -> impl Iterator<Item = Wanted> + 'a {
+fn blocks<'a>(view: &'a SelectionInner, part: &'a ReadPart) -> impl Iterator<Item = PrefetchedBlock> + 'a {
     let block = view.layout.block(view.layer);
     let units = view.units[part.units.clone()].iter().zip(part.blocks.iter().zip(&part.resident));
     units.filter_map(|(unit, (at, resident))| {
         let (key, bytes) = (unit.source.key(view.layer)?, unit.bytes(block));
-        Some(Wanted { key, bytes, is_read: at.is_some(), is_resident: resident.is_some() })
+        Some(PrefetchedBlock { key, bytes, is_read: at.is_some(), is_resident: resident.is_some() })
     })
 }
 
 impl ReadTicket {
-    fn blocks(&self) -> impl Iterator<Item = Wanted> + '_ {
+    fn blocks(&self) -> impl Iterator<Item = PrefetchedBlock> + '_ {
         self.parts.iter().flat_map(|part| blocks(&self.views[part.view], part))
     }
 
@@ -59,7 +59,7 @@ impl ReadTicket {
         for part in &mut self.parts {
             let view = &self.views[part.view];
             for (nth, unit) in view.units[part.units.clone()].iter().enumerate() {
-                if !matches!(unit.source, UnitSource::Disk { .. })
+                if !matches!(unit.source, GroupSource::Disk { .. })
                     || part.blocks[nth].is_some()
                     || part.resident[nth].is_some()
                     || part.shares(nth)

@@ -6,7 +6,7 @@ use crate::io::scheduler::Sink;
 use crate::io::scheduler::profile::Profile;
 use crate::log::Devices;
 use crate::metrics::{EventCount, lock};
-use crate::plan::Part;
+use crate::plan::ReadPart;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -46,7 +46,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(devices: &Devices, parts: &[Part]) -> Arc<Self> {
+    pub(super) fn new(devices: &Devices, parts: &[ReadPart]) -> Arc<Self> {
         let count = parts.iter().map(|part| part.reads.len()).sum();
         let mut reads = Vec::with_capacity(count);
         let mut first = Vec::with_capacity(parts.len() + 1);

@@ -3,7 +3,7 @@
 use super::ticket::ReadTicket;
 use crate::cache::Resident;
 use crate::error::Result;
-use crate::plan::Urgency;
+use crate::plan::ReadPriority;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -55,7 +55,7 @@ impl ReadTicket {
     fn read_by_itself(&mut self, view: usize, other: usize, deadline: Option<Instant>) -> Result<()> {
         let views = vec![Arc::clone(&self.views[view])];
         let place = (self.arena.clone(), self.in_region);
-        let own = Self::prepare(Arc::clone(&self.devices), views, Urgency::Demand(None), place);
+        let own = Self::prepare(Arc::clone(&self.devices), views, ReadPriority::Demand(None), place);
         let submitted = own.and_then(|mut own| Ok(own.try_submit()?.then_some(own)));
         let Ok(Some(mut own)) = submitted else {
             self.failures[view] = self.failures[other].as_ref().map(crate::error::Error::duplicate);
@@ -69,7 +69,7 @@ impl ReadTicket {
         let parts = std::mem::take(&mut own.parts).into_iter().zip(std::mem::take(&mut own.buffers));
         let places: Vec<usize> = (0..self.parts.len()).filter(|at| self.parts[*at].view == view).collect();
         for (at, (part, buffer)) in places.into_iter().zip(parts) {
-            self.parts[at] = crate::plan::Part { view, ..part };
+            self.parts[at] = crate::plan::ReadPart { view, ..part };
             self.buffers[at] = buffer;
             self.verified[at] = Some(true);
         }

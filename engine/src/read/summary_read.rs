@@ -7,8 +7,8 @@ use crate::io::buffer::arena::Lease;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::seams::covered;
 use crate::log::Devices;
-use crate::plan::ViewInner;
-use crate::plan::{Part, Section, SectionAt, Spread, Urgency, plan_records};
+use crate::plan::SelectionInner;
+use crate::plan::{DeviceLoads, ReadPart, ReadPriority, Section, SectionAt, plan_records};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stratakv_format::PlaneIdentity;
@@ -37,11 +37,11 @@ impl RecordsTicket {
     /// They can never fit in memory.
     pub(crate) fn new(
         devices: &Arc<Devices>,
-        view: Arc<ViewInner>,
+        view: Arc<SelectionInner>,
         sections: &[Section],
-        urgency: Urgency<'_>,
+        urgency: ReadPriority<'_>,
     ) -> Result<Self> {
-        let parts = plan_records(sections, &Spread::of(devices));
+        let parts = plan_records(sections, &DeviceLoads::of(devices));
         let arena = devices.arena.clone();
         let mut ticket = ReadTicket::of_parts(Arc::clone(devices), vec![view], parts, urgency, (arena, false))?;
         ticket.try_submit()?;
@@ -74,7 +74,7 @@ impl RecordsTicket {
     /// The store was closed, or nobody gives buffers back that it needs ([`ErrorKind::Deadline`](crate::ErrorKind::Deadline)).
     pub(crate) fn wait(mut self) -> Result<Vec<ReadSection>> {
         let parts = self.ticket.wait_parts(Instant::now() + BUFFER_WAIT)?;
-        let read = |(part, buffer): (Part, Option<Arc<Lease>>)| {
+        let read = |(part, buffer): (ReadPart, Option<Arc<Lease>>)| {
             let SectionAt { section, at } = part.records?;
             Some(ReadSection { section, buffer: buffer?, at })
         };
@@ -85,7 +85,7 @@ impl RecordsTicket {
 /// Whether the records of a part are what was written, after asking every copy for them.
 pub(super) fn check(
     devices: &Devices,
-    part: &Part,
+    part: &ReadPart,
     SectionAt { section, at }: &SectionAt,
     group_tokens: usize,
     buffer: &mut Lease,

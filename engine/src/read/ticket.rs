@@ -13,8 +13,8 @@ use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
-use crate::plan::{Part, PlannedRead, Spread, Urgency, plan};
-use crate::plan::{View, ViewInner};
+use crate::plan::{DeviceLoads, PlannedRead, ReadPart, ReadPriority, plan};
+use crate::plan::{Selection, SelectionInner};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -36,8 +36,8 @@ pub struct ReadTicket {
     /// Where its buffers come from: the store's arena or a region of the embedder.
     pub(super) arena: Arena,
     pub(super) in_region: bool,
-    pub(super) views: Vec<Arc<ViewInner>>,
-    pub(super) parts: Vec<Part>,
+    pub(super) views: Vec<Arc<SelectionInner>>,
+    pub(super) parts: Vec<ReadPart>,
     /// Shared only once they are checked: nothing is written into them then.
     pub(super) buffers: Vec<Option<Arc<Lease>>>,
     /// Of parts whose blocks were checked, whether all are good.
@@ -51,7 +51,11 @@ pub struct ReadTicket {
 }
 
 impl ReadTicket {
-    pub(crate) fn new(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, urgency: Urgency<'_>) -> Result<Self> {
+    pub(crate) fn new(
+        devices: Arc<Devices>,
+        views: Vec<Arc<SelectionInner>>,
+        urgency: ReadPriority<'_>,
+    ) -> Result<Self> {
         let arena = devices.arena.clone();
         let mut ticket = Self::prepare(devices, views, urgency, (arena, false))?;
         ticket.try_submit()?;
@@ -59,28 +63,32 @@ impl ReadTicket {
     }
 
     /// A demand read into a region.
-    pub(crate) fn read_into(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>, region: &ReadRegion) -> Result<Self> {
-        let mut ticket = Self::prepare(devices, views, Urgency::Demand(None), (region.arena.clone(), true))?;
+    pub(crate) fn read_into(
+        devices: Arc<Devices>,
+        views: Vec<Arc<SelectionInner>>,
+        region: &ReadRegion,
+    ) -> Result<Self> {
+        let mut ticket = Self::prepare(devices, views, ReadPriority::Demand(None), (region.arena.clone(), true))?;
         ticket.try_submit()?;
         Ok(ticket)
     }
 
     pub(super) fn prepare(
         devices: Arc<Devices>,
-        views: Vec<Arc<ViewInner>>,
-        urgency: Urgency<'_>,
+        views: Vec<Arc<SelectionInner>>,
+        urgency: ReadPriority<'_>,
         place: (Arena, bool),
     ) -> Result<Self> {
-        let parts = plan(&views, urgency, &Spread::of(&devices));
+        let parts = plan(&views, urgency, &DeviceLoads::of(&devices));
         Self::of_parts(devices, views, parts, urgency, place)
     }
 
     /// A read of these parts of views.
     pub(super) fn of_parts(
         devices: Arc<Devices>,
-        views: Vec<Arc<ViewInner>>,
-        parts: Vec<Part>,
-        urgency: Urgency<'_>,
+        views: Vec<Arc<SelectionInner>>,
+        parts: Vec<ReadPart>,
+        urgency: ReadPriority<'_>,
         (arena, in_region): (Arena, bool),
     ) -> Result<Self> {
         let bound = if in_region { "the region has" } else { "memory_limit allows" };
@@ -117,9 +125,9 @@ impl ReadTicket {
     }
 
     /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
-    pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<ViewInner>>) -> Result<ReadBatch> {
+    pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
         let arena = devices.arena.clone();
-        let mut ticket = Self::prepare(Arc::clone(&devices), views, Urgency::Demand(None), (arena, false))?;
+        let mut ticket = Self::prepare(Arc::clone(&devices), views, ReadPriority::Demand(None), (arena, false))?;
         // Reads that other copies can take over when they are late go through the shards: they do not block this thread.
         let may_hedge = ticket.may_hedge();
         if may_hedge || !ticket.take_buffers()? {
@@ -160,7 +168,7 @@ impl ReadTicket {
     /// for whole read units and for gaps that cost less than another request.
     #[must_use]
     pub fn selected_bytes(&self) -> u64 {
-        let of = |part: &Part| -> u64 {
+        let of = |part: &ReadPart| -> u64 {
             let view = &self.views[part.view];
             let units = view.units[part.units.clone()].iter().zip(&part.blocks);
             let read = units.filter(|(_, at)| at.is_some());
@@ -322,7 +330,7 @@ impl ReadTicket {
     }
 
     /// Waits for all parts and gives those that are good. Buffers for them must be there until then.
-    pub(super) fn wait_parts(&mut self, buffers_by: Instant) -> Result<Vec<(Part, Option<Arc<Lease>>)>> {
+    pub(super) fn wait_parts(&mut self, buffers_by: Instant) -> Result<Vec<(ReadPart, Option<Arc<Lease>>)>> {
         self.submit_by(Some(buffers_by))?;
         for part in 0..self.parts.len() {
             self.complete_part(part, None)?;
@@ -443,7 +451,7 @@ impl ReadTicket {
         &mut self,
         index: usize,
         query: &[f32],
-        view: &View,
+        view: &Selection,
         options: &AttendOptions,
         out: &mut [f32],
     ) -> Result<()> {

@@ -7,8 +7,8 @@ use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
 use crate::io::seams::{Mutant, covered, mutated};
 use crate::log::Devices;
-use crate::plan::{Part, SectionAt};
-use crate::plan::{Unit, UnitSource, ViewInner};
+use crate::plan::{GroupSource, SelectedGroup, SelectionInner};
+use crate::plan::{ReadPart, SectionAt};
 use crate::simd::near;
 use std::ops::Range;
 use std::time::Instant;
@@ -18,8 +18,8 @@ use stratakv_format::{PlaneIdentity, segment};
 /// Checks the blocks of a part; the first that stays bad is the error, or that the deadline passed while it was read again.
 pub(super) fn part(
     devices: &Devices,
-    view: &ViewInner,
-    part: &Part,
+    view: &SelectionInner,
+    part: &ReadPart,
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
@@ -29,7 +29,7 @@ pub(super) fn part(
     }
     ask_for_checksums(view, part);
     for (unit, block) in view.units[part.units.clone()].iter().zip(&part.blocks) {
-        let (Some(at), UnitSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
+        let (Some(at), GroupSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
         let bad = |buffer: &Lease| {
             let bytes = buffer.bytes().unwrap_or_default();
             mismatch(devices, view, unit, frame, *checksum, bytes.get(*at..).unwrap_or_default())
@@ -81,10 +81,10 @@ pub(super) fn part(
 
 /// Asks for what the blocks of a part are held against, all at once: while the device worked, other things took its place in the
 /// caches.
-fn ask_for_checksums(view: &ViewInner, part: &Part) {
+fn ask_for_checksums(view: &SelectionInner, part: &ReadPart) {
     let read = view.units[part.units.clone()].iter().zip(&part.blocks).filter(|(_, at)| at.is_some());
     let read = read.filter_map(|(unit, _)| match &unit.source {
-        UnitSource::Disk { frame, checksum, .. } => Some((frame, *checksum)),
+        GroupSource::Disk { frame, checksum, .. } => Some((frame, *checksum)),
         _ => None,
     });
     read.clone().for_each(|(frame, _)| near(&frame.checksums));
@@ -94,8 +94,8 @@ fn ask_for_checksums(view: &ViewInner, part: &Part) {
 /// Checks the records of a part; the error says that no copy gave them, or that the deadline passed.
 pub(super) fn records(
     devices: &Devices,
-    view: &ViewInner,
-    part: &Part,
+    view: &SelectionInner,
+    part: &ReadPart,
     at: &SectionAt,
     buffer: &mut Lease,
     deadline: Option<Instant>,
@@ -117,7 +117,7 @@ pub(super) fn records(
 }
 
 /// What was read and is right may stay.
-fn admit(view: &ViewInner, part: &Part, buffer: &Lease) {
+fn admit(view: &SelectionInner, part: &ReadPart, buffer: &Lease) {
     let (Some(cache), Some(bytes)) = (&view.cache, buffer.bytes()) else { return };
     let block = view.layout.block(view.layer);
     for (unit, at) in view.units[part.units.clone()].iter().zip(&part.blocks) {
@@ -132,8 +132,8 @@ fn admit(view: &ViewInner, part: &Part, buffer: &Lease) {
 /// The first plane of what was read of a block whose checksum is not the stored one, and its place there.
 fn mismatch(
     devices: &Devices,
-    view: &ViewInner,
-    unit: &Unit,
+    view: &SelectionInner,
+    unit: &SelectedGroup,
     frame: &FrameBody,
     first_checksum: usize,
     block: &[u8],

@@ -4,6 +4,7 @@ mod probe;
 mod replay;
 
 pub(crate) use probe::{
-    Found, Opened, SUPERBLOCK_NEW, open_directories, read_devices, read_only_features, read_superblock, stale_device,
+    ProbeResult, ProbedDirectory, SUPERBLOCK_NEW, open_directories, read_devices, read_only_features, read_superblock,
+    stale_device,
 };
 pub(crate) use replay::replay;

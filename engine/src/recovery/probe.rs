@@ -18,7 +18,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 pub(crate) const SUPERBLOCK_NEW: &str = "superblock.new";
 
 /// A directory with its superblock slots.
-pub(crate) struct Found {
+pub(crate) struct ProbedDirectory {
     pub(crate) directory: Arc<dyn Directory>,
     /// The newest valid slot; none in a directory that holds no store.
     pub(crate) slot: Option<Slot>,
@@ -26,7 +26,7 @@ pub(crate) struct Found {
     pub(crate) slots: Vec<Slot>,
 }
 
-impl Found {
+impl ProbedDirectory {
     /// Slots that are damaged, or older than the one before the newest: a write of them was lost.
     pub(crate) fn damaged_slots(&self) -> u64 {
         match self.slots.as_slice() {
@@ -37,11 +37,11 @@ impl Found {
 }
 
 /// What the directories hold.
-pub(crate) enum Opened {
+pub(crate) enum ProbeResult {
     /// Nothing: a store can be created.
-    Empty(Vec<Found>),
+    Empty(Vec<ProbedDirectory>),
     /// A store, its devices by index.
-    Store(Vec<Found>),
+    Store(Vec<ProbedDirectory>),
 }
 
 fn configuration(path: &Path, text: &str) -> Error {
@@ -87,18 +87,22 @@ pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<
 /// Reads the superblocks and sees that they make one whole store, or none at all.
 ///
 /// Features that may be read but not written are no hindrance with `read_only`.
-pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool, memory: usize) -> Result<Opened> {
+pub(crate) fn read_devices(
+    directories: Vec<Arc<dyn Directory>>,
+    read_only: bool,
+    memory: usize,
+) -> Result<ProbeResult> {
     let mut found = Vec::new();
     for directory in directories {
         let (slot, slots) = read_superblock(&*directory)?;
-        found.push(Found { directory, slot, slots });
+        found.push(ProbedDirectory { directory, slot, slots });
     }
     let empty = found.iter().filter(|f| f.slot.is_none()).count();
     if empty == found.len() {
-        return Ok(Opened::Empty(found));
+        return Ok(ProbeResult::Empty(found));
     }
     if empty > 0 && !read_only && is_cut_short(&found, memory) {
-        return undo(found).map(Opened::Empty);
+        return undo(found).map(ProbeResult::Empty);
     }
     if let Some(missing) = found.iter().find(|f| f.slot.is_none()) {
         let text = "holds no store, but another directory given does; is the right disk mounted there?";
@@ -106,12 +110,12 @@ pub(crate) fn read_devices(directories: Vec<Arc<dyn Directory>>, read_only: bool
     }
     check_one_store(&found, read_only)?;
     found.sort_by_key(|f| f.slot.map(|s| s.device_index.get()));
-    Ok(Opened::Store(found))
+    Ok(ProbeResult::Store(found))
 }
 
 /// Whether a creation over several devices was cut short: those that have a superblock have the first one, and the manifest
 /// names nothing. A store is used only once all its devices have one, so that nothing can be lost.
-fn is_cut_short(found: &[Found], memory: usize) -> bool {
+fn is_cut_short(found: &[ProbedDirectory], memory: usize) -> bool {
     let Some(first) = found.iter().find_map(|f| f.slot) else { return false };
     let fresh = found.iter().flat_map(|f| &f.slots).all(|slot| {
         slot.store_id == first.store_id
@@ -131,7 +135,7 @@ fn is_cut_short(found: &[Found], memory: usize) -> bool {
 }
 
 /// Takes the superblocks of a creation that was cut short away. The first device's goes last: it is the one that says so.
-fn undo(mut found: Vec<Found>) -> Result<Vec<Found>> {
+fn undo(mut found: Vec<ProbedDirectory>) -> Result<Vec<ProbedDirectory>> {
     found.sort_by_key(|f| std::cmp::Reverse(f.slot.map(|slot| slot.device_index.get())));
     for own in found.iter_mut().filter(|f| f.slot.is_some()) {
         own.directory.remove_file(superblock::FILE)?;
@@ -147,7 +151,7 @@ pub(crate) fn read_only_features(what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
+fn check_one_store(found: &[ProbedDirectory], read_only: bool) -> Result<()> {
     let slots: Vec<(&Path, &Slot)> =
         found.iter().filter_map(|f| f.slot.as_ref().map(|slot| (f.directory.path(), slot))).collect();
     let Some((first_path, first)) = slots.first() else { return Ok(()) };
@@ -181,7 +185,7 @@ fn check_one_store(found: &[Found], read_only: bool) -> Result<()> {
     let newest = slots.iter().map(|(_, slot)| slot);
     let newest = newest.max_by_key(|slot| (slot.epoch.get(), slot.device_count.get())).unwrap_or(first);
     // Slots are written in two rounds over all members: where one has both of an epoch, every member has at least one.
-    let settled = |f: &Found| f.slots.len() == SLOTS && f.slots.iter().all(|slot| slot.epoch == newest.epoch);
+    let settled = |f: &ProbedDirectory| f.slots.len() == SLOTS && f.slots.iter().all(|slot| slot.epoch == newest.epoch);
     if found.iter().any(settled)
         && let Some((path, stale)) = slots.iter().find(|(_, slot)| slot.epoch.get() < newest.epoch.get())
     {

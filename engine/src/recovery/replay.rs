@@ -7,7 +7,7 @@
 //! | in none, and one is whole but not acceptable | no | damage, or of another version: refuse |
 //! | in none | no | the end: what stands behind is cut |
 
-use super::Found;
+use super::ProbedDirectory;
 use crate::catalog::{Catalog, SegmentMeta};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::file::device_file::DeviceFile;
@@ -48,7 +48,7 @@ pub(crate) struct Replayed {
 /// Device and number of a copy.
 type CopyName = (DeviceIndex, u8);
 
-struct Copy {
+struct ManifestCopy {
     device: DeviceIndex,
     file: String,
     /// What it holds, but for its header page and for zeros at its end. Copies that hold the same share it: what is replayed takes
@@ -66,12 +66,12 @@ struct Copy {
 /// # Errors
 /// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
 /// [`ErrorKind::MemoryLimit`]: the manifest is larger than `memory`.
-pub(crate) fn replay(found: &[Found], store_id: [u8; 16], memory: usize) -> Result<Replayed> {
+pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usize) -> Result<Replayed> {
     let newest = found.iter().filter_map(|f| f.slot.as_ref()).max_by_key(|slot| slot.manifest_generation.get());
     let Some(newest) = newest else {
         return Err(Error::new(ErrorKind::Corruption, "no superblock names a manifest"));
     };
-    let place = |f: &Found| {
+    let place = |f: &ProbedDirectory| {
         let copies = f.slots.iter().map(|slot| slot.manifest_copies).max().unwrap_or(0);
         Some((DeviceIndex(f.slot?.device_index.get()), Arc::clone(&f.directory), copies))
     };
@@ -216,7 +216,7 @@ fn replay_generation(
 }
 
 /// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
-fn believe(copy: &mut Copy, nonce: u64) {
+fn believe(copy: &mut ManifestCopy, nonce: u64) {
     let all = Arc::make_mut(&mut copy.bytes);
     for page in 1..all.len() / PAGE_BYTES {
         let bytes = &mut all[page * PAGE_BYTES..];
@@ -230,11 +230,11 @@ fn believe(copy: &mut Copy, nonce: u64) {
 }
 
 /// Tells a simulation what stands behind the end.
-fn note_cut(copies: &[Copy], page: usize) {
+fn note_cut(copies: &[ManifestCopy], page: usize) {
     if !seams::is_simulated() {
         return;
     }
-    let behind = |copy: &Copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| !is_zero(bytes));
+    let behind = |copy: &ManifestCopy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| !is_zero(bytes));
     if copies.iter().any(behind) {
         note(Event::ManifestCut);
         let magic = |bytes: &[u8]| bytes.starts_with(&m::BATCH_MAGIC);
@@ -244,7 +244,7 @@ fn note_cut(copies: &[Copy], page: usize) {
     }
 }
 
-fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[Copy], page: usize) -> Result<()> {
+fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page: usize) -> Result<()> {
     for record in batch.records() {
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
         let replicated = copies.iter().any(|copy| copy.features.has_replicas());
@@ -272,7 +272,7 @@ fn read_copies(
     store_id: [u8; 16],
     (generation, nonce): (u64, u64),
     mut memory: usize,
-) -> Result<(Vec<Copy>, u64, Vec<CopyName>)> {
+) -> Result<(Vec<ManifestCopy>, u64, Vec<CopyName>)> {
     let mut copies = Vec::new();
     let mut first_batch = None;
     let mut unread = Vec::new();
@@ -281,7 +281,7 @@ fn read_copies(
         for copy in 0..*copies_there {
             let name = m::file_name(generation, copy);
             let wanted = (store_id, generation, nonce);
-            let like = copies.first().map(|copy: &Copy| &copy.bytes);
+            let like = copies.first().map(|copy: &ManifestCopy| &copy.bytes);
             match read_copy(&**directory, (*device, copy), &name, wanted, like, memory) {
                 Ok((read, first)) => {
                     if !like.is_some_and(|like| Arc::ptr_eq(like, &read.bytes)) {
@@ -319,7 +319,7 @@ fn read_copy(
     (store_id, generation, nonce): ([u8; 16], u64, u64),
     like: Option<&Arc<Vec<u8>>>,
     memory: usize,
-) -> Result<(Copy, u64)> {
+) -> Result<(ManifestCopy, u64)> {
     let file = directory.open_file(name, Access::ReadOnly)?;
     let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     if len > m::FILE_BYTES_MAX {
@@ -357,7 +357,7 @@ fn read_copy(
     }
     let features = page.features;
     let (bytes, len) = read_pages(directory, &file, len as usize, like, memory)?;
-    Ok((Copy { device, file: name.into(), bytes, len, features }, first))
+    Ok((ManifestCopy { device, file: name.into(), bytes, len, features }, first))
 }
 
 /// What stands behind the header page of a file of `len` bytes, and how long it is. Where that is what is known already, that;
@@ -423,7 +423,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 /// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end. Where more looks like batches than
 /// a manifest can hold, that is no torn end.
 fn durable_word(
-    copies: &[Copy],
+    copies: &[ManifestCopy],
     page: usize,
     generation: u64,
     nonce: u64,
@@ -456,7 +456,7 @@ fn durable_word(
 }
 
 /// What is whole and yet not acceptable: of another version, or damage.
-fn refused(copies: &[Copy], page: usize, expected: &str, e: &FormatError) -> Error {
+fn refused(copies: &[ManifestCopy], page: usize, expected: &str, e: &FormatError) -> Error {
     if e.code == FormatErrorCode::Unsupported {
         let file = copies.first().map_or("the manifest", |copy| copy.file.as_str());
         return Error::new(ErrorKind::Unsupported, format!("{file}: written by another version: {e}"));
@@ -464,7 +464,7 @@ fn refused(copies: &[Copy], page: usize, expected: &str, e: &FormatError) -> Err
     damaged(copies, page, expected, e.to_string())
 }
 
-fn damaged(copies: &[Copy], page: usize, expected: &str, found: String) -> Error {
+fn damaged(copies: &[ManifestCopy], page: usize, expected: &str, found: String) -> Error {
     let (device, file) = copies.first().map_or((0, String::new()), |copy| (copy.device.0, copy.file.clone()));
     let place = Corruption {
         code: "manifest-batch",

@@ -5,7 +5,7 @@ use crate::attention::{RowQuery, Weighted, softmax_parts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::lanes::Lanes;
 use crate::retrieval::low_rank::summary::LowRank;
-use crate::retrieval::summary::{KeyShape, KeySummary, SummaryKind};
+use crate::retrieval::summary::{KeyShape, LayerSummary, SummarySpec};
 use crate::simd::widest;
 use std::any::Any;
 use std::ops::Range;
@@ -30,10 +30,10 @@ impl SelectorId {
 
 /// How scores of several query heads become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum ScoreForm {
+pub enum HeadAggregation {
     /// The sum of `q . k` over query heads, as the papers have it.
     #[default]
-    Raw,
+    Sum,
     /// Softmax over the tokens per query head, then the sum over query heads: what attention itself weighs with.
     Softmax,
     /// Softmax over the groups per query head, each group with its best token for that head, then the sum over query heads: one
@@ -44,7 +44,7 @@ pub enum ScoreForm {
 
 /// What a selector is asked for.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct ScoreRequest<'a> {
     /// `[q_heads, key_dim]`, finite; `q_heads` is a multiple of the KV heads.
     pub query: &'a [f32],
     /// Shape of the keys.
@@ -52,7 +52,7 @@ pub struct Ask<'a> {
     /// Factor of `q . k` in the softmax.
     pub scale: f32,
     /// How heads are added up.
-    pub form: ScoreForm,
+    pub aggregation: HeadAggregation,
     /// Groups to score.
     pub groups: Range<usize>,
     /// Groups among these that are chosen whatever their scores are: sinks, then the newest; the two may overlap.
@@ -62,7 +62,7 @@ pub struct Ask<'a> {
     pub count: usize,
 }
 
-impl Ask<'_> {
+impl ScoreRequest<'_> {
     /// Whether a group is chosen whatever its score is.
     #[must_use]
     pub fn is_forced(&self, group: usize) -> bool {
@@ -76,21 +76,21 @@ pub trait Selector: Send + Sync {
     fn name(&self) -> &str;
 
     /// The summaries it scores.
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>>;
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>>;
 
     /// Scores of the groups `ask.groups`, one each, higher is better, from its summaries in the order of
     /// [`Self::summaries`], which know all these groups. A group of score infinity is always chosen while the budget lasts.
     ///
     /// # Errors
     /// Whatever keeps it from scoring.
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()>;
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()>;
 }
 
 /// The first summary, as what it is.
 ///
 /// # Errors
 /// There is none, or it is of another kind.
-pub fn summary_as<'a, S: KeySummary>(summaries: &[&'a dyn KeySummary]) -> Result<&'a S> {
+pub fn summary_as<'a, S: LayerSummary>(summaries: &[&'a dyn LayerSummary]) -> Result<&'a S> {
     let found = summaries.first().and_then(|summary| (*summary as &dyn Any).downcast_ref::<S>());
     found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "a summary of another kind than the selector's"))
 }
@@ -98,11 +98,11 @@ pub fn summary_as<'a, S: KeySummary>(summaries: &[&'a dyn KeySummary]) -> Result
 /// Adds up scores of units (tokens, or groups with `per_group` 1) over heads: `scores[g]` is the highest of the units of
 /// group `g`. `units` is `[groups * per_group, lanes]`, of which the first `heads` lanes count; it is used up. Fastest with lanes a
 /// multiple of 8. Without lanes, or with groups of no units, scores stay as they are.
-pub fn combine(
+pub fn aggregate(
     units: &mut [f32],
     (heads, lanes): (usize, usize),
     per_group: usize,
-    form: ScoreForm,
+    aggregation: HeadAggregation,
     scale: f32,
     scores: &mut [f32],
 ) {
@@ -110,16 +110,16 @@ pub fn combine(
         return;
     }
     let mut softmax = Softmax::new(lanes, scale);
-    match form {
-        ScoreForm::Raw => {
+    match aggregation {
+        HeadAggregation::Sum => {
             let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
             best(units, &weights, lanes, per_group, scores);
         }
-        ScoreForm::Softmax => {
+        HeadAggregation::Softmax => {
             softmax.add(units);
             best(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
         }
-        ScoreForm::GroupSoftmax => {
+        HeadAggregation::GroupSoftmax => {
             let mut groups = vec![0.0; units.len().div_ceil(lanes.saturating_mul(per_group)) * lanes];
             best_units(units, lanes, per_group, &mut groups);
             softmax.add(&mut groups);
@@ -264,7 +264,7 @@ fn powers_of_lanes(units: &mut [f32], maxima: &[f32], factor: f32) {
 }
 
 widest! {
-    /// As [`combine`] does at last.
+    /// As [`aggregate`] does at last.
     pub(crate) fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
 }
 
@@ -357,17 +357,17 @@ const FEW: usize = 4096;
 /// For methods that score tokens linearly in the query. `prepare` gives the columns of scores, at least the lanes, and what
 /// fills in those of all tokens of some groups.
 pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
-    ask: &Ask<'_>,
+    ask: &ScoreRequest<'_>,
     scores: &mut [f32],
     prepare: impl FnOnce(&Lanes) -> (usize, F),
 ) {
     let (heads, dim, per_group) = (ask.shape.kv_heads, ask.shape.key_dim, ask.shape.group_tokens);
-    let lanes = match ask.form {
-        ScoreForm::Softmax | ScoreForm::GroupSoftmax => Lanes::heads(ask.query, heads, dim),
-        ScoreForm::Raw => Lanes::joint(ask.query, heads, dim),
+    let lanes = match ask.aggregation {
+        HeadAggregation::Softmax | HeadAggregation::GroupSoftmax => Lanes::heads(ask.query, heads, dim),
+        HeadAggregation::Sum => Lanes::joint(ask.query, heads, dim),
     };
     let (columns, mut fill) = prepare(&lanes);
-    if ask.form == ScoreForm::GroupSoftmax {
+    if ask.aggregation == HeadAggregation::GroupSoftmax {
         let few = (FEW / (per_group * columns).max(1)).max(1);
         let mut room = Vec::new();
         let fill = |groups: Range<usize>, out: &mut [f32]| {
@@ -414,7 +414,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The best unit of each group, as [`combine`] has it at last.
+    /// The best unit of each group, as [`aggregate`] has it at last.
     pub(crate) fn best(&mut self, per_group: usize, scores: &mut [f32]) {
         let columns = self.weights.len();
         match (&self.units, self.weighted) {
@@ -459,7 +459,7 @@ fn widen_each(from: &[u16], to: &mut [f32]) {
 /// Scores of `units` units of each group, some groups at a time: `fill` writes `[units, columns]`, of which `lanes` count, and
 /// `take` gets them, in the softmax form as parts of the exponentials.
 pub(crate) fn each_tile(
-    ask: &Ask<'_>,
+    ask: &ScoreRequest<'_>,
     units: usize,
     (lanes, columns): (usize, usize),
     mut fill: impl FnMut(Range<usize>, &mut [f32]),
@@ -472,7 +472,7 @@ pub(crate) fn each_tile(
         starts.map(|first| first..(first + tile).min(ask.groups.end))
     };
     let mut room = vec![0.0; tile.min(ask.groups.len()) * per_group];
-    if ask.form == ScoreForm::Raw {
+    if ask.aggregation == HeadAggregation::Sum {
         let weights: Vec<f32> = (0..columns).map(|lane| f32::from(u8::from(lane < lanes))).collect();
         for groups in tiles() {
             let scores = &mut room[..groups.len() * per_group];
@@ -512,7 +512,7 @@ pub(crate) fn each_tile(
 /// Low-rank keys as something to fill in the scores of groups by.
 pub(crate) fn low_rank<'a>(
     keys: &'a LowRank,
-    ask: &Ask<'_>,
+    ask: &ScoreRequest<'_>,
     lanes: &Lanes,
 ) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
     let (rank, queries) = (keys.rank(), keys.queries(lanes));
@@ -566,14 +566,14 @@ mod tests {
             let units: Vec<f32> = (0..groups * per_group * columns)
                 .map(|at| 8.0 * random() + rise * (at / columns) as f32)
                 .collect();
-            let form = if softmax { ScoreForm::Softmax } else { ScoreForm::Raw };
+            let aggregation = if softmax { HeadAggregation::Softmax } else { HeadAggregation::Sum };
             let mut expected = vec![0.0; groups];
-            combine(&mut units.clone(), (heads, columns), per_group, form, 0.5, &mut expected);
-            let ask = Ask {
+            aggregate(&mut units.clone(), (heads, columns), per_group, aggregation, 0.5, &mut expected);
+            let ask = ScoreRequest {
                 query: &[],
                 shape: KeyShape { kv_heads: 1, key_dim: 1, group_tokens: per_group, dtype: DType::F32 },
                 scale: 0.5,
-                form,
+                aggregation,
                 groups: first..first + groups,
                 forced: [0..0, 0..0],
                 count: 1,
@@ -603,7 +603,7 @@ mod tests {
             for t in 0..tokens { for h in 0..heads { units[t * 16 + h] = values[t * heads + h]; } }
             let groups = tokens.div_ceil(per_group);
             let mut scores = vec![0.0; groups];
-            combine(&mut units.clone(), (heads, 16), per_group, ScoreForm::Softmax, 0.5, &mut scores);
+            aggregate(&mut units.clone(), (heads, 16), per_group, HeadAggregation::Softmax, 0.5, &mut scores);
             let mut weights = vec![0.0_f64; tokens];
             for h in 0..heads {
                 let e: Vec<f64> = (0..tokens).map(|t| (0.5 * f64::from(values[t * heads + h])).exp()).collect();
@@ -614,7 +614,7 @@ mod tests {
                 let best = weights[g * per_group..tokens.min((g + 1) * per_group)].iter().copied().fold(0.0, f64::max);
                 prop_assert!((f64::from(*score) - best).abs() < 1e-4, "{score} {best}");
             }
-            combine(&mut units.clone(), (heads, 16), per_group, ScoreForm::GroupSoftmax, 0.5, &mut scores);
+            aggregate(&mut units.clone(), (heads, 16), per_group, HeadAggregation::GroupSoftmax, 0.5, &mut scores);
             let mut weights = vec![0.0_f64; groups];
             for h in 0..heads {
                 let group = |g: usize| g * per_group..tokens.min((g + 1) * per_group);
@@ -626,7 +626,7 @@ mod tests {
             for (score, weight) in scores.iter().zip(&weights) {
                 prop_assert!((f64::from(*score) - weight).abs() < 1e-4, "{score} {weight}");
             }
-            combine(&mut units, (heads, 16), per_group, ScoreForm::Raw, 0.5, &mut scores);
+            aggregate(&mut units, (heads, 16), per_group, HeadAggregation::Sum, 0.5, &mut scores);
             let sum = |t: usize| values[t * heads..(t + 1) * heads].iter().sum::<f32>();
             let best = (0..per_group.min(tokens)).map(sum).fold(f32::NEG_INFINITY, f32::max);
             prop_assert!((scores[0] - best).abs() < 1e-4);

@@ -5,10 +5,10 @@ use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 /// What the records of a summary are, as they stand on a device: kind, parameter, and the adapter they were made with. Only
 /// kinds of this crate have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoredAs(pub(crate) SummaryRecords);
+pub struct SummaryRecordId(pub(crate) SummaryRecords);
 
-impl StoredAs {
-    /// Whether they are those that the sequence writes by itself ([`crate::Summary::MinMax`]).
+impl SummaryRecordId {
+    /// Whether they are those that the sequence writes by itself ([`crate::StoredSummary::MinMax`]).
     pub(crate) fn is_min_max(&self) -> bool {
         self.0.kind == SUMMARY_MIN_MAX
     }

@@ -2,8 +2,8 @@
 //! chooses by them.
 
 use crate::error::Result;
-use crate::retrieval::stored_summary::StoredAs;
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, SummaryKind};
+use crate::retrieval::stored_summary::SummaryRecordId;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
@@ -13,14 +13,14 @@ const LOOK_AT: usize = 64;
 
 /// The newest groups of a layer's summary.
 pub(crate) struct Newest {
-    kind: Arc<dyn SummaryKind>,
+    kind: Arc<dyn SummarySpec>,
     layer: usize,
     shape: KeyShape,
-    stored: StoredAs,
+    stored: SummaryRecordId,
     /// Groups whose records are on devices.
     before: usize,
     /// Those behind.
-    kept: Box<dyn KeySummary>,
+    kept: Box<dyn LayerSummary>,
     /// Groups kept at which to look which of them stand on devices by now.
     look_at: usize,
 }
@@ -29,9 +29,9 @@ impl Newest {
     /// Of a layer where the records of as many groups as `before` says stand on devices; none of a kind that has no records there.
     ///
     /// # Errors
-    /// As [`SummaryKind::layer`].
+    /// As [`SummarySpec::layer`].
     pub(crate) fn new(
-        kind: Arc<dyn SummaryKind>,
+        kind: Arc<dyn SummarySpec>,
         layer: usize,
         shape: KeyShape,
         before: impl FnOnce(&SummaryRecords) -> usize,
@@ -45,7 +45,7 @@ impl Newest {
     }
 
     /// What the records are.
-    pub(crate) fn stored(&self) -> &StoredAs {
+    pub(crate) fn stored(&self) -> &SummaryRecordId {
         &self.stored
     }
 
@@ -55,15 +55,15 @@ impl Newest {
     }
 
     /// What is kept, as a summary that begins with the first group of it.
-    pub(crate) fn kept(&self) -> &dyn KeySummary {
+    pub(crate) fn kept(&self) -> &dyn LayerSummary {
         self.kept.as_ref()
     }
 
     /// A summary of the same kind without groups.
     ///
     /// # Errors
-    /// As [`SummaryKind::layer`].
-    pub(crate) fn empty(&self) -> Result<Box<dyn KeySummary>> {
+    /// As [`SummarySpec::layer`].
+    pub(crate) fn empty(&self) -> Result<Box<dyn LayerSummary>> {
         self.kind.layer(self.layer, self.shape)
     }
 
@@ -75,7 +75,7 @@ impl Newest {
     /// The records of groups before `groups` stand on devices.
     ///
     /// # Errors
-    /// As [`SummaryKind::layer`]; nothing changes then.
+    /// As [`SummarySpec::layer`]; nothing changes then.
     pub(crate) fn leave(&mut self, groups: usize) -> Result<()> {
         let left = groups.saturating_sub(self.before).min(self.kept.groups());
         if left > 0 {
@@ -91,7 +91,7 @@ impl Newest {
     }
 }
 
-impl KeySummary for Newest {
+impl LayerSummary for Newest {
     fn groups(&self) -> usize {
         self.before + self.kept.groups()
     }
@@ -114,7 +114,7 @@ impl KeySummary for Newest {
         self.kept.bytes_for(groups)
     }
 
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         Some(self.stored)
     }
 
@@ -133,16 +133,16 @@ impl KeySummary for Newest {
 mod tests {
     use super::*;
     use crate::retrieval::adapter::{Adapter, LowRankAdapter};
-    use crate::retrieval::bounds::summary::KeyBounds;
-    use crate::retrieval::low_rank::summary::LowRankKeys;
-    use crate::retrieval::shadowkv::summary::LandmarkKeys;
-    use crate::retrieval::sign_bits::summary::SignKeys;
+    use crate::retrieval::bounds::summary::BoundsSpec;
+    use crate::retrieval::low_rank::summary::LowRankSpec;
+    use crate::retrieval::shadowkv::summary::LandmarkSpec;
+    use crate::retrieval::sign_bits::summary::SignSpec;
     use proptest::prelude::*;
     use stratakv_format::DType;
 
     const SHAPE: KeyShape = KeyShape { kv_heads: 2, key_dim: 8, group_tokens: 4, dtype: DType::F32 };
 
-    fn push(summary: &mut dyn KeySummary, seed: u64) {
+    fn push(summary: &mut dyn LayerSummary, seed: u64) {
         let mut state = seed | 1;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -158,8 +158,8 @@ mod tests {
     fn what_is_kept_can_be_put_back() {
         let matrix = (0..16 * 2).map(|i| if i % 4 < 2 { 2.0 } else { -2.0 }).collect();
         let adapter = Adapter::new("low", 1, vec![LowRankAdapter::new(16, 2, matrix).unwrap().into()]).unwrap();
-        let kinds: [Arc<dyn SummaryKind>; 3] =
-            [Arc::new(LowRankKeys::new(Arc::new(adapter))), Arc::new(LandmarkKeys), Arc::new(SignKeys)];
+        let kinds: [Arc<dyn SummarySpec>; 3] =
+            [Arc::new(LowRankSpec::new(Arc::new(adapter))), Arc::new(LandmarkSpec), Arc::new(SignSpec)];
         for kind in kinds {
             let mut summary = kind.layer(0, SHAPE).unwrap();
             let plane: Vec<u8> = (0..2 * 8 * 4).flat_map(|_| 3e38_f32.to_le_bytes()).collect();
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn bounds_have_no_records_of_their_own() {
-        assert!(Newest::new(Arc::new(KeyBounds { levels: 1 }), 0, SHAPE, |_| 0).unwrap().is_none());
+        assert!(Newest::new(Arc::new(BoundsSpec { levels: 1 }), 0, SHAPE, |_| 0).unwrap().is_none());
     }
 
     proptest! {
@@ -181,7 +181,7 @@ mod tests {
         fn what_is_kept_is_the_end_of_the_whole(
             signs in any::<bool>(), ops in prop::collection::vec((0_u8..8, any::<u16>()), 1..60),
         ) {
-            let kind: Arc<dyn SummaryKind> = if signs { Arc::new(SignKeys) } else { Arc::new(LandmarkKeys) };
+            let kind: Arc<dyn SummarySpec> = if signs { Arc::new(SignSpec) } else { Arc::new(LandmarkSpec) };
             let mut whole = kind.layer(0, SHAPE).unwrap();
             let mut newest = Newest::new(Arc::clone(&kind), 0, SHAPE, |_| 0).unwrap().unwrap();
             for (op, number) in ops {

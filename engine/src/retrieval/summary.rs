@@ -4,7 +4,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::pages::make_huge;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::stored_summary::StoredAs;
+use crate::retrieval::stored_summary::SummaryRecordId;
 use half::{bf16, f16};
 use std::any::Any;
 use std::ops::Range;
@@ -111,7 +111,7 @@ pub(crate) fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
 
 /// What is kept in memory about the groups of one layer. Built group by group, while a prompt streams in and while decode
 /// appends; cut back when a sequence is truncated.
-pub trait KeySummary: Any + Send + Sync {
+pub trait LayerSummary: Any + Send + Sync {
     /// Groups it knows.
     fn groups(&self) -> usize;
 
@@ -128,7 +128,7 @@ pub trait KeySummary: Any + Send + Sync {
     fn bytes_for(&self, groups: usize) -> usize;
 
     /// What its records are on a device; none where it is kept in memory only, as that of an embedder's own kind.
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         None
     }
 
@@ -146,7 +146,7 @@ pub trait KeySummary: Any + Send + Sync {
 }
 
 /// A kind of summary. Selectors that ask for the same [`id`](Self::id) share what is kept.
-pub trait SummaryKind: Send + Sync {
+pub trait SummarySpec: Send + Sync {
     /// Tells kinds apart: the name with everything that changes what is kept, such as an adapter's version.
     fn id(&self) -> String;
 
@@ -159,10 +159,10 @@ pub trait SummaryKind: Send + Sync {
     ///
     /// # Errors
     /// Keys of a shape that it cannot summarise, such as one that its adapter was not fitted for.
-    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>>;
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>>;
 }
 
-impl<K: SummaryKind + ?Sized> SummaryKind for Arc<K> {
+impl<K: SummarySpec + ?Sized> SummarySpec for Arc<K> {
     fn id(&self) -> String {
         (**self).id()
     }
@@ -171,7 +171,7 @@ impl<K: SummaryKind + ?Sized> SummaryKind for Arc<K> {
         (**self).adapter()
     }
 
-    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         (**self).layer(layer, shape)
     }
 }

@@ -4,9 +4,9 @@ use super::Sequence;
 use super::open::load_adapter_parts;
 use crate::catalog::{AdapterMeta, RecordBuffer, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{AdapterPart, Claim, Draft, SequenceIdentity, StoreInner};
+use crate::log::{AdapterPart, FrameBuilder, SequenceIdentity, SequenceLock, StoreInner};
 use crate::metrics::{Category, Reservation, lock};
-use crate::options::{Durability, Summaries};
+use crate::options::{Durability, SummaryResidency};
 use crate::retrieval::{Adapter, LayerAdapter};
 use std::sync::{Arc, Weak};
 use stratakv_format::SequenceId;
@@ -29,7 +29,7 @@ impl StoreInner {
             return Ok(memory);
         }
         let bytes = usize::try_from(adapter.bytes()).unwrap_or(usize::MAX);
-        let memory = self.devices.reserve(bytes, Category::Summaries);
+        let memory = self.devices.reserve(bytes, Category::SummaryResidency);
         let memory = Arc::new(memory.ok_or_else(|| super::no_memory(&format!("adapter {}", adapter.id())))?);
         held.insert(address, Arc::downgrade(&memory));
         Ok(memory)
@@ -51,22 +51,22 @@ pub(crate) fn adapter_meta(adapter: &Adapter, layers: &[Vec<u8>]) -> AdapterMeta
 /// # Errors
 /// As those of [`Sequence::commit`], and of memory.
 pub(crate) fn write_adapter(
-    claim: Claim,
+    claim: SequenceLock,
     who: SequenceIdentity,
     records: RecordBuffer,
     layers: &[Vec<u8>],
 ) -> Result<()> {
-    let mut sequence = Sequence::new(claim, who, records, Summaries::default())?;
+    let mut sequence = Sequence::new(claim, who, records, SummaryResidency::default())?;
     let bytes: usize = layers.iter().map(Vec::len).sum();
-    let memory = sequence.store.devices.reserve(2 * bytes, Category::Summaries);
+    let memory = sequence.store.devices.reserve(2 * bytes, Category::SummaryResidency);
     let _memory = memory.ok_or_else(|| super::no_memory(&format!("an adapter of {bytes} bytes")))?;
     let limit = sequence.frame_target.min(sequence.frame_limit / 2);
-    let mut drafts = vec![Draft::default()];
+    let mut drafts = vec![FrameBuilder::default()];
     for (layer, bytes) in layers.iter().enumerate() {
         let size = PIECE_BYTES.min(limit);
         for (at, piece) in bytes.chunks(size).enumerate() {
             if drafts.last().is_some_and(|last| !last.is_empty() && last.bytes() + piece.len() + 128 > limit) {
-                drafts.push(Draft::default());
+                drafts.push(FrameBuilder::default());
             }
             if let Some(last) = drafts.last_mut() {
                 last.adapter(AdapterPart { layer, first: (at * size) as u64, bytes: piece.to_vec() });
@@ -81,14 +81,19 @@ pub(crate) fn write_adapter(
 ///
 /// # Errors
 /// [`ErrorKind::Corruption`]: its frames are damaged, or do not hold what the manifest says.
-pub(crate) fn load_adapter(claim: Claim, id: SequenceId, meta: &SequenceMeta, about: &AdapterMeta) -> Result<Adapter> {
+pub(crate) fn load_adapter(
+    claim: SequenceLock,
+    id: SequenceId,
+    meta: &SequenceMeta,
+    about: &AdapterMeta,
+) -> Result<Adapter> {
     let damaged = |what: &str| {
         let text = format!("adapter {:?} of version {}: {what}", about.name, about.version);
         Error::new(ErrorKind::Corruption, text)
     };
     // The pieces, the layers, and the numbers that come out of them.
     let memory = usize::try_from(about.bytes).unwrap_or(usize::MAX).saturating_mul(4);
-    let memory = claim.store.devices.reserve(memory, Category::Summaries);
+    let memory = claim.store.devices.reserve(memory, Category::SummaryResidency);
     let _memory = memory.ok_or_else(|| super::no_memory(&format!("adapter {:?}", about.name)))?;
     let mut parts = load_adapter_parts(claim, id, meta)?;
     parts.sort_by_key(|part| (part.layer, part.first));

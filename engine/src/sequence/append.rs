@@ -1,15 +1,15 @@
 //! Appending: tokens become groups, full buffers become frames.
 
 use super::layer::Layer;
-use super::{Held, Sequence};
+use super::{ReferencedFrame, Sequence};
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Exhausted, Lease};
 use crate::io::seams::sizes;
 use crate::layout::TensorView;
-use crate::log::{Draft, FRAMES_IN_FLIGHT, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame};
+use crate::log::{FRAMES_IN_FLIGHT, FrameBuilder, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame};
 use crate::metrics::{Category, lock};
-use crate::retrieval::{MinMax, StoredAs};
+use crate::retrieval::{MinMax, SummaryRecordId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX;
@@ -97,7 +97,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].
-    pub fn push_token_ids(&mut self, ids: &[u32]) -> Result<()> {
+    pub fn append_token_ids(&mut self, ids: &[u32]) -> Result<()> {
         self.store.committer.check()?;
         self.add_token_ids(ids)
     }
@@ -165,7 +165,7 @@ impl Sequence {
         let devices = Arc::clone(&self.store.devices);
         let state = self.layer_mut(layer)?;
         let Some(summary) = &mut state.summary else { return Ok(()) };
-        match summary.room(groups, &mut |bytes| devices.reserve(bytes, Category::Summaries)) {
+        match summary.room(groups, &mut |bytes| devices.reserve(bytes, Category::SummaryResidency)) {
             true => Ok(()),
             false => Err(super::no_memory(&format!("the summaries of {groups} groups"))),
         }
@@ -207,7 +207,7 @@ impl Sequence {
     /// Measures the tables of frames anew, after some were let go.
     pub(super) fn measure_frames(&mut self) {
         let slots = self.held.iter().map(|held| &held.slot).chain(self.frames.iter().map(|frame| &frame.body));
-        self.frames_memory = slots.map(|slot| size_of::<Held>() + slot.memory_bytes()).sum();
+        self.frames_memory = slots.map(|slot| size_of::<ReferencedFrame>() + slot.memory_bytes()).sum();
     }
 
     /// Bytes of groups from which on an append to a layer writes them: while few tokens are new, the next commit may gather
@@ -238,10 +238,10 @@ impl Sequence {
     }
 
     /// Drafts of all groups collected, each within the limit of a frame.
-    pub(super) fn group_drafts(&mut self) -> Result<Vec<Draft>> {
+    pub(super) fn group_drafts(&mut self) -> Result<Vec<FrameBuilder>> {
         let group = self.who.layout.group_tokens() as u64;
         let streamed = self.streams_min_max();
-        let mut drafts = vec![Draft::default()];
+        let mut drafts = vec![FrameBuilder::default()];
         for layer in self.layers.iter_mut().flatten() {
             layer.freeze()?;
             let layer = &*layer;
@@ -267,16 +267,16 @@ impl Sequence {
                     && !last.is_empty()
                     && last.bytes() + more + 4096 > self.frame_limit
                 {
-                    drafts.push(Draft::default());
+                    drafts.push(FrameBuilder::default());
                 }
                 let Some(last) = drafts.last_mut() else { continue };
                 last.run(Arc::clone(run), group, layer.geometry.planes(), records);
                 for (extra, adapter) in self.methods.stored(&layer.extras) {
-                    let Some(StoredAs(stored)) = extra.stored_as() else { continue };
+                    let Some(SummaryRecordId(stored)) = extra.stored_as() else { continue };
                     let first = (run.first_group as usize).min(extra.groups());
                     let end = (first + run.groups).min(extra.groups());
                     // They are caches: those that do not fit beside their groups, or the format, are left out.
-                    let more = (end - first) * stored.record_bytes as usize + Draft::STORED_OVERHEAD;
+                    let more = (end - first) * stored.record_bytes as usize + FrameBuilder::STORED_OVERHEAD;
                     let fits = (1..=SUMMARY_RECORD_BYTES_MAX).contains(&stored.record_bytes);
                     if fits && end > first && last.bytes() + more + 4096 <= self.frame_limit {
                         let mut encoded = Vec::with_capacity(more);
@@ -294,7 +294,7 @@ impl Sequence {
 
     /// Hands drafts to the log; the last one is written at once when the caller `waits` for them anyway. Runs leave their
     /// layer's pending list as their frame is on its way.
-    pub(super) fn write_drafts(&mut self, drafts: Vec<Draft>, waits: bool) -> Result<()> {
+    pub(super) fn write_drafts(&mut self, drafts: Vec<FrameBuilder>, waits: bool) -> Result<()> {
         let last = drafts.iter().rposition(|draft| !draft.is_empty());
         for (at, draft) in drafts.iter().enumerate().filter(|(_, draft)| !draft.is_empty()) {
             let here = waits && Some(at) == last && draft.bytes() <= WRITE_HERE_MAX;
@@ -326,13 +326,13 @@ impl Sequence {
                     layer.pending.retain(|run| !Arc::ptr_eq(run, &landed.run));
                 }
             }
-            self.frames_memory += size_of::<Held>() + frame.body.memory_bytes();
+            self.frames_memory += size_of::<ReferencedFrame>() + frame.body.memory_bytes();
             self.frames.push(frame);
         }
         Ok(())
     }
 
-    fn write_draft(&mut self, draft: &Draft, here: bool) -> Result<WrittenFrame> {
+    fn write_draft(&mut self, draft: &FrameBuilder, here: bool) -> Result<WrittenFrame> {
         let parts = draft.parts();
         let store = &self.store;
         self.placed.widen(store.devices.list.slots());

@@ -20,9 +20,9 @@ pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -
 }
 
 /// Outcomes of requests by their tag.
-struct Each(Vec<Arc<Waiter>>);
+struct ScanSink(Vec<Arc<Waiter>>);
 
-impl Sink for Each {
+impl Sink for ScanSink {
     fn complete(&self, tag: u64, outcome: Result<()>) {
         if let Some(waiter) = self.0.get(tag as usize) {
             waiter.complete(0, outcome);
@@ -75,7 +75,7 @@ fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec
             Err(e) => waiters[tag].complete(0, Err(e)),
         }
     }
-    let sink: Arc<dyn Sink> = Arc::new(Each(waiters.clone()));
+    let sink: Arc<dyn Sink> = Arc::new(ScanSink(waiters.clone()));
     for (device, requests) in by_device {
         let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
         devices.get(device)?.shard.submit_wait(batch);
@@ -96,14 +96,14 @@ const VALUES_LEFT_OUT_BYTES: usize = 16 << 10;
 
 /// What is wanted of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum ScanPart {
     /// Its K plane, which is at its beginning.
     Keys,
     /// All planes.
     Block,
 }
 
-impl Part {
+impl ScanPart {
     /// Bytes to read of a layer's block, from its beginning.
     pub(super) fn bytes(self, layer: &super::Layer) -> usize {
         let block = &layer.block;
@@ -121,7 +121,7 @@ impl Part {
 pub(super) fn read_block(
     devices: &Devices,
     layer: &super::Layer,
-    (group, part): (u64, Part),
+    (group, part): (u64, ScanPart),
     tokens: u64,
     place: &BlockPlace,
 ) -> Result<Vec<u8>> {
@@ -149,7 +149,7 @@ pub(super) fn read_block(
 fn read_block_copy(
     devices: &Devices,
     layer: &super::Layer,
-    (group, part): (u64, Part),
+    (group, part): (u64, ScanPart),
     tokens: u64,
     place: &BlockPlace,
     copy: usize,
@@ -168,7 +168,7 @@ fn read_block_copy(
 pub(super) fn check_block(
     devices: &Devices,
     layer: &super::Layer,
-    (group, part): (u64, Part),
+    (group, part): (u64, ScanPart),
     tokens: u64,
     (place, copy): (&BlockPlace, usize),
     block: &[u8],

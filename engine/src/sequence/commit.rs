@@ -1,11 +1,11 @@
 //! Committing: everything since the last commit becomes durable at once, with the caller's state and the token ids.
 
 use super::append::GATHERED_FRAMES;
-use super::{Held, Sequence, Shared};
+use super::{ForkOrigin, ReferencedFrame, Sequence};
 use crate::catalog::{RecordBuffer, ref_record, release_record};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{Event, Mutant, mutated, note, sizes};
-use crate::log::{CommitRequest, Draft, Ends, unix_ms};
+use crate::log::{CommitRequest, CoveredEnds, FrameBuilder, unix_ms};
 use crate::options::Durability;
 use std::time::Instant;
 use stratakv_format::FrameId;
@@ -116,8 +116,8 @@ impl Sequence {
             let segments = held.announce(&mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.who.sequence, held.frame, held.token_end), &[]);
             match shared {
-                Shared::Named => request.pins.extend(segments),
-                Shared::Unnamed => {
+                ForkOrigin::Named => request.pins.extend(segments),
+                ForkOrigin::Unnamed => {
                     request.owes_copies |= segments.len() < self.who.copies;
                     request.segments.extend(segments);
                     request.flights.extend(held.slot.take_flights());
@@ -126,7 +126,7 @@ impl Sequence {
         }
         for frame in self.frames.drain(..) {
             // Where it lies now: a fork that was committed may have brought it into the catalog, and it may have been moved since.
-            let held = Held::written(&frame, None);
+            let held = ReferencedFrame::written(&frame, None);
             let segments = held.announce(&mut request.records);
             request.owes_copies |= segments.len() < self.who.copies;
             request.segments.extend(segments);
@@ -205,7 +205,8 @@ impl Sequence {
         let before = self.held.len();
         let mut records = RecordBuffer::default();
         self.held.retain_mut(|held| {
-            let merged = |ends: Ends| ends.tokens.min(held.token_end) <= tokens && ends.ids.min(held.token_end) <= ids;
+            let merged =
+                |ends: CoveredEnds| ends.tokens.min(held.token_end) <= tokens && ends.ids.min(held.token_end) <= ids;
             if held.first_token.is_none() || !held.small.is_some_and(merged) {
                 return true;
             }
@@ -230,12 +231,12 @@ impl Sequence {
     }
 
     /// Drafts of everything a commit of `length` tokens and `ids` token ids writes: groups or what is new, token ids, state.
-    pub(super) fn commit_drafts(&mut self, length: u64, ids: usize, grouped: bool) -> Result<Vec<Draft>> {
+    pub(super) fn commit_drafts(&mut self, length: u64, ids: usize, grouped: bool) -> Result<Vec<FrameBuilder>> {
         let mut drafts = if grouped { self.group_drafts()? } else { Vec::new() };
         let limit = self.frame_limit;
-        let place = |drafts: &mut Vec<Draft>, bytes: usize, put: &mut dyn FnMut(&mut Draft)| {
+        let place = |drafts: &mut Vec<FrameBuilder>, bytes: usize, put: &mut dyn FnMut(&mut FrameBuilder)| {
             if drafts.last().is_none_or(|last| !last.is_empty() && last.bytes() + bytes > limit) {
-                drafts.push(Draft::default());
+                drafts.push(FrameBuilder::default());
             }
             if let Some(last) = drafts.last_mut() {
                 put(last);
@@ -256,7 +257,7 @@ impl Sequence {
         for (at, ids) in self.token_ids[start..ids].chunks(per_frame).enumerate() {
             let first = (start + at * per_frame) as u64;
             if at > 0 {
-                drafts.push(Draft::default());
+                drafts.push(FrameBuilder::default());
             }
             place(&mut drafts, ids.len() * 4 + 128, &mut |draft| draft.token_ids(first, ids));
         }

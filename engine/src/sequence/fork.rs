@@ -3,7 +3,7 @@
 //! A fork leaves no trace until its first commit, which announces every frame it took over together with its references; a
 //! frame that the manifest knows already is not written a second time. Until then its segments are held like those of a reader.
 
-use super::{Held, Sequence, Shared};
+use super::{ForkOrigin, ReferencedFrame, Sequence};
 use crate::catalog::{FrameMeta, RecordBuffer, ReplicaMeta, SegmentHandle, SequenceMeta};
 use crate::error::Result;
 use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
@@ -64,7 +64,7 @@ impl Sequence {
             records.require_replicas();
         }
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
-        let mut child = Self::new(claim, who, records, self.summaries())?;
+        let mut child = Self::new(claim, who, records, self.summary_residency())?;
         for (own, other) in child.layers.iter_mut().zip(&mut self.layers) {
             *own = other.as_mut().map(super::Layer::snapshot).transpose()?;
         }
@@ -73,8 +73,11 @@ impl Sequence {
         (child.ids_grouped, child.settled) = (self.ids_grouped, self.settled);
         child.state.clone_from(&self.state);
         child.state_dirty = self.state.is_some();
-        let named = self.held.iter().map(|held| Held { shared: held.shared.or(Some(Shared::Named)), ..held.clone() });
-        let unnamed = self.frames.iter().map(|frame| Held::written(frame, Some(Shared::Unnamed)));
+        let named = self
+            .held
+            .iter()
+            .map(|held| ReferencedFrame { shared: held.shared.or(Some(ForkOrigin::Named)), ..held.clone() });
+        let unnamed = self.frames.iter().map(|frame| ReferencedFrame::written(frame, Some(ForkOrigin::Unnamed)));
         // One that holds nothing but the caller's state is not shared.
         child.held = named.chain(unnamed).filter(|held| held.first_token.is_some()).collect();
         child.measure_frames();
@@ -85,8 +88,8 @@ impl Sequence {
     }
 }
 
-impl Held {
-    pub(super) fn written(frame: &WrittenFrame, shared: Option<Shared>) -> Self {
+impl ReferencedFrame {
+    pub(super) fn written(frame: &WrittenFrame, shared: Option<ForkOrigin>) -> Self {
         Self {
             frame: frame.id,
             meta: frame.meta.clone(),

@@ -16,7 +16,7 @@ use stratakv_format::frame::{
 use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// A frame of a sequence that is being opened.
-pub(super) struct Reference {
+pub(super) struct FrameReference {
     pub(super) id: FrameId,
     pub(super) meta: FrameMeta,
     /// Committed tokens below this belong to the sequence.
@@ -29,7 +29,7 @@ pub(super) struct Reference {
     pub(super) copies: Vec<CopyAt>,
 }
 
-impl Reference {
+impl FrameReference {
     pub(super) fn segment(&self) -> &Arc<SegmentHandle> {
         &self.copies[0].at.segment
     }
@@ -47,11 +47,11 @@ impl Reference {
     }
 }
 
-pub(super) fn front_bytes(reference: &Reference) -> usize {
+pub(super) fn front_bytes(reference: &FrameReference) -> usize {
     reference.meta.front_pages as usize * PAGE_BYTES
 }
 
-pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<Reference>> {
+pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<FrameReference>> {
     let catalog: &Catalog = &lock(&store.catalog);
     let mut space = lock(&store.space);
     let mut references = Vec::with_capacity(meta.refs.len());
@@ -62,7 +62,7 @@ pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<
             copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
         let clip = token_end.min(meta.tokens);
         let ids_clip = usize::try_from(token_end.min(meta.token_ids)).unwrap_or(usize::MAX);
-        let mut reference = Reference { id, meta: frame, clip, token_end, ids_clip, copies };
+        let mut reference = FrameReference { id, meta: frame, clip, token_end, ids_clip, copies };
         reference.name_first();
         references.push(reference);
     }
@@ -72,9 +72,9 @@ pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<
 impl Sequence {
     /// The fronts of frames in one batch, without the min/max records where those are streamed: zeros stand there, or nothing where
     /// nothing is behind them.
-    pub(super) fn read_fronts(&self, references: &[Reference]) -> Result<Vec<Result<Vec<u8>>>> {
+    pub(super) fn read_fronts(&self, references: &[FrameReference]) -> Result<Vec<Result<Vec<u8>>>> {
         let devices = &self.store.devices;
-        let place = |reference: &Reference, range: Range<usize>| {
+        let place = |reference: &FrameReference, range: Range<usize>| {
             (Arc::clone(reference.segment()), reference.meta.location.offset() + range.start as u64, range.len())
         };
         let read = |places: &[(Arc<SegmentHandle>, u64, usize)]| {
@@ -82,7 +82,7 @@ impl Sequence {
                 places.iter().map(|(segment, first, bytes)| (segment.as_ref(), *first, *bytes)).collect();
             read_each(devices, &places)
         };
-        let first = |reference: &Reference| match self.streams.is_some() {
+        let first = |reference: &FrameReference| match self.streams.is_some() {
             true => 0..(reference.meta.header_pages as usize * PAGE_BYTES).min(front_bytes(reference)),
             false => 0..front_bytes(reference),
         };
@@ -109,7 +109,7 @@ impl Sequence {
 
     /// What of a front is to be read behind its header where min/max records are streamed: everything from the first piece on that is
     /// something else; everything where the header is none.
-    fn behind_records(&self, reference: &Reference, head: &[u8]) -> Range<usize> {
+    fn behind_records(&self, reference: &FrameReference, head: &[u8]) -> Range<usize> {
         let end = front_bytes(reference);
         let place = self.place_of(reference);
         let Ok(view) = FrameView::verify(head, &place) else { return head.len()..end };
@@ -120,7 +120,7 @@ impl Sequence {
     }
 
     /// Where a frame says that it stands.
-    pub(super) fn place_of(&self, reference: &Reference) -> FramePlace {
+    pub(super) fn place_of(&self, reference: &FrameReference) -> FramePlace {
         FramePlace {
             store_id: self.store.devices.identity.store_id,
             location: reference.meta.location,
@@ -131,7 +131,7 @@ impl Sequence {
 
     /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first. Where
     /// none is whole, one will do in which nothing but the summaries of selectors is damaged: they are computed from the keys.
-    pub(super) fn good_front(&self, reference: &mut Reference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
+    pub(super) fn good_front(&self, reference: &mut FrameReference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
         let devices = &self.store.devices;
         if reference.copies.len() < 2 {
             return front.inspect_err(|e| devices.count_damage(reference.meta.location.device, e));
@@ -183,7 +183,7 @@ impl Sequence {
 
     /// Whether the front of a frame is what was written: header and small pieces. What is wrong with summaries of selectors alone,
     /// which the sequence can do without, is told apart.
-    fn check_front(&self, reference: &Reference, front: &[u8]) -> Result<Result<()>> {
+    fn check_front(&self, reference: &FrameReference, front: &[u8]) -> Result<Result<()>> {
         let place = self.place_of(reference);
         let damaged = |found| corrupt(reference, "frame-header", 0, front.len(), found);
         let view = FrameView::verify(front, &place).map_err(|e| damaged(e.to_string()))?;

@@ -1,6 +1,6 @@
 //! The blocks of a layer in order, wherever they are: what summaries and low-rank keys are made from.
 
-use super::blocks::{Part, check_block, read_block, read_each};
+use super::blocks::{ScanPart, check_block, read_block, read_each};
 use super::{Layer, Sequence};
 use crate::catalog::Source;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,11 +41,11 @@ impl Sequence {
             return Ok(group + 1);
         }
         let end = (extent.first_group + extent.groups as u64).min(state.groups());
-        let most = if whole.is_empty() { Part::Keys } else { Part::Block };
+        let most = if whole.is_empty() { ScanPart::Keys } else { ScanPart::Block };
         let end = end.min(group + (READ_BYTES / most.bytes(state)).max(1) as u64);
         let mut places = Vec::new();
         for group in group..end {
-            let part = if whole.contains(&group) { Part::Block } else { Part::Keys };
+            let part = if whole.contains(&group) { ScanPart::Block } else { ScanPart::Keys };
             places.push((extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?, part));
         }
         let page = PAGE_BYTES as u64;

@@ -1,12 +1,12 @@
 //! One layer of an open sequence: sealed groups, the buffer they are collected in, the rolling tail, the summary.
 
-use crate::catalog::{Extent, ExtentTable, Run, Source};
+use crate::catalog::{Extent, ExtentTable, GroupBuffer, Source};
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Lease, PAGE_BYTES};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
-use crate::retrieval::{KeptKeys, KeyGroup, KeyShape, KeySummary, MinMax, add_record};
+use crate::retrieval::{KeptKeys, KeyGroup, KeyShape, LayerSummary, MinMax, add_record};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const RUN_BYTES_MAX: usize = 256 << 10;
 const RUN_BYTES_MIN: usize = 16 << 10;
 
 /// Groups being collected.
-struct Building {
+struct GroupBuilder {
     first_group: u64,
     groups: usize,
     capacity: usize,
@@ -45,16 +45,16 @@ pub(crate) struct Layer {
     run_bytes: usize,
     /// Sealed groups but for those being collected.
     pub(crate) table: ExtentTable,
-    building: Option<Building>,
+    building: Option<GroupBuilder>,
     /// Full buffers that no frame holds yet, in order.
-    pub(crate) pending: Vec<Arc<Run>>,
+    pub(crate) pending: Vec<Arc<GroupBuffer>>,
     /// The block of the tokens behind the last group; `tokens % G` of them are valid.
     tail: Arc<[u8]>,
     /// Tokens below this are in a written frame, in a group or by themselves.
     pub(crate) written: u64,
     pub(crate) summary: Option<MinMax>,
     /// Summaries of the selectors of the sequence, in its order.
-    pub(crate) extras: Vec<Box<dyn KeySummary>>,
+    pub(crate) extras: Vec<Box<dyn LayerSummary>>,
     /// Keys in memory for selections that read values alone.
     pub(crate) kept: Option<KeptKeys>,
 }
@@ -238,7 +238,7 @@ impl Layer {
         } else {
             buffer.len() / PAGE_BYTES * self.block.blocks_per_page
         };
-        self.building = Some(Building { first_group: self.groups(), groups: 0, capacity, buffer });
+        self.building = Some(GroupBuilder { first_group: self.groups(), groups: 0, capacity, buffer });
         Ok(())
     }
 
@@ -248,7 +248,7 @@ impl Layer {
         if building.groups == 0 {
             return Ok(());
         }
-        let run = Arc::new(Run {
+        let run = Arc::new(GroupBuffer {
             layer: self.index,
             first_group: building.first_group,
             groups: building.groups,
@@ -332,7 +332,7 @@ impl Layer {
     }
 
     /// Puts a run, or what is left of it, among those that wait for a frame.
-    pub(crate) fn requeue(&mut self, run: Arc<Run>) {
+    pub(crate) fn requeue(&mut self, run: Arc<GroupBuffer>) {
         let groups = self.table.groups_of(&run);
         if groups == 0 {
             return;
@@ -376,7 +376,7 @@ impl Layer {
     }
 
     /// The min/max records of a run, made from its keys.
-    pub(crate) fn records_of(&self, run: &Run) -> Result<Vec<u16>> {
+    pub(crate) fn records_of(&self, run: &GroupBuffer) -> Result<Vec<u16>> {
         let shape = self.shape();
         let mut records = Vec::with_capacity(run.groups * 2 * shape.width());
         let mut decoded = Vec::new();

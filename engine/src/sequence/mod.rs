@@ -25,9 +25,9 @@ use crate::cache::{BlockCache, CacheStatus};
 use crate::catalog::{FrameMeta, FrameSlot, RecordBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{KvLayout, Placed};
-use crate::log::{Claim, Ends, SequenceIdentity, StoreInner, WrittenFrame, front_limit};
+use crate::log::{CoveredEnds, SequenceIdentity, SequenceLock, StoreInner, WrittenFrame, front_limit};
 use crate::metrics::{Category, Reservation};
-use crate::options::{CacheOptions, Durability, Summaries};
+use crate::options::{CacheOptions, Durability, SummaryResidency};
 use layer::Layer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ use stratakv_format::{FrameId, SequenceId};
 
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
 pub(crate) use open::load;
-pub use open_options::OpenOptions;
+pub use open_options::OpenSequence;
 pub use reader::SequenceReader;
 pub(crate) use summary_streams::Streams;
 
@@ -66,7 +66,7 @@ pub struct Sequence {
     /// Frames whose writes are under way or ended, and that no commit names yet.
     frames: Vec<WrittenFrame>,
     /// Frames that commits named, its own or those of whom it was forked from.
-    held: Vec<Held>,
+    held: Vec<ReferencedFrame>,
     /// Records that go into the next commit before its own: creation, cuts.
     records: RecordBuffer,
     /// A commit has named it.
@@ -100,12 +100,12 @@ pub struct Sequence {
     /// Resident blocks: the store's cache, or its own.
     cache: Option<Arc<BlockCache>>,
     /// The last to go: what the sequence commits is queued by then.
-    claim: Option<Claim>,
+    claim: Option<SequenceLock>,
 }
 
 /// A frame that the sequence refers to.
 #[derive(Clone)]
-struct Held {
+struct ReferencedFrame {
     frame: FrameId,
     meta: FrameMeta,
     /// Where it is.
@@ -115,14 +115,14 @@ struct Held {
     /// Tokens from here on were cut off.
     token_end: u64,
     /// Ends of what it holds, when that is no groups.
-    small: Option<Ends>,
+    small: Option<CoveredEnds>,
     /// What the next commit does about it, when no commit of this sequence has named it yet.
-    shared: Option<Shared>,
+    shared: Option<ForkOrigin>,
 }
 
 /// A frame taken over from another sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shared {
+enum ForkOrigin {
     /// A commit of that one named it.
     Named,
     /// Nobody has: it may not be durable.
@@ -132,16 +132,16 @@ enum Shared {
 impl Sequence {
     /// A sequence without tokens. `records` create it, with its first commit.
     pub(crate) fn new(
-        mut claim: Claim,
+        mut claim: SequenceLock,
         who: SequenceIdentity,
         records: RecordBuffer,
-        summaries: Summaries,
+        summaries: SummaryResidency,
     ) -> Result<Self> {
         claim.expires = who.ttl_ms > 0;
         claim.uses = true;
         let store = Arc::clone(&claim.store);
         let layout = &who.layout;
-        let streams = (summaries == Summaries::Streamed).then(Arc::<Streams>::default);
+        let streams = (summaries == SummaryResidency::Streamed).then(Arc::<Streams>::default);
         let has_summary = who.summaries != 0 && streams.is_none();
         let frame_limit = front_limit(&store.devices, &who)?;
         let mut layers = Vec::with_capacity(layout.layers());
@@ -163,7 +163,7 @@ impl Sequence {
             })
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
-        let method_bytes = reserve(0, Category::Summaries)?;
+        let method_bytes = reserve(0, Category::SummaryResidency)?;
         let gathered = store.gathering()?;
         let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
@@ -278,8 +278,8 @@ impl Sequence {
 
     /// Where this handle has its summaries.
     #[must_use]
-    pub fn summaries(&self) -> Summaries {
-        if self.streams.is_some() { Summaries::Streamed } else { Summaries::Resident }
+    pub fn summary_residency(&self) -> SummaryResidency {
+        if self.streams.is_some() { SummaryResidency::Streamed } else { SummaryResidency::Resident }
     }
 
     /// Bytes of its min/max records in memory: none where they are [streamed](Summaries::Streamed).

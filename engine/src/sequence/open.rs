@@ -1,17 +1,17 @@
 //! Opening a sequence: the headers and small pieces of its frames are read, in batches, and laid over each other in the
 //! order they were written. Group data stays where it is, but for a group that the sequence uses only in part.
 
-use super::blocks::{Part, read_block};
-use super::frame_metadata::{Reference, front_bytes, references};
-use super::{Held, Sequence};
+use super::blocks::{ScanPart, read_block};
+use super::frame_metadata::{FrameReference, front_bytes, references};
+use super::{ReferencedFrame, Sequence};
 use crate::catalog::{
     BlockPlace, Extent, FrameBody, RecordBuffer, SequenceMeta, Source, SummaryPlace, min_max_records,
 };
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::seams::{Event, covered, note};
-use crate::log::{AdapterPart, Claim, Devices, Ends, SequenceIdentity};
+use crate::log::{AdapterPart, CoveredEnds, Devices, SequenceIdentity, SequenceLock};
 use crate::metrics::{Category, lock};
-use crate::options::Summaries;
+use crate::options::SummaryResidency;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
@@ -25,7 +25,7 @@ use stratakv_format::{DType, FrameId, PAGE_BYTES, PlaneIdentity, SequenceId, seg
 const BATCH_BYTES: usize = 8 << 20;
 
 /// Tokens of one layer that some frame holds outside of whole groups: planes with `stride` rows per head, rows `0..tokens`.
-struct Loose {
+struct LooseTokens {
     first_token: u64,
     tokens: usize,
     stride: usize,
@@ -33,11 +33,11 @@ struct Loose {
     values: Vec<u8>,
 }
 
-impl Loose {
+impl LooseTokens {
     /// The first `tokens` of a group on a device, read.
     fn group(devices: &Devices, layer: &super::Layer, group: u64, place: &BlockPlace, tokens: usize) -> Result<Self> {
         let size = layer.shape().group_tokens as u64;
-        let block = read_block(devices, layer, (group, Part::Block), size, place)?;
+        let block = read_block(devices, layer, (group, ScanPart::Block), size, place)?;
         let block = layer.decoded(&block)?;
         let (start, len) = layer.plain.plane(1);
         Ok(Self {
@@ -51,9 +51,9 @@ impl Loose {
 }
 
 /// What the frames laid so far hold outside of groups.
-struct Rest {
+struct UncommittedTail {
     /// By layer, in the order of the frames.
-    loose: Vec<Vec<Loose>>,
+    loose: Vec<Vec<LooseTokens>>,
     /// Token ids that some frame holds.
     ids: Vec<Range<usize>>,
     /// Pieces of an adapter, and bytes of it that no frame has given yet.
@@ -64,7 +64,12 @@ struct Rest {
 }
 
 /// The sequence as its last commit left it.
-pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries: Summaries) -> Result<Sequence> {
+pub(crate) fn load(
+    claim: SequenceLock,
+    id: SequenceId,
+    meta: &SequenceMeta,
+    summaries: SummaryResidency,
+) -> Result<Sequence> {
     let (mut sequence, rest) = read_frames(claim, id, meta, summaries)?;
     if let Some(part) = rest.adapter.first() {
         let text = format!("sequence {id} has a frame with an adapter of layer {}", part.layer);
@@ -75,12 +80,17 @@ pub(crate) fn load(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries:
 }
 
 /// What the frames of a sequence that holds an adapter have of it.
-pub(super) fn load_adapter_parts(claim: Claim, id: SequenceId, meta: &SequenceMeta) -> Result<Vec<AdapterPart>> {
-    read_frames(claim, id, meta, Summaries::default()).map(|(_, rest)| rest.adapter)
+pub(super) fn load_adapter_parts(claim: SequenceLock, id: SequenceId, meta: &SequenceMeta) -> Result<Vec<AdapterPart>> {
+    read_frames(claim, id, meta, SummaryResidency::default()).map(|(_, rest)| rest.adapter)
 }
 
 /// Reads the fronts of all frames, and lays them over each other.
-fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries: Summaries) -> Result<(Sequence, Rest)> {
+fn read_frames(
+    claim: SequenceLock,
+    id: SequenceId,
+    meta: &SequenceMeta,
+    summaries: SummaryResidency,
+) -> Result<(Sequence, UncommittedTail)> {
     let store = Arc::clone(&claim.store);
     let mut references = references(&store, meta)?;
     let layout = lock(&store.catalog).layouts.get(&meta.layout).cloned();
@@ -101,13 +111,14 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries: Sum
     sequence.ids_grouped = usize::MAX;
     let loose = sequence.layers.iter().map(|_| Vec::new()).collect();
     let adapter_left = meta.adapter.as_ref().map_or(0, |adapter| adapter.bytes);
-    let mut rest = Rest { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left, state_frame: meta.state_frame };
+    let mut rest =
+        UncommittedTail { loose, ids: Vec::new(), adapter: Vec::new(), adapter_left, state_frame: meta.state_frame };
     // Their buffers are held all at once: they must fit, beside those of others.
     let batch_bytes = BATCH_BYTES.min(sequence.store.devices.budget.limit() / 8);
     let mut start = 0;
     while start < references.len() {
         let mut bytes = 0;
-        let fits = |r: &Reference, bytes: &mut usize| {
+        let fits = |r: &FrameReference, bytes: &mut usize| {
             *bytes += r.meta.front_pages as usize * PAGE_BYTES;
             *bytes <= batch_bytes
         };
@@ -135,7 +146,7 @@ fn read_frames(claim: Claim, id: SequenceId, meta: &SequenceMeta, summaries: Sum
 
 impl Sequence {
     /// Lays one frame over what the frames before it left.
-    fn lay_frame(&mut self, reference: &Reference, front: &[u8], rest: &mut Rest) -> Result<()> {
+    fn lay_frame(&mut self, reference: &FrameReference, front: &[u8], rest: &mut UncommittedTail) -> Result<()> {
         let place = self.place_of(reference);
         let damaged = |found: String| {
             corrupt(reference, "frame-header", 0, reference.meta.header_pages as usize * PAGE_BYTES, found)
@@ -172,7 +183,7 @@ impl Sequence {
             summaries: summary_places(&view, front),
         };
         let body = self.store.place_frame(reference.id, body)?;
-        self.frames_memory += size_of::<Held>() + body.memory_bytes();
+        self.frames_memory += size_of::<ReferencedFrame>() + body.memory_bytes();
         if !self.account() {
             return Err(Error::new(ErrorKind::MemoryLimit, "the index of the sequence does not fit in memory_limit"));
         }
@@ -184,8 +195,8 @@ impl Sequence {
             .clone()
             .next()
             .is_none()
-            .then(|| Ends { tokens: end(KIND_TAIL).unwrap_or(0), ids: end(KIND_TOKEN_IDS).unwrap_or(0) });
-        self.held.push(Held {
+            .then(|| CoveredEnds { tokens: end(KIND_TAIL).unwrap_or(0), ids: end(KIND_TOKEN_IDS).unwrap_or(0) });
+        self.held.push(ReferencedFrame {
             frame: reference.id,
             meta: reference.meta.clone(),
             slot: Arc::clone(&body),
@@ -256,7 +267,7 @@ impl Sequence {
     /// The bytes of one plane of a small piece, held against its checksum.
     pub(super) fn piece<'f>(
         &self,
-        reference: &Reference,
+        reference: &FrameReference,
         view: &FrameView<'_>,
         descriptor: &Descriptor,
         front: &'f [u8],
@@ -290,10 +301,10 @@ impl Sequence {
 
     fn lay_groups(
         &mut self,
-        reference: &Reference,
+        reference: &FrameReference,
         descriptor: &Descriptor,
         source: Source,
-        loose: &mut [Vec<Loose>],
+        loose: &mut [Vec<LooseTokens>],
     ) -> Result<()> {
         let group = self.who.layout.group_tokens() as u64;
         let first = descriptor.first_token.get() / group;
@@ -309,7 +320,7 @@ impl Sequence {
             let planes = layer.geometry.planes();
             let probe = Extent { groups: extent.groups + 1, ..extent.clone() };
             if let Some(place) = probe.place(cut, &layer.block, planes) {
-                loose[index].push(Loose::group(&devices, layer, cut, &place, clipped as usize)?);
+                loose[index].push(LooseTokens::group(&devices, layer, cut, &place, clipped as usize)?);
             }
         }
         if whole == 0 {
@@ -324,7 +335,7 @@ impl Sequence {
 
     fn lay_summary(
         &mut self,
-        reference: &Reference,
+        reference: &FrameReference,
         view: &FrameView<'_>,
         descriptor: &Descriptor,
         front: &[u8],
@@ -345,7 +356,7 @@ impl Sequence {
         let layer = self.layer_mut(index)?;
         let Some(summary) = &mut layer.summary else { return Ok(()) };
         if first <= summary.groups() {
-            let mut reserve = |bytes| devices.reserve(bytes, Category::Summaries);
+            let mut reserve = |bytes| devices.reserve(bytes, Category::SummaryResidency);
             return match summary.lay(first, bytes, &mut reserve) {
                 true => Ok(()),
                 false => Err(super::no_memory("the summaries of a stored sequence")),
@@ -357,11 +368,11 @@ impl Sequence {
 
     fn lay_tail(
         &mut self,
-        reference: &Reference,
+        reference: &FrameReference,
         view: &FrameView<'_>,
         descriptor: &Descriptor,
         front: &[u8],
-        loose: &mut [Vec<Loose>],
+        loose: &mut [Vec<LooseTokens>],
     ) -> Result<()> {
         let index = usize::from(descriptor.layer.get());
         let first_token = descriptor.first_token.get();
@@ -384,16 +395,16 @@ impl Sequence {
             let kept = (first_token % size) as usize;
             let place = layer.table.find(group).and_then(|e| e.place(group, &layer.block, layer.geometry.planes()));
             if let Some(place) = place.filter(|_| kept > 0) {
-                loose[index].push(Loose::group(&devices, layer, group, &place, kept)?);
+                loose[index].push(LooseTokens::group(&devices, layer, group, &place, kept)?);
             }
             layer.table.truncate(group);
         }
-        loose[index].push(Loose { first_token, tokens, stride: stored, keys, values });
+        loose[index].push(LooseTokens { first_token, tokens, stride: stored, keys, values });
         Ok(())
     }
 
     /// Puts together what stands in no group on a device, and sees that every token is there.
-    fn finish(&mut self, meta: &SequenceMeta, mut rest: Rest) -> Result<()> {
+    fn finish(&mut self, meta: &SequenceMeta, mut rest: UncommittedTail) -> Result<()> {
         let (tokens, id) = (meta.tokens, self.who.sequence);
         let lost = |what: String| {
             Error::new(ErrorKind::Corruption, format!("sequence {id} has {tokens} committed tokens, but {what}"))
@@ -427,7 +438,7 @@ impl Sequence {
 
     /// Brings a layer to its length: groups that only small frames hold are collected again, the rest is the tail. What is
     /// missing comes back as text.
-    fn regroup(&mut self, at: usize, tokens: u64, loose: &[Loose]) -> Result<std::result::Result<(), String>> {
+    fn regroup(&mut self, at: usize, tokens: u64, loose: &[LooseTokens]) -> Result<std::result::Result<(), String>> {
         let group = self.who.layout.group_tokens() as u64;
         let Some(layer) = self.layers.get_mut(at).and_then(Option::as_mut) else { return Ok(Ok(())) };
         let sealed = layer.table.groups().min(tokens / group);
@@ -503,7 +514,7 @@ fn summary_places(view: &FrameView<'_>, front: &[u8]) -> Arc<[SummaryPlace]> {
     view.descriptors().iter().filter(is_summary).filter_map(place).collect()
 }
 
-pub(super) fn corrupt(reference: &Reference, code: &'static str, offset: u64, len: usize, found: String) -> Error {
+pub(super) fn corrupt(reference: &FrameReference, code: &'static str, offset: u64, len: usize, found: String) -> Error {
     Error::corrupt(Corruption {
         code,
         device: reference.meta.location.device.0,

@@ -1,16 +1,16 @@
 //! What opening a sequence takes beside its name.
 
 use crate::layout::KvLayout;
-use crate::options::Summaries;
+use crate::options::SummaryResidency;
 
 /// How a sequence is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OpenOptions {
-    pub(crate) summaries: Summaries,
+pub struct OpenSequence {
+    pub(crate) summaries: SummaryResidency,
     pub(crate) layout: Option<KvLayout>,
 }
 
-impl OpenOptions {
+impl OpenSequence {
     /// Any layout, summaries resident.
     #[must_use]
     pub fn new() -> Self {
@@ -26,7 +26,7 @@ impl OpenOptions {
 
     /// Where it has its summaries. Nothing of it is stored: another handle may have them elsewhere.
     #[must_use]
-    pub fn summaries(mut self, summaries: Summaries) -> Self {
+    pub fn summary_residency(mut self, summaries: SummaryResidency) -> Self {
         self.summaries = summaries;
         self
     }

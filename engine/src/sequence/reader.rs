@@ -5,7 +5,7 @@ use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{KvLayout, Placed};
 use crate::metrics::{Category, Reservation};
-use crate::plan::{SelectOptions, View};
+use crate::plan::{SelectOptions, Selection};
 use crate::retrieval::MinMax;
 use crate::retrieval::Selector;
 use crate::retrieval::SelectorId;
@@ -19,13 +19,13 @@ use stratakv_format::SequenceId;
 /// Views it selects are read with [`Store::read`](crate::Store::read) and attended to like those of the sequence.
 ///
 /// ```
-/// use stratakv::{ByteSize, Durability, KvLayout, SequenceOptions, Store, TensorView};
+/// use stratakv::{ByteSize, Durability, KvLayout, CreateOptions, Store, TensorView};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
 /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
-/// let mut sequence = store.create_sequence(&layout, SequenceOptions::new())?;
+/// let mut sequence = store.create_sequence(&layout, CreateOptions::new())?;
 /// let tokens = vec![0.5_f32; 20 * 8];
 /// let tensor = TensorView::token_major(&tokens, 20, 1, 8);
 /// sequence.append(0, tensor, tensor)?;
@@ -109,7 +109,7 @@ impl Sequence {
             frame_target: self.frame_target,
             placed: Placed::default(),
             methods: super::selectors::Methods::default(),
-            method_bytes: reserve(0, Category::Summaries)?,
+            method_bytes: reserve(0, Category::SummaryResidency)?,
             index,
             frames_memory: 0,
             _tails: tails,
@@ -174,7 +174,7 @@ impl SequenceReader {
     ///
     /// # Errors
     /// As there.
-    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
+    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<Selection> {
         self.inner.select(layer, query, options)
     }
 
@@ -213,7 +213,7 @@ impl SequenceReader {
         layer: usize,
         query: &[f32],
         options: impl Into<SelectOptions>,
-    ) -> Result<View> {
+    ) -> Result<Selection> {
         self.inner.select_with(selector, layer, query, options)
     }
 
@@ -221,7 +221,7 @@ impl SequenceReader {
     ///
     /// # Errors
     /// As there.
-    pub fn select_all(&self, layer: usize) -> Result<View> {
+    pub fn select_all(&self, layer: usize) -> Result<Selection> {
         self.inner.select_all(layer)
     }
 
@@ -229,7 +229,7 @@ impl SequenceReader {
     ///
     /// # Errors
     /// As there.
-    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<View> {
+    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<Selection> {
         self.inner.select_groups(layer, groups)
     }
 

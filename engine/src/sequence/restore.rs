@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{Event, covered, note};
 use crate::log::Devices;
 use crate::plan::Section;
-use crate::retrieval::KeySummary;
+use crate::retrieval::LayerSummary;
 use stratakv_format::frame::KIND_SUMMARY;
 use stratakv_format::{PAGE_BYTES, PlaneIdentity};
 
@@ -15,7 +15,7 @@ const RESTORE_BYTES: u64 = 1 << 20;
 
 impl Sequence {
     /// Adds the groups from `group` on, as far as their records are stored, and gives the first that is left.
-    pub(super) fn restore(&self, layer: usize, summary: &mut dyn KeySummary, group: u64) -> Result<u64> {
+    pub(super) fn restore(&self, layer: usize, summary: &mut dyn LayerSummary, group: u64) -> Result<u64> {
         let state = self.layer(layer)?;
         let Some(stored) = summary.stored_as() else { return Ok(group) };
         let mut group = group;

@@ -6,9 +6,11 @@ use crate::attention::{HeadMask, MAX_Q_HEADS, TokenMask, dot_fn};
 use crate::catalog::{BlockPlace, Extent, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Tail;
-use crate::plan::{Planes, SelectOptions, TailView, Unit, UnitKeys, UnitSource, View, ViewInner};
+use crate::plan::{
+    GroupSource, KeySource, PlaneSet, SelectOptions, SelectedGroup, SelectedTail, Selection, SelectionInner,
+};
 use crate::retrieval::choose;
-use crate::retrieval::{Kept, MinMax, upper_bounds};
+use crate::retrieval::{KeptOutliers, MinMax, upper_bounds};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -21,10 +23,10 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape, of more than [`MAX_Q_HEADS`] heads or not finite, a budget of zero, a scale that is not finite and
-    /// above 0, a layer that has no tokens yet, a sequence without the summary that choosing needs, or [`Planes`] that the layer does not have.
+    /// above 0, a layer that has no tokens yet, a sequence without the summary that choosing needs, or [`PlaneSet`] that the layer does not have.
     /// Where summaries are [streamed](crate::Summaries::Streamed): [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no memory for those
     /// of the layer, for ten seconds; and what reading keys says where records are damaged and are made anew.
-    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<View> {
+    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<Selection> {
         let options = options.into();
         let state = self.layer(layer)?;
         let place = |e: Error| e.during(format!("select in layer {layer}"));
@@ -63,18 +65,18 @@ impl Sequence {
     ///
     /// # Errors
     /// No such layer, or no token in it yet.
-    pub fn select_all(&self, layer: usize) -> Result<View> {
+    pub fn select_all(&self, layer: usize) -> Result<Selection> {
         let state = self.layer(layer)?;
         let span = Span::of(state, self.who.layout.group_tokens());
         let chosen: Vec<u64> = span.groups.clone().collect();
-        self.view(state, &span, &chosen, Planes::All)
+        self.view(state, &span, &chosen, PlaneSet::KeysAndValues)
     }
 
     /// The devices that have a copy of a group, by index, the first copy's in front; none for a group that is in memory only.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the layer has no such group.
-    pub fn devices_of(&self, layer: usize, group: u64) -> Result<Vec<u16>> {
+    pub fn group_devices(&self, layer: usize, group: u64) -> Result<Vec<u16>> {
         let state = self.layer(layer)?;
         if group >= state.tokens / self.who.layout.group_tokens() as u64 {
             let text = format!("layer {layer} has no group {group}");
@@ -90,17 +92,17 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: groups out of order, or outside of what the layer attends to.
-    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<View> {
-        self.select_planes(layer, groups, Planes::All)
+    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<Selection> {
+        self.select_planes(layer, groups, PlaneSet::KeysAndValues)
     }
 
-    /// [`Self::select_groups`], of which these planes are read. With [`Planes::Values`] the bytes read are those of the V planes,
+    /// [`Self::select_groups`], of which these planes are read. With [`PlaneSet::ValuesOnly`] the bytes read are those of the V planes,
     /// rounded out to the units that the device reads; a layout with
     /// [planes on pages of their own](crate::KvLayoutBuilder::separate_planes) never reads a K plane with them.
     ///
     /// # Errors
     /// As there; [`ErrorKind::InvalidArgument`]: the layer has no V plane.
-    pub fn select_planes(&self, layer: usize, groups: &[u64], planes: Planes) -> Result<View> {
+    pub fn select_planes(&self, layer: usize, groups: &[u64], planes: PlaneSet) -> Result<Selection> {
         let state = self.layer(layer)?;
         let span = Span::of(state, self.who.layout.group_tokens());
         let rising = groups.windows(2).all(|pair| pair[0] < pair[1]);
@@ -112,11 +114,11 @@ impl Sequence {
     }
 
     /// The view of stored groups wherever the layer's window is, without the tail.
-    pub(crate) fn stored_groups(&self, layer: usize, groups: Range<u64>) -> Result<View> {
+    pub(crate) fn stored_groups(&self, layer: usize, groups: Range<u64>) -> Result<Selection> {
         let state = self.layer(layer)?;
         let (tokens, group) = (state.tokens, self.who.layout.group_tokens() as u64);
         let span = Span { first_token: 0, tokens, group, groups: 0..tokens / group };
-        let mut view = self.view(state, &span, &groups.collect::<Vec<_>>(), Planes::All)?;
+        let mut view = self.view(state, &span, &groups.collect::<Vec<_>>(), PlaneSet::KeysAndValues)?;
         // Reading all of it once is no reason to keep any of it.
         if let Some(inner) = Arc::get_mut(&mut view.inner) {
             inner.cache = None;
@@ -152,12 +154,12 @@ impl Sequence {
         Ok(Some(summary.dtype()))
     }
 
-    pub(super) fn view(&self, state: &Layer, span: &Span, chosen: &[u64], planes: Planes) -> Result<View> {
+    pub(super) fn view(&self, state: &Layer, span: &Span, chosen: &[u64], planes: PlaneSet) -> Result<Selection> {
         if state.tokens == 0 {
             let text = format!("layer {} has no tokens yet", state.index);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        if planes != Planes::All && state.geometry.value_dim == 0 {
+        if planes != PlaneSet::KeysAndValues && state.geometry.value_dim == 0 {
             let text = format!("layer {} has no V plane: its values are a part of the keys", state.index);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
@@ -165,24 +167,24 @@ impl Sequence {
         let mut units = Vec::with_capacity(chosen.len());
         for (&group, extent) in chosen.iter().zip(state.table.find_all(chosen)) {
             let source = source(state, group, extent)?;
-            let keys = UnitKeys::Stored;
-            let mut unit = Unit { group, heads, positions: span.positions(group), source, keys };
+            let keys = KeySource::Stored;
+            let mut unit = SelectedGroup { group, heads, positions: span.positions(group), source, keys };
             match planes {
-                Planes::All => {}
-                Planes::Values => unit.leave_keys(&state.block, UnitKeys::Absent),
-                Planes::Rebuilt => take_kept(state, &mut unit)?,
+                PlaneSet::KeysAndValues => {}
+                PlaneSet::ValuesOnly => unit.leave_keys(&state.block, KeySource::Absent),
+                PlaneSet::ReconstructedKeys => take_kept(state, &mut unit)?,
             }
             units.push(unit);
         }
-        let needed = units.iter().any(|unit| matches!(unit.keys, UnitKeys::Rebuilt));
+        let needed = units.iter().any(|unit| matches!(unit.keys, KeySource::Rebuilt));
         let rebuilt = state.kept.as_ref().filter(|_| needed).map(|kept| Arc::clone(kept.rebuilt()));
         let tail_tokens = state.tail_tokens();
-        let tail = (tail_tokens > 0).then(|| TailView {
+        let tail = (tail_tokens > 0).then(|| SelectedTail {
             block: Arc::clone(state.tail()),
             tokens: tail_tokens,
             positions: span.positions(span.groups.end),
         });
-        let inner = ViewInner {
+        let inner = SelectionInner {
             layout: self.who.layout.clone(),
             layer: state.index,
             length: state.tokens,
@@ -194,41 +196,41 @@ impl Sequence {
             planes,
             cache: self.cache.clone(),
         };
-        Ok(View { inner: Arc::new(inner) })
+        Ok(Selection { inner: Arc::new(inner) })
     }
 }
 
 /// Leaves what of a unit is kept in memory where it is.
-fn take_kept(state: &Layer, unit: &mut Unit) -> Result<()> {
+fn take_kept(state: &Layer, unit: &mut SelectedGroup) -> Result<()> {
     let Some(kept) = &state.kept else {
-        let text = format!("no keys of layer {} are kept: Sequence::rebuild_keys comes first", state.index);
+        let text = format!("no keys of layer {} are kept: Sequence::reconstruct_keys comes first", state.index);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     };
     // What is in memory as a whole has its keys.
-    if !matches!(unit.source, UnitSource::Disk { .. }) {
+    if !matches!(unit.source, GroupSource::Disk { .. }) {
         return Ok(());
     }
     match kept.find(unit.group) {
         None => {}
-        Some(Kept::Block(block)) => unit.source = UnitSource::Copied(block),
-        Some(Kept::Plane(plane)) => unit.leave_keys(&state.block, UnitKeys::Kept(plane)),
-        Some(Kept::Rebuilt) => unit.leave_keys(&state.block, UnitKeys::Rebuilt),
+        Some(KeptOutliers::Block(block)) => unit.source = GroupSource::Copied(block),
+        Some(KeptOutliers::Plane(plane)) => unit.leave_keys(&state.block, KeySource::Kept(plane)),
+        Some(KeptOutliers::Reconstructed) => unit.leave_keys(&state.block, KeySource::Rebuilt),
     }
     Ok(())
 }
 
-fn source(state: &Layer, group: u64, extent: Option<&Extent>) -> Result<UnitSource> {
+fn source(state: &Layer, group: u64, extent: Option<&Extent>) -> Result<GroupSource> {
     if let Some(block) = state.building_block(group) {
-        return Ok(UnitSource::Copied(block.into()));
+        return Ok(GroupSource::Copied(block.into()));
     }
     let lost = || Error::new(ErrorKind::Corruption, format!("group {group} of layer {} is nowhere", state.index));
     let extent = extent.ok_or_else(lost)?;
     if let Source::Memory(run) = &extent.source {
         let index = (group - extent.first_group) as usize + extent.skip;
-        return Ok(UnitSource::Run { run: Arc::clone(run), index });
+        return Ok(GroupSource::Run { run: Arc::clone(run), index });
     }
     let place = extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?;
-    Ok(UnitSource::Disk { frame: place.frame, offset: place.offset, checksum: place.checksum })
+    Ok(GroupSource::Disk { frame: place.frame, offset: place.offset, checksum: place.checksum })
 }
 
 pub(super) fn check_query(state: &Layer, query: &[f32]) -> Result<()> {

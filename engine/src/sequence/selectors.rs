@@ -5,9 +5,11 @@ use super::select::Span;
 use super::suffix_summary::{Scored, newest_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
-use crate::options::Summaries;
-use crate::plan::{SelectOptions, View};
-use crate::retrieval::{Ask, Bounds, KeyGroup, KeySummary, Selector, SelectorId, StoredAs, SummaryKind, choose};
+use crate::options::SummaryResidency;
+use crate::plan::{SelectOptions, Selection};
+use crate::retrieval::{
+    Bounds, KeyGroup, LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, SummarySpec, choose,
+};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -17,10 +19,10 @@ pub(super) struct Methods {
     /// In the order of their numbers.
     selectors: Vec<(SelectorId, Attached)>,
     /// By slot: those of the summaries of a layer.
-    kinds: Vec<Kind>,
+    kinds: Vec<SelectorSummary>,
 }
 
-struct Kind {
+struct SelectorSummary {
     id: String,
     /// Where it is written with the groups: the id of its adapter, 0 where the store has none.
     stored: Option<u64>,
@@ -40,8 +42,8 @@ impl Methods {
     /// Summaries of a layer that are written with its groups, with their adapter.
     pub(super) fn stored<'a>(
         &'a self,
-        extras: &'a [Box<dyn KeySummary>],
-    ) -> impl Iterator<Item = (&'a dyn KeySummary, u64)> {
+        extras: &'a [Box<dyn LayerSummary>],
+    ) -> impl Iterator<Item = (&'a dyn LayerSummary, u64)> {
         extras.iter().zip(&self.kinds).filter_map(|(extra, kind)| kind.stored.map(|adapter| (extra.as_ref(), adapter)))
     }
 }
@@ -63,7 +65,7 @@ impl Sequence {
     /// same frames: the next one to attach such a selector, after the sequence was opened again or in a fork, does not read the
     /// keys of these groups. Summaries of another adapter, kind or shape, and damaged ones, are not used. Groups on devices
     /// already are not written again. Of kinds that are not stored (an embedder's own, exact keys) nothing is written; bounds
-    /// (Quest, LeoAM) come back from the min/max records of a sequence that has them ([`Summary::MinMax`](crate::Summary)).
+    /// (Quest, LeoAM) come back from the min/max records of a sequence that has them ([`StoredSummary::MinMax`](crate::Summary)).
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -117,7 +119,7 @@ impl Sequence {
                 Some(at) => at,
                 None => {
                     self.build(&kind).map_err(|e| e.during(format!("summary {id}")))?;
-                    self.methods.kinds.push(Kind { id, stored: None, _adapter: adapter });
+                    self.methods.kinds.push(SelectorSummary { id, stored: None, _adapter: adapter });
                     self.methods.kinds.len() - 1
                 }
             });
@@ -137,7 +139,7 @@ impl Sequence {
     fn store_with_groups(&mut self, slot: usize) {
         let mut extras = self.layers.iter().flatten().filter_map(|layer| layer.extras.get(slot));
         let stored = extras.find_map(|extra| extra.stored_as()).filter(|stored| !stored.is_min_max());
-        let Some(StoredAs(stored)) = stored else { return };
+        let Some(SummaryRecordId(stored)) = stored else { return };
         let catalog = lock(&self.store.catalog);
         let mut adapters = catalog.adapters.values().filter(|id| {
             let adapter = catalog.sequences.get(id).and_then(|meta| meta.adapter.as_ref());
@@ -165,7 +167,7 @@ impl Sequence {
     ///
     /// # Errors
     /// No such layer, a selector of another sequence.
-    pub fn selector_summaries(&self, selector: SelectorId, layer: usize) -> Result<Vec<&dyn KeySummary>> {
+    pub fn selector_summaries(&self, selector: SelectorId, layer: usize) -> Result<Vec<&dyn LayerSummary>> {
         let own = Self::own_summaries(self.selector(selector)?, self.layer(layer)?);
         Ok(own.map(|summary| newest_of(summary).map_or(summary, |newest| newest.kept())).collect())
     }
@@ -181,7 +183,7 @@ impl Sequence {
         layer: usize,
         query: &[f32],
         options: impl Into<SelectOptions>,
-    ) -> Result<View> {
+    ) -> Result<Selection> {
         let options = options.into();
         let method = &self.selector(selector)?.selector;
         let place = |e: Error| e.during(format!("select by {} in layer {layer}", method.name()));
@@ -199,23 +201,23 @@ impl Sequence {
             let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
             // The scores of a layer once; a method that looks at groups alone may have them twice, with notes of each.
             let bytes = span.len() * (group.max(2) * lanes * 4 + 96);
-            let reservation = self.store.devices.reserve(bytes, Category::Summaries);
+            let reservation = self.store.devices.reserve(bytes, Category::SummaryResidency);
             let _scratch = reservation.ok_or_else(|| {
                 let text = format!("{bytes} bytes of scores do not fit in what memory_limit has left");
                 place(Error::new(ErrorKind::MemoryLimit, text))
             })?;
-            let ask = Ask {
+            let ask = ScoreRequest {
                 query,
                 shape,
                 scale,
-                form: options.form,
+                aggregation: options.aggregation,
                 groups: span.groups.start as usize..span.groups.end as usize,
                 forced: forced.clone().map(|forced| forced.start as usize..forced.end as usize),
                 count: count.saturating_sub(span.forced_count(&forced)),
             };
             let own = Self::own_summaries(self.selector(selector)?, state);
             let scored = self.scored(state, own, &span).map_err(place)?;
-            let summaries: Vec<&dyn KeySummary> = scored.iter().map(Scored::get).collect();
+            let summaries: Vec<&dyn LayerSummary> = scored.iter().map(Scored::get).collect();
             method.score(&summaries, &ask, &mut scores).map_err(place)?;
             // A method that cannot tell says the least, not the most.
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
@@ -228,7 +230,7 @@ impl Sequence {
     fn own_summaries<'a>(
         attached: &'a Attached,
         layer: &'a super::Layer,
-    ) -> impl Iterator<Item = &'a dyn KeySummary> + use<'a> {
+    ) -> impl Iterator<Item = &'a dyn LayerSummary> + use<'a> {
         attached.slots.iter().filter_map(|slot| layer.extras.get(*slot)).map(AsRef::as_ref)
     }
 
@@ -265,7 +267,7 @@ impl Sequence {
         self.layers.iter().flatten().map(bytes).sum()
     }
 
-    fn build(&mut self, kind: &Arc<dyn SummaryKind>) -> Result<()> {
+    fn build(&mut self, kind: &Arc<dyn SummarySpec>) -> Result<()> {
         let mut built = Vec::new();
         let mut held = 0;
         for at in 0..self.layers.len() {
@@ -291,9 +293,9 @@ impl Sequence {
     }
 
     /// Whether a summary is made of min/max records that are streamed: nothing of it is kept then.
-    fn streams_bounds(&self, summary: &mut dyn KeySummary) -> Result<bool> {
+    fn streams_bounds(&self, summary: &mut dyn LayerSummary) -> Result<bool> {
         let bounds = (summary as &mut dyn Any).downcast_mut::<Bounds>();
-        let (Some(bounds), Summaries::Streamed) = (bounds, self.summaries()) else { return Ok(false) };
+        let (Some(bounds), SummaryResidency::Streamed) = (bounds, self.summary_residency()) else { return Ok(false) };
         if self.who.summaries == 0 {
             let text = "bounds are to be streamed, and the sequence carries no min/max summary: create it with one";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -303,7 +305,7 @@ impl Sequence {
     }
 
     /// Adds all sealed groups of a layer to a summary.
-    fn fill(&self, layer: usize, summary: &mut dyn KeySummary) -> Result<()> {
+    fn fill(&self, layer: usize, summary: &mut dyn LayerSummary) -> Result<()> {
         let state = self.layer(layer)?;
         let shape = state.shape();
         let known = summary.groups() as u64;

@@ -2,12 +2,12 @@
 //! kept, the others are read for a selection and given back.
 
 use super::select::Span;
-use super::summary_streams::Wanted;
+use super::summary_streams::StreamedLayer;
 use super::{Layer, Sequence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation};
 use crate::read::{ReadSection, RecordsTicket};
-use crate::retrieval::{Bounds, KeyGroup, KeySummary, Newest, StoredAs, SummaryKind};
+use crate::retrieval::{Bounds, KeyGroup, LayerSummary, Newest, SummaryRecordId, SummarySpec};
 use std::any::Any;
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
@@ -15,13 +15,13 @@ use stratakv_format::frame::SummaryRecords;
 /// A summary to choose by.
 pub(super) enum Scored<'a> {
     /// It is in memory.
-    Kept(&'a dyn KeySummary),
+    Kept(&'a dyn LayerSummary),
     /// Put together for one selection, with the memory that it takes.
-    ForNow { summary: Box<dyn KeySummary>, _held: Option<Reservation> },
+    ForNow { summary: Box<dyn LayerSummary>, _held: Option<Reservation> },
 }
 
 impl Scored<'_> {
-    pub(super) fn get(&self) -> &dyn KeySummary {
+    pub(super) fn get(&self) -> &dyn LayerSummary {
         match self {
             Self::Kept(summary) => *summary,
             Self::ForNow { summary, .. } => summary.as_ref(),
@@ -34,10 +34,10 @@ impl Sequence {
     pub(super) fn scored<'a>(
         &self,
         state: &Layer,
-        own: impl Iterator<Item = &'a dyn KeySummary>,
+        own: impl Iterator<Item = &'a dyn LayerSummary>,
         span: &Span,
     ) -> Result<Vec<Scored<'a>>> {
-        let scored = |summary: &'a dyn KeySummary| {
+        let scored = |summary: &'a dyn LayerSummary| {
             if let Some(newest) = newest_of(summary) {
                 return match newest.before() {
                     0 => Ok(Scored::Kept(newest.kept())),
@@ -47,7 +47,8 @@ impl Sequence {
             let bounds = (summary as &dyn Any).downcast_ref::<Bounds>();
             let Some(bounds) = bounds.filter(|bounds| bounds.is_streamed()) else { return Ok(Scored::Kept(summary)) };
             let records = self.layer_records(state, span.groups.clone())?;
-            let over = bounds.over(&records, &mut |bytes| self.store.devices.reserve(bytes, Category::Summaries));
+            let over =
+                bounds.over(&records, &mut |bytes| self.store.devices.reserve(bytes, Category::SummaryResidency));
             let over = over.ok_or_else(|| super::no_memory("bounds of runs of groups"))?;
             Ok(Scored::ForNow { summary: Box::new(over), _held: None })
         };
@@ -56,11 +57,11 @@ impl Sequence {
 
     /// The summary of all groups of a layer. Of groups that the layer does not see any more it knows zeros.
     fn whole<'a>(&self, state: &Layer, newest: &Newest, span: &Span) -> Result<Scored<'a>> {
-        let StoredAs(stored) = *newest.stored();
+        let SummaryRecordId(stored) = *newest.stored();
         let in_part = || Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index));
         let mut whole = newest.empty()?;
         let bytes = whole.bytes_for(span.groups.end as usize) + newest.kept().groups() * stored.record_bytes as usize;
-        let held = self.store.devices.reserve(bytes, Category::Summaries);
+        let held = self.store.devices.reserve(bytes, Category::SummaryResidency);
         let held = held.ok_or_else(|| super::no_memory("the summary of a layer, read for a selection"))?;
         let before = newest.before() as u64;
         let unseen = span.groups.start.min(before);
@@ -89,7 +90,12 @@ impl Sequence {
     }
 
     /// Adds the groups of a section that was read. `false`, and nothing changes, where it was not, or holds no such records.
-    fn restore_wanted(&self, wanted: &Wanted, read: &[ReadSection], whole: &mut dyn KeySummary) -> Result<bool> {
+    fn restore_wanted(
+        &self,
+        wanted: &StreamedLayer,
+        read: &[ReadSection],
+        whole: &mut dyn LayerSummary,
+    ) -> Result<bool> {
         let Some(section) = &wanted.section else { return Ok(false) };
         let (place, record) = (&section.place, section.place.stored.record_bytes as usize);
         let first = (wanted.groups.start - place.first_group) as usize * record;
@@ -109,8 +115,8 @@ impl Sequence {
     /// with it, none yet. No value where it is kept whole.
     ///
     /// # Errors
-    /// As [`SummaryKind::layer`].
-    pub(super) fn newest(&self, layer: usize, kind: &Arc<dyn SummaryKind>) -> Result<Option<Newest>> {
+    /// As [`SummarySpec::layer`].
+    pub(super) fn newest(&self, layer: usize, kind: &Arc<dyn SummarySpec>) -> Result<Option<Newest>> {
         if self.streams().is_none() {
             return Ok(None);
         }
@@ -134,12 +140,12 @@ impl Sequence {
     /// Gives up what summaries of a layer, or of all, keep of groups whose records stand on devices by now, where that may be many.
     ///
     /// # Errors
-    /// As [`SummaryKind::layer`].
+    /// As [`SummarySpec::layer`].
     pub(super) fn leave_stored(&mut self, layer: Option<usize>) -> Result<()> {
         let mut any = false;
         for at in layer.map_or(0..self.layers.len(), |layer| layer..layer + 1) {
             let Some(Some(state)) = self.layers.get(at) else { continue };
-            let due = |extra: &dyn KeySummary| {
+            let due = |extra: &dyn LayerSummary| {
                 let newest = newest_of(extra).filter(|newest| newest.is_due())?;
                 Some(self.stored_until(state, &newest.stored().0, newest.before()))
             };
@@ -161,6 +167,6 @@ impl Sequence {
 }
 
 /// The summary as one of which only the newest groups are kept, if it is.
-pub(super) fn newest_of(summary: &dyn KeySummary) -> Option<&Newest> {
+pub(super) fn newest_of(summary: &dyn LayerSummary) -> Option<&Newest> {
     (summary as &dyn Any).downcast_ref()
 }

@@ -7,8 +7,8 @@ use super::{Layer, Sequence};
 use crate::catalog::{Source, min_max_records};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
-use crate::plan::{Planes, ViewInner};
-use crate::plan::{Section, Urgency};
+use crate::plan::{PlaneSet, SelectionInner};
+use crate::plan::{ReadPriority, Section};
 use crate::read::{ReadSection, RecordsTicket};
 use crate::retrieval::{LayerRecords, Newest, RecordPiece, add_record};
 use std::collections::BTreeMap;
@@ -19,17 +19,17 @@ use stratakv_format::frame::SummaryRecords;
 /// Records that were read ahead, by layer, until they are given back.
 #[derive(Default)]
 pub(crate) struct Streams {
-    ahead: Mutex<BTreeMap<usize, Ahead>>,
+    ahead: Mutex<BTreeMap<usize, StreamAhead>>,
     /// What somebody has chosen by.
     used: Mutex<Vec<SummaryRecords>>,
 }
 
-enum Ahead {
+enum StreamAhead {
     OnTheirWay(RecordsTicket),
     There(Vec<ReadSection>),
 }
 
-impl Ahead {
+impl StreamAhead {
     fn has(&self, section: &Section) -> bool {
         match self {
             Self::OnTheirWay(ticket) => ticket.sections().any(|own| own.is(section)),
@@ -102,15 +102,16 @@ impl Sequence {
         let wanted = used.iter().flat_map(|records| self.wanted(state, records, left(records)));
         let sections: Vec<Section> = wanted.filter_map(|wanted| wanted.section).collect();
         let sections: Vec<Section> = sections.into_iter().filter(RecordsTicket::fits).collect();
-        let ticket = match RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, Urgency::Ahead) {
-            Ok(ticket) if ticket.is_submitted() => ticket,
-            // Nobody waits for them: whoever chooses reads them then.
-            Ok(_) => return Ok(None),
-            Err(e) if e.kind() == ErrorKind::MemoryLimit => return Ok(None),
-            Err(e) => return Err(e),
-        };
+        let ticket =
+            match RecordsTicket::new(&self.store.devices, self.nothing_of(state), &sections, ReadPriority::Ahead) {
+                Ok(ticket) if ticket.is_submitted() => ticket,
+                // Nobody waits for them: whoever chooses reads them then.
+                Ok(_) => return Ok(None),
+                Err(e) if e.kind() == ErrorKind::MemoryLimit => return Ok(None),
+                Err(e) => return Err(e),
+            };
         let bytes = ticket.device_bytes();
-        lock(&streams.ahead).insert(layer, Ahead::OnTheirWay(ticket));
+        lock(&streams.ahead).insert(layer, StreamAhead::OnTheirWay(ticket));
         Ok(Some(bytes))
     }
 
@@ -140,7 +141,7 @@ impl Sequence {
         &self,
         state: &Layer,
         records: SummaryRecords,
-        wanted: &[Wanted],
+        wanted: &[StreamedLayer],
     ) -> Result<Vec<ReadSection>> {
         let streams = self.streams();
         streams.inspect(|streams| streams.uses(records));
@@ -148,7 +149,7 @@ impl Sequence {
         let sections = wanted.iter().filter_map(|wanted| wanted.section.as_ref()).filter(|s| RecordsTicket::fits(s));
         let sections: Vec<Section> = sections.cloned().collect();
         let read = |sections: &[Section]| {
-            RecordsTicket::new(&self.store.devices, self.nothing_of(state), sections, Urgency::Demand(None))
+            RecordsTicket::new(&self.store.devices, self.nothing_of(state), sections, ReadPriority::Demand(None))
         };
         let is_missing = |section: &&Section| ahead.as_ref().is_none_or(|ahead| !ahead.has(section));
         let missing: Vec<Section> = sections.iter().filter(is_missing).cloned().collect();
@@ -167,12 +168,12 @@ impl Sequence {
         })?;
         if let Some(ahead) = ahead {
             let there = match ahead {
-                Ahead::There(there) => there,
-                Ahead::OnTheirWay(ticket) => ticket.wait()?,
+                StreamAhead::There(there) => there,
+                StreamAhead::OnTheirWay(ticket) => ticket.wait()?,
             };
             found.extend(there.iter().cloned());
             // The selection by the true query comes behind that by the predicted one.
-            streams.inspect(|streams| drop(lock(&streams.ahead).insert(state.index, Ahead::There(there))));
+            streams.inspect(|streams| drop(lock(&streams.ahead).insert(state.index, StreamAhead::There(there))));
         }
         Ok(found)
     }
@@ -185,8 +186,8 @@ impl Sequence {
     }
 
     /// Where the records of groups are, run after run.
-    pub(super) fn wanted(&self, state: &Layer, stored: &SummaryRecords, groups: Range<u64>) -> Vec<Wanted> {
-        let mut wanted: Vec<Wanted> = Vec::new();
+    pub(super) fn wanted(&self, state: &Layer, stored: &SummaryRecords, groups: Range<u64>) -> Vec<StreamedLayer> {
+        let mut wanted: Vec<StreamedLayer> = Vec::new();
         let mut group = groups.start;
         while group < groups.end {
             let next = self.section_at(state, stored, group..groups.end);
@@ -200,7 +201,7 @@ impl Sequence {
     }
 
     /// Where the record of the first of these groups is, with those that follow it there.
-    pub(super) fn section_at(&self, state: &Layer, stored: &SummaryRecords, groups: Range<u64>) -> Wanted {
+    pub(super) fn section_at(&self, state: &Layer, stored: &SummaryRecords, groups: Range<u64>) -> StreamedLayer {
         let group = groups.start;
         let extent = state.table.find(group).filter(|_| state.building_block(group).is_none());
         let (section, end) = match extent.map(|extent| (extent, &extent.source)) {
@@ -218,11 +219,11 @@ impl Sequence {
             Some((extent, Source::Memory(_))) => (None, extent.first_group + extent.groups as u64),
             None => (None, group + 1),
         };
-        Wanted { section, groups: group..end.clamp(group + 1, groups.end) }
+        StreamedLayer { section, groups: group..end.clamp(group + 1, groups.end) }
     }
 
     /// The records of some groups: read, or made from keys where they are in memory, or damaged wherever they stand.
-    fn piece_of(&self, state: &Layer, wanted: &Wanted, read: &[ReadSection]) -> Result<RecordPiece> {
+    fn piece_of(&self, state: &Layer, wanted: &StreamedLayer, read: &[ReadSection]) -> Result<RecordPiece> {
         let record = 2 * 2 * state.shape().width();
         if let Some(section) = &wanted.section {
             let first = (wanted.groups.start - section.place.first_group) as usize * record;
@@ -235,7 +236,8 @@ impl Sequence {
             }
         }
         let groups = wanted.groups.clone();
-        let held = self.store.devices.reserve((groups.end - groups.start) as usize * record, Category::Summaries);
+        let held =
+            self.store.devices.reserve((groups.end - groups.start) as usize * record, Category::SummaryResidency);
         let held = held.ok_or_else(|| super::no_memory("records of groups in memory"))?;
         let mut records = Vec::with_capacity((groups.end - groups.start) as usize * record / 2);
         let shape = state.shape();
@@ -264,10 +266,10 @@ impl Sequence {
     }
 
     /// Min/max records that are longer than a buffer.
-    fn large_piece(&self, state: &Layer, wanted: &Wanted, section: &Section) -> Result<RecordPiece> {
+    fn large_piece(&self, state: &Layer, wanted: &StreamedLayer, section: &Section) -> Result<RecordPiece> {
         let record = 2 * 2 * state.shape().width();
         let groups = (wanted.groups.end - wanted.groups.start) as usize;
-        let held = self.store.devices.reserve(groups * record, Category::Summaries);
+        let held = self.store.devices.reserve(groups * record, Category::SummaryResidency);
         let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
         let first = (wanted.groups.start - section.place.first_group) as usize * record;
         let read = self.large_section(section)?;
@@ -275,14 +277,14 @@ impl Sequence {
         let records = own.map(|own| own.as_chunks::<2>().0.iter().map(|bits| u16::from_le_bytes(*bits)).collect());
         match records {
             Some(records) => Ok(RecordPiece::Made { records, _held: held }),
-            None => self.piece_of(state, &Wanted { section: None, groups: wanted.groups.clone() }, &[]),
+            None => self.piece_of(state, &StreamedLayer { section: None, groups: wanted.groups.clone() }, &[]),
         }
     }
 
     /// The records of a section that is longer than a buffer, checked, behind its header; none where no copy gives them.
     pub(super) fn large_section(&self, section: &Section) -> Result<Option<(Vec<u8>, Reservation)>> {
         // The records, and their pages as they are read.
-        let held = self.store.devices.reserve(2 * section.read_bytes(), Category::Summaries);
+        let held = self.store.devices.reserve(2 * section.read_bytes(), Category::SummaryResidency);
         let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
         let group_tokens = self.who.layout.group_tokens() as u64;
         let read = read_records(&self.store.devices, group_tokens, std::slice::from_ref(section))?.pop().flatten();
@@ -290,8 +292,8 @@ impl Sequence {
     }
 
     /// What records are read for: a view of nothing.
-    fn nothing_of(&self, state: &Layer) -> Arc<ViewInner> {
-        Arc::new(ViewInner {
+    fn nothing_of(&self, state: &Layer) -> Arc<SelectionInner> {
+        Arc::new(SelectionInner {
             layout: self.who.layout.clone(),
             layer: state.index,
             length: state.tokens,
@@ -300,14 +302,14 @@ impl Sequence {
             rebuilt: None,
             instance: self.store.devices.identity.instance,
             handle: self.handle,
-            planes: Planes::All,
+            planes: PlaneSet::KeysAndValues,
             cache: None,
         })
     }
 }
 
 /// The records of consecutive groups, in a section of a frame or nowhere.
-pub(super) struct Wanted {
+pub(super) struct StreamedLayer {
     pub(super) section: Option<Section>,
     pub(super) groups: Range<u64>,
 }

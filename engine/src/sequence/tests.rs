@@ -4,7 +4,7 @@ use super::Sequence;
 use super::blocks::read_each;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
-use crate::options::{ByteSize, Durability, SequenceOptions, StoreOptions};
+use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn write_state(sequence: &mut Sequence, state: &[u8]) {
 fn states_of_attempts_that_failed_are_let_go() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new().key("s")).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("s")).unwrap();
     append(&mut sequence, 3);
     sequence.commit_with(b"first", Durability::Sync).unwrap();
     let frames = || store.sequences()[0].frames;
@@ -67,7 +67,7 @@ fn states_of_attempts_that_failed_are_let_go() {
 fn a_read_waits_for_no_memory_that_it_holds_itself() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 800);
     sequence.commit(Durability::Sync).unwrap();
     let devices = Arc::clone(&sequence.store.devices);

@@ -1,7 +1,7 @@
 //! Cutting a sequence back to its first tokens: speculative decoding that was rejected, a conversation taken back.
 
 use super::Sequence;
-use super::blocks::{Part, read_block};
+use super::blocks::{ScanPart, read_block};
 use crate::catalog::{Source, release_record};
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Sequence {
             return layer.decoded(block).map(|block| Some(block.into_owned()));
         }
         let place = extent.place(group, &layer.block, layer.geometry.planes()).ok_or_else(lost)?;
-        let block = read_block(&Arc::clone(&self.store.devices), layer, (group, Part::Block), size, &place)?;
+        let block = read_block(&Arc::clone(&self.store.devices), layer, (group, ScanPart::Block), size, &place)?;
         layer.decoded(&block).map(|block| Some(block.into_owned()))
     }
 

@@ -4,7 +4,7 @@ use super::Store;
 use crate::catalog::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
-use crate::log::{Claim, SequenceIdentity, unix_ms};
+use crate::log::{SequenceIdentity, SequenceLock, unix_ms};
 use crate::metrics::lock;
 use crate::options::Durability;
 use crate::retrieval::{Adapter, KeyShape, LayerAdapter};
@@ -40,7 +40,7 @@ impl Store {
     /// Stores an adapter for sequences of this layout, durably, and gives its id. It stays until [`Self::delete_adapter`],
     /// whatever becomes of sequences. An adapter that is there already, with the same numbers, is not stored again.
     ///
-    /// `replicas`: copies on distinct devices, as of a sequence ([`SequenceOptions::replicas`](crate::SequenceOptions)).
+    /// `replicas`: copies on distinct devices, as of a sequence ([`CreateOptions::replicas`](crate::SequenceOptions)).
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout. [`ErrorKind::LayoutMismatch`]:
@@ -131,7 +131,7 @@ impl Store {
     fn loaded(&self, layout: &KvLayout, id: SequenceId, meta: &SequenceMeta, about: &AdapterMeta) -> Result<Adapter> {
         let name = &about.name;
         let load = || {
-            let claim = Claim::new(&self.inner, id, "");
+            let claim = SequenceLock::new(&self.inner, id, "");
             let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("adapter {name:?} is being read")))?;
             load_adapter(claim, id, meta, about)
         };

@@ -1,6 +1,6 @@
 //! Making a store, and directories those of a device.
 
-use super::start::{Known, measure, start_devices};
+use super::start::{MemberDevice, measure, start_devices};
 use super::{Store, start};
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
@@ -8,14 +8,14 @@ use crate::io::file::directory::Directory;
 use crate::log::{GenerationStart, Identity, ManifestLog, copies_for, random_u64, unix_ms};
 use crate::metrics::lock;
 use crate::options::StoreOptions;
-use crate::recovery::{Found, SUPERBLOCK_NEW};
+use crate::recovery::{ProbedDirectory, SUPERBLOCK_NEW};
 use stratakv_format::features::Features;
 use stratakv_format::manifest as m;
 use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot, segment_pages};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, segment};
 use zerocopy::little_endian::{U16, U32, U64};
 
-pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
+pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDirectory>) -> Result<Store> {
     let segment_bytes = options.segment_size().bytes();
     let Some(pages) = segment_pages(segment_bytes) else {
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
@@ -68,7 +68,7 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<Found>) -
     }
     let members: Vec<_> = catalog.members.values().copied().collect();
     let parts = found.into_iter().zip(slots).zip(&members);
-    let known = parts.map(|((found, slot), member)| Known { directory: found.directory, slot, member: *member });
+    let known = parts.map(|((found, slot), member)| MemberDevice { directory: found.directory, slot, member: *member });
     let devices = start_devices(options, memory, identity, known.collect(), count)?;
     // For the profiles alone: a busy moment must not decide where data lies for good.
     measure(&devices)?;

@@ -122,7 +122,7 @@ impl Store {
 
     /// Who is told of sequences that are evicted or expire, from now on and of those that went since the store was opened.
     /// It is called on the thread that met the need, holding no lock of the store: it may use the store, and should be quick.
-    pub fn observe(&self, observer: impl Fn(&Evicted) + Send + Sync + 'static) {
+    pub fn on_eviction(&self, observer: impl Fn(&Evicted) + Send + Sync + 'static) {
         self.inner.observers.set(Arc::new(observer));
     }
 
@@ -131,7 +131,7 @@ impl Store {
     ///
     /// # Errors
     /// A commit failed.
-    pub fn tend(&self) -> Result<CleanReport> {
+    pub fn run_maintenance(&self) -> Result<CleanReport> {
         maintenance::tend(&self.inner, false).map(CleanReport::from)
     }
 

@@ -1,10 +1,10 @@
 //! Changing who is a member: devices that join, leave, and are lost.
 
-use super::start::{Known, measure_device, start_device};
+use super::start::{MemberDevice, measure_device, start_device};
 use super::{Store, prepare, random_id, write_first_superblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::directory::{Access, Directory};
-use crate::maintenance::{Repair, Repaired};
+use crate::maintenance::{Repair, RepairReport};
 use crate::metrics::lock;
 use crate::recovery::{open_directories, read_superblock};
 use std::path::Path;
@@ -87,7 +87,7 @@ impl Store {
             weight: U32::new(0),
             bytes_limit: U64::new(0),
         };
-        let device = start_device(&devices.threads, Known { directory, slot, member })?;
+        let device = start_device(&devices.threads, MemberDevice { directory, slot, member })?;
         let holders = devices.list.iter().filter(|own| !own.is_lost() && own.member().manifest_copies > 0).count();
         if !devices.list.add(device) {
             return Err(Error::new(ErrorKind::Busy, "another device is being added"));
@@ -122,7 +122,7 @@ impl Store {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("it is device {device} of this store")));
         }
         if inner.devices.list.get(usize::from(device)).is_none() {
-            let known = Known { directory: Arc::clone(directory), slot: *slot, member };
+            let known = MemberDevice { directory: Arc::clone(directory), slot: *slot, member };
             inner.devices.list.add(start_device(&inner.devices.threads, known)?);
         }
         let done = repair.all()?;
@@ -144,7 +144,7 @@ impl Store {
     /// holds. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it that no commit names, or views and reads under
     /// way were taken when frames still lay on it. In both cases it stays a
     /// member, takes nothing new, and goes when there is room and nobody holds it any more, or the call is repeated.
-    pub fn remove_device(&self, device: u16) -> Result<Repaired> {
+    pub fn remove_device(&self, device: u16) -> Result<RepairReport> {
         // Held throughout, so that what moves is told here and not to the background.
         let repair = Repair::new(&self.inner);
         let member = self.member(device)?;

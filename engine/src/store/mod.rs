@@ -13,7 +13,7 @@ mod usage;
 pub(crate) mod tests;
 
 use create::{create, prepare, random_id, write_first_superblock};
-use start::{Known, start_devices};
+use start::{MemberDevice, start_devices};
 
 pub use adapters::AdapterInfo;
 pub use maintain::{CleanReport, Health};
@@ -28,17 +28,19 @@ use crate::io::file::directory::{Access, Directory};
 use crate::io::seams::{Mutant, mutated};
 use crate::layout::KvLayout;
 use crate::log::{
-    Claim, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, Identity, ManifestLog, Pace,
-    SequenceIdentity, Space, StoreInner, keep_spare, random_u64, unix_ms, with_heirs,
+    Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, Identity, ManifestLog, RateLimiter,
+    SegmentAllocator, SequenceIdentity, SequenceLock, StoreInner, keep_spare, random_u64, unix_ms, with_heirs,
 };
 use crate::maintenance::{self, level_epochs, remove_leftovers, settle_generation};
 use crate::metrics::{Observers, StoreCounters, lock};
-use crate::options::{Durability, SequenceOptions, StoreOptions, Summary};
-use crate::plan::Urgency;
-use crate::plan::{View, ViewInner};
+use crate::options::{CreateOptions, Durability, StoreOptions, StoredSummary};
+use crate::plan::ReadPriority;
+use crate::plan::{Selection, SelectionInner};
 use crate::read::{ReadBatch, ReadTicket};
-use crate::recovery::{Found, Opened, open_directories, read_devices, read_only_features, replay, stale_device};
-use crate::sequence::{OpenOptions, Sequence, load};
+use crate::recovery::{
+    ProbeResult, ProbedDirectory, open_directories, read_devices, read_only_features, replay, stale_device,
+};
+use crate::sequence::{OpenSequence, Sequence, load};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -96,9 +98,9 @@ impl Store {
             return Err(Error::new(ErrorKind::Configuration, "shard_threads 0: somebody has to serve the devices"));
         }
         match read_devices(directories, options.read_only, memory)? {
-            Opened::Store(found) => open_existing(&options, memory, found),
-            Opened::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
-            Opened::Empty(found) => {
+            ProbeResult::Store(found) => open_existing(&options, memory, found),
+            ProbeResult::Empty(found) if options.create && !options.read_only => create(&options, memory, found),
+            ProbeResult::Empty(found) => {
                 let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();
                 let text = format!("device directory {path}: holds no store, and creating one was not asked for");
                 Err(Error::new(ErrorKind::Configuration, text))
@@ -115,7 +117,7 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: the key is taken. [`ErrorKind::InvalidArgument`]: a key over 512 bytes.
     /// [`ErrorKind::MemoryLimit`]: no memory for its tails.
-    pub fn create_sequence(&self, layout: &KvLayout, options: SequenceOptions) -> Result<Sequence> {
+    pub fn create_sequence(&self, layout: &KvLayout, options: CreateOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check_tables()?;
         let copies = options.replicas.max(1);
@@ -135,7 +137,7 @@ impl Store {
         }
         let layout_id = self.layout_id(layout);
         let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
-            Summary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
+            StoredSummary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
         });
         let meta = SequenceMeta {
             key: options.key.clone(),
@@ -185,14 +187,14 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open already; [`ErrorKind::Corruption`]: its frames are damaged.
     pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
-        self.open_sequence_with(key, OpenOptions::default())
+        self.open_sequence_with(key, OpenSequence::default())
     }
 
     /// As [`Store::open_sequence`], with options.
     ///
     /// # Errors
     /// As there; [`ErrorKind::LayoutMismatch`] when it was written with another layout than it must have.
-    pub fn open_sequence_with(&self, key: &str, options: OpenOptions) -> Result<Sequence> {
+    pub fn open_sequence_with(&self, key: &str, options: OpenSequence) -> Result<Sequence> {
         self.inner.flush_others()?;
         let id = lock(&self.inner.catalog).keys.get(key).copied();
         let id = id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no sequence has the key {key:?}")))?;
@@ -204,15 +206,15 @@ impl Store {
     /// # Errors
     /// As [`Store::open_sequence`].
     pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
-        self.open_sequence_id_with(id, OpenOptions::default())
+        self.open_sequence_id_with(id, OpenSequence::default())
     }
 
     /// As [`Store::open_sequence_id`], with options.
     ///
     /// # Errors
     /// As there.
-    pub fn open_sequence_id_with(&self, id: SequenceId, options: OpenOptions) -> Result<Sequence> {
-        let claim = Claim::new(&self.inner, id, "");
+    pub fn open_sequence_id_with(&self, id: SequenceId, options: OpenSequence) -> Result<Sequence> {
+        let claim = SequenceLock::new(&self.inner, id, "");
         // Whoever had it open let go of it with its last commit, or its deletion, queued at least.
         self.inner.flush_others()?;
         let meta = {
@@ -227,7 +229,7 @@ impl Store {
         let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open already")))?;
         lock(&self.inner.space).classify(id, class_of(&meta));
         let load = |claim| load(claim, id, &meta, options.summaries);
-        let loaded = load(claim).or_else(|e| match (e.kind(), Claim::new(&self.inner, id, "")) {
+        let loaded = load(claim).or_else(|e| match (e.kind(), SequenceLock::new(&self.inner, id, "")) {
             // A bit may have gone wrong on the way and not on the medium: read once more.
             (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim),
             _ => Err(e),
@@ -251,7 +253,7 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InUse`]: it is open; the commit of the deletion failed.
     pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
-        let claim = Claim::new(&self.inner, id, "");
+        let claim = SequenceLock::new(&self.inner, id, "");
         self.inner.flush_others()?;
         if lock(&self.inner.catalog).sequences.get(&id).is_none_or(|meta| meta.adapter.is_some()) {
             return Err(Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")));
@@ -265,7 +267,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open_sequence`]; [`ErrorKind::LayoutMismatch`] when it was written with another layout.
     pub fn open_sequence_as(&self, key: &str, layout: &KvLayout) -> Result<Sequence> {
-        self.open_sequence_with(key, OpenOptions::new().layout(layout))
+        self.open_sequence_with(key, OpenSequence::new().layout(layout))
     }
 
     /// Committed sequences, by id.
@@ -295,8 +297,8 @@ impl Store {
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory. [`ErrorKind::InvalidArgument`]: a view of another store.
-    pub fn read(&self, views: &[&View]) -> Result<ReadTicket> {
-        self.read_as(views, Urgency::Demand(None))
+    pub fn read(&self, views: &[&Selection]) -> Result<ReadTicket> {
+        self.read_as(views, ReadPriority::Demand(None))
     }
 
     /// Reads views that may be needed soon: behind reads that somebody waits for, before writes. What a cache holds already is
@@ -304,11 +306,11 @@ impl Store {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_ahead(&self, views: &[&View]) -> Result<ReadTicket> {
-        self.read_as(views, Urgency::Ahead)
+    pub fn read_ahead(&self, views: &[&Selection]) -> Result<ReadTicket> {
+        self.read_as(views, ReadPriority::Ahead)
     }
 
-    pub(crate) fn read_as(&self, views: &[&View], urgency: Urgency<'_>) -> Result<ReadTicket> {
+    pub(crate) fn read_as(&self, views: &[&Selection], urgency: ReadPriority<'_>) -> Result<ReadTicket> {
         ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
     }
 
@@ -317,11 +319,11 @@ impl Store {
     ///
     /// # Errors
     /// As [`Self::read`]; [`ErrorKind::MemoryLimit`]: it can never fit in the region.
-    pub fn read_into(&self, views: &[&View], region: &ReadRegion) -> Result<ReadTicket> {
+    pub fn read_into(&self, views: &[&Selection], region: &ReadRegion) -> Result<ReadTicket> {
         ReadTicket::read_into(Arc::clone(&self.inner.devices), self.own_views(views)?, region)
     }
 
-    fn own_views(&self, views: &[&View]) -> Result<Vec<Arc<ViewInner>>> {
+    fn own_views(&self, views: &[&Selection]) -> Result<Vec<Arc<SelectionInner>>> {
         let own = self.inner.devices.identity.instance;
         if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
             let text = format!("view {at} belongs to another store, or to an earlier opening of this one");
@@ -336,7 +338,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Self::read`] and [`ReadTicket::wait`].
-    pub fn read_now(&self, views: &[&View]) -> Result<ReadBatch> {
+    pub fn read_now(&self, views: &[&Selection]) -> Result<ReadBatch> {
         ReadTicket::read_now(Arc::clone(&self.inner.devices), self.own_views(views)?)
     }
 
@@ -412,7 +414,7 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Result<Store> {
+fn open_existing(options: &StoreOptions, memory: usize, found: Vec<ProbedDirectory>) -> Result<Store> {
     let slots: Vec<Slot> = found.iter().filter_map(|f| f.slot).collect();
     let Some(first) = slots.first() else {
         return Err(Error::new(ErrorKind::Configuration, "no device directory holds a store"));
@@ -425,7 +427,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     };
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     // Made good by writing both again.
-    let rotten: Vec<u64> = found.iter().map(Found::damaged_slots).collect();
+    let rotten: Vec<u64> = found.iter().map(ProbedDirectory::damaged_slots).collect();
     let mut replayed = replay(&found, identity.store_id, memory)?;
     if !options.read_only && !replayed.writable {
         return Err(read_only_features(&format!("manifest generation {}", replayed.place.generation)));
@@ -434,7 +436,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
     for (found, slot) in found.into_iter().zip(&slots) {
         match replayed.catalog.members.get(&DeviceIndex(slot.device_index.get())) {
             Some(member) if member.device_id == slot.device_id => {
-                known.push(Known { directory: found.directory, slot: *slot, member: *member });
+                known.push(MemberDevice { directory: found.directory, slot: *slot, member: *member });
             }
             _ => {
                 let path = found.directory.path().display().to_string();
@@ -531,8 +533,8 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<Found>) -> Re
 ///
 /// # Errors
 /// [`ErrorKind::Configuration`]: one is missing and the options do not allow it. [`ErrorKind::StaleDevice`]: one that left is given.
-fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[Known]) -> Result<Vec<m::Member>> {
-    let left = |known: &&Known| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
+fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[MemberDevice]) -> Result<Vec<m::Member>> {
+    let left = |known: &&MemberDevice| matches!(known.member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
     if let Some(known) = known.iter().find(left) {
         let (device, from, epoch) = (known.member.device.get(), known.slot.epoch.get(), known.member.epoch.get());
         return Err(stale_device(known.directory.path(), device, from, epoch));
@@ -562,7 +564,7 @@ fn check_account(bytes: usize, memory: usize) -> Result<()> {
 }
 
 fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: ManifestLog) -> Result<Store> {
-    let space = Space::new(&devices, &catalog, options.capacity.map(|c| c.bytes()))?;
+    let space = SegmentAllocator::new(&devices, &catalog, options.capacity.map(|c| c.bytes()))?;
     let limit = devices.budget.limit();
     let frame_bytes = usize::try_from(options.frame_bytes.bytes()).unwrap_or(usize::MAX).min(limit / 12).max(64 << 10);
     let counters = catalog.counters;
@@ -609,14 +611,14 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         cache,
         health: StoreCounters::default(),
         observers: Observers::default(),
-        pace: Pace::new(options.cleaning_rate.map(|rate| rate.bytes())),
+        pace: RateLimiter::new(options.cleaning_rate.map(|rate| rate.bytes())),
         cleaning: Mutex::default(),
         evicting: Mutex::default(),
         watermarks: (options.high_watermark, options.low_watermark),
         room: maintenance::make_room,
         leaving: Mutex::default(),
-        looks_ms: AtomicU64::new(u64::MAX),
-        tender: Mutex::default(),
+        next_expiry_check_ms: AtomicU64::new(u64::MAX),
+        maintenance_thread: Mutex::default(),
         rest: AtomicBool::new(false),
     };
     let inner = Arc::new(inner);
@@ -639,7 +641,7 @@ fn start_tending(inner: &Arc<StoreInner>) -> Result<()> {
     let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.tend));
     let thread =
         std::thread::Builder::new().name("stratakv-tend".into()).spawn(move || maintenance::run(&store, &wake));
-    *lock(&inner.tender) = Some(thread.map_err(|e| Error::io("start the thread that tends the store", e))?);
+    *lock(&inner.maintenance_thread) = Some(thread.map_err(|e| Error::io("start the thread that tends the store", e))?);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::Store;
 use crate::error::Result;
-use crate::maintenance::{Repair, Repaired};
+use crate::maintenance::{Repair, RepairReport};
 
 impl Store {
     /// Makes good what is known to be wrong with copies: those that failed a read are looked at and made anew, frames with fewer copies
@@ -11,7 +11,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Indeterminate`](crate::ErrorKind::Indeterminate), [`Poisoned`](crate::ErrorKind::Poisoned): a commit failed.
-    pub fn repair(&self) -> Result<Repaired> {
+    pub fn repair(&self) -> Result<RepairReport> {
         Repair::new(&self.inner).all()
     }
 }

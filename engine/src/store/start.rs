@@ -26,7 +26,7 @@ const PROBE_BYTES: usize = CONTROL_BYTES;
 /// Times that each kind of read is tried; the middle one counts.
 const PROBE_TURNS: usize = 3;
 /// A device as it is found: its directory, what its superblock says, what the manifest says.
-pub(super) struct Known {
+pub(super) struct MemberDevice {
     pub(super) directory: Arc<dyn Directory>,
     pub(super) slot: Slot,
     pub(super) member: Member,
@@ -49,7 +49,7 @@ pub(super) fn start_devices(
     options: &StoreOptions,
     memory: usize,
     identity: Identity,
-    known: Vec<Known>,
+    known: Vec<MemberDevice>,
     slots: usize,
 ) -> Result<Devices> {
     let (budget, arena) = buffers(memory);
@@ -81,8 +81,8 @@ pub(super) fn start_devices(
     })
 }
 
-pub(super) fn start_device(threads: &ShardThreads, known: Known) -> Result<Device> {
-    let Known { directory, slot, member } = known;
+pub(super) fn start_device(threads: &ShardThreads, known: MemberDevice) -> Result<Device> {
+    let MemberDevice { directory, slot, member } = known;
     let index = DeviceIndex(member.device.get());
     let counters = Arc::<DeviceCounters>::default();
     let directory: Arc<dyn Directory> = InstrumentedDirectory::new(directory, &counters);

@@ -10,8 +10,8 @@ use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::driver::posix::trouble::{self, Trouble};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::lock;
-use crate::options::{ByteSize, DriverChoice, Durability, SequenceOptions, StoreOptions};
-use crate::plan::{Spread, Urgency, plan};
+use crate::options::{ByteSize, CreateOptions, DriverChoice, Durability, StoreOptions};
+use crate::plan::{DeviceLoads, ReadPriority, plan};
 use crate::read::{AttendOptions, ReadBatch};
 use crate::sequence::Sequence;
 
@@ -48,7 +48,7 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
     let options = options.frame_bytes(ByteSize::kib(128)).gap_limit(ByteSize(0));
     let store = StoreOptions { shard_threads: threads, ..options }.open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let options = SequenceOptions::new().key("s").replicas(devices);
+    let options = CreateOptions::new().key("s").replicas(devices);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * DIM];
@@ -230,7 +230,7 @@ fn what_no_device_gave_says_nothing_of_what_is_late() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = filled(dir.path(), 2);
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), SequenceOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new()).unwrap();
     let row = vec![1.0; 4 * GROUP * DIM];
     let tokens = TensorView::token_major(&row, 4 * GROUP, 1, DIM);
     sequence.append(0, tokens, tokens).unwrap();
@@ -251,7 +251,7 @@ fn gaps_make_no_part_longer_than_a_slab() {
     let store = options.segment_bytes(ByteSize::mib(8)).frame_bytes(ByteSize::mib(4)).open().unwrap();
     // Blocks of 1 KiB, 256 to a part.
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(4).build().unwrap();
-    let mut sequence = store.create_sequence(&layout, SequenceOptions::new().key("small")).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("small")).unwrap();
     let row = vec![0.25; 9 * 300 * 4 * DIM];
     let tokens = TensorView::token_major(&row, 9 * 300 * 4, 1, DIM);
     sequence.append(0, tokens, tokens).unwrap();
@@ -261,9 +261,9 @@ fn gaps_make_no_part_longer_than_a_slab() {
     for step in [2, 5, 8, 9] {
         let groups: Vec<u64> = (0..256).map(|nth| nth * step).collect();
         let view = sequence.select_groups(0, &groups).unwrap();
-        let mut spread = Spread::of(&store.inner.devices);
+        let mut spread = DeviceLoads::of(&store.inner.devices);
         spread.gaps = vec![8 << 10];
-        let parts = plan(&[Arc::clone(&view.inner)], Urgency::Demand(None), &spread);
+        let parts = plan(&[Arc::clone(&view.inner)], ReadPriority::Demand(None), &spread);
         for part in &parts {
             assert_eq!(part.blocks.iter().flatten().count(), part.units.len(), "everything is on the device");
             assert!(part.reads.len() < part.units.len(), "step {step}: no gap was read");

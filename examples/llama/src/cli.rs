@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use stratakv::retrieval::ScoreForm;
-use stratakv::{Durability, PlaneCodec, Summaries};
+use stratakv::retrieval::HeadAggregation;
+use stratakv::{Durability, PlaneCodec, SummaryResidency};
 
 use crate::budget::Budget;
 use crate::kv::KvDType;
@@ -122,7 +122,7 @@ pub enum SummaryHome {
     Streamed,
 }
 
-impl From<SummaryHome> for Summaries {
+impl From<SummaryHome> for SummaryResidency {
     fn from(home: SummaryHome) -> Self {
         match home {
             SummaryHome::Resident => Self::Resident,
@@ -177,20 +177,20 @@ impl CacheArgs {
     #[must_use]
     pub fn method(&self) -> Option<Method> {
         let form = match self.score {
-            Some(Score::Raw) => ScoreForm::Raw,
-            Some(Score::Softmax) => ScoreForm::Softmax,
-            Some(Score::GroupSoftmax) => ScoreForm::GroupSoftmax,
-            None if self.policy == Policy::Minmax => ScoreForm::Raw,
-            None => ScoreForm::Softmax,
+            Some(Score::Raw) => HeadAggregation::Sum,
+            Some(Score::Softmax) => HeadAggregation::Softmax,
+            Some(Score::GroupSoftmax) => HeadAggregation::GroupSoftmax,
+            None if self.policy == Policy::Minmax => HeadAggregation::Sum,
+            None => HeadAggregation::Softmax,
         };
         let (name, parameter) = match self.policy {
             Policy::Full | Policy::Window => return None,
-            Policy::Minmax if form == ScoreForm::Raw => return None,
+            Policy::Minmax if form == HeadAggregation::Sum => return None,
             Policy::Minmax => (MethodName::Minmax, 0),
             Policy::Kvswap => (MethodName::Kvswap, self.sigma as usize),
             Policy::Leoam => (MethodName::Leoam, 0),
             Policy::Shadowkv => (MethodName::Shadowkv, self.rank.unwrap_or(0) as usize),
-            Policy::Tck => (MethodName::Tck, self.bits as usize),
+            Policy::TransformCoded => (MethodName::TransformCoded, self.bits as usize),
             Policy::Signs => (MethodName::Signs, 0),
             Policy::Infinigen => (MethodName::Infinigen, self.sigma as usize),
             Policy::Oracle => (MethodName::Oracle, 0),
@@ -282,7 +282,7 @@ impl CalibrateArgs {
             adapters: None,
             dense_layers: 0,
             cache_mib: 0,
-            summaries: Summaries::Resident,
+            summaries: SummaryResidency::Resident,
             budget: Budget::Tokens(1),
             group_tokens: self.group_tokens as usize,
             codec: PlaneCodec::Raw,
@@ -366,7 +366,7 @@ impl CompareArgs {
             adapters: None,
             dense_layers: 0,
             cache_mib: 0,
-            summaries: Summaries::Resident,
+            summaries: SummaryResidency::Resident,
             budget: Budget::Tokens(1),
             group_tokens: self.group_tokens as usize,
             codec: PlaneCodec::Raw,

@@ -21,7 +21,7 @@ fn the_process_grows_by_what_the_store_accounts_for() {
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
-        summaries: stratakv::Summaries::Resident,
+        summaries: stratakv::SummaryResidency::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
         codec: stratakv::PlaneCodec::Raw,

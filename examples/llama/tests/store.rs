@@ -22,7 +22,7 @@ fn options(policy: Policy, devices: &[&Path]) -> KvOptions {
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
-        summaries: stratakv::Summaries::Resident,
+        summaries: stratakv::SummaryResidency::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
         codec: stratakv::PlaneCodec::Raw,
@@ -94,7 +94,7 @@ fn answers_of(
 fn answers_by(options: KvOptions) -> (Vec<Vec<f32>>, KvStats) {
     let dir = tempfile::tempdir().unwrap();
     let options = KvOptions { devices: vec![dir.path().to_path_buf()], ..options };
-    let (method, resident) = (options.method.clone(), options.summaries == stratakv::Summaries::Resident);
+    let (method, resident) = (options.method.clone(), options.summaries == stratakv::SummaryResidency::Resident);
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 1).unwrap();
     let rope = method.and_then(|method| method.rank()).map(|_| model.config().rope().unwrap());
@@ -161,7 +161,7 @@ fn bounds_on_disk_and_blocks_in_memory_change_no_logit() {
         };
         let (expected, read) = answers_by(plain.clone());
         for read_ahead in [false, true] {
-            let streamed = KvOptions { summaries: stratakv::Summaries::Streamed, read_ahead, ..plain.clone() };
+            let streamed = KvOptions { summaries: stratakv::SummaryResidency::Streamed, read_ahead, ..plain.clone() };
             let (logits, stats) = answers_by(streamed);
             assert!(!logits.is_empty() && logits == expected, "{policy:?}");
             assert!(stats.bytes_read > read.bytes_read, "records are read");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use stratakv::sim::{Geometry, Simulation};
 use stratakv::{
-    ByteSize, DType, Durability, KvLayout, Result, SequenceOptions, Store, StoreOptions, Summary, TensorView,
+    ByteSize, CreateOptions, DType, Durability, KvLayout, Result, Store, StoreOptions, StoredSummary, TensorView,
 };
 use stratakv_format::PAGE_BYTES;
 
@@ -161,7 +161,7 @@ impl Image {
         let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(Self::HEAD_DIM as u16);
         let layout = layout.group_tokens(4).dtype(DType::F16).build()?;
         for (name, tokens) in [("first", 21_usize), ("gone", 9), ("second", 40), ("cut", 30)] {
-            let options = SequenceOptions::new().key(name).summary(Summary::MinMax);
+            let options = CreateOptions::new().key(name).store_summary(StoredSummary::MinMax);
             let mut sequence = store.create_sequence(&layout, options)?;
             for part in 0..3 {
                 let count = tokens / 3;
@@ -172,7 +172,7 @@ impl Image {
                     sequence.append(layer, view, view)?;
                 }
                 let ids: Vec<u32> = (0..count as u32).collect();
-                sequence.push_token_ids(&ids)?;
+                sequence.append_token_ids(&ids)?;
                 sequence.commit_with(name.as_bytes(), Durability::Sync)?;
             }
             match name {

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use stratakv::sim::Simulation;
 use stratakv::{
-    Durability, Error, ErrorKind, KvLayout, Sequence, SequenceId, SequenceOptions, Store, TensorView, attend,
+    CreateOptions, Durability, Error, ErrorKind, KvLayout, Sequence, SequenceId, Store, TensorView, attend,
 };
 
 /// What a store holds, by id of the sequence: key, tokens, a hash over all that can be read.
@@ -101,12 +101,12 @@ fn use_up(simulation: &Simulation) {
         }
     }
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(Image::HEAD_DIM as u16).group_tokens(8);
-    let options = SequenceOptions::new().key("new").evictable(1);
+    let options = CreateOptions::new().key("new").evictable(1);
     let _ = layout.build().and_then(|layout| store.create_sequence(&layout, options)).and_then(|mut sequence| {
         add(&mut sequence)?;
         sequence.commit(Durability::Sync)
     });
-    let _ = (store.tend(), store.clean(), store.repair());
+    let _ = (store.run_maintenance(), store.clean(), store.repair());
     looked(&store);
     let _ = store.close();
     drop(simulation.open(Image::options().create(false)).map(|store| hold(&store)));

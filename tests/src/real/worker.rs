@@ -6,7 +6,7 @@ use crate::disk::small_options;
 use crate::rng::{Rng, mix};
 use std::path::PathBuf;
 use std::time::Duration;
-use stratakv::{DType, Durability, Result, Sequence, SequenceOptions, Store, Summary};
+use stratakv::{CreateOptions, DType, Durability, Result, Sequence, Store, StoredSummary};
 
 const LIVE_MAX: usize = 4;
 /// A sequence that grew beyond is deleted soon.
@@ -73,7 +73,7 @@ pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Li
     let layout = shape.layout()?;
     while !stop() {
         if live.is_empty() || (live.len() < LIVE_MAX && rng.below(12) == 0) {
-            let options = SequenceOptions::new().key(key(next)).summary(Summary::MinMax);
+            let options = CreateOptions::new().key(key(next)).store_summary(StoredSummary::MinMax);
             live.push((next, store.create_sequence(&layout, options)?));
             next += 1;
         }
@@ -97,7 +97,7 @@ pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Li
                 shape.append(sequence, layer, &seeds(*name, from..from + count), Order::nth(step + layer))?;
             }
             let ids: Vec<u32> = (from..from + count).map(|t| t as u32 ^ *name as u32).collect();
-            sequence.push_token_ids(&ids)?;
+            sequence.append_token_ids(&ids)?;
         }
         let tokens = sequence.len() as usize;
         let level = [Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None][rng.below(4)];

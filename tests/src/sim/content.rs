@@ -3,7 +3,7 @@
 use super::case::Case;
 use crate::content::encode;
 use stratakv::retrieval::KeyShape;
-use stratakv::{DType, KvLayout, PlaneCodec, Sequence, Store, TensorView, View, attend};
+use stratakv::{DType, KvLayout, PlaneCodec, Selection, Sequence, Store, TensorView, attend};
 
 /// Shapes of a case.
 pub(super) struct Shape {
@@ -101,7 +101,7 @@ impl Shape {
     pub(super) fn check(
         &self,
         store: &Store,
-        select: impl Fn(usize) -> stratakv::Result<View>,
+        select: impl Fn(usize) -> stratakv::Result<Selection>,
         layer: usize,
         salts: &[u64],
     ) -> Result<stratakv::Result<()>, String> {

@@ -230,7 +230,7 @@ pub(in crate::io) fn run(mut flight: InFlight, counters: &DeviceCounters) -> Res
         let result = call(&flight, counters);
         match flight.on_result(result, counters) {
             Step::Done(outcome) => return outcome,
-            Step::Again => {}
+            Step::CopyRetry => {}
             Step::Later(at) => std::thread::sleep(at.saturating_duration_since(Instant::now())),
         }
     }

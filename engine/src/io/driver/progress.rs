@@ -19,7 +19,7 @@ pub(in crate::io) enum Step {
     /// It ended.
     Done(Result<()>),
     /// Submit the rest now.
-    Again,
+    CopyRetry,
     /// Submit the rest from this moment on.
     Later(Instant),
 }
@@ -91,7 +91,7 @@ impl InFlight {
         self.reached = now;
         // A direct file takes no odd offsets: go on from the last whole page, moving a few bytes twice.
         self.done = if self.op.file().is_direct() { now - now % PAGE_BYTES } else { now };
-        Step::Again
+        Step::CopyRetry
     }
 
     fn on_errno(&mut self, errno: i32, counters: &DeviceCounters) -> Step {

@@ -287,7 +287,7 @@ impl Uring {
             let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { continue };
             let Some(port) = self.ports.get_mut(slot.port) else { continue };
             match slot.flight.on_result(entry.result(), &port.counters) {
-                Step::Again => self.queued.push_back(index),
+                Step::CopyRetry => self.queued.push_back(index),
                 Step::Later(at) => self.later.push((at, index)),
                 Step::Done(outcome) => {
                     port.in_flight -= 1;

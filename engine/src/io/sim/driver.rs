@@ -79,7 +79,7 @@ impl Driver for SimDriver {
                 self.slots.swap_remove(at);
             }
             // Time does not count here.
-            Step::Again | Step::Later(_) => slot.arrival = Arrival::of(&slot.flight),
+            Step::CopyRetry | Step::Later(_) => slot.arrival = Arrival::of(&slot.flight),
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Membership in a commit: devices that join, leave, or failed and are given up, where the store can do without them.
 
-use super::{Committer, Failed, Fresh, Queued};
+use super::{CommitFailure, Committer, NewGeneration, Queued};
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::devices::{Device, Failures};
@@ -12,7 +12,12 @@ use zerocopy::little_endian::U64;
 
 impl Committer {
     /// Appends records; devices that fail meanwhile are given up, if that can be.
-    pub(super) fn record(&self, records: RecordBuffer, group: &mut [Queued], counted: bool) -> Result<(), Failed> {
+    pub(super) fn record(
+        &self,
+        records: RecordBuffer,
+        group: &mut [Queued],
+        counted: bool,
+    ) -> Result<(), CommitFailure> {
         let failures = self.append(records, group, counted)?;
         if failures.is_empty() {
             return Ok(());
@@ -24,7 +29,7 @@ impl Committer {
         members.iter().for_each(|member| records.push(Kind::Member, member, &[]));
         match self.record(records, &mut [], false) {
             // What was to be recorded is: the caller must not try again.
-            Err(Failed::Stalled(e)) => Err(Failed::Broken(e)),
+            Err(CommitFailure::Stalled(e)) => Err(CommitFailure::Broken(e)),
             Err(broken) => Err(broken),
             Ok(()) => self.change_members(&members),
         }
@@ -76,7 +81,7 @@ impl Committer {
 
     /// What the manifest says of these devices since its last batch takes effect: their epoch is in the superblocks of those that
     /// are left, and the next generation lies on them, before anything is acknowledged, unless there is no room for it.
-    pub(super) fn change_members(&self, members: &[m::Member]) -> Result<(), Failed> {
+    pub(super) fn change_members(&self, members: &[m::Member]) -> Result<(), CommitFailure> {
         let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
         // All of them as they are by now: one may have failed since, and where that was while these were recorded, those who join
         // with them must get the epoch in the same two rounds as the others.
@@ -86,9 +91,9 @@ impl Committer {
         manifest.members_changed();
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
-        match self.checkpoint(&mut manifest, &Fresh { beyond: true, ..Fresh::for_more() }) {
+        match self.checkpoint(&mut manifest, &NewGeneration { beyond: true, ..NewGeneration::for_more() }) {
             // The manifest has it, and the superblocks do with the next generation that finds room.
-            Err(Failed::Stalled(_)) => {
+            Err(CommitFailure::Stalled(_)) => {
                 self.measure(&manifest);
                 Ok(())
             }
@@ -98,17 +103,21 @@ impl Committer {
 
     /// Nothing more is written to devices that go. That they do must not stand on them alone: with them, they would be refused, and
     /// without them missing. Who wants what cannot be is refused it, and nothing else.
-    pub(super) fn let_go_of_leaving(&self, group: &mut [Queued], lost: &BTreeSet<DeviceIndex>) -> Result<(), Failed> {
+    pub(super) fn let_go_of_leaving(
+        &self,
+        group: &mut [Queued],
+        lost: &BTreeSet<DeviceIndex>,
+    ) -> Result<(), CommitFailure> {
         for device in lost {
             self.let_go(*device).map_err(|failed| match failed {
-                Failed::Stalled(e) | Failed::Broken(e) => Failed::Broken(e),
+                CommitFailure::Stalled(e) | CommitFailure::Broken(e) => CommitFailure::Broken(e),
             })?;
         }
         for queued in group {
             let goes = |member: &&m::Member| matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
             let going = queued.request.members.iter().filter(goes).map(|member| DeviceIndex(member.device.get()));
             match going.collect::<Vec<_>>().into_iter().try_for_each(|device| self.let_go(device)) {
-                Err(Failed::Stalled(e)) => {
+                Err(CommitFailure::Stalled(e)) => {
                     queued.request.members.clear();
                     queued.request.refused = Some(e.during("no other device has room for the manifest"));
                 }
@@ -122,11 +131,11 @@ impl Committer {
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`]: they have no room for it. Nothing changed. Or a write failed.
-    pub(super) fn let_go(&self, device: DeviceIndex) -> Result<(), Failed> {
+    pub(super) fn let_go(&self, device: DeviceIndex) -> Result<(), CommitFailure> {
         let mut manifest = lock(&self.manifest);
         if !manifest.survives(device) {
-            self.checkpoint(&mut manifest, &Fresh::for_more())?;
+            self.checkpoint(&mut manifest, &NewGeneration::for_more())?;
         }
-        manifest.forget(device).map_err(Failed::Stalled)
+        manifest.forget(device).map_err(CommitFailure::Stalled)
     }
 }

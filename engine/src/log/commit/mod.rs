@@ -3,11 +3,11 @@
 mod lost;
 mod room;
 
-use super::commit_queue::{Group, Member};
+use super::commit_queue::{CommitQueue, QueuedCommit};
 use super::copies::CopyChange;
 use super::devices::{Devices, Failures};
 use super::manifest::{ManifestLog, ManifestPlace, room_for};
-use super::segment_allocator::Space;
+use super::segment_allocator::SegmentAllocator;
 use super::store_state::tell_copies;
 use crate::catalog::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::error::{Error, ErrorKind, Result};
@@ -67,14 +67,14 @@ impl CommitRequest {
     }
 }
 
-type Queued = Member<CommitRequest, Result<()>>;
+type Queued = QueuedCommit<CommitRequest, Result<()>>;
 
 /// Takes commits and makes them durable together.
 pub(crate) struct Committer {
     devices: Arc<Devices>,
-    space: Arc<Mutex<Space>>,
+    space: Arc<Mutex<SegmentAllocator>>,
     catalog: Arc<Mutex<Catalog>>,
-    group: Group<CommitRequest, Result<()>>,
+    group: CommitQueue<CommitRequest, Result<()>>,
     manifest: Mutex<ManifestLog>,
     /// Set by the first commit that failed midway.
     broken: Mutex<Option<Error>>,
@@ -82,7 +82,7 @@ pub(crate) struct Committer {
     read_only: bool,
     /// Bytes written to the devices before the store was opened.
     lifetime_bytes: u64,
-    tables: Mutex<Tables>,
+    tables: Mutex<CatalogMemory>,
     /// Bytes of a generation of the manifest that there are files for.
     room: AtomicU64,
     /// Bytes of records that were admitted since, and may not be in the catalog yet.
@@ -92,7 +92,7 @@ pub(crate) struct Committer {
 }
 
 /// The memory that the catalog takes.
-struct Tables {
+struct CatalogMemory {
     account: Reservation,
     /// Entries when it was last measured.
     entries: usize,
@@ -100,7 +100,7 @@ struct Tables {
     short: bool,
 }
 
-impl Tables {
+impl CatalogMemory {
     /// Follows the catalog when it has grown or shrunk by an eighth.
     fn follow(&mut self, devices: &Devices, catalog: &Catalog) {
         let entries = catalog.frames.len() + catalog.sequences.len() + catalog.segments.len();
@@ -113,7 +113,7 @@ impl Tables {
 }
 
 /// How a group commit failed.
-enum Failed {
+enum CommitFailure {
     /// There is no space for a checkpoint. Nothing was recorded: the group waits for the next commit.
     Stalled(Error),
     /// Midway.
@@ -122,7 +122,7 @@ enum Failed {
 
 /// How a new generation is made.
 #[derive(Clone, Copy)]
-struct Fresh<'a> {
+struct NewGeneration<'a> {
     /// Pages behind its state.
     room: u64,
     /// Records that its state has in it.
@@ -131,21 +131,21 @@ struct Fresh<'a> {
     beyond: bool,
 }
 
-impl Fresh<'_> {
+impl NewGeneration<'_> {
     /// The state as it is, with room for the next commits.
     fn for_more() -> Self {
         Self { room: room_for(&RecordBuffer::default()), with: None, beyond: false }
     }
 }
 
-impl From<Error> for Failed {
+impl From<Error> for CommitFailure {
     fn from(e: Error) -> Self {
         Self::Broken(e)
     }
 }
 
 /// Keeps files for the next manifest generation, as far as the capacity allows.
-pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<Space>, manifest: &mut ManifestLog) -> Result<()> {
+pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<SegmentAllocator>, manifest: &mut ManifestLog) -> Result<()> {
     let allowed = {
         let mut space = lock(space);
         space.set_metadata_bytes(manifest.file_bytes(), 0);
@@ -162,7 +162,7 @@ pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<Space>, manifest: &mut
 impl Committer {
     pub(crate) fn new(
         devices: Arc<Devices>,
-        space: Arc<Mutex<Space>>,
+        space: Arc<Mutex<SegmentAllocator>>,
         catalog: Arc<Mutex<Catalog>>,
         manifest: ManifestLog,
     ) -> Result<Self> {
@@ -180,12 +180,12 @@ impl Committer {
             devices,
             space,
             catalog,
-            group: Group::new(),
+            group: CommitQueue::new(),
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
             read_only,
             lifetime_bytes,
-            tables: Mutex::new(Tables { account, entries: 0, short: false }),
+            tables: Mutex::new(CatalogMemory { account, entries: 0, short: false }),
             room: AtomicU64::new(0),
             admitted: AtomicU64::new(0),
             owed_copies: AtomicU64::new(0),
@@ -262,8 +262,8 @@ impl Committer {
         }
         let outcome = match self.perform(&mut group) {
             Ok(()) => Ok(()),
-            Err(Failed::Stalled(e)) => return self.stall(group, &e),
-            Err(Failed::Broken(e)) => {
+            Err(CommitFailure::Stalled(e)) => return self.stall(group, &e),
+            Err(CommitFailure::Broken(e)) => {
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());
                 Err(e)
             }
@@ -297,7 +297,7 @@ impl Committer {
         self.lifetime_bytes + self.devices.written_bytes()
     }
 
-    fn perform(&self, group: &mut [Queued]) -> Result<(), Failed> {
+    fn perform(&self, group: &mut [Queued]) -> Result<(), CommitFailure> {
         note(Event::GroupCommit);
         // First what the space has to say: the header of a segment is durable before a record names it, whoever opened it.
         let (mut records, opened) = lock(&self.space).take_pending();
@@ -370,10 +370,10 @@ impl Committer {
         }
         if !records.is_empty() {
             match self.record(records, group, counted).and_then(|()| self.change_members(&members)) {
-                Err(Failed::Stalled(e)) => {
+                Err(CommitFailure::Stalled(e)) => {
                     let (records, opened) = fresh;
                     lock(&self.space).put_back(records, opened);
-                    return Err(Failed::Stalled(e));
+                    return Err(CommitFailure::Stalled(e));
                 }
                 other => other?,
             }
@@ -395,7 +395,7 @@ impl Committer {
         }
         match self.free_dead_segments() {
             // They are freed by a later commit.
-            Err(Failed::Stalled(_)) => Ok(()),
+            Err(CommitFailure::Stalled(_)) => Ok(()),
             other => other,
         }
     }
@@ -403,7 +403,12 @@ impl Committer {
     /// Applies to the catalog and appends to the manifest, in a new generation when this one is full. In this order: records
     /// that contradict the catalog must never reach the manifest, which could not be replayed any more. What failed comes back: the
     /// other devices have the records.
-    fn append(&self, mut records: RecordBuffer, group: &mut [Queued], counted: bool) -> Result<Failures, Failed> {
+    fn append(
+        &self,
+        mut records: RecordBuffer,
+        group: &mut [Queued],
+        counted: bool,
+    ) -> Result<Failures, CommitFailure> {
         let mut manifest = lock(&self.manifest);
         // The first records of copies, and of codecs, go to a generation that says so: nobody who does not know them reads past it.
         let needed = records.features();
@@ -436,14 +441,14 @@ impl Committer {
     /// Starts a new generation for records that the one in force has no room for. Whether they stand in it already: where the capacity
     /// leaves too little for the state and them, the state as they leave it is written instead, which is smaller when they delete.
     /// Only what must be recorded goes beyond the capacity: where that has been lowered, or what waits was admitted too early.
-    fn begin_anew(&self, manifest: &mut ManifestLog, records: &RecordBuffer) -> Result<bool, Failed> {
-        match self.checkpoint(manifest, &Fresh { room: room_for(records), ..Fresh::for_more() }) {
-            Err(Failed::Stalled(_)) => {}
+    fn begin_anew(&self, manifest: &mut ManifestLog, records: &RecordBuffer) -> Result<bool, CommitFailure> {
+        match self.checkpoint(manifest, &NewGeneration { room: room_for(records), ..NewGeneration::for_more() }) {
+            Err(CommitFailure::Stalled(_)) => {}
             other => return other.map(|()| false),
         }
-        let with = Fresh { with: Some(records), ..Fresh::for_more() };
+        let with = NewGeneration { with: Some(records), ..NewGeneration::for_more() };
         match self.checkpoint(manifest, &with) {
-            Err(Failed::Stalled(_)) => self.checkpoint(manifest, &Fresh { beyond: true, ..with })?,
+            Err(CommitFailure::Stalled(_)) => self.checkpoint(manifest, &NewGeneration { beyond: true, ..with })?,
             other => other?,
         }
         Ok(true)
@@ -460,7 +465,7 @@ impl Committer {
     }
 
     /// Starts a new generation. Until it is whole nothing has changed, so that a full device breaks nothing.
-    fn checkpoint(&self, manifest: &mut ManifestLog, fresh: &Fresh<'_>) -> Result<(), Failed> {
+    fn checkpoint(&self, manifest: &mut ManifestLog, fresh: &NewGeneration<'_>) -> Result<(), CommitFailure> {
         let state = {
             let mut catalog = lock(&self.catalog);
             catalog.counters.lifetime_bytes = self.lifetime_bytes();
@@ -479,16 +484,16 @@ impl Committer {
             Err(e) if e.kind() == ErrorKind::NoSpace => {
                 manifest.count_spare(&self.devices)?;
                 lock(&self.space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
-                return Err(Failed::Stalled(e.during("checkpoint")));
+                return Err(CommitFailure::Stalled(e.during("checkpoint")));
             }
-            Err(e) => return Err(Failed::Broken(e)),
+            Err(e) => return Err(CommitFailure::Broken(e)),
         };
         manifest.give_way(&self.devices, successor)?;
         Ok(self.spare(manifest)?)
     }
 
     /// Frees sealed segments in which nothing is live: the record first, durably, then the file may be used again.
-    fn free_dead_segments(&self) -> Result<(), Failed> {
+    fn free_dead_segments(&self) -> Result<(), CommitFailure> {
         let dead: Vec<(SegmentKey, u64)> = {
             let catalog = lock(&self.catalog);
             let space = lock(&self.space);

@@ -1,7 +1,7 @@
 //! Room in the manifest for what there is: a commit that adds to it is refused before the files of the next generation are too
 //! small for a checkpoint, so that deletions always find room for their records.
 
-use super::{Committer, Failed, Fresh, keep_spare};
+use super::{CommitFailure, Committer, NewGeneration, keep_spare};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams;
 use crate::log::manifest::ManifestLog;
@@ -37,9 +37,9 @@ impl Committer {
         if !manifest.may_complete(&self.devices, self.limit(&manifest)) {
             return Ok(());
         }
-        match self.checkpoint(&mut manifest, &Fresh::for_more()) {
-            Ok(()) | Err(Failed::Stalled(_)) => Ok(()),
-            Err(Failed::Broken(e)) => {
+        match self.checkpoint(&mut manifest, &NewGeneration::for_more()) {
+            Ok(()) | Err(CommitFailure::Stalled(_)) => Ok(()),
+            Err(CommitFailure::Broken(e)) => {
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());
                 Err(e)
             }
@@ -88,12 +88,13 @@ impl Committer {
         if wanted.saturating_sub(there) > lock(&self.space).allowance(&self.devices) {
             return Ok(false);
         }
-        match self
-            .checkpoint(&mut manifest, &Fresh { room: self.needed(more) / PAGE_BYTES as u64, ..Fresh::for_more() })
-        {
+        match self.checkpoint(
+            &mut manifest,
+            &NewGeneration { room: self.needed(more) / PAGE_BYTES as u64, ..NewGeneration::for_more() },
+        ) {
             Ok(()) => Ok(fits()),
-            Err(Failed::Stalled(_)) => Ok(false),
-            Err(Failed::Broken(e)) => {
+            Err(CommitFailure::Stalled(_)) => Ok(false),
+            Err(CommitFailure::Broken(e)) => {
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());
                 Err(e)
             }

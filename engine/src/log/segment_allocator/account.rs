@@ -1,6 +1,6 @@
 //! Where the bytes are.
 
-use super::Space;
+use super::SegmentAllocator;
 use crate::catalog::Catalog;
 use crate::log::devices::Devices;
 use stratakv_format::superblock::SLOTS;
@@ -33,7 +33,7 @@ pub(crate) struct SpaceBytes {
     pub(crate) sparse: bool,
 }
 
-impl Space {
+impl SegmentAllocator {
     /// Bytes of all files: segments, manifest, superblocks.
     pub(crate) fn file_bytes(&self, devices: &Devices) -> u64 {
         let segments: u64 = self.devices.values().map(super::DeviceSpace::files).sum();

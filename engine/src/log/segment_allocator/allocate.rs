@@ -1,7 +1,7 @@
 //! Taking pages for a frame: from the segment of its stream, from one with room that nobody uses, or from a new one.
 
-use super::{Active, DeviceSpace, Life, OWN_MAX, Space, Stream, reserve};
-use crate::catalog::{Flight, Hold, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
+use super::{DeviceSpace, OWN_MAX, OpenSegment, SegmentAllocator, SegmentLifetime, WriteStream, reserve};
+use crate::catalog::{Flight, Pin, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Access;
@@ -23,7 +23,7 @@ const SKIPS_MAX: usize = 16;
 const AHEAD_LEAVES: u64 = 2;
 
 /// What an allocation does next.
-enum Step {
+enum AllocationStep {
     Took(Location, Flight),
     Open(Opening),
     /// Somebody else opens a segment; look again when this count has passed.
@@ -58,7 +58,7 @@ pub(crate) enum Writer {
 /// [`ErrorKind::NoSpace`]: the capacity or the device is full but for the reserve. Nothing changed.
 pub(crate) fn allocate(
     devices: &Devices,
-    space: &Mutex<Space>,
+    space: &Mutex<SegmentAllocator>,
     device: DeviceIndex,
     writer: Writer,
     pages: u32,
@@ -78,14 +78,14 @@ pub(crate) fn allocate(
             }
             let (stream, sequence) = match writer {
                 Writer::Sequence(sequence) => (space.stream_of(devices, sequence, device), Some(sequence)),
-                Writer::Brief(sequence) => (Stream::Brief, Some(sequence)),
-                Writer::Cleaning => (Stream::Moved, None),
+                Writer::Brief(sequence) => (WriteStream::Brief, Some(sequence)),
+                Writer::Cleaning => (WriteStream::Moved, None),
             };
             let step = space.step(devices, device, (stream, sequence), pages, full.as_ref())?;
             (stream, step, Arc::clone(&space.changed))
         };
         match step {
-            Step::Took(location, flight) => {
+            AllocationStep::Took(location, flight) => {
                 if let Writer::Sequence(sequence) = writer {
                     lock(space).grew(sequence, device, pages);
                 }
@@ -94,10 +94,10 @@ pub(crate) fn allocate(
                 }
                 return Ok((location, flight));
             }
-            Step::Wait(seen) => {
+            AllocationStep::Wait(seen) => {
                 changed.wait_past(seen, None);
             }
-            Step::Open(opening) => {
+            AllocationStep::Open(opening) => {
                 let opened = open_segment(devices, &opening);
                 let outcome = lock(space).opened(devices, Some(stream), &opening, opened);
                 changed.notify();
@@ -114,7 +114,7 @@ pub(crate) fn allocate(
 
 /// Opens a segment on every device where a sequence fills one after the other and none with room is left: making a file takes longer
 /// than a device takes to write what is on its way to it.
-pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<Space>) {
+pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<SegmentAllocator>) {
     for device in devices.list.iter().filter(|device| device.takes_frames()) {
         let room = device.directory.space().map_or(0, |space| space.available);
         // Spares first, one at a time: others wait for what is being opened.
@@ -131,7 +131,7 @@ pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<Space>) {
     }
 }
 
-impl Space {
+impl SegmentAllocator {
     /// What [`open_ahead`] is to open next on a device whose file system has so many bytes left.
     fn ahead(&mut self, devices: &Devices, device: DeviceIndex, room: u64) -> Option<Opening> {
         let (whole, segment) = (nearly_whole(self.segment_pages - 2), self.segment_bytes());
@@ -141,7 +141,7 @@ impl Space {
         let allowed = self.allowance(devices).saturating_sub(self.owed_bytes());
         let may_grow = allowed.min(room) / segment > AHEAD_LEAVES;
         let own = self.devices.get_mut(&device)?;
-        let grows = own.streams.keys().any(|stream| matches!(stream, Stream::Own(_)));
+        let grows = own.streams.keys().any(|stream| matches!(stream, WriteStream::Own(_)));
         let ready = own.opening > 0 || own.partial.iter().any(|active| active.room() >= whole);
         if !grows || ready {
             return None;
@@ -155,24 +155,24 @@ impl Space {
     }
 
     /// Where frames of a sequence go on a device.
-    pub(crate) fn stream_of(&mut self, devices: &Devices, sequence: SequenceId, device: DeviceIndex) -> Stream {
+    pub(crate) fn stream_of(&mut self, devices: &Devices, sequence: SequenceId, device: DeviceIndex) -> WriteStream {
         let usable = u64::from(self.segment_pages - 2);
         let growth = self.growing.entry(sequence).or_default();
         let (class, written) = (growth.class, growth.pages.get(&device).copied().unwrap_or(0));
-        let Some(own) = self.devices.get_mut(&device) else { return Stream::Shared(class) };
-        let stream = Stream::Own(sequence);
+        let Some(own) = self.devices.get_mut(&device) else { return WriteStream::Shared(class) };
+        let stream = WriteStream::Own(sequence);
         if own.streams.contains_key(&stream) {
             return stream;
         }
         let segment = u64::from(self.segment_pages) * PAGE_BYTES as u64;
         let most =
             self.capacity.map_or(OWN_MAX, |capacity| (capacity / segment / devices.list.len() as u64 / 8).min(OWN_MAX));
-        let owned = own.streams.keys().filter(|stream| matches!(stream, Stream::Own(_))).count() as u64;
+        let owned = own.streams.keys().filter(|stream| matches!(stream, WriteStream::Own(_))).count() as u64;
         if written * 4 < usable || owned >= most {
-            return Stream::Shared(class);
+            return WriteStream::Shared(class);
         }
         // What it shared with nobody becomes its own.
-        let shared = Stream::Shared(class);
+        let shared = WriteStream::Shared(class);
         if own.streams.get(&shared).is_some_and(|active| active.only == Some(sequence))
             && let Some(active) = own.streams.remove(&shared)
         {
@@ -186,7 +186,13 @@ impl Space {
         *self.growing.entry(sequence).or_default().pages.entry(device).or_default() += u64::from(pages);
     }
 
-    fn took(&mut self, device: DeviceIndex, stream: Stream, writer: Option<SequenceId>, pages: u32) -> Result<Step> {
+    fn took(
+        &mut self,
+        device: DeviceIndex,
+        stream: WriteStream,
+        writer: Option<SequenceId>,
+        pages: u32,
+    ) -> Result<AllocationStep> {
         let active = self.space_of(device)?.streams.get_mut(&stream);
         let active = active
             .ok_or_else(|| Error::new(ErrorKind::NoSpace, format!("device {device} has no segment to write to")))?;
@@ -194,18 +200,18 @@ impl Space {
         active.only = if active.next_page == 1 { writer } else { active.only.filter(|only| Some(*only) == writer) };
         active.next_page += pages;
         active.handle.lazy.hold(true);
-        Ok(Step::Took(location, Flight::new(&active.handle, pages)))
+        Ok(AllocationStep::Took(location, Flight::new(&active.handle, pages)))
     }
 
     fn step(
         &mut self,
         devices: &Devices,
         device: DeviceIndex,
-        (stream, writer): (Stream, Option<SequenceId>),
+        (stream, writer): (WriteStream, Option<SequenceId>),
         pages: u32,
         full: Option<&Error>,
-    ) -> Result<Step> {
-        let fits = |active: &Active| active.room() >= pages;
+    ) -> Result<AllocationStep> {
+        let fits = |active: &OpenSegment| active.room() >= pages;
         let usable = self.segment_pages - 2;
         let lent = writer.is_some_and(|writer| self.lent.contains(&writer));
         let own = self.space_of(device)?;
@@ -213,26 +219,26 @@ impl Space {
             return self.took(device, stream, writer, pages);
         }
         // One with room: the emptiest, and for a sequence of its own nearly a whole one.
-        let wanted = if matches!(stream, Stream::Own(_)) { nearly_whole(usable) } else { pages };
+        let wanted = if matches!(stream, WriteStream::Own(_)) { nearly_whole(usable) } else { pages };
         if let Some(at) = own.partial.iter().rposition(|active| active.room() >= wanted.max(pages)) {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
         }
-        let kept = if stream == Stream::Moved || lent { 0 } else { reserve(own.used()) };
+        let kept = if stream == WriteStream::Moved || lent { 0 } else { reserve(own.used()) };
         if own.free.len() as u64 > kept
             && let Some(opening) = own.reopen(device)
         {
-            return Ok(Step::Open(opening));
+            return Ok(AllocationStep::Open(opening));
         }
         let spare = (own.free.len() as u64) < kept;
         // What is moved in the background comes again: where many files cannot be written to, no more of them are made.
-        let in_vain = stream == Stream::Moved && own.aside.len() >= SKIPS_MAX;
+        let in_vain = stream == WriteStream::Moved && own.aside.len() >= SKIPS_MAX;
         if full.is_none() && !in_vain && self.may_grow(devices) {
-            return Ok(Step::Open(self.space_of(device)?.grow(device, spare)));
+            return Ok(AllocationStep::Open(self.space_of(device)?.grow(device, spare)));
         }
         let own = self.space_of(device)?;
         if own.opening > 0 {
-            return Ok(Step::Wait(self.changed.epoch()));
+            return Ok(AllocationStep::Wait(self.changed.epoch()));
         }
         // Apart from its own kind, rather than not at all.
         if let Some(at) = own.partial.iter().rposition(fits) {
@@ -250,10 +256,10 @@ impl Space {
     fn switch(
         &mut self,
         device: DeviceIndex,
-        (stream, writer): (Stream, Option<SequenceId>),
-        active: Active,
+        (stream, writer): (WriteStream, Option<SequenceId>),
+        active: OpenSegment,
         pages: u32,
-    ) -> Result<Step> {
+    ) -> Result<AllocationStep> {
         let before = self.space_of(device)?.streams.insert(stream, active);
         if let Some(before) = before {
             self.retire(device, before);
@@ -283,16 +289,16 @@ impl Space {
     fn opened(
         &mut self,
         devices: &Devices,
-        stream: Option<Stream>,
+        stream: Option<WriteStream>,
         opening: &Opening,
-        outcome: std::result::Result<Opened, Failed>,
+        outcome: std::result::Result<OpenedSegment, AllocateFailure>,
     ) -> Result<()> {
         let (device, id) = (opening.device, opening.id);
         let own = self.space_of(device)?;
         own.opening -= 1;
         let opened = match outcome {
             Ok(opened) => opened,
-            Err(Failed { error, exists }) => {
+            Err(AllocateFailure { error, exists }) => {
                 // Not tried again at once: others may be well.
                 if exists {
                     own.aside.push((id, opening.generation - 1));
@@ -328,11 +334,11 @@ impl Space {
             lazy: devices.segment_file(own, id, Some(opened.file)),
             read_unit: own.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
-            pin: Hold::new(),
+            pin: Pin::new(),
         });
         self.opened.push(Arc::clone(&handle));
-        self.handles.insert(key, Life::of(&handle));
-        let active = Active { handle, next_page: 1, only: None };
+        self.handles.insert(key, SegmentLifetime::of(&handle));
+        let active = OpenSegment { handle, next_page: 1, only: None };
         let before = match stream {
             Some(stream) => self.space_of(device)?.streams.insert(stream, active),
             None => Some(active),
@@ -365,21 +371,21 @@ fn nearly_whole(usable: u32) -> u32 {
     usable - usable / 8
 }
 
-struct Opened {
+struct OpenedSegment {
     file: Arc<DeviceFile>,
     nonce: u64,
     /// The file was made now.
     made: bool,
 }
 
-struct Failed {
+struct AllocateFailure {
     error: Error,
     /// The segment stays one of the device.
     exists: bool,
 }
 
 /// Makes or opens the file of a segment, and writes its header and trailer unless it stays free. Not synced.
-fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Opened, Failed> {
+fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<OpenedSegment, AllocateFailure> {
     let (device, id) = (opening.device, opening.id);
     let bytes = u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64;
     let name = segment::file_name(id);
@@ -396,8 +402,8 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         }
         Ok((directory.create_file(&name, bytes)?, nonce, true))
     };
-    let (file, nonce, made) = open().map_err(|error| Failed { error, exists: !opening.fresh })?;
-    let failed = |error| Failed { error, exists: true };
+    let (file, nonce, made) = open().map_err(|error| AllocateFailure { error, exists: !opening.fresh })?;
+    let failed = |error| AllocateFailure { error, exists: true };
     // In its first life also where that was begun before and failed: no sync may have covered the name yet.
     if (made || opening.generation == 1) && !mutated(Mutant::SegmentNameNotSynced) {
         let synced = devices.get(device).and_then(|own| own.directory.sync_dir(segment::DIRECTORY));
@@ -406,7 +412,7 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
     if opening.spare {
         // Its length and its blocks are to be there after a crash as well.
         devices.sync_all([(device, &file)].into_iter()).map_err(failed)?;
-        return Ok(Opened { file, nonce, made });
+        return Ok(OpenedSegment { file, nonce, made });
     }
     let created = U64::new(unix_ms() / 1000);
     let page = |position| SegmentPage {
@@ -428,5 +434,5 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         .write_all(&target, 0, &page(POSITION_HEADER).encode())
         .and_then(|()| devices.write_all(&target, bytes - PAGE_BYTES as u64, &page(POSITION_TRAILER).encode()));
     written.map_err(failed)?;
-    Ok(Opened { file, nonce, made })
+    Ok(OpenedSegment { file, nonce, made })
 }

@@ -1,14 +1,14 @@
 //! Space in segments: where the next frame goes, which segments are free, and what the manifest must be told of them.
 //!
 //! Every segment of a device is in exactly one place: written to by a stream, open with room left and nobody's, sealed, free, set
-//! aside, or being opened. The lock of [`Space`] is never held over I/O.
+//! aside, or being opened. The lock of [`SegmentAllocator`] is never held over I/O.
 
 mod account;
 mod allocate;
 
 use super::devices::{Device, Devices};
 use crate::catalog::{
-    Catalog, FrameBody, FrameSlot, Held, Hold, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
+    Catalog, FrameBody, FrameSlot, Pin, PinWatch, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
     seal_record,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -33,7 +33,7 @@ const OWN_MAX: u64 = 16;
 
 /// What is written together, because it dies together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stream {
+pub(crate) enum WriteStream {
     /// Sequences that are small so far, by what ends them: nothing known, a time to live, eviction.
     Shared(u8),
     /// A sequence that is large enough for segments of its own.
@@ -45,26 +45,26 @@ pub(crate) enum Stream {
 }
 
 /// A segment that takes frames.
-struct Active {
+struct OpenSegment {
     handle: Arc<SegmentHandle>,
     next_page: u32,
     /// The only sequence that wrote to it so far.
     only: Option<SequenceId>,
 }
 
-impl Active {
+impl OpenSegment {
     fn room(&self) -> u32 {
         self.handle.pages.saturating_sub(1).saturating_sub(self.next_page)
     }
 }
 
 /// The present life of a segment, for as long as anybody has it.
-struct Life {
+struct SegmentLifetime {
     handle: Weak<SegmentHandle>,
-    held: Held,
+    held: PinWatch,
 }
 
-impl Life {
+impl SegmentLifetime {
     fn of(handle: &Arc<SegmentHandle>) -> Self {
         Self { handle: Arc::downgrade(handle), held: handle.pin.watch() }
     }
@@ -76,13 +76,13 @@ impl Life {
 
 #[derive(Default)]
 struct DeviceSpace {
-    streams: BTreeMap<Stream, Active>,
+    streams: BTreeMap<WriteStream, OpenSegment>,
     /// Open, with room, and nobody writes to them.
-    partial: Vec<Active>,
+    partial: Vec<OpenSegment>,
     sealed: BTreeSet<SegmentId>,
     /// Free segments with the generation that ended.
     free: Vec<(SegmentId, u64)>,
-    /// Free segments whose file could not be opened or written to; not tried again before [`Space::retry`].
+    /// Free segments whose file could not be opened or written to; not tried again before [`SegmentAllocator::retry`].
     aside: Vec<(SegmentId, u64)>,
     /// Segments whose file is being made or written to.
     opening: u64,
@@ -144,20 +144,20 @@ fn reserve(used: u64) -> u64 {
 
 /// What is known about a sequence that is being written.
 #[derive(Default)]
-struct Growth {
+struct WriteHistory {
     class: u8,
     /// Pages written by this handle, by device.
     pages: BTreeMap<DeviceIndex, u64>,
 }
 
 /// Space of all devices.
-pub(crate) struct Space {
+pub(crate) struct SegmentAllocator {
     devices: BTreeMap<DeviceIndex, DeviceSpace>,
-    handles: HashMap<SegmentKey, Life>,
+    handles: HashMap<SegmentKey, SegmentLifetime>,
     frames: HashMap<FrameId, Weak<FrameSlot>>,
     /// Entries of `frames` from which on dead ones are looked for.
     frames_sweep: usize,
-    growing: HashMap<SequenceId, Growth>,
+    growing: HashMap<SequenceId, WriteHistory>,
     /// Segment records that go into the next commit.
     pending: RecordBuffer,
     /// Segments that `pending` opens: their headers are written, not synced.
@@ -179,7 +179,7 @@ pub(crate) struct Space {
     changed: Arc<EventCount>,
 }
 
-impl Space {
+impl SegmentAllocator {
     /// The space that `catalog` leaves.
     pub(crate) fn new(devices: &Devices, catalog: &Catalog, capacity: Option<u64>) -> Result<Self> {
         let mut space = Self {
@@ -210,7 +210,7 @@ impl Space {
                 }
                 SegmentState::Open => {
                     let handle = space.handle(devices, *key, meta)?;
-                    space.retire(key.0, Active { handle, next_page: meta.used_pages, only: None });
+                    space.retire(key.0, OpenSegment { handle, next_page: meta.used_pages, only: None });
                 }
             }
         }
@@ -224,7 +224,7 @@ impl Space {
         key: SegmentKey,
         meta: &SegmentMeta,
     ) -> Result<Arc<SegmentHandle>> {
-        if let Some(handle) = self.handles.get(&key).and_then(Life::handle) {
+        if let Some(handle) = self.handles.get(&key).and_then(SegmentLifetime::handle) {
             return Ok(handle);
         }
         let device = devices.get(key.0)?;
@@ -236,9 +236,9 @@ impl Space {
             lazy: devices.segment_file(device, key.1, None),
             read_unit: device.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
-            pin: Hold::new(),
+            pin: Pin::new(),
         });
-        self.handles.insert(key, Life::of(&handle));
+        self.handles.insert(key, SegmentLifetime::of(&handle));
         Ok(handle)
     }
 
@@ -268,7 +268,7 @@ impl Space {
         pointer
     }
 
-    /// Says what ends a sequence: see [`Stream::Shared`].
+    /// Says what ends a sequence: see [`WriteStream::Shared`].
     pub(crate) fn classify(&mut self, sequence: SequenceId, class: u8) {
         self.growing.entry(sequence).or_default().class = class;
     }
@@ -286,7 +286,7 @@ impl Space {
         self.growing.remove(&sequence);
         let own = self.devices.iter_mut();
         let left: Vec<_> = own
-            .filter_map(|(device, own)| own.streams.remove(&Stream::Own(sequence)).map(|active| (*device, active)))
+            .filter_map(|(device, own)| own.streams.remove(&WriteStream::Own(sequence)).map(|active| (*device, active)))
             .collect();
         for (device, active) in left {
             self.retire(device, active);
@@ -294,12 +294,12 @@ impl Space {
     }
 
     /// Puts an open segment aside for whoever needs its room, or seals it.
-    fn retire(&mut self, device: DeviceIndex, active: Active) {
+    fn retire(&mut self, device: DeviceIndex, active: OpenSegment) {
         let usable = self.segment_pages - 2;
         let Some(own) = self.devices.get_mut(&device) else { return };
         let full = if active.room() >= (usable / 8).max(1) {
             own.partial.push(active);
-            own.partial.sort_by_key(Active::room);
+            own.partial.sort_by_key(OpenSegment::room);
             (own.partial.len() > PARTIAL_MAX).then(|| own.partial.remove(0))
         } else {
             Some(active)
@@ -309,7 +309,7 @@ impl Space {
         }
     }
 
-    fn seal(&mut self, active: Active) {
+    fn seal(&mut self, active: OpenSegment) {
         if active.handle.in_flight_pages() == 0 {
             active.handle.lazy.hold(false);
         }
@@ -390,7 +390,7 @@ impl Space {
 
     /// Seals open segments of which less than half of what was written lives, so that the rest can be had back.
     pub(crate) fn seal_wasted(&mut self, catalog: &Catalog) {
-        let wasted = |active: &Active| {
+        let wasted = |active: &OpenSegment| {
             let used = u64::from(active.next_page - 1);
             let live = catalog.segments.get(&active.handle.key).map_or(0, |meta| meta.live_pages);
             used > 0 && (live + active.handle.in_flight_pages()) * 2 < used
@@ -398,7 +398,7 @@ impl Space {
         let mut sealed = Vec::new();
         for own in self.devices.values_mut() {
             sealed.extend(own.partial.extract_if(.., |active| wasted(active)));
-            let streams: Vec<Stream> =
+            let streams: Vec<WriteStream> =
                 own.streams.iter().filter(|(_, active)| wasted(active)).map(|(stream, _)| *stream).collect();
             sealed.extend(streams.iter().filter_map(|stream| own.streams.remove(stream)));
         }
@@ -408,9 +408,9 @@ impl Space {
     /// Seals segments that were opened for whoever comes, and that nobody has written to, so that their files can be had back.
     /// Whether there were any: the commit after the one that names them frees them.
     pub(crate) fn seal_unused(&mut self) -> bool {
-        let unused = |active: &mut Active| active.next_page == 1;
+        let unused = |active: &mut OpenSegment| active.next_page == 1;
         let own = self.devices.values_mut();
-        let sealed: Vec<Active> = own.flat_map(|own| own.partial.extract_if(.., unused)).collect();
+        let sealed: Vec<OpenSegment> = own.flat_map(|own| own.partial.extract_if(.., unused)).collect();
         let any = !sealed.is_empty();
         sealed.into_iter().for_each(|active| self.seal(active));
         any
@@ -522,7 +522,7 @@ impl Space {
 
     /// Pages of a segment that no commit has named yet.
     pub(crate) fn in_flight(&self, key: SegmentKey) -> u64 {
-        self.handles.get(&key).and_then(Life::handle).map_or(0, |handle| handle.in_flight_pages())
+        self.handles.get(&key).and_then(SegmentLifetime::handle).map_or(0, |handle| handle.in_flight_pages())
     }
 
     /// The manifest says durably that this segment is free: its file may live again. Whether there are many more such files than

@@ -4,9 +4,9 @@
 
 use crate::error::Result;
 use crate::retrieval::bounds::query::BoundQuery;
-use crate::retrieval::bounds::summary::{Bounds, KeyBounds};
-use crate::retrieval::selector::{Ask, ScoreForm, Selector, best, powers, summary_as};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::bounds::summary::{Bounds, BoundsSpec};
+use crate::retrieval::selector::{HeadAggregation, ScoreRequest, Selector, best, powers, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
@@ -52,11 +52,11 @@ fn initial_level(groups: usize, density: f64, levels: usize) -> usize {
 }
 
 /// Runs of a level, one after the other.
-type Piece = (usize, Range<usize>);
+type TreePiece = (usize, Range<usize>);
 
 /// The groups as runs of at most this level, as long ones as start where they do, end inside, and are whole.
-fn pieces(bounds: &Bounds, groups: &Range<usize>, longest: usize) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
+fn pieces(bounds: &Bounds, groups: &Range<usize>, longest: usize) -> Vec<TreePiece> {
+    let mut pieces: Vec<TreePiece> = Vec::new();
     let mut at = groups.start;
     while at < groups.end {
         let fits = |l: &usize| {
@@ -74,38 +74,38 @@ fn pieces(bounds: &Bounds, groups: &Range<usize>, longest: usize) -> Vec<Piece> 
 }
 
 /// A run with an upper bound of the scores of its groups.
-struct Chunk {
+struct TreeChunk {
     upper: f32,
     level: usize,
     run: usize,
 }
 
-impl Chunk {
+impl TreeChunk {
     fn groups(&self) -> Range<usize> {
         self.run << self.level..(self.run + 1) << self.level
     }
 }
 
 /// The higher bound first; among equals what lies before, as where every group is bounded.
-impl Ord for Chunk {
+impl Ord for TreeChunk {
     fn cmp(&self, other: &Self) -> Ordering {
         self.upper.total_cmp(&other.upper).then_with(|| other.groups().start.cmp(&self.groups().start))
     }
 }
 
-impl PartialOrd for Chunk {
+impl PartialOrd for TreeChunk {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Chunk {
+impl PartialEq for TreeChunk {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Chunk {}
+impl Eq for TreeChunk {}
 
 /// How bounds of the products of each head become one of the softmax: `weight * 2^(factor * (x - maximum))` rises with them, so
 /// that the sums over heads are bounds again.
@@ -142,8 +142,8 @@ struct Scorer<'a> {
 
 impl<'a> Scorer<'a> {
     /// With the chunks to begin with: these pieces, or parts of them.
-    fn new(ask: &Ask<'_>, bounds: &'a Bounds, pieces: Vec<Piece>) -> (Self, Vec<Chunk>) {
-        if ask.form != ScoreForm::Raw {
+    fn new(ask: &ScoreRequest<'_>, bounds: &'a Bounds, pieces: Vec<TreePiece>) -> (Self, Vec<TreeChunk>) {
+        if ask.aggregation != HeadAggregation::Sum {
             return Self::by_heads(ask, bounds, &pieces);
         }
         let query = BoundQuery::summed(ask);
@@ -155,11 +155,11 @@ impl<'a> Scorer<'a> {
 
     /// Each head is normalised by the sum over all groups, as where every group is bounded. Groups are bounded here where a head has
     /// its highest chunk, and in a sample of chunks. The others have the sum of theirs times what the sample has of its own.
-    fn by_heads(ask: &Ask<'_>, bounds: &'a Bounds, pieces: &[Piece]) -> (Self, Vec<Chunk>) {
+    fn by_heads(ask: &ScoreRequest<'_>, bounds: &'a Bounds, pieces: &[TreePiece]) -> (Self, Vec<TreeChunk>) {
         let count = ask.query.len() / ask.shape.key_dim;
         let lanes = count.next_multiple_of(8);
         let mut query = BoundQuery::heads(ask);
-        let mut put = |(level, runs): Piece, out: &mut Vec<f32>| {
+        let mut put = |(level, runs): TreePiece, out: &mut Vec<f32>| {
             let first = out.len();
             out.resize(first + runs.len() * lanes, 0.0);
             query.put_upper(bounds, level, runs, &mut out[first..], lanes);
@@ -187,7 +187,7 @@ impl<'a> Scorer<'a> {
         let (mut units, mut chunks) = (Vec::with_capacity(uppers.len()), Vec::new());
         let [mut known, mut rest, mut sample, mut within] = [(); 4].map(|()| vec![0.0; lanes]);
         for (at, (row, (level, run))) in uppers.chunks_exact(lanes).zip(runs()).enumerate() {
-            let chunk = Chunk { upper: 0.0, level, run };
+            let chunk = TreeChunk { upper: 0.0, level, run };
             let groups = chunk.groups();
             match split.get(&at) {
                 Some(of_sample) if level > 0 => {
@@ -198,7 +198,7 @@ impl<'a> Scorer<'a> {
                         add(&mut sample, row, groups.len() as f32);
                         units[first..].chunks_exact(lanes).for_each(|row| add(&mut within, row, 1.0));
                     }
-                    chunks.extend(groups.map(|run| Chunk { upper: 0.0, level: 0, run }));
+                    chunks.extend(groups.map(|run| TreeChunk { upper: 0.0, level: 0, run }));
                 }
                 _ => {
                     add(if level > 0 { &mut rest } else { &mut known }, row, groups.len() as f32);
@@ -219,7 +219,7 @@ impl<'a> Scorer<'a> {
     }
 
     /// Adds the chunks of a piece.
-    fn add(&mut self, (level, runs): Piece, chunks: &mut impl Extend<Chunk>) {
+    fn add(&mut self, (level, runs): TreePiece, chunks: &mut impl Extend<TreeChunk>) {
         self.sums.resize(runs.len(), 0.0);
         match &self.heads {
             None => self.query.put_upper(self.bounds, level, runs.clone(), &mut self.sums, 1),
@@ -232,11 +232,11 @@ impl<'a> Scorer<'a> {
                 }
             }
         }
-        chunks.extend(runs.zip(&self.sums).map(|(run, sum)| Chunk { upper: *sum, level, run }));
+        chunks.extend(runs.zip(&self.sums).map(|(run, sum)| TreeChunk { upper: *sum, level, run }));
     }
 
     /// A lower bound of the scores of the groups of a chunk.
-    fn lower(&mut self, chunk: &Chunk) -> f32 {
+    fn lower(&mut self, chunk: &TreeChunk) -> f32 {
         let mut out = [0.0];
         match &self.heads {
             None => self.query.put_lower(self.bounds, chunk.level, chunk.run, &mut out),
@@ -252,10 +252,10 @@ impl<'a> Scorer<'a> {
 
 impl LeoAm {
     /// The chunks to begin with.
-    fn initial(&self, bounds: &Bounds, ask: &Ask<'_>) -> Vec<Piece> {
+    fn initial(&self, bounds: &Bounds, ask: &ScoreRequest<'_>) -> Vec<TreePiece> {
         let density = self.density.unwrap_or(ask.count as f64 / ask.groups.len().max(1) as f64).clamp(1e-4, 1.0);
         let longest = initial_level(ask.groups.len(), density, bounds.levels());
-        let most = if ask.form != ScoreForm::Raw { SOFTMAX_LEVEL } else { LEVELS };
+        let most = if ask.aggregation != HeadAggregation::Sum { SOFTMAX_LEVEL } else { LEVELS };
         pieces(bounds, &ask.groups, longest.min(most))
     }
 }
@@ -265,11 +265,11 @@ impl Selector for LeoAm {
         "leoam"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
-        vec![Arc::new(KeyBounds { levels: LEVELS }) as _]
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        vec![Arc::new(BoundsSpec { levels: LEVELS }) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let bounds: &Bounds = summary_as(summaries)?;
         let (mut scorer, chunks) = Scorer::new(ask, bounds, self.initial(bounds, ask));
         let mut heap = BinaryHeap::from(chunks);
@@ -299,7 +299,8 @@ impl Selector for LeoAm {
                 scorer.add((chunk.level - levels, chunk.run << levels..(chunk.run + 1) << levels), &mut heap);
             } else {
                 // Nothing much is left out: all groups of what is not split yet, at once.
-                let (mut groups, mut rest): (Vec<Chunk>, Vec<Chunk>) = heap.drain().partition(|chunk| chunk.level == 0);
+                let (mut groups, mut rest): (Vec<TreeChunk>, Vec<TreeChunk>) =
+                    heap.drain().partition(|chunk| chunk.level == 0);
                 rest.push(chunk);
                 rest.sort_unstable_by_key(|chunk| chunk.groups().start);
                 for run in rest.chunk_by(|a, b| a.groups().end == b.groups().start) {
@@ -327,8 +328,8 @@ mod tests {
         groups: usize,
         (run, spread, steps): (usize, f32, f32),
         random: &mut impl FnMut() -> f32,
-    ) -> [Box<dyn KeySummary>; 2] {
-        let mut kinds = [1, LEVELS].map(|levels| KeyBounds { levels }.layer(0, shape).unwrap());
+    ) -> [Box<dyn LayerSummary>; 2] {
+        let mut kinds = [1, LEVELS].map(|levels| BoundsSpec { levels }.layer(0, shape).unwrap());
         let mut centre = vec![0.0; shape.width()];
         for group in 0..groups {
             if group % run == 0 {
@@ -370,8 +371,8 @@ mod tests {
             let forced = [range.start..(range.start + sinks).min(range.end), range.end.saturating_sub(recent).max(range.start)..range.end];
             let all_forced = range.clone().filter(|group| forced.iter().any(|forced| forced.contains(group))).count();
             let count = (places * range.len() as f64) as usize + all_forced;
-            let mut ask = Ask {
-                query: &query, shape, scale: 0.5, form: ScoreForm::Raw, groups: range.clone(), forced: forced.clone(),
+            let mut ask = ScoreRequest {
+                query: &query, shape, scale: 0.5, aggregation: HeadAggregation::Sum, groups: range.clone(), forced: forced.clone(),
                 count: count - all_forced,
             };
             let leoam = LeoAm { density };
@@ -385,15 +386,15 @@ mod tests {
             prop_assert_eq!(chosen(&scores), chosen(&expected));
 
             // By softmax likewise, with the normalisers that it has: nothing that is left out is better.
-            ask.form = ScoreForm::Softmax;
+            ask.aggregation = HeadAggregation::Softmax;
             leoam.score(&[tree.as_ref()], &ask, &mut scores).unwrap();
             let bounds: &Bounds = summary_as(&[tree.as_ref()]).unwrap();
             let (mut scorer, initial) = Scorer::new(&ask, bounds, leoam.initial(bounds, &ask));
             let mut all = Vec::new();
             scorer.add((0, range.clone()), &mut all);
             let chosen = chosen(&scores);
-            let free = |chunk: &&Chunk| !ask.is_forced(chunk.run);
-            let (taken, left): (Vec<&Chunk>, Vec<&Chunk>) = all.iter().filter(free).partition(|chunk| chosen.contains(&(chunk.run as u64)));
+            let free = |chunk: &&TreeChunk| !ask.is_forced(chunk.run);
+            let (taken, left): (Vec<&TreeChunk>, Vec<&TreeChunk>) = all.iter().filter(free).partition(|chunk| chosen.contains(&(chunk.run as u64)));
             let lowest = taken.iter().map(|chunk| chunk.upper).fold(f32::INFINITY, f32::min);
             let highest = left.iter().map(|chunk| chunk.upper).fold(0.0, f32::max);
             prop_assert!(highest <= lowest * (1.0 + 1e-4), "{highest} is left, {lowest} taken");

@@ -2,9 +2,9 @@
 
 use crate::error::Result;
 use crate::retrieval::bounds::query::BoundQuery;
-use crate::retrieval::bounds::summary::{Bounds, KeyBounds};
-use crate::retrieval::selector::{Ask, ScoreForm, Selector, each_tile, summary_as};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::bounds::summary::{Bounds, BoundsSpec};
+use crate::retrieval::selector::{HeadAggregation, ScoreRequest, Selector, each_tile, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ impl Selector for Quest {
         "minmax"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
-        vec![Arc::new(KeyBounds { levels: 1 }) as _]
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        vec![Arc::new(BoundsSpec { levels: 1 }) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let bounds: &Bounds = summary_as(summaries)?;
-        if ask.form == ScoreForm::Raw {
+        if ask.aggregation == HeadAggregation::Sum {
             BoundQuery::summed(ask).put_upper(bounds, 0, ask.groups.clone(), scores, 1);
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use crate::attention::RowQuery;
 use crate::retrieval::bounds::summary::Bounds;
-use crate::retrieval::selector::Ask;
+use crate::retrieval::selector::ScoreRequest;
 use std::ops::Range;
 
 /// A query, split by sign: `sum_j max(q_j max_j, q_j min_j)` is the product of its negative part with the minima and of its
@@ -17,7 +17,7 @@ pub(crate) struct BoundQuery {
 
 impl BoundQuery {
     /// A column per query head.
-    pub(crate) fn heads(ask: &Ask<'_>) -> Self {
+    pub(crate) fn heads(ask: &ScoreRequest<'_>) -> Self {
         let part = |sign: fn(f32) -> f32| {
             let part: Vec<f32> = ask.query.iter().map(|q| sign(*q)).collect();
             RowQuery::new(&part, ask.shape.kv_heads, ask.shape.key_dim)
@@ -27,7 +27,7 @@ impl BoundQuery {
     }
 
     /// One column, of sums over query heads: as for one vector, whose cost does not grow with their number.
-    pub(crate) fn summed(ask: &Ask<'_>) -> Self {
+    pub(crate) fn summed(ask: &ScoreRequest<'_>) -> Self {
         let (dim, width) = (ask.shape.key_dim, ask.shape.width());
         let ratio = ask.query.len() / width;
         let mut weights = vec![0.0; 2 * width];
@@ -81,9 +81,9 @@ impl BoundQuery {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::retrieval::bounds::summary::KeyBounds;
-    use crate::retrieval::selector::ScoreForm;
-    use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, SummaryKind};
+    use crate::retrieval::bounds::summary::BoundsSpec;
+    use crate::retrieval::selector::HeadAggregation;
+    use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
     use half::{bf16, f16};
     use proptest::prelude::*;
     use stratakv_format::DType;
@@ -104,9 +104,9 @@ mod tests {
                 ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
             };
             let shape = KeyShape { kv_heads, key_dim, group_tokens, dtype };
-            let mut summary = KeyBounds { levels: 4 }.layer(0, shape).unwrap();
+            let mut summary = BoundsSpec { levels: 4 }.layer(0, shape).unwrap();
             let mut keys = Vec::new();
-            let fill = |summary: &mut dyn KeySummary, keys: &mut Vec<Vec<f32>>, random: &mut dyn FnMut() -> f32| {
+            let fill = |summary: &mut dyn LayerSummary, keys: &mut Vec<Vec<f32>>, random: &mut dyn FnMut() -> f32| {
                 while summary.groups() < groups {
                     let mut plane = Vec::new();
                     for _ in 0..shape.width() * group_tokens {
@@ -129,8 +129,8 @@ mod tests {
             fill(summary.as_mut(), &mut keys, &mut random);
             let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| random()).collect();
             let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
-            let (form, forced) = (ScoreForm::Raw, [0..0, groups..groups]);
-            let ask = Ask { query: &query, shape, scale: 1.0, form, groups: 0..groups, forced, count: groups };
+            let (aggregation, forced) = (HeadAggregation::Sum, [0..0, groups..groups]);
+            let ask = ScoreRequest { query: &query, shape, scale: 1.0, aggregation, groups: 0..groups, forced, count: groups };
             let (mut bounded, mut joint, heads) = (BoundQuery::heads(&ask), BoundQuery::summed(&ask), kv_heads * ratio);
             for level in 0..4 {
                 prop_assert_eq!(bounds.runs(level), groups >> level);

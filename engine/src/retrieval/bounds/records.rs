@@ -16,14 +16,14 @@ use stratakv_format::layout::LayerGeometry;
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// Records of consecutive groups, with their part of the memory account.
-struct Chunk {
+struct RecordChunk {
     records: Vec<u16>,
     held: Option<Reservation>,
 }
 
 /// Records of consecutive groups that others hold too.
 pub(crate) struct SharedRecords {
-    chunk: Arc<Chunk>,
+    chunk: Arc<RecordChunk>,
     elements: Range<usize>,
 }
 
@@ -42,14 +42,14 @@ pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Option<Reservation>;
 pub(crate) struct MinMax {
     /// Minima `[kv_heads, key_dim]` and then maxima, per group; all chunks but the last hold [`Self::chunk_groups`] of them.
     /// The last may hold more than count.
-    chunks: Vec<Arc<Chunk>>,
+    chunks: Vec<Arc<RecordChunk>>,
     groups: usize,
     /// Elements of the minima of one record.
     elements: usize,
     element: DType,
 }
 
-impl Chunk {
+impl RecordChunk {
     fn bytes(&self) -> usize {
         self.held.as_ref().map_or(0, Reservation::bytes)
     }
@@ -88,7 +88,7 @@ impl MinMax {
 
     /// Bytes that a clone has to itself: the list of chunks.
     pub(crate) fn own_bytes(&self) -> usize {
-        self.chunks.capacity() * size_of::<Arc<Chunk>>()
+        self.chunks.capacity() * size_of::<Arc<RecordChunk>>()
     }
 
     /// Makes room for `more` groups. `false` when there is no memory for it; the records are as they were.
@@ -112,7 +112,7 @@ impl MinMax {
             let Some(held) = reserve(2 * elements) else { return false };
             let mut records = Vec::new();
             records.reserve_exact(elements);
-            let chunk = |records| Arc::new(Chunk { records, held: Some(held) });
+            let chunk = |records| Arc::new(RecordChunk { records, held: Some(held) });
             match self.chunks.get_mut(index) {
                 Some(old) => {
                     records.extend_from_slice(&old.records[..used]);
@@ -151,7 +151,7 @@ impl MinMax {
     }
 
     /// Where the records of groups `range` are: chunks, and elements of each.
-    fn places(&self, range: Range<usize>) -> impl Iterator<Item = (&Arc<Chunk>, Range<usize>)> {
+    fn places(&self, range: Range<usize>) -> impl Iterator<Item = (&Arc<RecordChunk>, Range<usize>)> {
         let (record, full) = (self.record(), self.chunk_groups());
         let chunks = self.chunks.iter().enumerate().skip(range.start / full);
         chunks.take_while(move |(index, _)| index * full < range.end).map(move |(index, chunk)| {
@@ -401,7 +401,7 @@ mod tests {
 
     fn plenty() -> impl FnMut(usize) -> Option<Reservation> {
         let budget = MemoryBudget::new(1 << 30);
-        move |bytes| budget.try_reserve(bytes, Category::Summaries)
+        move |bytes| budget.try_reserve(bytes, Category::SummaryResidency)
     }
 
     fn to_bytes(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
@@ -492,7 +492,7 @@ mod tests {
             // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
             let elements = usize::from(dim);
             let budget = MemoryBudget::new(1 << 30);
-            let mut reserve = |bytes| budget.try_reserve(bytes, Category::Summaries);
+            let mut reserve = |bytes| budget.try_reserve(bytes, Category::SummaryResidency);
             let mut summary = MinMax::new(&layer(1, dim), DType::F16);
             let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
             let record = |value: u16| value.to_le_bytes().repeat(2 * elements);

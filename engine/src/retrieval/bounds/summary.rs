@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::metrics::Reservation;
 use crate::retrieval::bounds::layer_records::LayerRecords;
 use crate::retrieval::bounds::records::{MinMax, Reserve, extremes, ordered};
-use crate::retrieval::stored_summary::StoredAs;
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use crate::retrieval::stored_summary::SummaryRecordId;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -15,17 +15,17 @@ use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 /// The kind of summary that keeps minima and maxima. `levels` is 1 for groups alone; each further one covers runs twice as
 /// long, at half the memory of the level below.
 #[derive(Clone, Copy, Debug)]
-pub struct KeyBounds {
+pub struct BoundsSpec {
     /// Levels, 1 to 16.
     pub levels: usize,
 }
 
-impl SummaryKind for KeyBounds {
+impl SummarySpec for BoundsSpec {
     fn id(&self) -> String {
         format!("bounds/{}", self.levels)
     }
 
-    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         let levels = vec![Records::new(2 * shape.width()); self.levels.clamp(1, 16)];
         Ok(Box::new(Bounds { shape, element: MinMax::element(shape.dtype), levels, streamed: None }))
     }
@@ -152,7 +152,7 @@ impl Bounds {
     }
 }
 
-impl KeySummary for Bounds {
+impl LayerSummary for Bounds {
     fn groups(&self) -> usize {
         self.runs(0)
     }
@@ -184,9 +184,9 @@ impl KeySummary for Bounds {
         self.levels.iter().enumerate().map(|(level, records)| records.bytes_for((groups >> level) + 1)).sum()
     }
 
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         let record_bytes = u32::try_from(self.levels[0].record_bytes()).unwrap_or(u32::MAX);
-        Some(StoredAs(SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }))
+        Some(SummaryRecordId(SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

@@ -1,9 +1,9 @@
 //! The exact oracle: scores of all keys. For evaluation: it keeps every key in memory.
 
 use crate::error::Result;
-use crate::retrieval::exact::summary::{Exact, ExactKeys};
-use crate::retrieval::selector::{Ask, Selector, by_tokens, summary_as};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::exact::summary::{Exact, ExactSpec};
+use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;
 
 /// Selection by exact scores.
@@ -15,11 +15,11 @@ impl Selector for Oracle {
         "oracle"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
-        vec![Arc::new(ExactKeys) as _]
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        vec![Arc::new(ExactSpec) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &Exact = summary_as(summaries)?;
         by_tokens(ask, scores, |lanes| keys.scorer(lanes));
         Ok(())

@@ -2,19 +2,19 @@
 
 use crate::error::Result;
 use crate::retrieval::lanes::{Lanes, multiply};
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, widen};
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec, widen};
 use std::ops::Range;
 
 /// The kind of summary that keeps every key.
 #[derive(Clone, Copy, Debug)]
-pub struct ExactKeys;
+pub struct ExactSpec;
 
-impl SummaryKind for ExactKeys {
+impl SummarySpec for ExactSpec {
     fn id(&self) -> String {
         "exact".into()
     }
 
-    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         Ok(Box::new(Exact { shape, planes: Records::new(shape.width() * shape.group_tokens * shape.dtype.bytes()) }))
     }
 }
@@ -54,7 +54,7 @@ impl Exact {
     }
 }
 
-impl KeySummary for Exact {
+impl LayerSummary for Exact {
     fn groups(&self) -> usize {
         self.planes.count()
     }

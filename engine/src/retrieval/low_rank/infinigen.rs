@@ -4,9 +4,9 @@
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::lanes::Lanes;
-use crate::retrieval::low_rank::summary::{LowRank, LowRankKeys};
-use crate::retrieval::selector::{Ask, Selector, each_tile, low_rank, summary_as};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec};
+use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, low_rank, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::top_k::{highest, score_order};
 use crate::simd::widest;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 /// Per-token, per-head selection by an adapter whose columns each belong to one head.
 #[derive(Clone, Debug)]
 pub struct InfiniGen {
-    keys: Arc<LowRankKeys>,
+    keys: Arc<LowRankSpec>,
 }
 
 impl InfiniGen {
     /// With this adapter.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
-        Self { keys: Arc::new(LowRankKeys::new(adapter)) }
+        Self { keys: Arc::new(LowRankSpec::new(adapter)) }
     }
 }
 
@@ -30,14 +30,14 @@ impl Selector for InfiniGen {
         "infinigen"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
         vec![Arc::clone(&self.keys) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &LowRank = summary_as(summaries)?;
         let (kv_heads, group) = (ask.shape.kv_heads, ask.shape.group_tokens);
-        let softmax = ask.form != crate::retrieval::selector::ScoreForm::Raw;
+        let softmax = ask.aggregation != crate::retrieval::selector::HeadAggregation::Sum;
         let lanes = match softmax {
             true => Lanes::heads(ask.query, kv_heads, ask.shape.key_dim),
             false => Lanes::sums(ask.query, kv_heads, ask.shape.key_dim),

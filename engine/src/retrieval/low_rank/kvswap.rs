@@ -2,22 +2,22 @@
 
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::low_rank::summary::{LowRank, LowRankKeys};
-use crate::retrieval::selector::{Ask, Selector, by_tokens, low_rank, summary_as};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec};
+use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, low_rank, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;
 
 /// KVSwap's selection by an adapter of `rank` numbers per token.
 #[derive(Clone, Debug)]
 pub struct KvSwap {
-    keys: Arc<LowRankKeys>,
+    keys: Arc<LowRankSpec>,
 }
 
 impl KvSwap {
     /// With this adapter.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
-        Self { keys: Arc::new(LowRankKeys::new(adapter)) }
+        Self { keys: Arc::new(LowRankSpec::new(adapter)) }
     }
 }
 
@@ -26,11 +26,11 @@ impl Selector for KvSwap {
         "kvswap"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
         vec![Arc::clone(&self.keys) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &LowRank = summary_as(summaries)?;
         by_tokens(ask, scores, |lanes| low_rank(keys, ask, lanes));
         Ok(())

@@ -3,8 +3,8 @@
 use crate::error::Result;
 use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
 use crate::retrieval::lanes::Lanes;
-use crate::retrieval::stored_summary::StoredAs;
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use crate::retrieval::stored_summary::SummaryRecordId;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use half::f16;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
 
 /// The kind of summary that keeps `rank` numbers per token, by an adapter.
 #[derive(Clone, Debug)]
-pub struct LowRankKeys {
+pub struct LowRankSpec {
     adapter: Arc<Adapter>,
 }
 
-impl LowRankKeys {
+impl LowRankSpec {
     /// By this adapter, which must have low-rank matrices for the layers it is used with.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
@@ -24,7 +24,7 @@ impl LowRankKeys {
     }
 }
 
-impl SummaryKind for LowRankKeys {
+impl SummarySpec for LowRankSpec {
     fn id(&self) -> String {
         format!("low-rank/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
     }
@@ -33,7 +33,7 @@ impl SummaryKind for LowRankKeys {
         Some(&self.adapter)
     }
 
-    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         let matrix = match self.adapter.layer(layer, &shape)? {
             LayerAdapter::LowRank(matrix) => Arc::clone(matrix),
             _ => return Err(self.adapter.wrong(layer, "low-rank matrix")),
@@ -75,7 +75,7 @@ impl LowRank {
     }
 }
 
-impl KeySummary for LowRank {
+impl LayerSummary for LowRank {
     fn groups(&self) -> usize {
         self.rows.count()
     }
@@ -107,9 +107,9 @@ impl KeySummary for LowRank {
         self.rows.bytes_for(groups)
     }
 
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         let record_bytes = u32::try_from(self.rows.record_bytes()).unwrap_or(u32::MAX);
-        Some(StoredAs(SummaryRecords {
+        Some(SummaryRecordId(SummaryRecords {
             kind: SUMMARY_LOW_RANK,
             parameter: self.matrix.rank() as u32,
             adapter_checksum: self.checksum,

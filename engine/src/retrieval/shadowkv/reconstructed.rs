@@ -21,7 +21,7 @@ const LONGEST: f32 = 4096.0;
 
 /// How keys are kept at a low rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RebuildOptions {
+pub struct ReconstructOptions {
     /// Numbers per token and layer. `None`: 160 per 1024 elements of the joint keys of all KV heads, as in the paper.
     pub rank: Option<usize>,
     /// Share of the groups whose keys and values are kept as they are: those with tokens least like their mean (outliers).
@@ -32,13 +32,13 @@ pub struct RebuildOptions {
     pub exact_tokens: usize,
 }
 
-impl Default for RebuildOptions {
+impl Default for ReconstructOptions {
     fn default() -> Self {
         Self { rank: None, outlier_share: 0.003, exact_tokens: 1024 }
     }
 }
 
-impl RebuildOptions {
+impl ReconstructOptions {
     /// This rank.
     #[must_use]
     pub const fn rank(mut self, rank: usize) -> Self {
@@ -72,7 +72,7 @@ impl RebuildOptions {
 }
 
 /// Keys of the first groups of a layer. Never changed: views share it.
-pub(crate) struct RebuiltKeys {
+pub(crate) struct ReconstructedKeys {
     shape: KeyShape,
     rotation: Rotation,
     rank: usize,
@@ -86,7 +86,7 @@ pub(crate) struct RebuiltKeys {
     _account: Reservation,
 }
 
-impl RebuiltKeys {
+impl ReconstructedKeys {
     /// Bytes of `groups` at a rank with so many outliers of `block_bytes`.
     pub(crate) fn bytes_of(shape: &KeyShape, groups: usize, rank: usize, outliers: usize, block_bytes: usize) -> usize {
         let (tokens, width) = (groups * shape.group_tokens, shape.width());
@@ -212,7 +212,7 @@ impl FirstPass {
             row.iter().enumerate().for_each(|(j, x)| onto[j * rank + l] = x * scale);
         }
         let rows = Vec::with_capacity(self.cosines.len() * self.shape.group_tokens * rank);
-        let keys = RebuiltKeys {
+        let keys = ReconstructedKeys {
             shape: self.shape,
             rotation: self.rotation,
             rank,
@@ -228,7 +228,7 @@ impl FirstPass {
 
 /// The second pass: each key as its part of the basis; outliers as they are.
 pub(crate) struct SecondPass {
-    keys: RebuiltKeys,
+    keys: ReconstructedKeys,
     /// `[width, rank]`: the basis transposed.
     onto: Vec<f32>,
     outliers: Vec<u64>,
@@ -265,7 +265,7 @@ impl SecondPass {
         self.batch.clear();
     }
 
-    pub(crate) fn finish(mut self) -> Arc<RebuiltKeys> {
+    pub(crate) fn finish(mut self) -> Arc<ReconstructedKeys> {
         self.flush();
         Arc::new(self.keys)
     }
@@ -281,7 +281,7 @@ fn turn_back(rotation: &Rotation, shape: &KeyShape, group: u64, keys: &mut [f32]
 
 /// What a layer has of its keys in memory: at a low rank up to the last rebuild, exact from there on as far as there is room.
 pub(crate) struct KeptKeys {
-    rebuilt: Arc<RebuiltKeys>,
+    rebuilt: Arc<ReconstructedKeys>,
     /// Of the rebuilt groups, those that were not cut off since.
     groups: u64,
     /// K planes of the groups behind them.
@@ -291,31 +291,31 @@ pub(crate) struct KeptKeys {
 }
 
 /// The keys of a group that is not read, or not all of it.
-pub(crate) enum Kept {
+pub(crate) enum KeptOutliers {
     /// Its whole block.
     Block(Arc<[u8]>),
     /// Its K plane.
     Plane(Arc<[u8]>),
     /// At a low rank.
-    Rebuilt,
+    Reconstructed,
 }
 
 impl KeptKeys {
-    pub(crate) fn new(rebuilt: Arc<RebuiltKeys>, fresh_max: usize, plane_bytes: usize) -> Self {
+    pub(crate) fn new(rebuilt: Arc<ReconstructedKeys>, fresh_max: usize, plane_bytes: usize) -> Self {
         Self { groups: rebuilt.groups, rebuilt, fresh: Vec::new(), fresh_max, plane_bytes }
     }
 
-    pub(crate) fn rebuilt(&self) -> &Arc<RebuiltKeys> {
+    pub(crate) fn rebuilt(&self) -> &Arc<ReconstructedKeys> {
         &self.rebuilt
     }
 
     /// What there is of a group.
-    pub(crate) fn find(&self, group: u64) -> Option<Kept> {
+    pub(crate) fn find(&self, group: u64) -> Option<KeptOutliers> {
         if group >= self.groups {
-            return self.fresh.get((group - self.groups) as usize).map(|plane| Kept::Plane(Arc::clone(plane)));
+            return self.fresh.get((group - self.groups) as usize).map(|plane| KeptOutliers::Plane(Arc::clone(plane)));
         }
         let outlier = self.rebuilt.outliers.get(&group);
-        Some(outlier.map_or(Kept::Rebuilt, |block| Kept::Block(Arc::clone(block))))
+        Some(outlier.map_or(KeptOutliers::Reconstructed, |block| KeptOutliers::Block(Arc::clone(block))))
     }
 
     /// A group was sealed.

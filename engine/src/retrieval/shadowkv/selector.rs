@@ -1,12 +1,12 @@
 //! ShadowKV's choice of chunks: landmarks (mean keys), softmax, the maximum over the query heads of each KV head; chunks
 //! whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank where the view
-//! says so ([`Planes::Rebuilt`](super::Planes)).
+//! says so ([`PlaneSet::Reconstructed`](super::Planes)).
 
 use crate::attention::RowQuery;
 use crate::error::Result;
-use crate::retrieval::selector::{Ask, Selector, each_tile, summary_as};
-use crate::retrieval::shadowkv::summary::{LandmarkKeys, Landmarks};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
+use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::simd::widest;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ impl Selector for ShadowKv {
         "shadowkv"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
-        vec![Arc::new(LandmarkKeys) as _]
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        vec![Arc::new(LandmarkSpec) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let landmarks: &Landmarks = summary_as(summaries)?;
         let heads = ask.query.len() / ask.shape.key_dim;
         let (lanes, width) = (heads.next_multiple_of(8), ask.shape.width());

@@ -1,22 +1,22 @@
 //! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
 
 use crate::error::Result;
-use crate::retrieval::stored_summary::StoredAs;
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind, ToBytes};
+use crate::retrieval::stored_summary::SummaryRecordId;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec, ToBytes};
 use half::f16;
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
 /// The kind of summary that keeps a mean key per group.
 #[derive(Clone, Copy, Debug)]
-pub struct LandmarkKeys;
+pub struct LandmarkSpec;
 
-impl SummaryKind for LandmarkKeys {
+impl SummarySpec for LandmarkSpec {
     fn id(&self) -> String {
         "landmarks".into()
     }
 
-    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         Ok(Box::new(Landmarks { shape, means: Records::new(shape.width()), cosines: Records::new(1) }))
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn mean_and_cosine(keys: &[f32], shape: &KeyShape) -> (Vec<f32>, f32)
     (mean, lowest)
 }
 
-impl KeySummary for Landmarks {
+impl LayerSummary for Landmarks {
     fn groups(&self) -> usize {
         self.cosines.count()
     }
@@ -91,9 +91,14 @@ impl KeySummary for Landmarks {
         self.means.bytes_for(groups) + self.cosines.bytes_for(groups)
     }
 
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         let record_bytes = u32::try_from(self.means.record_bytes() + self.cosines.record_bytes()).unwrap_or(u32::MAX);
-        Some(StoredAs(SummaryRecords { kind: SUMMARY_LANDMARKS, parameter: 0, adapter_checksum: 0, record_bytes }))
+        Some(SummaryRecordId(SummaryRecords {
+            kind: SUMMARY_LANDMARKS,
+            parameter: 0,
+            adapter_checksum: 0,
+            record_bytes,
+        }))
     }
 
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {

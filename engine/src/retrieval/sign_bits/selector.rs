@@ -1,9 +1,9 @@
 //! Sign bits of randomly rotated keys: the form of coded keys that needs no calibration.
 
 use crate::error::Result;
-use crate::retrieval::selector::{Ask, Selector, by_tokens, summary_as};
-use crate::retrieval::sign_bits::summary::{SignKeys, Signs};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
+use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};
+use crate::retrieval::sign_bits::summary::{SignSpec, Signs};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;
 
 /// Selection by sign bits.
@@ -15,11 +15,11 @@ impl Selector for SignBits {
         "signs"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
-        vec![Arc::new(SignKeys) as _]
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        vec![Arc::new(SignSpec) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &Signs = summary_as(summaries)?;
         by_tokens(ask, scores, |lanes| keys.scorer(lanes));
         Ok(())

@@ -3,8 +3,8 @@
 use crate::attention::{FourSigns, SIGN_BYTES, SignSums, SignTables, sign_sums};
 use crate::error::Result;
 use crate::retrieval::lanes::{Lanes, look_up};
-use crate::retrieval::stored_summary::StoredAs;
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use crate::retrieval::stored_summary::SummaryRecordId;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use crate::simd::near;
 use half::f16;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
 /// The kind of summary that keeps the signs of rotated keys.
 #[derive(Clone, Copy, Debug)]
-pub struct SignKeys;
+pub struct SignSpec;
 
-impl SummaryKind for SignKeys {
+impl SummarySpec for SignSpec {
     fn id(&self) -> String {
         "signs".into()
     }
 
-    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         let dims = shape.key_dim.next_power_of_two().max(8);
         let (signs, lengths) = (shape.kv_heads * dims / 8 * shape.group_tokens, shape.kv_heads * shape.group_tokens);
         Ok(Box::new(Signs { shape, dims, signs: Records::new(signs), lengths: Records::new(lengths) }))
@@ -68,7 +68,7 @@ impl Signs {
         let heads = self.weights(lanes);
         let fits = self.dims == 8 * SIGN_BYTES && self.shape.group_tokens.is_multiple_of(4);
         let mut by_nibbles = sign_sums().filter(|_| fits).map(|sums| Nibbles::new(sums, &heads));
-        let mut by_bytes = by_nibbles.is_none().then(|| Bytes::new(self, &heads));
+        let mut by_bytes = by_nibbles.is_none().then(|| SignTableBytes::new(self, &heads));
         let score = move |groups: Range<usize>, out: &mut [f32]| {
             if let Some(tables) = &mut by_nibbles {
                 tables.score(self, groups, out, columns);
@@ -101,14 +101,14 @@ fn signed_sums(weights: &[f32], value: usize) -> f32 {
 }
 
 /// A table for every eight bits.
-struct Bytes {
+struct SignTableBytes {
     /// Per head: lanes, and `[bytes, 256, wide]`.
     heads: Vec<(Vec<usize>, Vec<f32>)>,
     wide: usize,
     part: Vec<f32>,
 }
 
-impl Bytes {
+impl SignTableBytes {
     fn new(signs: &Signs, heads: &[Vec<(usize, Vec<f32>)>]) -> Self {
         let wide = heads.iter().map(Vec::len).max().unwrap_or(0).next_power_of_two();
         let tables = |own: &Vec<(usize, Vec<f32>)>| {
@@ -223,7 +223,7 @@ impl Nibbles {
     }
 }
 
-impl KeySummary for Signs {
+impl LayerSummary for Signs {
     fn groups(&self) -> usize {
         self.lengths.count()
     }
@@ -262,9 +262,9 @@ impl KeySummary for Signs {
         self.signs.bytes_for(groups) + self.lengths.bytes_for(groups)
     }
 
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         let record_bytes = u32::try_from(self.signs.record_bytes() + self.lengths.record_bytes()).unwrap_or(u32::MAX);
-        Some(StoredAs(SummaryRecords {
+        Some(SummaryRecordId(SummaryRecords {
             kind: SUMMARY_SIGNS,
             parameter: self.dims as u32,
             adapter_checksum: 0,
@@ -356,7 +356,7 @@ mod tests {
                 }
             }
             let mut found = vec![vec![7.0; expected.len()]];
-            Bytes::new(&signs, &heads).score(&signs, groups.clone(), &mut found[0], columns);
+            SignTableBytes::new(&signs, &heads).score(&signs, groups.clone(), &mut found[0], columns);
             if let Some(sums) = sign_sums() {
                 found.push(vec![7.0; expected.len()]);
                 Nibbles::new(sums, &heads).score(&signs, groups, &mut found[1], columns);

@@ -2,35 +2,35 @@
 
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::selector::{Ask, Selector, by_tokens, summary_as};
-use crate::retrieval::summary::{KeySummary, SummaryKind};
-use crate::retrieval::transform_coded::summary::{CodedKeys, Codes};
+use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
+use crate::retrieval::transform_coded::summary::{CodeSpec, Codes};
 use std::sync::Arc;
 
 /// Selection by transform-coded keys, by an adapter with codebooks.
 #[derive(Clone, Debug)]
-pub struct Tck {
-    keys: Arc<CodedKeys>,
+pub struct TransformCoded {
+    keys: Arc<CodeSpec>,
 }
 
-impl Tck {
+impl TransformCoded {
     /// With this adapter.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
-        Self { keys: Arc::new(CodedKeys::new(adapter)) }
+        Self { keys: Arc::new(CodeSpec::new(adapter)) }
     }
 }
 
-impl Selector for Tck {
+impl Selector for TransformCoded {
     fn name(&self) -> &str {
         "tck"
     }
 
-    fn summaries(&self) -> Vec<Arc<dyn SummaryKind>> {
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
         vec![Arc::clone(&self.keys) as _]
     }
 
-    fn score(&self, summaries: &[&dyn KeySummary], ask: &Ask<'_>, scores: &mut [f32]) -> Result<()> {
+    fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()> {
         let keys: &Codes = summary_as(summaries)?;
         by_tokens(ask, scores, |lanes| keys.scorer(lanes));
         Ok(())

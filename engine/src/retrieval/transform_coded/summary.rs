@@ -4,8 +4,8 @@ use crate::attention::{CodeSums, HalfTables, code_sums};
 use crate::error::Result;
 use crate::retrieval::adapter::{Adapter, LayerAdapter};
 use crate::retrieval::lanes::{Lanes, Whole, look_up};
-use crate::retrieval::stored_summary::StoredAs;
-use crate::retrieval::summary::{KeyGroup, KeyShape, KeySummary, Records, SummaryKind};
+use crate::retrieval::stored_summary::SummaryRecordId;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use crate::retrieval::transform_coded::codebook::Codebook;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use stratakv_format::frame::{SUMMARY_CODES, SummaryRecords};
 
 /// The kind of summary that keeps a code per token, by an adapter with codebooks.
 #[derive(Clone, Debug)]
-pub struct CodedKeys {
+pub struct CodeSpec {
     adapter: Arc<Adapter>,
 }
 
-impl CodedKeys {
+impl CodeSpec {
     /// By this adapter, which must have codebooks for the layers it is used with.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
@@ -25,7 +25,7 @@ impl CodedKeys {
     }
 }
 
-impl SummaryKind for CodedKeys {
+impl SummarySpec for CodeSpec {
     fn id(&self) -> String {
         format!("codes/{}/{:016x}", self.adapter.id(), self.adapter.checksum())
     }
@@ -34,7 +34,7 @@ impl SummaryKind for CodedKeys {
         Some(&self.adapter)
     }
 
-    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn KeySummary>> {
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         let book = match self.adapter.layer(layer, &shape)? {
             LayerAdapter::Codes(book) => Arc::clone(book),
             _ => return Err(self.adapter.wrong(layer, "codebook")),
@@ -75,16 +75,16 @@ impl Codes {
         };
         let tables = self.book.tables(&weights, columns);
         let tables = match self.halves(&tables, columns) {
-            Some((sums, halves)) => Tables::Halves(sums, halves),
-            None if columns > 1 => Tables::Whole(Whole::new(&tables, bytes, columns)),
-            None => Tables::Bytes(tables),
+            Some((sums, halves)) => CodeTables::Halves(sums, halves),
+            None if columns > 1 => CodeTables::Whole(Whole::new(&tables, bytes, columns)),
+            None => CodeTables::Bytes(tables),
         };
         let score = move |groups: Range<usize>, out: &mut [f32]| {
             let codes = self.codes.slice(groups);
             match &tables {
-                Tables::Whole(whole) => whole.look_up(codes, out),
-                Tables::Halves(sums, halves) => sums(codes, halves, out),
-                Tables::Bytes(tables) => look_up(codes, tables, bytes, columns, out),
+                CodeTables::Whole(whole) => whole.look_up(codes, out),
+                CodeTables::Halves(sums, halves) => sums(codes, halves, out),
+                CodeTables::Bytes(tables) => look_up(codes, tables, bytes, columns, out),
             }
         };
         (columns, score)
@@ -98,7 +98,7 @@ impl Codes {
 }
 
 /// What code bytes are looked up in.
-enum Tables {
+enum CodeTables {
     /// 16-bit numbers, for several columns.
     Whole(Whole),
     /// For one column, in vector registers.
@@ -107,7 +107,7 @@ enum Tables {
     Bytes(Vec<f32>),
 }
 
-impl KeySummary for Codes {
+impl LayerSummary for Codes {
     fn groups(&self) -> usize {
         self.codes.count()
     }
@@ -135,9 +135,9 @@ impl KeySummary for Codes {
         self.codes.bytes_for(groups)
     }
 
-    fn stored_as(&self) -> Option<StoredAs> {
+    fn stored_as(&self) -> Option<SummaryRecordId> {
         let record_bytes = u32::try_from(self.codes.record_bytes()).unwrap_or(u32::MAX);
-        Some(StoredAs(SummaryRecords {
+        Some(SummaryRecordId(SummaryRecords {
             kind: SUMMARY_CODES,
             parameter: self.book.code_bytes() as u32,
             adapter_checksum: self.checksum,

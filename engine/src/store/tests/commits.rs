@@ -81,16 +81,16 @@ fn evictions_that_were_kept_are_told_once_they_are_durable() {
     let (store, _sequence) = filled(dir.path(), 2);
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
-    store.observe(move |event| lock(&events).push(event.id));
+    store.on_eviction(move |event| lock(&events).push(event.id));
     let (id, key, reason) = (77, String::new(), EvictionReason::Space);
     store.inner.observers.keep(vec![Evicted { id, key, tokens: 1, bytes: 4096, reason }]);
-    store.tend().unwrap();
+    store.run_maintenance().unwrap();
     // The background may have been faster, and tell it now.
     let deadline = Instant::now() + Duration::from_secs(60);
     while lock(&told).is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-    store.tend().unwrap();
+    store.run_maintenance().unwrap();
     assert_eq!((lock(&told).as_slice(), store.health().evictions), (&[77][..], 1));
 }
 

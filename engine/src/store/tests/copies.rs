@@ -75,7 +75,7 @@ fn what_cannot_be_copied_is_tried_once() {
         }
     };
     suspects.add_at(id, meta.location.device);
-    until(&|| suspects.hopeless().contains(&id) && !suspects.any());
+    until(&|| suspects.unrepairable().contains(&id) && !suspects.any());
     let written = store.usage().unwrap().lifetime_bytes;
     suspects.owe();
     until(&|| !suspects.any());

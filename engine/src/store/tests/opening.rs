@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::io::file::directory::Access;
-use crate::recovery::{Opened, open_directories, read_devices, replay};
+use crate::recovery::{ProbeResult, open_directories, read_devices, replay};
 use stratakv_format::PAGE_BYTES;
 
 #[test]
@@ -13,7 +13,7 @@ fn a_manifest_is_read_within_the_memory_that_there_is() {
     store.close().unwrap();
     let paths = [dir.path().join("0"), dir.path().join("1")];
     let opened = read_devices(open_directories(&paths, Access::ReadOnly).unwrap(), true, 1 << 20).unwrap();
-    let Opened::Store(found) = opened else { panic!("the store is there") };
+    let ProbeResult::Store(found) = opened else { panic!("the store is there") };
     let store_id = found[0].slot.unwrap().store_id;
     let whole = replay(&found, store_id, 1 << 20).unwrap();
     assert_eq!(whole.catalog.sequences.len(), 1);

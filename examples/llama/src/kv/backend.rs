@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use stratakv::retrieval::{Adapter, ScoreForm, Selector};
+use stratakv::retrieval::{Adapter, HeadAggregation, Selector};
 use stratakv::{
-    ByteSize, CacheOptions, CachePolicy, Durability, ErrorKind, KvLayout, OpenOptions, PlaneCodec, SequenceOptions,
-    Store, StoreOptions, StoreStatus, Summaries, Summary,
+    ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneCodec,
+    Store, StoreOptions, StoreStatus, StoredSummary, SummaryResidency,
 };
 use tempfile::TempDir;
 
@@ -35,7 +35,7 @@ pub enum Policy {
     /// Mean keys of groups, and the groups unlike their mean.
     Shadowkv,
     /// Transform-coded keys (needs --adapters).
-    Tck,
+    TransformCoded,
     /// Sign bits of rotated keys.
     Signs,
     /// Ranks per KV head by low-rank keys (needs --adapters).
@@ -55,7 +55,7 @@ impl Policy {
             Self::Kvswap => "kvswap",
             Self::Leoam => "leoam",
             Self::Shadowkv => "shadowkv",
-            Self::Tck => "tck",
+            Self::TransformCoded => "tck",
             Self::Signs => "signs",
             Self::Infinigen => "infinigen",
             Self::Oracle => "oracle",
@@ -83,7 +83,7 @@ pub struct KvOptions {
     /// MiB of blocks that stay in memory; 0 for none.
     pub cache_mib: u64,
     /// Where sequences have their min/max records.
-    pub summaries: Summaries,
+    pub summaries: SummaryResidency,
     /// How many of them.
     pub budget: Budget,
     /// Tokens per group.
@@ -106,10 +106,10 @@ pub struct Backend {
     geometry: KvGeometry,
     layout: KvLayout,
     policy: StorePolicy,
-    selector: Option<(Arc<dyn Selector>, ScoreForm)>,
+    selector: Option<(Arc<dyn Selector>, HeadAggregation)>,
     rank: Option<usize>,
     dense_layers: usize,
-    summaries: Summaries,
+    summaries: SummaryResidency,
     budget: Budget,
     read_ahead: bool,
     durability: Durability,
@@ -228,7 +228,7 @@ impl Backend {
     /// A stored sequence of another geometry or model, and what the engine reports.
     pub fn session(&self, name: &str) -> Result<StoreKv> {
         let key = format!("session/{name}");
-        let options = OpenOptions::new().layout(&self.layout).summaries(self.summaries);
+        let options = OpenSequence::new().layout(&self.layout).summary_residency(self.summaries);
         match self.store.open_sequence_with(&key, options) {
             Ok(sequence) => self.cache(sequence),
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
@@ -249,7 +249,8 @@ impl Backend {
             }
         }
         // Whatever policy made it, a later run may choose by bounds.
-        let options = SequenceOptions::new().key(key).summary(Summary::MinMax).summaries(self.summaries);
+        let options =
+            CreateOptions::new().key(key).store_summary(StoredSummary::MinMax).summary_residency(self.summaries);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
         self.cache(sequence)
     }
@@ -261,7 +262,7 @@ impl Backend {
         if let Some((selector, form)) = &self.selector {
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
             cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });
-            cache.rebuild_keys(self.rank)?;
+            cache.reconstruct_keys(self.rank)?;
         }
         Ok(cache)
     }

@@ -6,7 +6,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use stratakv::retrieval::{InfiniGen, KvSwap, LeoAm, Oracle, Quest, ScoreForm, Selector, ShadowKv, SignBits, Tck};
+use stratakv::retrieval::{
+    HeadAggregation, InfiniGen, KvSwap, LeoAm, Oracle, Quest, Selector, ShadowKv, SignBits, TransformCoded,
+};
 use stratakv::{KvLayout, Store};
 
 use super::adapters::{adapter_file, from_safetensors};
@@ -20,7 +22,7 @@ pub struct Method {
     /// Sigma of `kvswap` and `infinigen`, bits of `tck`, rank of rebuilt keys of `shadowkv` (0: keys are read); 0 for the others.
     pub parameter: usize,
     /// How heads are added up.
-    pub form: ScoreForm,
+    pub form: HeadAggregation,
 }
 
 /// What choose by a selector.
@@ -37,7 +39,7 @@ pub enum MethodName {
     /// Landmarks and outliers.
     Shadowkv,
     /// Transform-coded keys.
-    Tck,
+    TransformCoded,
     /// Sign bits.
     Signs,
     /// Per-head ranks by low-rank keys.
@@ -53,7 +55,7 @@ impl MethodName {
         (Self::Kvswap, "kvswap", 8),
         (Self::Leoam, "leoam", 0),
         (Self::Shadowkv, "shadowkv", 0),
-        (Self::Tck, "tck", 64),
+        (Self::TransformCoded, "tck", 64),
         (Self::Signs, "signs", 0),
         (Self::Infinigen, "infinigen", 8),
         (Self::Oracle, "oracle", 0),
@@ -71,12 +73,12 @@ impl FromStr for Method {
             let names: Vec<&str> = MethodName::ALL.iter().map(|(_, name, _)| *name).collect();
             bail!("{name:?} is no method; there are {}", names.join(", "))
         };
-        let mut form = ScoreForm::Softmax;
+        let mut form = HeadAggregation::Softmax;
         for part in parts {
             match part {
-                "raw" => form = ScoreForm::Raw,
-                "softmax" => form = ScoreForm::Softmax,
-                "group" => form = ScoreForm::GroupSoftmax,
+                "raw" => form = HeadAggregation::Sum,
+                "softmax" => form = HeadAggregation::Softmax,
+                "group" => form = HeadAggregation::GroupSoftmax,
                 number => {
                     let parsed = number.parse().with_context(|| format!("{text:?}: {number:?} is no number"))?;
                     ensure!(parameter > 0 || name == MethodName::Shadowkv, "{text:?}: this method takes no number");
@@ -98,9 +100,9 @@ impl fmt::Display for Method {
         }
         match self.form {
             _ if self.name == MethodName::Window => Ok(()),
-            ScoreForm::Raw => f.write_str(":raw"),
-            ScoreForm::Softmax => Ok(()),
-            ScoreForm::GroupSoftmax => f.write_str(":group"),
+            HeadAggregation::Sum => f.write_str(":raw"),
+            HeadAggregation::Softmax => Ok(()),
+            HeadAggregation::GroupSoftmax => f.write_str(":group"),
         }
     }
 }
@@ -118,7 +120,7 @@ impl Method {
         match self.name {
             MethodName::Kvswap => Some(format!("kvswap-{}", self.parameter)),
             MethodName::Infinigen => Some(format!("infinigen-{}", self.parameter)),
-            MethodName::Tck => Some(format!("tck-{}", self.parameter)),
+            MethodName::TransformCoded => Some(format!("tck-{}", self.parameter)),
             _ => None,
         }
     }
@@ -154,7 +156,7 @@ impl Method {
             (MethodName::Window, _) => return Ok(None),
             (MethodName::Kvswap, Some(adapter)) => Arc::new(KvSwap::new(adapter)),
             (MethodName::Infinigen, Some(adapter)) => Arc::new(InfiniGen::new(adapter)),
-            (MethodName::Tck, Some(adapter)) => Arc::new(Tck::new(adapter)),
+            (MethodName::TransformCoded, Some(adapter)) => Arc::new(TransformCoded::new(adapter)),
             (MethodName::Leoam, _) => Arc::new(LeoAm::default()),
             (MethodName::Shadowkv, _) => Arc::new(ShadowKv::default()),
             (MethodName::Signs, _) => Arc::new(SignBits),

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{Codes, RebuildOptions, ScoreForm, Selector, SelectorId, summary_as};
+use stratakv::retrieval::{Codes, HeadAggregation, ReconstructOptions, Selector, SelectorId, summary_as};
 use stratakv::{
     AttendOptions, Budget as EngineBudget, DType, Durability, Error, ErrorKind, KvLayout, LayerSpec, PlaneCodec,
-    Planes, SelectOptions, Sequence, Store, TensorView, View,
+    PlaneSet, SelectOptions, Selection, Sequence, Store, TensorView,
 };
 
 use super::probe::Probe;
@@ -33,7 +33,7 @@ pub enum StorePolicy {
         /// Of this sequence.
         selector: SelectorId,
         /// How heads are added up.
-        form: ScoreForm,
+        form: HeadAggregation,
         /// Attended tokens per step.
         budget: Budget,
     },
@@ -140,7 +140,7 @@ pub struct StoreKv {
     /// Reads of decode steps, where they begin before they are needed.
     pipeline: Option<Pipeline>,
     /// The layer that was read last through it, and what it attends to.
-    prepared: Option<(usize, View)>,
+    prepared: Option<(usize, Selection)>,
     /// Rank of keys that are rebuilt, and the tokens that were there when they were built last.
     rebuilt: Option<(usize, Option<u64>)>,
 }
@@ -194,8 +194,8 @@ impl StoreKv {
     /// from this rank. `None` ends it.
     ///
     /// # Errors
-    /// As [`Sequence::rebuild_keys`].
-    pub fn rebuild_keys(&mut self, rank: Option<usize>) -> Result<()> {
+    /// As [`Sequence::reconstruct_keys`].
+    pub fn reconstruct_keys(&mut self, rank: Option<usize>) -> Result<()> {
         self.sequence.forget_keys();
         self.rebuilt = rank.map(|rank| (rank, None));
         if self.sequence.committed() > 0 { self.rebuild() } else { Ok(()) }
@@ -205,15 +205,15 @@ impl StoreKv {
         let Some((rank, built)) = &mut self.rebuilt else { return Ok(()) };
         let tokens = self.sequence.len();
         if built.is_none_or(|built| tokens >= built + REBUILD_TOKENS || tokens < built) {
-            self.sequence.rebuild_keys(&RebuildOptions::default().rank(*rank)).map_err(engine_error)?;
+            self.sequence.reconstruct_keys(&ReconstructOptions::default().rank(*rank)).map_err(engine_error)?;
             *built = Some(tokens);
         }
         Ok(())
     }
 
     /// What selections read of the groups that they choose.
-    fn planes(&self) -> Planes {
-        if matches!(self.rebuilt, Some((_, Some(_)))) { Planes::Rebuilt } else { Planes::All }
+    fn planes(&self) -> PlaneSet {
+        if matches!(self.rebuilt, Some((_, Some(_)))) { PlaneSet::ReconstructedKeys } else { PlaneSet::KeysAndValues }
     }
 
     /// Another policy from now on.
@@ -325,7 +325,7 @@ impl StoreKv {
         done.map_err(engine_error)
     }
 
-    fn select(&self, layer: usize, queries: &[f32]) -> stratakv::Result<View> {
+    fn select(&self, layer: usize, queries: &[f32]) -> stratakv::Result<Selection> {
         let tokens = usize::try_from(self.sequence.layer_len(layer)?).unwrap_or(usize::MAX);
         let group = self.sequence.layout().group_tokens();
         if layer < self.dense_layers {
@@ -334,7 +334,7 @@ impl StoreKv {
         match self.policy {
             StorePolicy::Selected { selector, form, budget } => {
                 let options = SelectOptions::new(EngineBudget::tokens(budget.tokens(tokens)));
-                let options = options.form(form).scale(self.geometry.scale).planes(self.planes());
+                let options = options.aggregation(form).scale(self.geometry.scale).planes(self.planes());
                 self.sequence.select_with(selector, layer, queries, options)
             }
             StorePolicy::Full => self.sequence.select_all(layer),
@@ -431,7 +431,7 @@ impl KvCache for StoreKv {
     fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {
         let (named, held) = (self.sequence.token_ids().len() + new_ids.len(), self.len());
         ensure!(named == held, "the commit names {named} tokens, the cache holds {held}");
-        self.sequence.push_token_ids(new_ids).map_err(engine_error)?;
+        self.sequence.append_token_ids(new_ids).map_err(engine_error)?;
         self.sequence.commit_with(state, self.durability).map_err(engine_error)?;
         self.rebuild()
     }

@@ -133,7 +133,7 @@ pub fn compare(
                         Some(selector) => StorePolicy::Selected { selector: *selector, form: method.form, budget },
                         None => StorePolicy::Window { sinks: backend::SINKS, budget },
                     });
-                    cache.rebuild_keys(method.rank())?;
+                    cache.reconstruct_keys(method.rank())?;
                     cache.probe(mirror.clone());
                     let (before, reads) = (cache.stats(), cache.reads());
                     let got = answer(model, prompt, &mut cache)?;

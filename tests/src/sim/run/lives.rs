@@ -5,7 +5,7 @@ use super::{Runner, Stopped, failed, key};
 use crate::sim::coverage;
 use crate::sim::model::{Life, Version};
 use std::time::Duration;
-use stratakv::{Durability, ErrorKind, ImportOptions, OpenOptions, SequenceOptions, Summaries, Summary};
+use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, StoredSummary, SummaryResidency};
 
 /// Readers at a time.
 const READERS_MAX: usize = 3;
@@ -19,14 +19,14 @@ impl Runner<'_> {
         let known = self.model.in_slot(slot);
         let end = self.case.ends.get(slot).copied().unwrap_or_default();
         let start = self.simulation.now();
-        let summaries = if self.case.streamed { Summaries::Streamed } else { Summaries::Resident };
+        let summaries = if self.case.streamed { SummaryResidency::Streamed } else { SummaryResidency::Resident };
         let made = match &known {
-            Some(_) => self.store()?.open_sequence_with(&key(slot), OpenOptions::new().summaries(summaries)),
+            Some(_) => self.store()?.open_sequence_with(&key(slot), OpenSequence::new().summary_residency(summaries)),
             None => {
-                let options = SequenceOptions::new().key(key(slot)).replicas(self.case.copies);
+                let options = CreateOptions::new().key(key(slot)).replicas(self.case.copies);
                 let options = options.evictable(end.evictable);
-                let options = if self.case.summaries { options.summary(Summary::MinMax) } else { options };
-                let options = options.summaries(summaries);
+                let options = if self.case.summaries { options.store_summary(StoredSummary::MinMax) } else { options };
+                let options = options.summary_residency(summaries);
                 let options = if end.ttl > 0 { options.ttl(Duration::from_millis(end.ttl)) } else { options };
                 self.store()?.create_sequence(&self.shape.layout, options)
             }

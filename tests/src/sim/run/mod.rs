@@ -372,7 +372,7 @@ impl Runner<'_> {
                 flushed.or_else(|e| self.fault("flush", &e))
             }
             Operation::Clean => self.clean(),
-            Operation::Tend => self.tend(),
+            Operation::Tend => self.run_maintenance(),
             Operation::Capacity { segments } => self.set_capacity(segments),
             Operation::Wait { milliseconds } => {
                 self.simulation.advance(milliseconds);

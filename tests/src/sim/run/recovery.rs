@@ -100,7 +100,7 @@ impl Runner<'_> {
         match self.open_store(&options) {
             Ok(store) => {
                 let gone = std::sync::Arc::clone(&self.gone);
-                store.observe(move |event| {
+                store.on_eviction(move |event| {
                     gone.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(event.clone());
                 });
                 self.store = Some(store);

@@ -52,9 +52,9 @@ impl Runner<'_> {
         }
     }
 
-    pub(super) fn tend(&mut self) -> Stopped {
+    pub(super) fn run_maintenance(&mut self) -> Stopped {
         let start = self.simulation.now();
-        let tended = self.store()?.tend();
+        let tended = self.store()?.run_maintenance();
         self.by_itself(0, tended.is_ok())?;
         match tended {
             Ok(_) => match self.model.overdue(&self.open_ids(), start) {

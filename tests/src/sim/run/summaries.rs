@@ -5,7 +5,8 @@ use crate::sim::coverage;
 use std::sync::Arc;
 use stratakv::Budget;
 use stratakv::retrieval::{
-    Ask, KeyBounds, KeyGroup, KeyShape, KeySummary, Quest, ScoreForm, Selector, ShadowKv, SignBits, SummaryKind,
+    BoundsSpec, HeadAggregation, KeyGroup, KeyShape, LayerSummary, Quest, ScoreRequest, Selector, ShadowKv, SignBits,
+    SummarySpec,
 };
 
 impl Runner<'_> {
@@ -68,7 +69,7 @@ impl Runner<'_> {
                 Ok(view) => view.groups().collect(),
                 Err(e) => return self.fault("select", &e),
             };
-            let mut own = KeyBounds { levels: 1 }.layer(layer, keys).map_err(wrong)?;
+            let mut own = BoundsSpec { levels: 1 }.layer(layer, keys).map_err(wrong)?;
             for (group, salts) in salts.chunks_exact(keys.group_tokens).enumerate() {
                 let plane = self.shape.key_plane(layer, salts);
                 own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
@@ -90,15 +91,16 @@ fn asked(keys: KeyShape, layer: usize, tokens: usize) -> Option<(Vec<f32>, Budge
 /// Whether no group that was left scores more than one that was chosen, the newest aside.
 fn best_are_chosen(
     selector: &dyn Selector,
-    own: &dyn KeySummary,
+    own: &dyn LayerSummary,
     (query, keys, tokens): (&[f32], KeyShape, usize),
     chosen: &[u64],
 ) -> Result<(), String> {
     let groups = tokens / keys.group_tokens;
     // The newest is part of it whatever it scores, where there is no tail.
     let newest = usize::from(tokens.is_multiple_of(keys.group_tokens));
-    let (form, forced, count) = (ScoreForm::Raw, [0..0, groups - newest..groups], chosen.len().saturating_sub(newest));
-    let ask = Ask { query, shape: keys, scale: 1.0, form, groups: 0..groups, forced, count };
+    let (form, forced, count) =
+        (HeadAggregation::Sum, [0..0, groups - newest..groups], chosen.len().saturating_sub(newest));
+    let ask = ScoreRequest { query, shape: keys, scale: 1.0, aggregation: form, groups: 0..groups, forced, count };
     let mut scores = vec![0.0; groups];
     selector.score(&[own], &ask, &mut scores).map_err(|e| e.to_string())?;
     let is_chosen = |group: &usize| chosen.contains(&(*group as u64));

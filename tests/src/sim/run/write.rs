@@ -38,7 +38,7 @@ impl Runner<'_> {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let ids: Vec<u32> = (0..count).map(|_| self.salts.next_u64() as u32).collect();
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
-        if let Err(e) = sequence.push_token_ids(&ids) {
+        if let Err(e) = sequence.append_token_ids(&ids) {
             return self.fault("token ids", &e);
         }
         self.model.lives.entry(id).or_default().now.ids.extend(ids);

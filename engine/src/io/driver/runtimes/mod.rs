@@ -214,7 +214,7 @@ async fn start<R: Runtime>(
             };
             match flight.on_result(result, &counters) {
                 Step::Done(outcome) => break outcome,
-                Step::Again => {}
+                Step::CopyRetry => {}
                 Step::Later(at) => R::sleep(at.saturating_duration_since(Instant::now())).await,
             }
         };
