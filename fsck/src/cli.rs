@@ -1,6 +1,10 @@
-//! The command line.
+//! The command line of kvfsck: arguments, progress bar, output and exit code.
 
-use crate::{CheckError, Options, Progress, check, check_export};
+use crate::check::check;
+use crate::error::CheckError;
+use crate::export::check_export;
+use crate::options::Options;
+use crate::report::Progress;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -9,15 +13,32 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  kvfsck check /nvme0/kv                  a store on one device
-  kvfsck check /nvme0/kv /nvme1/kv        a store on two devices: name all of them
-  kvfsck check --json /nvme0/kv | jq .    for programs
-  kvfsck check-export session.skv         an exported sequence, before it is imported or kept
+  kvfsck check /nvme0/kv                  Check a store on one device
+  kvfsck check /nvme0/kv /nvme1/kv        Check a store on two devices; name all of them
+  kvfsck check --json /nvme0/kv | jq .    Print the report for programs
+  kvfsck check-export session.skv         Check an exported sequence before you import or keep it
 
-Exit codes: 0 clean, 1 damage, 2 usage or not a store, 4 unsupported version or feature,
-            5 I/O error, 6 in use by a writer. 4 and 5 win over 1.";
+Exit codes:
+  0  clean: no damage (notes are possible)
+  1  damage
+  2  wrong arguments, or the directory is not a device of a store
+  4  a version or feature that this kvfsck does not know (takes precedence over 1 and 5)
+  5  an I/O error (takes precedence over 1)
+  6  a writer has the store open";
 
-/// Checks stratakv stores. It reads only.
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  kvfsck check-export session.skv
+  kvfsck check-export --json session.skv | jq .export.tokens
+
+Exit codes:
+  0  clean: the file is complete and correct
+  1  damage, or the file is cut short
+  2  wrong arguments, or no such file
+  4  a version or feature that this kvfsck does not know
+  5  an I/O error";
+
+/// Checks stratakv stores and exported sequences. It never writes.
 #[derive(Debug, Parser)]
 #[command(name = "kvfsck", version, after_help = EXAMPLES)]
 struct Cli {
@@ -27,55 +48,53 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Reads every live byte of a store: superblocks, manifest, frame headers, payload checksums, padding, and whether
-    /// they fit together
+    /// Checks a store: reads every live byte and compares it with its checksum and with the manifest
+    ///
+    /// The check covers superblocks, all copies of the manifest, segment and frame headers, payload, padding, and that
+    /// every committed token is stored. It never writes. The store must be closed, or open for reading only.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
-    /// Reads an exported sequence from front to back: every piece against its checksum and its place, and summaries
-    /// against keys. Reads only; needs no store
+    /// Checks the file of an exported sequence; needs no store
+    ///
+    /// The check reads the file from front to back. It compares every piece with its checksum and its place, and every
+    /// summary with the keys.
     #[command(after_help = EXPORT_EXAMPLES)]
     CheckExport(ExportArgs),
 }
 
-const EXPORT_EXAMPLES: &str = "\
-Examples:
-  kvfsck check-export session.skv
-  kvfsck check-export --json session.skv | jq .export.tokens
-
-Exit codes: 0 whole and right, 1 damage or cut short, 2 no such file, 4 unsupported version, 5 I/O error.";
-
 #[derive(Debug, Args)]
 struct ExportArgs {
-    /// The file
+    /// The exported file
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Print one JSON object: {"clean", "findings", "export", "exit_code"}
     #[arg(long)]
     json: bool,
-    /// Print the key of the sequence (keys are private data)
+    /// Print the key of the sequence; keys are private data
     #[arg(long)]
     show_keys: bool,
 }
 
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// All device directories of the store
+    /// The device directories of the store, all of them, in any order
     #[arg(required = true, value_name = "DIR")]
     directories: Vec<PathBuf>,
     /// Print one JSON object: {"clean", "findings", "checked", ...}
     #[arg(long)]
     json: bool,
-    /// Name the keys of sequences in findings (keys are private data)
+    /// Print the keys of sequences in findings; keys are private data
     #[arg(long)]
     show_keys: bool,
-    /// Findings printed at most
+    /// Print at most this many findings, and count the others
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_findings: usize,
 }
 
-struct Bar(ProgressBar);
+/// A progress bar on the terminal.
+struct TerminalBar(ProgressBar);
 
-impl Progress for Bar {
+impl Progress for TerminalBar {
     fn start(&self, bytes: u64) {
         self.0.set_length(bytes);
     }
@@ -92,34 +111,34 @@ pub fn run() -> ExitCode {
         Command::Check(args) => {
             let options = Options { show_keys: args.show_keys, findings_max: args.max_findings, ..Options::default() };
             let result = with_bar(args.json, |bar| check(&args.directories, &options, bar));
-            print(args.json, result, |report| (report.to_text(), report.exit_code))
+            output(args.json, result, |report| (report.to_text(), report.exit_code))
         }
         Command::CheckExport(args) => {
             let options = Options { show_keys: args.show_keys, ..Options::default() };
             let result = with_bar(args.json, |bar| check_export(&args.file, &options, bar));
-            print(args.json, result, |report| (report.to_text(), report.exit_code))
+            output(args.json, result, |report| (report.to_text(), report.exit_code))
         }
     };
-    // A closed pipe is no reason to fail: the exit code says it all.
+    // A closed pipe is ignored, because the exit code carries the result.
     let _ = stdout().write_all(text.as_bytes());
     ExitCode::from(code)
 }
 
-fn with_bar<T>(hidden: bool, run: impl FnOnce(&Bar) -> T) -> T {
+fn with_bar<T>(hidden: bool, run: impl FnOnce(&TerminalBar) -> T) -> T {
     let target =
         if hidden || !stderr().is_terminal() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(Some(0), target);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}") {
         bar.set_style(style);
     }
-    let bar = Bar(bar);
+    let bar = TerminalBar(bar);
     let result = run(&bar);
     bar.0.finish_and_clear();
     result
 }
 
-/// What goes to standard output, and the exit code.
-fn print<T: serde::Serialize>(
+/// Returns the text for standard output and the exit code. An error in words goes to standard error.
+fn output<T: serde::Serialize>(
     as_json: bool,
     result: Result<T, CheckError>,
     text: impl Fn(&T) -> (String, u8),

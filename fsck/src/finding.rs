@@ -1,5 +1,9 @@
-//! What a check found: a stable code, the very place, what was expected there.
+//! Findings: what a check reports, and the sink that collects them.
+//!
+//! A finding has a stable code, a severity and, as far as they apply, its place in the store: device, file, byte range,
+//! frame, sequence, layer, tokens and plane. Every step of a check pushes its findings into one [`Sink`].
 
+use crate::error::{EXIT_CLEAN, EXIT_DAMAGE, EXIT_IO, EXIT_UNSUPPORTED};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,28 +11,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::{FormatError, PAGE_BYTES};
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// Bytes are not what they must be, or could not be read or understood.
+    /// Bytes deviate from the format, could not be read, or have an unknown version.
     Damage,
-    /// Worth knowing, no harm done: a legal trace of a crash, a file nobody names.
+    /// Nothing is lost: for example the legal trace of a crash, or a file that the store does not use.
     Note,
 }
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
-        /// What kind of finding. The text of a code never changes.
+        /// The kind of a finding. The text of a code never changes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Code { $($(#[$doc])* $name),* }
 
         impl Code {
-            /// Every code.
+            /// All codes, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The text, in kebab-case.
+            /// Returns the text of the code, in kebab-case.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
@@ -38,73 +42,73 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A slot of a superblock is not valid, or contradicts the other slot.
+    /// A superblock slot is invalid, or the two slots of a device contradict each other.
     SuperblockSlot = "superblock-slot";
-    /// The superblocks of the devices contradict each other.
+    /// The superblocks of two devices contradict each other.
     SuperblockMismatch = "superblock-mismatch";
-    /// A directory of another store.
+    /// A directory belongs to another store, or the manifest records another device under its index.
     ForeignDevice = "foreign-device";
-    /// Two directories are the same device of the store.
+    /// Two directories are the same device of the store, or have the same device index.
     DoubledDevice = "doubled-device";
     /// A device of the store was not given.
     MissingDevice = "missing-device";
-    /// A device did not take part in the newest membership epoch.
+    /// A device has an older membership epoch than the others, or the store has lost or removed it.
     StaleDevice = "stale-device";
-    /// A file that must exist does not, or is not a regular file.
+    /// A required file does not exist or is not a regular file.
     MissingFile = "missing-file";
-    /// The header page of a manifest copy.
+    /// The header page of a manifest copy is invalid or belongs elsewhere.
     ManifestPage = "manifest-page";
-    /// A batch of a manifest copy.
+    /// A batch of a manifest copy is damaged, missing or different from the other copies.
     ManifestBatch = "manifest-batch";
-    /// A record that contradicts the records before it.
+    /// A manifest record is invalid or contradicts the records before it.
     ManifestRecord = "manifest-record";
-    /// The torn end of a manifest, as a crash leaves it (a note).
+    /// The end of a manifest copy was torn by a crash (a note: such an end is legal).
     ManifestTail = "manifest-tail";
-    /// The header page of a segment.
+    /// The header page of a segment is invalid or contradicts the manifest.
     SegmentHeader = "segment-header";
-    /// The last page of a segment.
+    /// The trailer page of a segment is invalid or contradicts the manifest.
     SegmentTrailer = "segment-trailer";
-    /// A segment file of the wrong length.
+    /// A segment file is shorter than its segment.
     SegmentLength = "segment-length";
-    /// A frame overlaps another or lies outside its segment.
+    /// A frame overlaps another frame or lies outside the used pages of its segment.
     FrameLocation = "frame-location";
-    /// A frame header, by itself or against the manifest.
+    /// A frame header is invalid or contradicts the manifest.
     FrameHeader = "frame-header";
-    /// A payload plane does not match its checksum.
+    /// The bytes of a plane do not match their checksum.
     PayloadChecksum = "payload-checksum";
-    /// A plane under a codec, with the right checksum, that cannot be decoded.
+    /// A plane under a codec has the right checksum and cannot be decoded.
     PayloadCodec = "payload-codec";
-    /// A byte between or behind the extents of a frame is not zero.
+    /// A byte outside the extents of a frame, or behind the bytes of an export piece, is not zero.
     Padding = "padding";
-    /// A committed token of a layer lies in no frame that counts.
+    /// A committed token of a layer is stored in no frame.
     Coverage = "coverage";
-    /// Groups that begin behind those of the frames before theirs.
+    /// A groups extent begins past the end of the groups in frames with lower LSNs.
     Overlay = "overlay";
-    /// A committed token id lies in no frame.
+    /// A committed token id is stored in no frame.
     TokenIds = "token-ids";
-    /// The caller's state is not where its commit says.
+    /// The frame that a commit names for the caller state does not hold it.
     CallerState = "caller-state";
-    /// An adapter that is not whole, or in a sequence that holds none.
+    /// An adapter is incomplete or malformed, or is stored in a sequence without an adapter record.
     Adapter = "adapter";
-    /// A version, feature or kind that this program does not know.
+    /// A structure has a version, feature or kind that this program does not know.
     Unsupported = "unsupported";
-    /// The operating system could not read this place.
+    /// The operating system could not read the bytes at this place.
     IoError = "io-error";
-    /// Features that this build can read but not write: the engine opens the store for reading only (a note).
+    /// A structure has features that this build can read but not write (a note).
     ReadOnlyFeatures = "read-only-features";
-    /// A file that nothing names (a note).
+    /// A file, or the end of a file, is not part of the store (a note).
     Leftover = "leftover";
-    /// Others may write into the store (a note).
+    /// Users other than the owner may write to a device directory (a note).
     Permissions = "permissions";
-    /// The page at the front of an exported sequence.
+    /// The first page of an exported file is invalid.
     ExportPage = "export-page";
-    /// A piece of an exported sequence.
+    /// A piece of an exported file is malformed.
     ExportPiece = "export-piece";
-    /// A piece of an exported sequence where another one is due.
+    /// A piece of an exported file is out of order.
     ExportOrder = "export-order";
-    /// An exported sequence that is cut short or goes on behind its end.
+    /// An exported file is cut short, or continues past its end piece.
     ExportLength = "export-length";
-    /// A summary that is not that of its group, or minima and maxima that no frame has.
+    /// A summary does not belong to its group, or a group has no min/max summary.
     Summary = "summary";
 }
 
@@ -120,62 +124,62 @@ impl Serialize for Code {
     }
 }
 
-/// One finding. Fields that do not apply are `None` (absent in JSON).
+/// One finding. Fields that do not apply are `None`, and absent in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is.
+    /// The kind of the finding.
     pub code: Code,
-    /// How bad.
+    /// The severity.
     pub severity: Severity,
-    /// Index of the device.
+    /// The index of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<u16>,
-    /// Directory of the device, as it was given.
+    /// The directory of the device, as it was given.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "lossy")]
     pub path: Option<PathBuf>,
-    /// File inside that directory.
+    /// The file inside that directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// First byte in that file.
+    /// The offset of the first byte in that file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// Bytes from there.
+    /// The number of bytes from `offset` on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
-    /// Frame.
+    /// The id of the frame.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frame: Option<u64>,
-    /// Sequence: of a frame the one that wrote it.
+    /// The id of the sequence. For a frame, it is the sequence that wrote the frame.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
-    /// Key of that sequence, only when asked for.
+    /// The key of that sequence, if [`Options::show_keys`](crate::Options::show_keys) is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Layer.
+    /// The index of the layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer: Option<u16>,
-    /// Tokens, first and one past the last.
+    /// The first token, and one past the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<[u64; 2]>,
-    /// What plane: `k`, `v`, `summary`, `token-ids` or `caller-state`.
+    /// The plane: `k`, `v`, `summary`, `token-ids`, `caller-state` or `adapter`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plane: Option<&'static str>,
-    /// What should be there.
+    /// The expected value, in hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// What is there.
+    /// The value found, in hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
-    /// The finding in words.
+    /// The description, in words.
     pub message: String,
 }
 
-/// A path that is not UTF-8 is no reason to print nothing.
+/// Serialises a path, replacing bytes that are not UTF-8.
 fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-/// A file of a device, to say where findings are.
+/// The place of a file: the device, its directory, and the name of the file inside it.
 #[derive(Clone, Debug)]
 pub(crate) struct FilePlace {
     pub(crate) device: Option<u16>,
@@ -213,18 +217,20 @@ impl Finding {
         Self::new(code, Severity::Note, message.into())
     }
 
-    /// The structure in the page at `offset` has features that only readers may ignore.
+    /// Returns the note that the page at `offset` has features which a reader may ignore and a writer may not.
     pub(crate) fn read_only_features(place: &FilePlace, offset: u64) -> Self {
-        let text = "has features this build can read but not write: the store opens for reading only";
+        let text = "this build does not know all ro_compat features of the page: the store opens for reading only";
         Self::note(Code::ReadOnlyFeatures, text).at(place, offset, PAGE_BYTES as u64)
     }
 
-    /// The finding for a structure that the format crate refused: `code`, unless it is merely not known here.
+    /// Returns the finding for a structure that the format crate refused. Its code is `code`, or [`Code::Unsupported`] if
+    /// this build does not know the version, feature or kind.
     pub(crate) fn format(code: Code, error: &FormatError) -> Self {
         let code = if error.code == FormatErrorCode::Unsupported { Code::Unsupported } else { code };
         Self::damage(code, error.to_string()).values(error.expected, error.found)
     }
 
+    /// Sets the file and the byte range.
     pub(crate) fn at(mut self, place: &FilePlace, offset: u64, length: u64) -> Self {
         self = self.in_file(place);
         self.offset = Some(offset);
@@ -244,6 +250,7 @@ impl Finding {
         self
     }
 
+    /// Sets the expected value and the value found.
     pub(crate) fn values(mut self, expected: u64, found: u64) -> Self {
         self.expected = Some(format!("{expected:#x}"));
         self.found = Some(format!("{found:#x}"));
@@ -265,6 +272,7 @@ impl Finding {
         self
     }
 
+    /// Sets the token range `first..end`.
     pub(crate) fn tokens(mut self, first: u64, end: u64) -> Self {
         self.tokens = Some([first, end]);
         self
@@ -314,50 +322,66 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Collects findings from all threads; keeps at most `limit` of them and counts the rest.
+/// The collector of findings, shared by all threads. It keeps at most `limit` findings and counts the others.
 #[derive(Debug)]
 pub(crate) struct Sink {
     limit: usize,
-    inner: Mutex<Collected>,
+    findings: Mutex<Findings>,
 }
 
-/// What was collected.
+/// The findings of a check and their counts.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
-    pub(crate) findings: Vec<Finding>,
+pub(crate) struct Findings {
+    pub(crate) list: Vec<Finding>,
+    /// Findings past the limit, which `list` does not hold.
     pub(crate) left_out: u64,
+    /// Findings of damage, left-out findings included.
     pub(crate) damage: u64,
+    /// Findings with [`Code::Unsupported`], left-out findings included.
     pub(crate) unsupported: u64,
+    /// Findings with [`Code::IoError`], left-out findings included.
     pub(crate) io_errors: u64,
+}
+
+impl Findings {
+    /// Returns the exit code of the program: the first that applies of unsupported, I/O error, damage and clean.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match (self.unsupported, self.io_errors, self.damage) {
+            (1.., _, _) => EXIT_UNSUPPORTED,
+            (0, 1.., _) => EXIT_IO,
+            (0, 0, 1..) => EXIT_DAMAGE,
+            _ => EXIT_CLEAN,
+        }
+    }
 }
 
 impl Sink {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, inner: Mutex::new(Collected::default()) }
+        Self { limit, findings: Mutex::new(Findings::default()) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Collected> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Findings> {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn push(&self, finding: Finding) {
-        let mut inner = self.lock();
+        let mut findings = self.lock();
         if finding.severity == Severity::Damage {
-            inner.damage += 1;
+            findings.damage += 1;
         }
         match finding.code {
-            Code::Unsupported => inner.unsupported += 1,
-            Code::IoError => inner.io_errors += 1,
+            Code::Unsupported => findings.unsupported += 1,
+            Code::IoError => findings.io_errors += 1,
             _ => {}
         }
-        if inner.findings.len() < self.limit {
-            inner.findings.push(finding);
+        if findings.list.len() < self.limit {
+            findings.list.push(finding);
         } else {
-            inner.left_out += 1;
+            findings.left_out += 1;
         }
     }
 
-    pub(crate) fn into_collected(self) -> Collected {
-        self.inner.into_inner().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn into_findings(self) -> Findings {
+        self.findings.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }

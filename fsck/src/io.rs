@@ -1,7 +1,10 @@
-//! Reading the files of a device: never through a link, never writing, going on behind a page that cannot be read.
+//! Reading the files of a device directory.
+//!
+//! - No file is opened for writing, and no symbolic link is followed.
+//! - A page that cannot be read is reported and read as zeros. The check continues with the next page.
 
 use crate::finding::{Code, FilePlace, Finding, Sink};
-use crate::window::Direct;
+use crate::window::DirectFile;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
@@ -11,26 +14,26 @@ use std::path::Path;
 use std::sync::Arc;
 use stratakv_format::PAGE_BYTES;
 
-/// Bytes read at once.
+/// The number of bytes that a check reads at once.
 pub(crate) const WINDOW_BYTES: usize = 1 << 20;
 
-/// An open file of a device.
+/// An open file of a device directory.
 #[derive(Debug)]
 pub(crate) struct StoreFile {
     file: File,
-    /// The same file, read around the page cache.
-    direct: Option<Direct>,
+    /// The same file, opened to bypass the page cache.
+    direct: Option<DirectFile>,
     pub(crate) bytes: u64,
     pub(crate) place: FilePlace,
 }
 
-/// Opens a directory inside a directory, not through a link.
+/// Opens a directory inside a directory. A symbolic link is an error.
 pub(crate) fn open_directory(parent: &File, name: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(parent, name, flags, Mode::empty())?))
 }
 
-/// The names inside a directory, without `.` and `..`.
+/// Returns the sorted names inside a directory, without `.` and `..`.
 pub(crate) fn names(directory: &File) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(directory)? {
@@ -44,8 +47,9 @@ pub(crate) fn names(directory: &File) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Opens `file` (a name, or a directory and a name) inside `directory`. A missing file, a link and what is no regular
-/// file are findings, and so is an error of the operating system; then `None`.
+/// Opens `file` (a name, or a directory and a name) inside `directory`.
+///
+/// Reports a missing file, a symbolic link, another file type or an error of the operating system, and returns `None`.
 pub(crate) fn open(
     directory: &File,
     device: Option<u16>,
@@ -61,14 +65,14 @@ pub(crate) fn open(
             let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
             let missing = is_link || kinds.contains(&error.kind());
             let code = if missing { Code::MissingFile } else { Code::IoError };
-            sink.push(Finding::damage(code, format!("cannot be opened: {error}")).in_file(&place));
+            sink.push(Finding::damage(code, format!("open failed: {error}")).in_file(&place));
             None
         }
     }
 }
 
-/// The directory that a file lies in where that is not `directory` itself, and its name there.
-fn inside<'a>(directory: &File, file: &'a str) -> io::Result<(Option<File>, &'a str)> {
+/// Splits `file` into its inner directory, if `file` names one, and its name there.
+fn split<'a>(directory: &File, file: &'a str) -> io::Result<(Option<File>, &'a str)> {
     match file.split_once('/') {
         None => Ok((None, file)),
         Some((inner, name)) => Ok((Some(open_directory(directory, inner)?), name)),
@@ -76,9 +80,9 @@ fn inside<'a>(directory: &File, file: &'a str) -> io::Result<(Option<File>, &'a 
 }
 
 fn try_open(directory: &File, file: &str) -> io::Result<(File, u64)> {
-    let (inner, name) = inside(directory, file)?;
+    let (inner, name) = split(directory, file)?;
     let directory = inner.as_ref().unwrap_or(directory);
-    // Without O_NONBLOCK a FIFO in place of a file would hold the check up forever.
+    // O_NONBLOCK, because opening a FIFO would block without it.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty())?);
     let metadata = file.metadata()?;
@@ -89,20 +93,23 @@ fn try_open(directory: &File, file: &str) -> io::Result<(File, u64)> {
 }
 
 impl StoreFile {
-    /// From now on it is read from front to back, around the page cache where the file system allows it. `directory` as for [`open`].
+    /// Makes later reads bypass the page cache where the file system allows it. The caller reads from front to back.
+    ///
+    /// `directory` is the directory that was given to [`open`].
     pub(crate) fn read_in_order(&mut self, directory: &File) {
-        self.direct = inside(directory, &self.place.file)
+        self.direct = split(directory, &self.place.file)
             .ok()
-            .and_then(|(inner, name)| Direct::open(inner.as_ref().unwrap_or(directory), name));
+            .and_then(|(inner, name)| DirectFile::open(inner.as_ref().unwrap_or(directory), name));
     }
 
-    /// Fills `buffer` from `offset` on; what lies behind the end of the file is zero. Gives the ranges that could not be
-    /// read: they are zero in the buffer and reported already.
+    /// Fills `buffer` with the bytes from `offset` on. Bytes past the end of the file are zero.
+    ///
+    /// Returns the ranges that could not be read. They are zero in the buffer and already reported.
     pub(crate) fn read(&self, offset: u64, buffer: &mut [u8], sink: &Sink) -> Vec<Range<u64>> {
         if self.read_once(offset, buffer).is_ok() {
             return Vec::new();
         }
-        // Page by page, to lose as little as possible and to name the pages.
+        // Page by page, so that only the unreadable pages are lost and named.
         let mut bad: Vec<(Range<u64>, io::Error)> = Vec::new();
         for (index, page) in buffer.chunks_mut(PAGE_BYTES).enumerate() {
             let start = offset + (index * PAGE_BYTES) as u64;
@@ -117,7 +124,7 @@ impl StoreFile {
         }
         bad.into_iter()
             .map(|(range, error)| {
-                let finding = Finding::damage(Code::IoError, format!("cannot be read: {error}"));
+                let finding = Finding::damage(Code::IoError, format!("read failed: {error}"));
                 sink.push(finding.at(&self.place, range.start, range.end - range.start));
                 range
             })
@@ -126,7 +133,7 @@ impl StoreFile {
 
     fn read_some(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         match self.direct.as_ref().map(|direct| direct.read_at(buffer, at)) {
-            // What this file system does not do; any other error is what it says.
+            // EINVAL means that the file system has no direct reads. Any other error is an error of the read.
             Some(Err(error)) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {}
             Some(outcome) => return outcome,
             None => {}
@@ -154,7 +161,7 @@ impl StoreFile {
     }
 }
 
-/// Every byte is zero. Written so that it compiles to vector code: padding can be a large part of a frame.
+/// Returns whether every byte is zero. It folds chunks, because the compiler vectorises that and padding can be large.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |all, &byte| all | byte) == 0)
 }

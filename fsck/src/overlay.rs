@@ -1,12 +1,18 @@
-//! What the frames of a sequence leave of one layer, laid over each other in the order of their LSNs.
+//! The tokens of one layer that the frames of a sequence hold together (SPEC.md section 13, step 10).
+//!
+//! The caller adds the extents of all frames in the order of their LSNs:
+//! - A groups extent extends the full groups from token 0 on. It must not begin past their end.
+//! - A tail hides the group it overlaps and all later groups, because its tokens are newer. The tokens of that group
+//!   before the tail still count.
+//! - A group that a token limit cuts counts as single tokens.
 
-/// A layer while frames are laid over it. All places are tokens but for `groups`.
+/// The tokens that the frames added so far hold of one layer.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     group_tokens: u64,
-    /// Whole groups, from the first one on.
+    /// The number of full groups from token 0 on.
     groups: u64,
-    /// Tokens by themselves: of tails, and of groups that were cut.
+    /// Ranges of single tokens: of tails, and of groups that were cut.
     loose: Vec<(u64, u64)>,
 }
 
@@ -15,16 +21,16 @@ impl Overlay {
         Self { group_tokens: group_tokens.max(1), groups: 0, loose: Vec::new() }
     }
 
-    /// Whole groups from the first one on.
+    /// Returns the number of full groups from token 0 on.
     pub(crate) fn groups(&self) -> u64 {
         self.groups
     }
 
-    /// Lays the groups from token `first` to `end`, of which only the tokens below `clip` count.
+    /// Adds the groups of tokens `first..end`. Only tokens below `clip` count.
     ///
     /// # Errors
-    /// They begin behind the end of what was there, which is given in groups.
-    pub(crate) fn lay_groups(&mut self, first: u64, end: u64, clip: u64) -> Result<(), u64> {
+    /// Returns the number of full groups so far if the new groups begin past them.
+    pub(crate) fn add_groups(&mut self, first: u64, end: u64, clip: u64) -> Result<(), u64> {
         let counts = end.min(clip);
         let whole = counts / self.group_tokens * self.group_tokens;
         if whole < counts && first < counts {
@@ -41,8 +47,8 @@ impl Overlay {
         Ok(())
     }
 
-    /// Lays single tokens: no group that they touch counts as a whole any more, nor one behind it.
-    pub(crate) fn lay_tail(&mut self, first: u64, end: u64, clip: u64) {
+    /// Adds the single tokens `first..end`. Only tokens below `clip` count.
+    pub(crate) fn add_tail(&mut self, first: u64, end: u64, clip: u64) {
         let end = end.min(clip);
         if end <= first {
             return;
@@ -55,17 +61,17 @@ impl Overlay {
         self.loose.push((first, end));
     }
 
-    /// The first tokens below `end` that nothing holds.
+    /// Returns the first range of tokens below `end` that no frame holds.
     pub(crate) fn missing(mut self, end: u64) -> Option<(u64, u64)> {
         let whole = self.groups.saturating_mul(self.group_tokens);
         self.loose.sort_unstable();
         let spans = std::iter::once((0, whole)).chain(self.loose);
-        gap(spans, end)
+        first_gap(spans, end)
     }
 }
 
-/// The first places below `end` that no span covers. `spans` is sorted.
-pub(crate) fn gap(spans: impl IntoIterator<Item = (u64, u64)>, end: u64) -> Option<(u64, u64)> {
+/// Returns the first range below `end` that no span covers. `spans` is sorted.
+pub(crate) fn first_gap(spans: impl IntoIterator<Item = (u64, u64)>, end: u64) -> Option<(u64, u64)> {
     let mut covered = 0;
     for (first, last) in spans {
         if first > covered {
@@ -81,48 +87,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_found_at_front_middle_and_end() {
+    fn first_gap_is_found_at_the_front_the_middle_and_the_end() {
         let spans = [(0, 4), (2, 8), (10, 12)];
-        assert_eq!(gap(spans, 8), None);
-        assert_eq!(gap(spans, 9), Some((8, 9)));
-        assert_eq!(gap(spans, 12), Some((8, 10)));
-        assert_eq!(gap([(0, 4), (2, 8)], 20), Some((8, 20)));
-        assert_eq!(gap([], 1), Some((0, 1)));
-        assert_eq!(gap([], 0), None);
+        assert_eq!(first_gap(spans, 8), None);
+        assert_eq!(first_gap(spans, 9), Some((8, 9)));
+        assert_eq!(first_gap(spans, 12), Some((8, 10)));
+        assert_eq!(first_gap([(0, 4), (2, 8)], 20), Some((8, 20)));
+        assert_eq!(first_gap([], 1), Some((0, 1)));
+        assert_eq!(first_gap([], 0), None);
     }
 
     #[test]
-    fn a_tail_hides_the_groups_behind_it_until_they_are_written_again() {
+    fn tail_hides_later_groups_until_they_are_written_again() {
         let mut layer = Overlay::new(8);
-        layer.lay_groups(0, 32, 32).unwrap();
-        layer.lay_tail(12, 13, 99);
+        layer.add_groups(0, 32, 32).unwrap();
+        layer.add_tail(12, 13, 99);
         assert_eq!(layer.groups(), 1);
         assert_eq!(layer.missing(20), Some((13, 20)));
 
         let mut layer = Overlay::new(8);
-        layer.lay_groups(0, 32, 32).unwrap();
-        layer.lay_tail(12, 13, 99);
-        layer.lay_groups(8, 16, 99).unwrap();
+        layer.add_groups(0, 32, 32).unwrap();
+        layer.add_tail(12, 13, 99);
+        layer.add_groups(8, 16, 99).unwrap();
         assert_eq!(layer.groups(), 2);
         assert_eq!(layer.missing(17), Some((16, 17)));
     }
 
     #[test]
-    fn a_cut_group_holds_its_first_tokens() {
+    fn cut_group_holds_its_first_tokens() {
         let mut layer = Overlay::new(8);
-        layer.lay_groups(0, 32, 13).unwrap();
+        layer.add_groups(0, 32, 13).unwrap();
         assert_eq!(layer.groups(), 1);
-        layer.lay_tail(13, 15, 99);
+        layer.add_tail(13, 15, 99);
         assert_eq!(layer.missing(16), Some((15, 16)));
     }
 
     #[test]
-    fn groups_behind_the_end_are_told() {
+    fn groups_past_the_end_are_an_error_unless_the_clip_excludes_them() {
         let mut layer = Overlay::new(8);
-        layer.lay_groups(0, 16, 99).unwrap();
-        assert_eq!(layer.lay_groups(24, 32, 99), Err(2));
-        // Of groups that only the clip keeps from counting nothing is asked.
-        layer.lay_groups(24, 32, 24).unwrap();
+        layer.add_groups(0, 16, 99).unwrap();
+        assert_eq!(layer.add_groups(24, 32, 99), Err(2));
+        layer.add_groups(24, 32, 24).unwrap();
         assert_eq!(layer.missing(16), None);
     }
 }

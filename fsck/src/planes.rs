@@ -1,9 +1,10 @@
-//! Planes under a codec, decoded by what the format says of them alone.
+//! The decoder for planes under a codec, written from SPEC.md section 8 alone.
 
 use half::{bf16, f16};
 use stratakv_format::codec::{PlaneShape, VALUE_RUN};
 use stratakv_format::{DType, PlaneCodec};
 
+/// Returns element `at` of a plane as `f32`.
 fn element(dtype: DType, bytes: &[u8], at: usize) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]]),
@@ -12,7 +13,7 @@ fn element(dtype: DType, bytes: &[u8], at: usize) -> f32 {
     }
 }
 
-/// A plane as it is: elements in the dtype of the layout. `stored` was checked by [`PlaneCodec::first_bad`].
+/// Returns the elements of a plane in the dtype of the layout. [`PlaneCodec::first_bad`] has accepted `stored`.
 pub(crate) fn decoded(codec: PlaneCodec, shape: &PlaneShape, stored: &[u8]) -> Vec<u8> {
     if codec == PlaneCodec::Raw {
         return stored.to_vec();

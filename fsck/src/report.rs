@@ -1,30 +1,17 @@
-//! What a check gives: findings, what was checked, the exit code.
+//! The report of a check: findings, totals and exit code.
 
 use crate::finding::{Code, Finding, Severity};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Exit code: clean (notes are no damage).
-pub const EXIT_CLEAN: u8 = 0;
-/// Exit code: damage.
-pub const EXIT_DAMAGE: u8 = 1;
-/// Exit code: wrong use, or a directory that is no device of a store.
-pub const EXIT_USAGE: u8 = 2;
-/// Exit code: a version, feature or kind that this program does not know.
-pub const EXIT_UNSUPPORTED: u8 = 4;
-/// Exit code: the operating system failed to read something.
-pub const EXIT_IO: u8 = 5;
-/// Exit code: a writer has the store open.
-pub const EXIT_IN_USE: u8 = 6;
-
-/// Told how far a check is; called from several threads.
+/// The receiver of a check's progress. Several threads call it.
 pub trait Progress: Sync {
-    /// The frames begin: `bytes` in all.
+    /// Announces that the check starts to read frames, `bytes` in all.
     fn start(&self, bytes: u64) {
         let _ = bytes;
     }
-    /// `bytes` more were read.
+    /// Announces that the check has read `bytes` more.
     fn advance(&self, bytes: u64) {
         let _ = bytes;
     }
@@ -32,71 +19,60 @@ pub trait Progress: Sync {
 
 impl Progress for () {}
 
-/// What was checked.
+/// The amounts of what a check has read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Checked {
+pub struct CheckTotals {
     /// Devices that were given and belong to the store.
     pub devices: u64,
-    /// Batches of the manifest, each counted once.
+    /// Batches of the manifest, each counted once for all copies.
     pub manifest_batches: u64,
-    /// Records in them.
+    /// Records in these batches.
     pub manifest_records: u64,
     /// Bytes of all copies of the manifest.
     pub manifest_bytes: u64,
     /// Segments that are not free.
     pub segments: u64,
-    /// Live frames.
+    /// Live frames. Each copy of a frame counts.
     pub frames: u64,
     /// Planes whose checksum was computed.
     pub planes: u64,
-    /// Bytes of those planes.
+    /// Bytes of these planes.
     pub payload_bytes: u64,
-    /// Bytes of live frames read: headers, planes, padding.
+    /// Bytes of live frames that were read: headers, planes and padding.
     pub bytes: u64,
-    /// Sequences.
+    /// Sequences that hold no adapter.
     pub sequences: u64,
     /// Adapters.
     pub adapters: u64,
-    /// False where damage kept a part from being checked: no usable superblock or manifest.
+    /// Whether the check could read everything. It is false if damage left no usable superblock or manifest.
     pub complete: bool,
-    /// Seconds it took.
+    /// The duration of the check, in seconds.
     pub seconds: f64,
 }
 
 /// The result of a check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// No damage was found, everything could be read and understood.
+    /// Whether everything could be read and understood, and no damage was found.
     pub clean: bool,
-    /// The findings, by device, file and place.
+    /// The findings, ordered by device, file and offset.
     pub findings: Vec<Finding>,
-    /// Findings beyond the limit, which are not in `findings`.
+    /// The number of findings past the limit. `findings` does not hold them.
     pub findings_left_out: u64,
-    /// What was checked.
-    pub checked: Checked,
+    /// The amounts of what was read.
+    pub checked: CheckTotals,
     /// The exit code of the program.
     pub exit_code: u8,
 }
 
 impl Report {
-    /// `0`, or the first of these that applies: `4` something is not known here, `5` something could not be read, `1`
-    /// damage.
-    pub(crate) fn code(damage: u64, unsupported: u64, io_errors: u64) -> u8 {
-        match (unsupported, io_errors, damage) {
-            (1.., _, _) => EXIT_UNSUPPORTED,
-            (0, 1.., _) => EXIT_IO,
-            (0, 0, 1..) => EXIT_DAMAGE,
-            _ => EXIT_CLEAN,
-        }
-    }
-
-    /// Whether a finding of this code is among them.
+    /// Returns whether a finding has this code.
     #[must_use]
     pub fn has(&self, code: Code) -> bool {
         self.findings.iter().any(|finding| finding.code == code)
     }
 
-    /// The report for a person: a line per finding and a summary.
+    /// Returns the report for a person: a line per finding, the totals, and the verdict as the last line.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = String::new();
@@ -104,7 +80,7 @@ impl Report {
             let _ = writeln!(text, "{finding}");
         }
         if self.findings_left_out > 0 {
-            let _ = writeln!(text, "... and {} more", self.findings_left_out);
+            let _ = writeln!(text, "{} more findings; raise --max-findings to see them", self.findings_left_out);
         }
         let c = &self.checked;
         let _ = writeln!(
@@ -122,13 +98,14 @@ impl Report {
             c.seconds,
         );
         if !c.complete {
-            let _ = writeln!(text, "not everything could be checked");
+            let _ =
+                writeln!(text, "incomplete: no usable superblock or manifest, so segments and frames were not checked");
         }
         let damage = self.findings.iter().filter(|finding| finding.severity == Severity::Damage).count() as u64;
         let _ = match (self.clean, self.findings.len() as u64 - damage) {
             (true, 0) => writeln!(text, "clean"),
             (true, notes) => writeln!(text, "clean ({notes} notes)"),
-            (false, _) => writeln!(text, "not clean: {} findings of damage", damage + self.findings_left_out),
+            (false, _) => writeln!(text, "not clean: {damage} damage findings listed"),
         };
         text
     }
@@ -148,7 +125,7 @@ impl Counter {
     }
 }
 
-/// What the threads count.
+/// The counters of the threads that read frames.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) frames: Counter,

@@ -1,5 +1,6 @@
-//! Reading a file from front to back around the page cache, a window at a time: what others have in it stays there, and large
-//! stores are checked at the speed of their disks.
+//! Reading a file from front to back with O_DIRECT, one window at a time.
+//!
+//! Direct reads leave the page cache to other processes, and check large stores at the speed of their devices.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -8,43 +9,44 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use stratakv_format::PAGE_BYTES;
 
-/// Bytes of a window at most.
+/// The largest number of bytes in a window.
 const WINDOW_BYTES: usize = 1 << 20;
-/// So far behind the last window a read still counts as going on: what lies between is read with it.
+/// The largest gap, in bytes, between a window and a read that still counts as sequential. The bytes between are skipped.
 const GAP_BYTES: u64 = 256 << 10;
 
-/// A file that is read around the page cache.
+/// A file that is read with O_DIRECT.
 #[derive(Debug)]
-pub(crate) struct Direct {
+pub(crate) struct DirectFile {
     file: File,
-    window: Mutex<Window>,
+    window: Mutex<ReadWindow>,
 }
 
-/// A stretch of the file that was read.
+/// The range of the file that was read last.
 #[derive(Debug, Default)]
-struct Window {
-    /// With room to begin at a page.
+struct ReadWindow {
+    /// The bytes of the window. One page is spare, so that the window can start at a page boundary.
     memory: Vec<u8>,
     start: u64,
     bytes: usize,
 }
 
-impl Direct {
-    /// `None` where the file system has no direct reads.
+impl DirectFile {
+    /// Opens a file inside `directory`. Returns `None` if the open fails, for example because the file system has no
+    /// direct reads.
     pub(crate) fn open(directory: &File, name: &str) -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::DIRECT;
         let file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?);
         Some(Self { file, window: Mutex::default() })
     }
 
-    /// Some bytes from `at` on, to the front of `buffer`; none at the end of the file.
+    /// Copies some bytes from `at` on to the front of `buffer`, and returns their number. It is 0 at the end of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         if window.rest(at).is_empty() {
-            let goes_on = at >= window.start && at <= window.end() + GAP_BYTES;
-            let wide = if goes_on { window.fill(&self.file, at, WINDOW_BYTES) } else { Ok(()) };
-            // What cannot be read may lie behind what was asked for.
-            if !goes_on || wide.is_err() {
+            let sequential = at >= window.start && at <= window.end() + GAP_BYTES;
+            let wide = if sequential { window.fill(&self.file, at, WINDOW_BYTES) } else { Ok(()) };
+            // The wide read may fail at a page past the bytes that the caller needs.
+            if !sequential || wide.is_err() {
                 window.fill(&self.file, at, buffer.len())?;
             }
         }
@@ -55,17 +57,17 @@ impl Direct {
     }
 }
 
-impl Window {
+impl ReadWindow {
     fn end(&self) -> u64 {
         self.start + self.bytes as u64
     }
 
-    /// Where in the memory the window begins.
+    /// Returns the offset of the window in `memory`.
     fn skip(&self) -> usize {
         self.memory.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES)
     }
 
-    /// What it has from a place of the file on.
+    /// Returns the bytes that the window holds from offset `at` of the file on.
     fn rest(&self, at: u64) -> &[u8] {
         let from = at.checked_sub(self.start).map_or(usize::MAX, |from| from as usize);
         self.memory[self.skip().min(self.memory.len())..]
@@ -74,7 +76,7 @@ impl Window {
             .unwrap_or(&[])
     }
 
-    /// Reads whole pages around so many bytes from `at` on, as many as a window has.
+    /// Reads the whole pages around the `bytes` bytes at `at`, at most one window.
     fn fill(&mut self, file: &File, at: u64, bytes: usize) -> io::Result<()> {
         self.memory.resize(WINDOW_BYTES + PAGE_BYTES, 0);
         (self.start, self.bytes) = (at - at % PAGE_BYTES as u64, 0);
@@ -96,18 +98,18 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Reads of all kinds give what the file has, up to its end, which lies within a page.
+    /// Sequential and random reads, up to the end of the file, which is not at a page boundary.
     #[test]
-    fn reads_give_what_the_file_has() {
+    fn direct_reads_return_the_bytes_of_the_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let bytes: Vec<u8> = (0..3 * WINDOW_BYTES + 777).map(|i| (i * 31 + i / 4096) as u8).collect();
         std::fs::write(dir.path().join("f"), &bytes).expect("written");
         let directory = File::open(dir.path()).expect("opened");
-        let Some(file) = Direct::open(&directory, "f") else {
-            eprintln!("skipped: no direct reads here");
+        let Some(file) = DirectFile::open(&directory, "f") else {
+            eprintln!("skipped: the file system has no direct reads");
             return;
         };
-        assert!(Direct::open(&directory, "g").is_none());
+        assert!(DirectFile::open(&directory, "g").is_none());
         let mut at = 0;
         let places = (0..2000).map(|i: usize| match i % 4 {
             0 => i * 5003 % (bytes.len() + 9000),

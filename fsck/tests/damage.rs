@@ -1,4 +1,4 @@
-//! Damage and crashes of every kind, each with its finding and exit code.
+//! Damage and crashes of every kind. Each test damages an image and checks the findings and the exit code.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn assert_damage(report: &Report, code: Code) {
     assert!(found && report.exit_code == EXIT_DAMAGE && !report.clean, "{code}: {}", report.to_text());
 }
 
-/// Changes bytes of a page and fixes its checksum.
+/// Changes bytes of a page and puts its checksum right.
 fn patch_page(image: &Image, device: usize, file: &str, page: usize, patch: impl FnOnce(&mut [u8])) {
     let path = image.path(device, file);
     let mut bytes = fs::read(&path).unwrap();
@@ -40,7 +40,7 @@ fn zero(image: &Image, file: &str, from: usize, bytes: usize) {
 }
 
 #[test]
-fn a_good_store_is_clean_and_counted() {
+fn good_store_is_clean_and_counted() {
     for (devices, state) in [(1, STATE_CLOSED), (1, STATE_OPEN), (2, STATE_CLOSED), (2, STATE_OPEN), (3, STATE_OPEN)] {
         let image = Image::standard(devices, state);
         let report = image.check();
@@ -48,15 +48,15 @@ fn a_good_store_is_clean_and_counted() {
         let c = &report.checked;
         assert_eq!((c.devices, c.segments), (u64::from(devices), u64::from(devices)));
         assert_eq!((c.manifest_batches, c.frames, c.sequences), (4, 2, 2));
-        // Frame 1: two groups of 2 layers, 2 planes each; 2 summaries; 2 tails of 2 planes; ids; state. Frame 3: the
-        // same with one group and one token more.
+        // Frame 1 has 2 groups of 2 layers with 2 planes each, 2 summaries, 2 tails of 2 planes, token ids and state.
+        // Frame 3 has one group per layer instead of two.
         assert_eq!(c.planes, (8 + 2 + 4 + 2) + (4 + 2 + 4 + 2));
         assert!(c.complete && c.payload_bytes > 0);
     }
 }
 
 #[test]
-fn a_torn_end_of_the_manifest_is_a_legal_crash() {
+fn torn_end_of_the_manifest_is_legal_unless_the_store_was_closed() {
     for copies in [&MANIFEST[..1], &MANIFEST[1..], &MANIFEST[..]] {
         let image = Image::standard(1, STATE_OPEN);
         let last = *image.batch_offsets.last().unwrap();
@@ -65,12 +65,12 @@ fn a_torn_end_of_the_manifest_is_a_legal_crash() {
         }
         let report = image.check();
         assert_eq!(report.exit_code, EXIT_CLEAN, "{}", report.to_text());
-        // In both copies: cut, and the frame of the last batch is not live.
+        // If both copies are torn, the last batch is cut and its frame is not live.
         assert_eq!(report.checked.manifest_batches, if copies.len() == 2 { 3 } else { 4 });
         if copies.len() == 1 {
             assert!(report.has(Code::ManifestTail));
         }
-        // The same in a closed store is damage: that batch was durable.
+        // In a closed store the batch was durable, so that the same bytes are damage.
         let image = Image::standard(1, STATE_CLOSED);
         for file in copies {
             zero(&image, file, last, 512);
@@ -80,9 +80,9 @@ fn a_torn_end_of_the_manifest_is_a_legal_crash() {
 }
 
 #[test]
-fn a_hole_in_the_manifest_is_damage() {
+fn hole_in_the_manifest_is_damage() {
     let image = Image::standard(1, STATE_OPEN);
-    // Batch 2 is durable by the word of batch 4.
+    // Batch 4 says that batch 2 is durable.
     for file in MANIFEST {
         zero(&image, file, image.batch_offsets[1], PAGE_BYTES);
     }
@@ -92,7 +92,7 @@ fn a_hole_in_the_manifest_is_damage() {
 }
 
 #[test]
-fn devices_that_do_not_belong_together() {
+fn missing_doubled_and_foreign_devices_are_damage() {
     let image = Image::standard(2, STATE_CLOSED);
     let run = |dirs: &[std::path::PathBuf]| check(dirs, &Options::default(), &()).unwrap();
     let report = run(&image.dirs[..1]);
@@ -113,18 +113,18 @@ fn devices_that_do_not_belong_together() {
 }
 
 #[test]
-fn files_missing_or_too_short_or_too_many() {
+fn extra_files_are_notes_and_missing_or_short_files_are_damage() {
     let image = Image::standard(1, STATE_CLOSED);
     fs::write(image.path(0, "segments/0000002a"), b"x").unwrap();
     fs::write(image.path(0, "manifest/0000000000000003-0"), b"x").unwrap();
-    // Kept for the next generation: zeros, or an older one of the same place.
+    // Reserves for the next generation: zeros, or an older generation of the same copy.
     fs::write(image.path(0, "manifest/0000000000000002-0"), [0; PAGE_BYTES]).unwrap();
     fs::copy(image.path(0, MANIFEST[1]), image.path(0, "manifest/0000000000000002-1")).unwrap();
     fs::write(image.path(0, "notes.txt"), b"x").unwrap();
     let report = image.check();
     assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 3), "{}", report.to_text());
     assert!(report.findings.iter().all(|f| f.code == Code::Leftover));
-    // Of another place, and of no whole pages: of no use to anybody, and no damage.
+    // A reserve of another copy, and one without whole pages: neither can be used, and neither is damage.
     fs::copy(image.path(0, MANIFEST[1]), image.path(0, "manifest/0000000000000002-0")).unwrap();
     fs::write(image.path(0, "manifest/0000000000000002-1"), b"x").unwrap();
     let report = image.check();
@@ -146,7 +146,7 @@ fn files_missing_or_too_short_or_too_many() {
 }
 
 #[test]
-fn newer_versions_are_not_guessed_at() {
+fn newer_versions_and_unknown_features_are_unsupported() {
     type Patch = fn(&mut [u8]);
     let patches: [Patch; 3] = [|b| b[8] = 1, |b| b[10] = 2, |b| b[32] |= 2];
     for patch in patches {
@@ -165,7 +165,7 @@ fn newer_versions_are_not_guessed_at() {
 }
 
 #[test]
-fn features_that_only_writers_must_know_are_a_note() {
+fn unknown_ro_compat_features_are_a_note() {
     for (file, page) in [("superblock", 0), (MANIFEST[0], 0)] {
         let image = Image::standard(1, STATE_CLOSED);
         patch_page(&image, 0, file, page, |bytes| bytes[24] |= 4);
@@ -178,7 +178,7 @@ fn features_that_only_writers_must_know_are_a_note() {
 }
 
 #[test]
-fn superblocks_that_contradict() {
+fn contradicting_superblocks_are_damage() {
     let image = Image::standard(2, STATE_CLOSED);
     let mut page = slot(1, 2, 2, STATE_CLOSED, 4);
     page.manifest_nonce = U64::new(5);
@@ -202,7 +202,7 @@ fn superblocks_that_contradict() {
     assert_damage(&image.check(), Code::MissingFile);
 }
 
-/// A standard store with one more batch.
+/// Checks the standard store with one more batch.
 fn with(records: impl FnOnce(&mut Records)) -> Report {
     let mut image = Image::standard(1, STATE_OPEN);
     let mut more = Records::default();
@@ -213,7 +213,7 @@ fn with(records: impl FnOnce(&mut Records)) -> Report {
 }
 
 #[test]
-fn records_must_fit_those_before_them() {
+fn records_that_contradict_earlier_records_are_damage() {
     let reference =
         |sequence, frame| m::FrameRef { sequence: U64::new(sequence), frame: U64::new(frame), token_end: U64::new(9) };
     let bad = Code::ManifestRecord;
@@ -236,16 +236,16 @@ fn records_must_fit_those_before_them() {
     assert_damage(&with(|r| r.push(Kind::Counters, &counters, &[])), bad);
     let end = m::CheckpointEnd { records: U64::new(0) };
     assert_damage(&with(|r| r.push(Kind::CheckpointEnd, &end, &[])), bad);
-    // A successor that is not there.
+    // The named successor does not exist.
     let next = m::Superseded { generation: U64::new(2), nonce: U64::new(1) };
     assert_damage(&with(|r| r.push(Kind::Superseded, &next, &[])), Code::MissingFile);
 }
 
 #[test]
-fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
+fn checkpoint_that_no_superblock_names_yet_is_followed() {
     let mut image = Image::standard(1, STATE_OPEN);
     let old = image.batches.len() as u64;
-    // The next generation: the checkpoint of an empty store, of two batches that take effect together.
+    // The next generation is the checkpoint of an empty store, in two batches that take effect together.
     let (generation, nonce) = (2, 0x77);
     for (copy, file) in MANIFEST.iter().enumerate() {
         let mut bytes = fs::read(image.path(0, file)).unwrap()[..PAGE_BYTES].to_vec();
@@ -266,7 +266,7 @@ fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
         bytes.extend(m::encode_batch(&place, old + 1, 1, m::FLAG_CHECKPOINT, &end.bytes, 1).unwrap());
         fs::write(image.path(0, &m::file_name(generation, copy as u8)), bytes).unwrap();
     }
-    // Not named yet: files kept for the next generation, whatever they hold.
+    // No record names it yet, so that its files count as reserves.
     let report = image.check();
     assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 2), "{}", report.to_text());
     let mut last = Records::default();
@@ -276,7 +276,7 @@ fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
     let report = image.check();
     assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 0), "{}", report.to_text());
     assert_eq!(report.findings.len(), 0, "{}", report.to_text());
-    // A checkpoint that is not complete never takes effect.
+    // An incomplete checkpoint never takes effect.
     for copy in 0..2 {
         let path = image.path(0, &m::file_name(generation, copy));
         let bytes = fs::read(&path).unwrap();
@@ -286,7 +286,7 @@ fn a_checkpoint_cut_off_before_the_superblocks_is_followed() {
 }
 
 #[test]
-fn sequences_must_be_covered() {
+fn committed_tokens_that_no_frame_holds_are_damage() {
     let report = with(|r| r.push(Kind::SequenceCommit, &commit(1, 14, 13, 3), &[]));
     assert_damage(&report, Code::Coverage);
     let finding = &report.findings[0];
@@ -294,7 +294,7 @@ fn sequences_must_be_covered() {
     assert_eq!(report.findings.len(), 2, "one per layer with KV: {}", report.to_text());
     assert_damage(&with(|r| r.push(Kind::SequenceCommit, &commit(1, 13, 14, 3), &[])), Code::TokenIds);
     assert_damage(&with(|r| r.push(Kind::SequenceCommit, &commit(1, 13, 13, 9), &[])), Code::CallerState);
-    // Truncated inside a group: what is left is covered.
+    // A cut inside a group leaves tokens that the frames hold.
     let cut = m::SequenceTruncate { sequence: U64::new(1), tokens: U64::new(6) };
     let report = with(|r| r.push(Kind::SequenceTruncate, &cut, &[]));
     assert_eq!(report.exit_code, EXIT_CLEAN, "{}", report.to_text());
@@ -306,19 +306,19 @@ fn sequences_must_be_covered() {
 }
 
 #[test]
-fn frames_must_lie_over_each_other_as_a_layer_grows() {
+fn frames_of_a_layer_must_continue_each_other() {
     const G: u16 = KIND_GROUPS;
     const S: u16 = KIND_SUMMARY;
     const T: u16 = KIND_TAIL;
     type Frames = &'static [&'static [(u16, u64, u32)]];
-    // Each in groups of 4, of both layers with KV.
+    // Both layers with KV have groups of 4 tokens.
     let clean: [(Frames, u64); 4] = [
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 8, 2)], &[(S, 8, 4), (G, 8, 4)]], 12),
-        // A tail inside a group, then the group again.
+        // A tail inside a group hides it. The group is written again.
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 6, 1)], &[(S, 4, 4), (G, 4, 4)]], 8),
-        // What a tail hides is not committed.
+        // The tokens that a tail hides are not committed.
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 3, 2)]], 5),
-        // Minima and maxima of a group that the commit cuts are not asked for.
+        // A group that the commit cuts needs no min/max summary.
         (&[&[(S, 0, 4), (G, 0, 8)]], 7),
     ];
     for (frames, committed) in clean {
@@ -328,9 +328,9 @@ fn frames_must_lie_over_each_other_as_a_layer_grows() {
     let tokens = |report: &Report| report.findings.iter().map(|f| (f.layer, f.tokens)).collect::<Vec<_>>();
     let both = |tokens| vec![(Some(0), Some(tokens)), (Some(2), Some(tokens))];
     let bad: [(Frames, u64, Code, [u64; 2]); 4] = [
-        // Groups written before those in front of them.
+        // Groups are written before the groups that precede them.
         (&[&[(S, 4, 4), (G, 4, 4)], &[(S, 0, 4), (G, 0, 4)]], 8, Code::Overlay, [4, 8]),
-        // Groups behind a tail of later date.
+        // A newer tail hides the groups after it.
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 2, 1)]], 8, Code::Coverage, [3, 8]),
         (&[&[(S, 0, 4), (G, 0, 4)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
         (&[&[(S, 0, 4), (G, 0, 8)]], 8, Code::Summary, [4, 8]),
@@ -343,7 +343,7 @@ fn frames_must_lie_over_each_other_as_a_layer_grows() {
 }
 
 #[test]
-fn the_program_says_it_all() {
+fn program_prints_text_and_json_and_returns_the_exit_code() {
     let image = Image::standard(1, STATE_CLOSED);
     let run = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_kvfsck")).args(args).output().unwrap();
@@ -374,18 +374,20 @@ fn the_program_says_it_all() {
     assert_eq!((&object["clean"], &object["error"]["code"]), (&false.into(), &"in-use".into()));
 }
 
-/// Numbers as they stand in an adapter.
+/// Returns the bytes of numbers in the order of an adapter.
 fn numbers(integers: &[u32], floats: &[f32]) -> Vec<u8> {
     let integers = integers.iter().flat_map(|number| number.to_le_bytes());
     integers.chain(floats.iter().flat_map(|number| number.to_le_bytes())).collect()
 }
 
-/// Layer 0 of the image has 16 joint key dimensions, layer 2 has 256.
+/// Returns a low-rank adapter for layer 0, which has 16 joint key dimensions.
 fn low_rank(rank: u32) -> Vec<u8> {
     numbers(&[1, 16, rank], &vec![0.5; 16 * rank as usize])
 }
 
-/// Two dimensions with two levels each, in one code byte each.
+/// Returns a transform-coded adapter for layer 2, which has 256 joint key dimensions.
+///
+/// It has two dimensions with two levels each, and one code byte per dimension.
 fn codes() -> Vec<u8> {
     let floats = vec![0.25; 1 + 256 + 2 * 512];
     let parts = [
@@ -398,11 +400,11 @@ fn codes() -> Vec<u8> {
 }
 
 #[test]
-fn adapters_are_what_their_records_say_and_what_adapters_are() {
+fn adapters_that_contradict_their_record_or_form_are_damage() {
     let good = [(0, low_rank(2)), (2, codes())];
     let report = Image::with_adapter(&good, None).check();
     assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 0), "{}", report.to_text());
-    // Other bytes than the record has a checksum of, each piece matching its own.
+    // Each piece matches its own checksum, but the whole adapter does not match its record.
     assert_damage(&Image::with_adapter(&good, Some(7)).check(), Code::Adapter);
     let with = |layer: u16, at: usize, value: u32| {
         let mut layers = good.clone();
@@ -410,14 +412,14 @@ fn adapters_are_what_their_records_say_and_what_adapters_are() {
         bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
         Image::with_adapter(&layers, None).check()
     };
-    // Kind, width, rank, and a number that is none.
+    // Fields by index: 0 is the kind, 1 the width, 2 the rank, 5 an element.
     let first = [(0, 3), (0, u32::MAX), (1, 15), (2, 0), (2, 1), (2, 3), (2, u32::MAX), (5, f32::NAN.to_bits())];
     for (at, value) in first {
         let report = with(0, at, value);
         assert_damage(&report, Code::Adapter);
         assert!(report.findings.iter().all(|f| f.layer == Some(0)), "{at}: {}", report.to_text());
     }
-    // Dimensions, code bytes, distortion; numbers of levels; levels; numbers of dimensions; dimensions.
+    // Fields by index: 2 is the dimensions, 3 the code bytes, 4 the distortion. Levels and code bytes follow.
     let levels = 4 + 1 + 256 + 2 * 512;
     let of_codes = [
         (2, 1),

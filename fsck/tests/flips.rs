@@ -1,4 +1,4 @@
-//! One flipped byte anywhere in a live page is found at its very place; elsewhere it is nobody's business.
+//! A flipped byte in a live page is found at its place. A flipped byte elsewhere is not reported.
 
 mod common;
 
@@ -7,7 +7,7 @@ use kvfsck::{EXIT_CLEAN, EXIT_DAMAGE, Severity};
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::superblock::{STATE_CLOSED, STATE_OPEN};
 
-/// Positions of a page that are tried: all in the first sector of every page in turn, others sampled.
+/// Returns the offsets to flip: the first 256 bytes of every page, and every `stride`th byte of the rest.
 fn positions(length: usize, stride: usize) -> impl Iterator<Item = usize> {
     (0..length).filter(move |at| at % PAGE_BYTES < 256 || at % stride == 0)
 }
@@ -42,19 +42,19 @@ fn flip_everywhere(devices: u16, state: u8, stride: usize) -> usize {
 }
 
 #[test]
-fn one_device() {
+fn flipped_byte_is_found_on_one_closed_device() {
     let tried = flip_everywhere(1, STATE_CLOSED, 37);
     assert!(tried > 5_000, "{tried}");
 }
 
 #[test]
-fn two_devices_not_closed() {
+fn flipped_byte_is_found_on_two_open_devices() {
     let tried = flip_everywhere(2, STATE_OPEN, 53);
     assert!(tried > 5_000, "{tried}");
 }
 
 #[test]
-fn dead_bytes_are_nobodys_business() {
+fn flipped_dead_bytes_are_not_reported() {
     for state in [STATE_CLOSED, STATE_OPEN] {
         let image = Image::standard(1, state);
         let live = image.live();

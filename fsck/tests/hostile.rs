@@ -1,4 +1,4 @@
-//! Images made by an enemy: whatever the bytes, checksums fixed up, the check ends with a report and never panics.
+//! Forged images, with their checksums put right. The check returns a report or an error and never panics.
 
 mod common;
 
@@ -10,7 +10,7 @@ use stratakv_format::checksum::page_crc;
 use stratakv_format::frame::Descriptor;
 use stratakv_format::superblock::STATE_OPEN;
 
-/// A change of up to 8 bytes at a place, which is taken modulo the length of what it hits.
+/// A change of up to 8 bytes. The place is taken modulo the length of the target.
 #[derive(Clone, Debug)]
 struct Change {
     target: u8,
@@ -54,7 +54,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_panics(changes in prop::collection::vec(change(), 1..4)) {
+    fn check_of_a_forged_image_never_panics(changes in prop::collection::vec(change(), 1..4)) {
         let mut image = Image::standard(1, STATE_OPEN);
         for c in &changes {
             match c.target {
@@ -94,7 +94,6 @@ proptest! {
             fix_page(&mut bytes[..PAGE_BYTES]);
             fs::write(&path, bytes).unwrap();
         }
-        // A report or an error, both with an exit code; never a panic.
         match kvfsck::check(&image.dirs, &kvfsck::Options::default(), &()) {
             Ok(report) => prop_assert_eq!(report.clean, report.exit_code == 0),
             Err(error) => prop_assert!(error.exit_code() > 1),
@@ -102,10 +101,12 @@ proptest! {
     }
 }
 
-/// Pages behind the end that all claim to be the first of a long batch: reading each whole would take time with the square of the
-/// file. Nothing but forgery looks like that, so it is damage, as for the engine.
+/// Every page past the end claims to start a long batch.
+///
+/// Reading each of these batches would take time quadratic in the file's size. Only a forged file has overlapping batches,
+/// so that kvfsck and the engine call it damage.
 #[test]
-fn batches_behind_the_end_that_overlap_are_damage() {
+fn overlapping_batches_past_the_end_are_damage() {
     let mut image = Image::standard(1, STATE_OPEN);
     for pages in [1_u32, 256] {
         image.write(STATE_OPEN);

@@ -1,32 +1,46 @@
-//! Builds small store images with the format crate's encoders alone.
+//! Builds small store images with the encoders of the format crate alone, without the engine.
+//!
+//! [`Image::standard`] is the image that most tests damage. It has one segment per device and four manifest batches:
+//!
+//! 1. The checkpoint: members, counters, one layout, one open segment per device.
+//! 2. Sequence 1 with frame 1: two groups per layer, a tail, token ids and caller state.
+//! 3. Sequence 2, a fork of sequence 1, and sequence 3 with frame 2.
+//! 4. The deletion of sequence 3, and frame 3 of sequence 1. Frame 2 is dead from here on.
 #![allow(dead_code, unreachable_pub)]
 
+mod frames;
+mod records;
+
+pub use frames::{Extent, FrameTokens};
+pub use records::{Records, commit, create};
+
+use frames::FrameWriter;
 use std::fs;
 use std::path::{Path, PathBuf};
-use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
+use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::features::Features;
 use stratakv_format::frame::*;
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
-use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, Kind, encode_batch, encode_record};
+use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, Kind, encode_batch};
 use stratakv_format::segment::{self, KIND_LOG, SegmentPage};
 use stratakv_format::superblock::{FILE, STATE_CLOSED, STATE_OPEN, Slot};
-use stratakv_format::{DType, DeviceIndex, FrameId, LayoutId, Location, PAGE_BYTES, SegmentId, SequenceId};
+use stratakv_format::{DType, DeviceIndex, Location, PAGE_BYTES, SegmentId};
 use tempfile::TempDir;
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 pub const SEGMENT_PAGES: u32 = 24;
 pub const STORE: [u8; 16] = [7; 16];
 pub const NONCE: u64 = 0x1234_5678_9abc_def1;
 pub const GENERATION: u64 = 1;
-/// Pages of a manifest file, most of them never written.
+/// The pages of a manifest file. Most of them are never written.
 pub const MANIFEST_PAGES: usize = 16;
 pub const CHECKSUM: PayloadChecksum = PayloadChecksum::Crc64Nvme;
 
+/// Returns the layout of every image: three layers in groups of 4 tokens, the second without KV.
 pub fn layout() -> Layout {
     let full = LayerGeometry { kv_heads: 1, key_dim: 16, value_dim: 8, window: None, rope: None, codecs: RAW_PLANES };
     let none = LayerGeometry { kv_heads: 0, key_dim: 0, value_dim: 0, window: None, rope: None, codecs: RAW_PLANES };
-    // Block of layer 2: K plane of 4 KiB, V plane of 512 bytes, two pages.
+    // A block of layer 2 has a K plane of 4 KiB and a V plane of 512 bytes, hence two pages.
     let wide =
         LayerGeometry { kv_heads: 2, key_dim: 128, value_dim: 16, window: Some(8), rope: None, codecs: RAW_PLANES };
     Layout {
@@ -38,40 +52,28 @@ pub fn layout() -> Layout {
     }
 }
 
-/// A record that goes into a batch.
-#[derive(Default, Clone)]
-pub struct Records {
-    pub bytes: Vec<u8>,
-    pub count: u32,
-}
-
-impl Records {
-    pub fn push(&mut self, kind: Kind, body: &(impl IntoBytes + zerocopy::Immutable), tail: &[u8]) {
-        encode_record(&mut self.bytes, kind, body, tail);
-        self.count += 1;
-    }
-}
-
-/// A frame's place and length in the image.
+/// A frame of the image.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct PlacedFrame {
     pub id: u64,
     pub location: Location,
 }
 
+/// A store in a temporary directory. [`Image::write`] writes what the fields hold.
 pub struct Image {
     pub root: TempDir,
     pub devices: u16,
     pub dirs: Vec<PathBuf>,
-    /// Per device: bytes of segment 0.
+    /// The bytes of segment 0 of each device.
     pub segments: Vec<Vec<u8>>,
     next_page: Vec<u32>,
-    pub frames: Vec<Placed>,
+    pub frames: Vec<PlacedFrame>,
     pub batches: Vec<Records>,
     pub manifest_page_end: usize,
     pub batch_offsets: Vec<usize>,
 }
 
+/// Returns a superblock slot with this sequence number.
 pub fn slot(device: u16, devices: u16, sequence: u64, state: u8, synced: u64) -> Slot {
     Slot {
         magic: stratakv_format::superblock::MAGIC,
@@ -111,30 +113,17 @@ fn segment_page(device: u16, position: u8) -> SegmentPage {
     }
 }
 
-/// One extent to write: descriptor fields that matter.
-struct Extent {
-    kind: u16,
-    layer: u16,
-    first: u64,
-    tokens: u32,
-    /// Its bytes, where they matter.
-    content: Vec<u8>,
-}
-
 impl Image {
-    /// A store: sequence 1 (groups, summary, tail, token ids, state), sequence 2 forked from it, sequence 3 deleted.
+    /// Returns the store that the module describes, with `state` in its superblocks.
     pub fn standard(devices: u16, state: u8) -> Self {
+        let last = devices - 1;
         let mut image = Self::empty(devices);
         image.checkpoint();
         let mut a = Records::default();
         a.push(Kind::SequenceCreate, &create(1, b"alpha"), b"alpha");
-        let first = image.frame(0, 1, b"alpha", 9, 0, b"caller state");
-        a.push(Kind::Frame, &first, &[]);
-        a.push(
-            Kind::FrameRef,
-            &m::FrameRef { sequence: U64::new(1), frame: first.frame, token_end: U64::new(u64::MAX) },
-            &[],
-        );
+        let first = FrameTokens { device: 0, sequence: 1, key: b"alpha", tokens: 0..9, state: b"caller state" };
+        let first = image.frame(&first);
+        a.push_frame(1, &first);
         a.push(Kind::SequenceCommit, &commit(1, 9, 9, first.frame.get()), &[]);
         image.batches.push(a);
         let mut b = Records::default();
@@ -148,26 +137,74 @@ impl Image {
         };
         b.push(Kind::Fork, &fork, &[]);
         b.push(Kind::SequenceCreate, &create(3, b"gone"), b"gone");
-        let dead = image.frame(devices - 1, 3, b"gone", 6, 0, b"");
-        b.push(Kind::Frame, &dead, &[]);
-        b.push(
-            Kind::FrameRef,
-            &m::FrameRef { sequence: U64::new(3), frame: dead.frame, token_end: U64::new(u64::MAX) },
-            &[],
-        );
+        let dead = FrameTokens { device: last, sequence: 3, key: b"gone", tokens: 0..6, state: b"" };
+        b.push_frame(3, &image.frame(&dead));
         image.batches.push(b);
         let mut c = Records::default();
         c.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(3) }, &[]);
-        let second = image.frame(devices - 1, 1, b"alpha", 13, 8, b"more");
-        c.push(Kind::Frame, &second, &[]);
-        c.push(
-            Kind::FrameRef,
-            &m::FrameRef { sequence: U64::new(1), frame: second.frame, token_end: U64::new(u64::MAX) },
-            &[],
-        );
+        let second = FrameTokens { device: last, sequence: 1, key: b"alpha", tokens: 8..13, state: b"more" };
+        let second = image.frame(&second);
+        c.push_frame(1, &second);
         c.push(Kind::SequenceCommit, &commit(1, 13, 13, second.frame.get()), &[]);
         image.batches.push(c);
         image.write(state);
+        image
+    }
+
+    /// Returns a store with sequence 1, which holds an adapter in two frames.
+    ///
+    /// `layers` holds the bytes by layer. The record has `checksum`, or the right one if it is `None`.
+    pub fn with_adapter(layers: &[(u16, Vec<u8>)], checksum: Option<u64>) -> Self {
+        let mut image = Self::empty(1);
+        image.checkpoint();
+        let all: Vec<u8> = layers.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+        let mut records = Records::default();
+        records.push(Kind::SequenceCreate, &create(1, b""), b"");
+        let adapter = m::AdapterDefined {
+            sequence: U64::new(1),
+            checksum: U64::new(checksum.unwrap_or_else(|| stratakv_format::checksum::crc64(&all))),
+            bytes: U64::new(all.len() as u64),
+            version: U32::new(1),
+            name_bytes: U16::new(4),
+            reserved: U16::new(0),
+        };
+        records.push(Kind::Adapter, &adapter, b"name");
+        // The first frame holds the first half of each layer, the second frame the other half.
+        for half in 0..2 {
+            let piece = |(layer, bytes): &(u16, Vec<u8>)| {
+                let (first, second) = bytes.split_at(bytes.len() / 2);
+                let (first, content) = if half == 0 { (0, first) } else { (first.len() as u64, second) };
+                let tokens = content.len() as u32;
+                Extent { kind: KIND_ADAPTER, layer: *layer, first, tokens, content: content.to_vec() }
+            };
+            let pieces: Vec<Extent> = layers.iter().map(piece).filter(|piece| piece.tokens > 0).collect();
+            let frame = image.write_frame(0, 1, b"", &pieces);
+            records.push_frame(1, &frame);
+        }
+        image.batches.push(records);
+        image.write(STATE_CLOSED);
+        image
+    }
+
+    /// Returns a store with sequence 1, which has `committed` tokens and no token ids.
+    ///
+    /// Each frame holds extents of these kinds, first tokens and token counts, for both layers with KV.
+    pub fn with_frames(frames: &[&[(u16, u64, u32)]], committed: u64) -> Self {
+        let mut image = Self::empty(1);
+        image.checkpoint();
+        let mut records = Records::default();
+        records.push(Kind::SequenceCreate, &create(1, b""), b"");
+        for frame in frames {
+            let both_layers = |&(kind, first, tokens): &(u16, u64, u32)| {
+                [0, 2].map(|layer| Extent { kind, layer, first, tokens, content: Vec::new() })
+            };
+            let extents: Vec<Extent> = frame.iter().flat_map(both_layers).collect();
+            let frame = image.write_frame(0, 1, b"", &extents);
+            records.push_frame(1, &frame);
+        }
+        records.push(Kind::SequenceCommit, &commit(1, committed, 0, 0), &[]);
+        image.batches.push(records);
+        image.write(STATE_CLOSED);
         image
     }
 
@@ -196,6 +233,10 @@ impl Image {
         }
     }
 
+    fn manifest_copies(&self) -> u8 {
+        if self.devices == 1 { 2 } else { 1 }
+    }
+
     fn checkpoint(&mut self) {
         let mut r = Records::default();
         for device in 0..self.devices {
@@ -204,7 +245,7 @@ impl Image {
                 device_id: [device as u8 + 1; 16],
                 device: U16::new(device),
                 state: m::MEMBER_ACTIVE,
-                manifest_copies: if self.devices == 1 { 2 } else { 1 },
+                manifest_copies: self.manifest_copies(),
                 weight: U32::new(0),
                 bytes_limit: U64::new(0),
             };
@@ -240,188 +281,21 @@ impl Image {
         self.batches.push(r);
     }
 
-    /// Writes a frame with tokens `first..end` of all layers: whole groups, the rest as a tail.
-    pub fn frame(&mut self, device: u16, sequence: u64, key: &[u8], end: u64, first: u64, state: &[u8]) -> m::Frame {
-        let groups_end = first + (end - first) / 4 * 4;
-        let mut extents = Vec::new();
-        let layers = [0_u16, 2];
-        let grouped = |kind| {
-            let extent =
-                move |layer| Extent { kind, layer, first, tokens: (groups_end - first) as u32, content: Vec::new() };
-            layers.into_iter().filter(move |_| groups_end > first).map(extent)
-        };
-        extents.extend(grouped(KIND_SUMMARY));
-        for layer in layers.into_iter().filter(|_| end > groups_end) {
-            let (first, tokens) = (groups_end, (end - groups_end) as u32);
-            extents.push(Extent { kind: KIND_TAIL, layer, first, tokens, content: Vec::new() });
-        }
-        let tokens = (end - first) as u32;
-        extents.push(Extent { kind: KIND_TOKEN_IDS, layer: 0, first, tokens, content: Vec::new() });
-        if !state.is_empty() {
-            let tokens = state.len() as u32;
-            extents.push(Extent { kind: KIND_CALLER_STATE, layer: 0, first: end, tokens, content: Vec::new() });
-        }
-        extents.extend(grouped(KIND_GROUPS));
-        self.lay(device, sequence, key, &extents)
+    /// Writes a frame with the given tokens of all layers.
+    fn frame(&mut self, tokens: &FrameTokens<'_>) -> m::Frame {
+        self.write_frame(tokens.device, tokens.sequence, tokens.key, &tokens.extents())
     }
 
-    /// A store with sequence 1, which holds an adapter in two frames: of each layer, by its number, these bytes. The record has
-    /// `checksum` of them, where it is given.
-    pub fn with_adapter(layers: &[(u16, Vec<u8>)], checksum: Option<u64>) -> Self {
-        let mut image = Self::empty(1);
-        image.checkpoint();
-        let all: Vec<u8> = layers.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-        let mut records = Records::default();
-        records.push(Kind::SequenceCreate, &create(1, b""), b"");
-        let adapter = m::AdapterDefined {
-            sequence: U64::new(1),
-            checksum: U64::new(checksum.unwrap_or_else(|| stratakv_format::checksum::crc64(&all))),
-            bytes: U64::new(all.len() as u64),
-            version: U32::new(1),
-            name_bytes: U16::new(4),
-            reserved: U16::new(0),
-        };
-        records.push(Kind::Adapter, &adapter, b"name");
-        // Each layer's first half in one frame, its second half in the other.
-        for half in 0..2 {
-            let piece = |(layer, bytes): &(u16, Vec<u8>)| {
-                let (first, second) = bytes.split_at(bytes.len() / 2);
-                let (first, content) = if half == 0 { (0, first) } else { (first.len() as u64, second) };
-                let tokens = content.len() as u32;
-                Extent { kind: KIND_ADAPTER, layer: *layer, first, tokens, content: content.to_vec() }
-            };
-            let pieces: Vec<Extent> = layers.iter().map(piece).filter(|piece| piece.tokens > 0).collect();
-            let frame = image.lay(0, 1, b"", &pieces);
-            records.push(Kind::Frame, &frame, &[]);
-            let (sequence, token_end) = (U64::new(1), U64::new(u64::MAX));
-            records.push(Kind::FrameRef, &m::FrameRef { sequence, frame: frame.frame, token_end }, &[]);
-        }
-        image.batches.push(records);
-        image.write(STATE_CLOSED);
-        image
-    }
-
-    /// A store with sequence 1, whose frames hold, of both layers with KV, extents of these kinds, first tokens and numbers of
-    /// tokens; `committed` tokens of it are, without ids.
-    pub fn with_frames(frames: &[&[(u16, u64, u32)]], committed: u64) -> Self {
-        let mut image = Self::empty(1);
-        image.checkpoint();
-        let mut records = Records::default();
-        records.push(Kind::SequenceCreate, &create(1, b""), b"");
-        for frame in frames {
-            let of = |&(kind, first, tokens): &(u16, u64, u32)| {
-                [0, 2].map(|layer| Extent { kind, layer, first, tokens, content: Vec::new() })
-            };
-            let extents: Vec<Extent> = frame.iter().flat_map(of).collect();
-            let frame = image.lay(0, 1, b"", &extents);
-            records.push(Kind::Frame, &frame, &[]);
-            let (sequence, token_end) = (U64::new(1), U64::new(u64::MAX));
-            records.push(Kind::FrameRef, &m::FrameRef { sequence, frame: frame.frame, token_end }, &[]);
-        }
-        records.push(Kind::SequenceCommit, &commit(1, committed, 0, 0), &[]);
-        image.batches.push(records);
-        image.write(STATE_CLOSED);
-        image
-    }
-
-    fn lay(&mut self, device: u16, sequence: u64, key: &[u8], extents: &[Extent]) -> m::Frame {
+    /// Writes a frame with the given extents into the segment of a device. A dead page follows it.
+    fn write_frame(&mut self, device: u16, sequence: u64, key: &[u8], extents: &[Extent]) -> m::Frame {
         let layout = layout();
         let id = self.frames.len() as u64 + 1;
-        let nonce = 0x55aa_0000 + id;
-        let planes_of = |e: &Extent| match e.kind {
-            KIND_GROUPS => e.tokens as usize / 4 * 2,
-            KIND_TAIL => 2,
-            _ => 1,
-        };
-        let checksums_count = extents.iter().map(planes_of).sum();
-        let header = header_bytes(&layout, key.len(), extents.len(), checksums_count);
-        let mut payload: Vec<u8> = vec![0; header];
-        let (mut descriptors, mut checksums, mut front) = (Vec::new(), Vec::new(), header);
-        let mut seed = id as u8;
-        let mut fill = |bytes: &mut [u8]| {
-            for byte in bytes {
-                seed = seed.wrapping_mul(31).wrapping_add(7);
-                *byte = seed;
-            }
-        };
-        for e in extents {
-            let align = if e.kind == KIND_GROUPS { PAGE_BYTES } else { 8 };
-            payload.resize(payload.len().next_multiple_of(align), 0);
-            let start = payload.len();
-            let geometry = &layout.layers[e.layer as usize];
-            let identity = |first: u64, tokens: u32, plane: u16| {
-                PlaneIdentity::new(nonce, SequenceId(sequence), e.kind, e.layer, first, tokens, plane)
-            };
-            let first_checksum = checksums.len() as u32;
-            let pieces = if matches!(e.kind, KIND_GROUPS | KIND_SUMMARY) { e.tokens / 4 } else { 1 };
-            match e.kind {
-                KIND_GROUPS => {
-                    let block = layout.block(geometry);
-                    payload.resize(start + block.extent_bytes(pieces as usize), 0);
-                    for piece in 0..pieces {
-                        for plane in 0..2 {
-                            let (offset, bytes) = block.plane(plane);
-                            let at = start + block.block_offset(piece as usize) + offset;
-                            fill(&mut payload[at..at + bytes]);
-                            let identity = identity(e.first + u64::from(piece) * 4, 4, plane as u16);
-                            checksums.push(CHECKSUM.compute(&identity, &payload[at..at + bytes]));
-                        }
-                    }
-                }
-                KIND_TAIL => {
-                    let (k, v) = tail_plane_bytes(geometry, layout.dtype, e.tokens as usize);
-                    payload.resize(start + k + v, 0);
-                    fill(&mut payload[start..]);
-                    checksums.push(CHECKSUM.compute(&identity(e.first, e.tokens, 0), &payload[start..start + k]));
-                    checksums.push(CHECKSUM.compute(&identity(e.first, e.tokens, 1), &payload[start + k..]));
-                }
-                _ => {
-                    let bytes = match e.kind {
-                        KIND_SUMMARY => pieces as usize * summary_record_bytes(geometry, DType::F16),
-                        KIND_TOKEN_IDS => e.tokens as usize * 4,
-                        _ => e.tokens as usize,
-                    };
-                    payload.resize(start + bytes, 0);
-                    fill(&mut payload[start..]);
-                    if !e.content.is_empty() {
-                        payload[start..].copy_from_slice(&e.content);
-                    }
-                    checksums.push(CHECKSUM.compute(&identity(e.first, e.tokens, 0), &payload[start..]));
-                }
-            }
-            if e.kind != KIND_GROUPS {
-                front = payload.len().next_multiple_of(PAGE_BYTES);
-            }
-            let summary = e.kind == KIND_SUMMARY;
-            descriptors.push(Descriptor {
-                kind: U16::new(e.kind),
-                layer: U16::new(e.layer),
-                codec: U16::new(CODEC_RAW),
-                summary: U16::new(if summary { SUMMARY_MIN_MAX } else { 0 }),
-                first_token: U64::new(e.first),
-                tokens: U32::new(e.tokens),
-                pieces: U32::new(pieces),
-                offset: U64::new(start as u64),
-                bytes: U64::new((payload.len() - start) as u64),
-                checksum_first: U32::new(first_checksum),
-                checksum_count: U32::new(checksums.len() as u32 - first_checksum),
-                element: if summary { DType::F16.code() } else { 0 },
-                cipher: 0,
-                key: U16::new(0),
-                record_bytes: U32::new(0),
-            });
-        }
-        payload.resize(payload.len().next_multiple_of(PAGE_BYTES), 0);
+        let mut writer = FrameWriter::new(&layout, id, sequence, key);
+        let pages = writer.lay_out(extents);
         let page = self.next_page[device as usize];
-        let location = Location {
-            device: DeviceIndex(device),
-            segment: SegmentId(0),
-            page,
-            pages: (payload.len() / PAGE_BYTES) as u32,
-        };
-        assert!(page + location.pages < SEGMENT_PAGES, "the segment is too small");
-        // A dead page between frames.
-        self.next_page[device as usize] = page + location.pages + 1;
+        assert!(page + pages < SEGMENT_PAGES, "the segment is too small");
+        self.next_page[device as usize] = page + pages + 1;
+        let location = Location { device: DeviceIndex(device), segment: SegmentId(0), page, pages };
         let own = segment_page(device, 0);
         let place = FramePlace {
             store_id: STORE,
@@ -429,39 +303,14 @@ impl Image {
             segment_generation: own.generation.get(),
             segment_nonce: own.nonce.get(),
         };
-        let builder = HeaderBuilder {
-            frame: FrameId(id),
-            lsn: id,
-            nonce,
-            sequence: SequenceId(sequence),
-            parent: None,
-            created_unix_ms: 0,
-            layout_id: LayoutId(1),
-            layout: &layout,
-            key,
-            summaries: 1,
-            descriptors: &descriptors,
-            checksums: &checksums,
-            front_pages: (front / PAGE_BYTES) as u32,
-        };
-        let crc = builder.write(&place, &mut payload).unwrap();
+        let (bytes, record) = writer.finish(&place);
         let at = page as usize * PAGE_BYTES;
-        self.segments[device as usize][at..at + payload.len()].copy_from_slice(&payload);
-        self.frames.push(Placed { id, location });
-        m::Frame {
-            frame: U64::new(id),
-            origin: U64::new(sequence),
-            lsn: U64::new(id),
-            nonce: U64::new(nonce),
-            location: location.to_raw(),
-            header_crc: U32::new(crc),
-            header_pages: U32::new((header / PAGE_BYTES) as u32),
-            front_pages: U32::new((front / PAGE_BYTES) as u32),
-            reserved: U32::new(0),
-        }
+        self.segments[device as usize][at..at + bytes.len()].copy_from_slice(&bytes);
+        self.frames.push(PlacedFrame { id, location });
+        record
     }
 
-    /// Writes everything to disk. Closed: the last batch is known durable; open: only the checkpoint.
+    /// Writes every file. In the state closed the last batch is known durable, in the state open only the checkpoint is.
     pub fn write(&mut self, state: u8) {
         let last = self.batches.len() as u64;
         let mut manifest = vec![0; PAGE_BYTES];
@@ -484,7 +333,7 @@ impl Image {
             let mut superblock = slot(device, self.devices, 2, state, synced).encode().to_vec();
             superblock.extend_from_slice(&slot(device, self.devices, 1, STATE_OPEN, 1).encode());
             fs::write(dir.join(FILE), superblock).unwrap();
-            for copy in 0..if self.devices == 1 { 2 } else { 1 } {
+            for copy in 0..self.manifest_copies() {
                 let page = m::ManifestPage {
                     magic: m::MAGIC,
                     features: Features::current(),
@@ -513,12 +362,12 @@ impl Image {
         self.dirs[device].join(file)
     }
 
-    /// Every live range: device, file, offset, length.
+    /// Returns every live range of the standard image: device, file, offset, length.
     pub fn live(&self) -> Vec<(usize, String, usize, usize)> {
         let mut live = Vec::new();
         for device in 0..self.devices as usize {
             live.push((device, FILE.to_owned(), 0, 2 * PAGE_BYTES));
-            for copy in 0..if self.devices == 1 { 2 } else { 1 } {
+            for copy in 0..self.manifest_copies() {
                 live.push((device, m::file_name(GENERATION, copy), 0, self.manifest_page_end));
             }
             let file = segment::file_name(SegmentId(0));
@@ -532,33 +381,7 @@ impl Image {
     }
 }
 
-pub fn create(id: u64, key: &[u8]) -> m::SequenceCreate {
-    m::SequenceCreate {
-        sequence: U64::new(id),
-        created_unix_ms: U64::new(0),
-        ttl_ms: U64::new(0),
-        layout: U32::new(1),
-        summaries: U32::new(1),
-        replicas: 1,
-        evictable: 0,
-        key_bytes: U16::new(key.len() as u16),
-        reserved: U32::new(0),
-        parent: U64::new(0),
-        parent_tokens: U64::new(0),
-    }
-}
-
-pub fn commit(id: u64, tokens: u64, token_ids: u64, state: u64) -> m::SequenceCommit {
-    m::SequenceCommit {
-        sequence: U64::new(id),
-        tokens: U64::new(tokens),
-        state_frame: U64::new(state),
-        token_ids: U64::new(token_ids),
-        committed_unix_ms: U64::new(0),
-    }
-}
-
-/// Changes one byte of a file in place; gives the old one.
+/// Flips the bits of `mask` in one byte of a file. Returns the old byte.
 pub fn flip(path: &Path, offset: usize, mask: u8) -> u8 {
     use std::os::unix::fs::FileExt;
     let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();

@@ -1,0 +1,18 @@
+//! The settings of a check.
+
+/// The settings of a check.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether findings name the keys of sequences. Keys are private data, so the default is `false`.
+    pub show_keys: bool,
+    /// The number of findings that a report keeps. Further findings are only counted.
+    pub findings_max: usize,
+    /// The number of threads that read segments, at least 1. The threads mostly wait for the devices.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { show_keys: false, findings_max: 10_000, threads: 4 }
+    }
+}
