@@ -18,7 +18,7 @@ pub enum Category {
     /// Rolling tails of sequences: tokens that do not fill a group yet.
     Tails,
     /// Key summaries kept in memory.
-    SummaryResidency,
+    Summaries,
     /// Sequence, frame and segment tables.
     Index,
     /// Resident blocks, at the capacity of their caches.
@@ -29,8 +29,7 @@ pub enum Category {
 
 impl Category {
     /// Every category, in the order of [`MemoryUsage::categories`].
-    pub const ALL: [Self; 6] =
-        [Self::Arena, Self::Tails, Self::SummaryResidency, Self::Index, Self::Cache, Self::Other];
+    pub const ALL: [Self; 6] = [Self::Arena, Self::Tails, Self::Summaries, Self::Index, Self::Cache, Self::Other];
 }
 
 /// A level with its high-water mark.

@@ -35,7 +35,7 @@ fn append_levels(sequence: &mut Sequence, groups: std::ops::Range<usize>, level:
 
 fn summaries(store: &Store) -> usize {
     let memory = store.status().memory;
-    memory.categories.iter().filter(|of| of.category == Category::SummaryResidency).map(|of| of.used_bytes).sum()
+    memory.categories.iter().filter(|of| of.category == Category::Summaries).map(|of| of.used_bytes).sum()
 }
 
 fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u64> {

@@ -336,7 +336,7 @@ fn exact_keys_leave_the_account_with_the_others() {
     let used = || {
         let memory = store.status().memory;
         let summaries =
-            memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::SummaryResidency);
+            memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::Summaries);
         summaries.map(|of| of.used_bytes).unwrap()
     };
     let before = used();

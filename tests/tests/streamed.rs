@@ -308,7 +308,7 @@ fn memory_is_that_of_one_layer_at_a_time() {
         memory
             .categories
             .iter()
-            .find(|c| c.category == stratakv::metrics::Category::SummaryResidency)
+            .find(|c| c.category == stratakv::metrics::Category::Summaries)
             .map(|c| c.used_bytes)
     };
     let store = roomy(&dirs).open().expect("a store");

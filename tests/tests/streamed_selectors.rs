@@ -39,7 +39,7 @@ fn roomy(dirs: &[PathBuf]) -> StoreOptions {
 
 fn summaries(store: &Store) -> usize {
     let memory = store.status().memory;
-    let of = memory.categories.iter().find(|c| c.category == Category::SummaryResidency);
+    let of = memory.categories.iter().find(|c| c.category == Category::Summaries);
     of.expect("a category").used_bytes
 }
 

@@ -1,28 +1,37 @@
 //! The log: frames in segments, and the manifest that says which of them exist.
 
+mod background_state;
 mod commit;
 mod commit_queue;
 mod copies;
+mod copy_location;
 mod device_set;
 mod devices;
 mod frame_builder;
 mod frame_writer;
+mod ids;
 mod manifest;
+mod open_handles;
 mod rate_limiter;
 mod segment_allocator;
+mod sequence_lock;
 mod store_state;
 mod suspect_copies;
 
+pub(crate) use background_state::Background;
 pub(crate) use commit::{CommitRequest, Committer, keep_spare};
 pub(crate) use copies::{CopyChange, CopyPlace, places};
+pub(crate) use copy_location::{CopyAt, copies_of};
 pub(crate) use device_set::{DeviceList, with_heirs};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame_builder::{AdapterPart, CoveredEnds, FrameBuilder, RecordBytes, SequenceIdentity, Tail, TailRows};
 pub(crate) use frame_writer::{WrittenFrame, front_limit, write as write_frame};
+pub(crate) use ids::{IdAllocator, NextIds};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
-pub(crate) use rate_limiter::RateLimiter;
+pub(crate) use open_handles::OpenHandles;
 pub(crate) use segment_allocator::{SegmentAllocator, Writer, allocate, open_ahead};
-pub(crate) use store_state::{CopyAt, FRAMES_IN_FLIGHT, SequenceLock, StoreInner, copies_of};
+pub(crate) use sequence_lock::SequenceLock;
+pub(crate) use store_state::{FRAMES_IN_FLIGHT, MaintenanceLocks, StoreActivity, StoreInner, Watermarks, WriteLimits};
 pub(crate) use suspect_copies::{Latencies, Suspects};
 
 pub(crate) use crate::io::seams::{random_u64, unix_ms};

@@ -6,9 +6,8 @@ use super::evict::{evict, evict_silently, expire, next_expiry_ms, tell};
 use crate::catalog::SegmentKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{self, Event};
-use crate::log::{CommitRequest, StoreInner, open_ahead, unix_ms};
+use crate::log::{CommitRequest, StoreInner, Watermarks, open_ahead, unix_ms};
 use crate::metrics::{Evicted, lock};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use stratakv_format::segment;
@@ -130,7 +129,7 @@ fn above_the_mark(inner: &Arc<StoreInner>) -> Result<()> {
 
 fn down_to_the_mark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
     // Two would both make all of the room.
-    let _one = lock(&inner.evicting);
+    let _one = lock(&inner.locks.evicting);
     let (live, room) = {
         let catalog = lock(&inner.catalog);
         let bytes = lock(&inner.space).bytes(&inner.devices, &catalog);
@@ -141,7 +140,7 @@ fn down_to_the_mark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Resul
         let taken = taken + bytes.manifest + bytes.spare_manifest + bytes.superblocks;
         (live, capacity.saturating_sub(taken))
     };
-    let (high, low) = inner.watermarks;
+    let Watermarks { high, low } = inner.limits.watermarks;
     if live as f64 > room as f64 * high {
         let target = (room as f64 * low) as u64;
         evict_silently(inner, live.saturating_sub(target), events)?;
@@ -168,7 +167,7 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
             break;
         }
     }
-    let _hurry = inner.pace.hurry();
+    let _urgent = inner.background.urgent();
     give_back(inner)?;
     Ok(done)
 }
@@ -186,7 +185,7 @@ pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
 
 fn down_to_the_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
     // What the background evicts meanwhile would be missing here, and not yet be room.
-    let _one = lock(&inner.evicting);
+    let _one = lock(&inner.locks.evicting);
     lock(&inner.space).retry();
     let mut least = u64::MAX;
     let mut rounds_left = SHRINK_ROUNDS;
@@ -229,7 +228,7 @@ fn give_back(inner: &StoreInner) -> Result<()> {
     let (start, segment) = (Instant::now(), lock(&inner.space).segment_bytes());
     let mut bytes = 0;
     loop {
-        let mut leaving = lock(&inner.leaving);
+        let mut leaving = lock(&inner.locks.removals);
         let doomed = lock(&inner.space).take_surplus(&inner.devices, GIVEN_AT_ONCE);
         if doomed.is_empty() && leaving.is_empty() {
             return Ok(());
@@ -241,8 +240,8 @@ fn give_back(inner: &StoreInner) -> Result<()> {
         remove(inner, &mut leaving, doomed)?;
         drop(leaving);
         // A file system frees the blocks of large files no faster than it writes them.
-        inner.pace.rest(start, bytes, || inner.resting());
-        if inner.resting() {
+        inner.background.limit_rate(start, bytes);
+        if inner.background.is_stopping() {
             return Ok(());
         }
     }
@@ -250,7 +249,7 @@ fn give_back(inner: &StoreInner) -> Result<()> {
 
 /// Removes files of free segments beyond the reserve as long as there are more bytes than the capacity allows.
 fn remove_free(inner: &StoreInner) -> Result<()> {
-    let mut leaving = lock(&inner.leaving);
+    let mut leaving = lock(&inner.locks.removals);
     let doomed = lock(&inner.space).take_removable(&inner.devices);
     if doomed.is_empty() && leaving.is_empty() { Ok(()) } else { remove(inner, &mut leaving, doomed) }
 }
@@ -293,11 +292,11 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
         let seen = wake.epoch();
         let until = {
             let Some(inner) = store.upgrade() else { return };
-            if inner.resting() {
+            if inner.background.is_stopping() {
                 return;
             }
             // Whoever lets go of a sequence meanwhile wakes this anew.
-            inner.next_expiry_check_ms.store(u64::MAX, Ordering::SeqCst);
+            inner.background.set_next_expiry_check(None);
             // An error stands in the committer and comes back with the next call.
             let _ = tend(&inner, true);
             let due = || inner.devices.list.slots() > 1 && inner.devices.suspects.any();
@@ -310,7 +309,7 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             }
             let again = due().then(|| repair_from.saturating_duration_since(Instant::now()));
             let expiry = next_expiry_ms(&inner).map(|end| {
-                inner.next_expiry_check_ms.store(end, Ordering::SeqCst);
+                inner.background.set_next_expiry_check(Some(end));
                 let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
                 wait.min(Duration::from_secs(3600))
             });

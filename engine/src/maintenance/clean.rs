@@ -56,7 +56,7 @@ fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share
 /// # Errors
 /// A commit failed. What is damaged, or finds no room, stays where it is.
 pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
-    let _hurry = inner.pace.hurry();
+    let _urgent = inner.background.urgent();
     clean_at(inner, share, segments)
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
 /// # Errors
 /// As there.
 pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
-    let _one = lock(&inner.cleaning);
+    let _one = lock(&inner.locks.cleaning);
     let mut done = Cleaned::default();
     let usable = u64::from(inner.devices.identity.segment_pages - 2);
     let list = {
@@ -103,8 +103,8 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
         // Frees what has nothing live any more.
         inner.commit(CommitRequest::default())?;
     }
-    inner.health.moved_bytes.add(done.bytes);
-    inner.health.cleaned_segments.add(done.segments);
+    inner.activity.counters.moved_bytes.add(done.bytes);
+    inner.activity.counters.cleaned_segments.add(done.segments);
     Ok(done)
 }
 
@@ -144,7 +144,7 @@ fn move_frames(
                 let mut wanted = seen.clone();
                 wanted[at] = (location, header_crc);
                 request.copies.push(CopyChange { frame: *id, seen, wanted });
-                inner.pace.rest(start, before + done.bytes, || inner.resting());
+                inner.background.limit_rate(start, before + done.bytes);
             }
             Err(e) => {
                 whole = false;

@@ -65,7 +65,7 @@ fn choose(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> Vec<Sequ
 pub(crate) fn next_expiry_ms(inner: &StoreInner) -> Option<u64> {
     let now = unix_ms();
     let catalog = lock(&inner.catalog);
-    let open = lock(&inner.open_sequences);
+    let open = inner.handles.sequences();
     let ends = catalog.sequences.iter().filter_map(|(id, meta)| meta.ends_ms().map(|end| (id, end)));
     ends.filter(|(id, end)| *end > now || !open.contains(id)).map(|(_, end)| end).min()
 }
@@ -78,7 +78,7 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
     let now = unix_ms();
     let over = || -> Vec<SequenceId> {
         let catalog = lock(&inner.catalog);
-        let open = lock(&inner.open_sequences);
+        let open = inner.handles.sequences();
         let over = catalog.sequences.iter().filter(|(_, meta)| meta.ends_ms().is_some_and(|end| end <= now));
         over.map(|(id, _)| *id).filter(|id| !open.contains(id)).take(BATCH).collect()
     };
@@ -106,7 +106,7 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
 pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
     let mut events = Vec::new();
     let freed = {
-        let _one = lock(&inner.evicting);
+        let _one = lock(&inner.locks.evicting);
         evict_silently(inner, bytes, &mut events)
     };
     tell(inner, events);
@@ -120,7 +120,7 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
 pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec<Evicted>) -> Result<u64> {
     let mut freed = 0;
     while freed < bytes {
-        let chosen = choose(&lock(&inner.catalog), &lock(&inner.open_sequences), bytes - freed);
+        let chosen = choose(&lock(&inner.catalog), &inner.handles.sequences(), bytes - freed);
         let (more, count) = delete(inner, &chosen, EvictionReason::Space, gone)?;
         freed += more;
         if count == 0 {
@@ -142,9 +142,9 @@ fn delete(
     let claims: Vec<(SequenceId, SequenceLock)> =
         ids.iter().filter_map(|id| SequenceLock::new(inner, *id, "").map(|claim| (*id, claim))).collect();
     // What their last handle queued comes first; and deletions of before that were kept for want of space are durable with it.
-    let kept = inner.observers.take_kept();
+    let kept = inner.activity.observers.take_kept();
     if let Err(e) = inner.flush_commits() {
-        inner.observers.keep(kept);
+        inner.activity.observers.keep(kept);
         return Err(e);
     }
     went(inner, gone, kept);
@@ -170,7 +170,7 @@ fn delete(
         inner.committer.enqueue(request, None);
     } else if let Err(e) = inner.commit(request) {
         if e.is_queued() {
-            inner.observers.keep(events);
+            inner.activity.observers.keep(events);
         }
         return Err(e);
     }
@@ -184,8 +184,8 @@ fn delete(
 fn went(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
     for event in &events {
         let (counter, seen) = match event.reason {
-            EvictionReason::Expired => (&inner.health.expirations, Event::Expired),
-            EvictionReason::Space => (&inner.health.evictions, Event::Evicted),
+            EvictionReason::Expired => (&inner.activity.counters.expirations, Event::Expired),
+            EvictionReason::Space => (&inner.activity.counters.evictions, Event::Evicted),
         };
         counter.add(1);
         note(seen);
@@ -195,7 +195,7 @@ fn went(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
 
 /// Tells the observer of sequences that went.
 pub(super) fn tell(inner: &StoreInner, events: Vec<Evicted>) {
-    events.into_iter().for_each(|event| inner.observers.tell(event));
+    events.into_iter().for_each(|event| inner.activity.observers.tell(event));
 }
 
 /// The fault of a store that first lets go of half the frames.

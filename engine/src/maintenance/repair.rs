@@ -69,7 +69,7 @@ pub(crate) struct Repair<'a> {
 impl<'a> Repair<'a> {
     /// Waits for whoever repairs now.
     pub(crate) fn new(inner: &'a StoreInner) -> Self {
-        Self { inner, _one: lock(&inner.repairing) }
+        Self { inner, _one: lock(&inner.locks.repairing) }
     }
 
     /// Does all that can be done now.

@@ -29,7 +29,7 @@ impl StoreInner {
             return Ok(memory);
         }
         let bytes = usize::try_from(adapter.bytes()).unwrap_or(usize::MAX);
-        let memory = self.devices.reserve(bytes, Category::SummaryResidency);
+        let memory = self.devices.reserve(bytes, Category::Summaries);
         let memory = Arc::new(memory.ok_or_else(|| super::no_memory(&format!("adapter {}", adapter.id())))?);
         held.insert(address, Arc::downgrade(&memory));
         Ok(memory)
@@ -58,7 +58,7 @@ pub(crate) fn write_adapter(
 ) -> Result<()> {
     let mut sequence = Sequence::new(claim, who, records, SummaryResidency::default())?;
     let bytes: usize = layers.iter().map(Vec::len).sum();
-    let memory = sequence.store.devices.reserve(2 * bytes, Category::SummaryResidency);
+    let memory = sequence.store.devices.reserve(2 * bytes, Category::Summaries);
     let _memory = memory.ok_or_else(|| super::no_memory(&format!("an adapter of {bytes} bytes")))?;
     let limit = sequence.frame_target.min(sequence.frame_limit / 2);
     let mut drafts = vec![FrameBuilder::default()];
@@ -93,7 +93,7 @@ pub(crate) fn load_adapter(
     };
     // The pieces, the layers, and the numbers that come out of them.
     let memory = usize::try_from(about.bytes).unwrap_or(usize::MAX).saturating_mul(4);
-    let memory = claim.store.devices.reserve(memory, Category::SummaryResidency);
+    let memory = claim.store.devices.reserve(memory, Category::Summaries);
     let _memory = memory.ok_or_else(|| super::no_memory(&format!("adapter {:?}", about.name)))?;
     let mut parts = load_adapter_parts(claim, id, meta)?;
     parts.sort_by_key(|part| (part.layer, part.first));

@@ -165,7 +165,7 @@ impl Sequence {
         let devices = Arc::clone(&self.store.devices);
         let state = self.layer_mut(layer)?;
         let Some(summary) = &mut state.summary else { return Ok(()) };
-        match summary.room(groups, &mut |bytes| devices.reserve(bytes, Category::SummaryResidency)) {
+        match summary.room(groups, &mut |bytes| devices.reserve(bytes, Category::Summaries)) {
             true => Ok(()),
             false => Err(super::no_memory(&format!("the summaries of {groups} groups"))),
         }
@@ -234,7 +234,7 @@ impl Sequence {
     /// As many frames as keep every device busy, within what memory allows.
     fn frames_in_flight(&self) -> usize {
         let most = (FRAMES_IN_FLIGHT * self.store.devices.open_count()).max(FRAMES_IN_FLIGHT_MIN);
-        (self.store.flight_bytes / self.frame_target.max(1)).clamp(FRAMES_IN_FLIGHT_MIN, most)
+        (self.store.limits.flight_bytes / self.frame_target.max(1)).clamp(FRAMES_IN_FLIGHT_MIN, most)
     }
 
     /// Drafts of all groups collected, each within the limit of a frame.
@@ -320,7 +320,7 @@ impl Sequence {
                     other => break other?,
                 }
             };
-            self.store.add_written(frame.device_bytes());
+            self.store.activity.add_written(frame.device_bytes());
             for landed in &frame.runs {
                 if let Some(layer) = self.layers.get_mut(landed.run.layer).and_then(Option::as_mut) {
                     layer.pending.retain(|run| !Arc::ptr_eq(run, &landed.run));
@@ -337,7 +337,7 @@ impl Sequence {
         let store = &self.store;
         self.placed.widen(store.devices.list.slots());
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
-        let ids = store.next_frame();
+        let ids = store.ids.next_frame();
         let frame =
             write_frame(&store.devices, &store.space, ids, &self.who, &order, (draft, &Tails(&self.layers)), here)?;
         frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));

@@ -161,7 +161,7 @@ impl Sequence {
         let outcome = match durability {
             Durability::Sync => self.store.commit(request),
             _ => {
-                self.store.committer.enqueue(request, Some(Instant::now() + self.store.lazy_delay));
+                self.store.committer.enqueue(request, Some(Instant::now() + self.store.limits.lazy_delay));
                 Ok(())
             }
         };

@@ -163,14 +163,15 @@ impl Sequence {
             })
         };
         let tails = reserve(tail_bytes, Category::Tails)?;
-        let method_bytes = reserve(0, Category::SummaryResidency)?;
+        let method_bytes = reserve(0, Category::Summaries)?;
         let gathered = store.gathering()?;
         let placed = Placed::new(layout.layers(), store.devices.list.slots());
         let index = reserve(size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
         // With several devices smaller frames, so that what is read together lies on all of them; and small against a segment,
         // so that little is left at its end.
-        let stripe = (store.frame_bytes / store.devices.open_count().max(1)).max(STRIPE_BYTES_MIN);
-        let frame_target = stripe.min((frame_limit / 8).max(64 << 10)).min(store.frame_bytes).min(frame_limit / 2);
+        let stripe = (store.limits.frame_bytes / store.devices.open_count().max(1)).max(STRIPE_BYTES_MIN);
+        let frame_target =
+            stripe.min((frame_limit / 8).max(64 << 10)).min(store.limits.frame_bytes).min(frame_limit / 2);
         let cache = store.cache.clone();
         Ok(Self {
             store,

@@ -356,7 +356,7 @@ impl Sequence {
         let layer = self.layer_mut(index)?;
         let Some(summary) = &mut layer.summary else { return Ok(()) };
         if first <= summary.groups() {
-            let mut reserve = |bytes| devices.reserve(bytes, Category::SummaryResidency);
+            let mut reserve = |bytes| devices.reserve(bytes, Category::Summaries);
             return match summary.lay(first, bytes, &mut reserve) {
                 true => Ok(()),
                 false => Err(super::no_memory("the summaries of a stored sequence")),

@@ -109,7 +109,7 @@ impl Sequence {
             frame_target: self.frame_target,
             placed: Placed::default(),
             methods: super::selectors::Methods::default(),
-            method_bytes: reserve(0, Category::SummaryResidency)?,
+            method_bytes: reserve(0, Category::Summaries)?,
             index,
             frames_memory: 0,
             _tails: tails,

@@ -63,7 +63,7 @@ impl Sequence {
         let outliers = options.outliers_of(groups);
         let reserve = |bytes: usize| {
             let text = || format!("keys at rank {rank} take {bytes} bytes, more than memory_limit has left");
-            let held = self.store.devices.reserve(bytes, Category::SummaryResidency);
+            let held = self.store.devices.reserve(bytes, Category::Summaries);
             held.ok_or_else(|| Error::new(ErrorKind::MemoryLimit, text()))
         };
         let account = reserve(ReconstructedKeys::bytes_of(&shape, groups, rank, outliers, layer.block.block_bytes))?;

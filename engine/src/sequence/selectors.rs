@@ -201,7 +201,7 @@ impl Sequence {
             let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
             // The scores of a layer once; a method that looks at groups alone may have them twice, with notes of each.
             let bytes = span.len() * (group.max(2) * lanes * 4 + 96);
-            let reservation = self.store.devices.reserve(bytes, Category::SummaryResidency);
+            let reservation = self.store.devices.reserve(bytes, Category::Summaries);
             let _scratch = reservation.ok_or_else(|| {
                 let text = format!("{bytes} bytes of scores do not fit in what memory_limit has left");
                 place(Error::new(ErrorKind::MemoryLimit, text))

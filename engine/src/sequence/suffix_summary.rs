@@ -47,8 +47,7 @@ impl Sequence {
             let bounds = (summary as &dyn Any).downcast_ref::<Bounds>();
             let Some(bounds) = bounds.filter(|bounds| bounds.is_streamed()) else { return Ok(Scored::Kept(summary)) };
             let records = self.layer_records(state, span.groups.clone())?;
-            let over =
-                bounds.over(&records, &mut |bytes| self.store.devices.reserve(bytes, Category::SummaryResidency));
+            let over = bounds.over(&records, &mut |bytes| self.store.devices.reserve(bytes, Category::Summaries));
             let over = over.ok_or_else(|| super::no_memory("bounds of runs of groups"))?;
             Ok(Scored::ForNow { summary: Box::new(over), _held: None })
         };
@@ -61,7 +60,7 @@ impl Sequence {
         let in_part = || Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index));
         let mut whole = newest.empty()?;
         let bytes = whole.bytes_for(span.groups.end as usize) + newest.kept().groups() * stored.record_bytes as usize;
-        let held = self.store.devices.reserve(bytes, Category::SummaryResidency);
+        let held = self.store.devices.reserve(bytes, Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("the summary of a layer, read for a selection"))?;
         let before = newest.before() as u64;
         let unseen = span.groups.start.min(before);

@@ -236,8 +236,7 @@ impl Sequence {
             }
         }
         let groups = wanted.groups.clone();
-        let held =
-            self.store.devices.reserve((groups.end - groups.start) as usize * record, Category::SummaryResidency);
+        let held = self.store.devices.reserve((groups.end - groups.start) as usize * record, Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("records of groups in memory"))?;
         let mut records = Vec::with_capacity((groups.end - groups.start) as usize * record / 2);
         let shape = state.shape();
@@ -269,7 +268,7 @@ impl Sequence {
     fn large_piece(&self, state: &Layer, wanted: &StreamedLayer, section: &Section) -> Result<RecordPiece> {
         let record = 2 * 2 * state.shape().width();
         let groups = (wanted.groups.end - wanted.groups.start) as usize;
-        let held = self.store.devices.reserve(groups * record, Category::SummaryResidency);
+        let held = self.store.devices.reserve(groups * record, Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
         let first = (wanted.groups.start - section.place.first_group) as usize * record;
         let read = self.large_section(section)?;
@@ -284,7 +283,7 @@ impl Sequence {
     /// The records of a section that is longer than a buffer, checked, behind its header; none where no copy gives them.
     pub(super) fn large_section(&self, section: &Section) -> Result<Option<(Vec<u8>, Reservation)>> {
         // The records, and their pages as they are read.
-        let held = self.store.devices.reserve(2 * section.read_bytes(), Category::SummaryResidency);
+        let held = self.store.devices.reserve(2 * section.read_bytes(), Category::Summaries);
         let held = held.ok_or_else(|| super::no_memory("the records of a layer"))?;
         let group_tokens = self.who.layout.group_tokens() as u64;
         let read = read_records(&self.store.devices, group_tokens, std::slice::from_ref(section))?.pop().flatten();

@@ -65,7 +65,7 @@ impl Store {
             let text = format!("an adapter of {} bytes; from 1 to {ADAPTER_BYTES_MAX}", about.bytes);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let _one = lock(&inner.adapters);
+        let _one = lock(&inner.locks.adapters);
         if let Some((id, meta, known)) = self.find(layout, &about.name, Some(about.version))? {
             // The checksum does not tell which layer the numbers are of.
             if known == about && self.loaded(layout, id, &meta, &known)? == *adapter {
@@ -122,7 +122,7 @@ impl Store {
     /// [`ErrorKind::NotFound`]: there is none for this layout. [`ErrorKind::Corruption`]: its frames are damaged.
     pub fn adapter(&self, layout: &KvLayout, name: &str, version: Option<u32>) -> Result<Adapter> {
         let inner = &self.inner;
-        let _one = lock(&inner.adapters);
+        let _one = lock(&inner.locks.adapters);
         let found = self.find(layout, name, version)?;
         let (id, meta, about) = found.ok_or_else(|| not_found(name, version))?;
         self.loaded(layout, id, &meta, &about)
@@ -175,7 +175,7 @@ impl Store {
     /// [`ErrorKind::NotFound`]; the commit of the deletion failed.
     pub fn delete_adapter(&self, layout: &KvLayout, name: &str, version: u32) -> Result<()> {
         let inner = &self.inner;
-        let _one = lock(&inner.adapters);
+        let _one = lock(&inner.locks.adapters);
         let found = self.find(layout, name, Some(version))?;
         let (id, ..) = found.ok_or_else(|| not_found(name, Some(version)))?;
         inner.delete_sequence(id, Durability::Sync).map_err(|e| e.during(format!("delete adapter {name:?}")))

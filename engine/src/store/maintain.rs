@@ -88,7 +88,7 @@ impl Store {
             device.directory.poison().cause().map(|cause| (device.index.0, cause.to_owned()))
         };
         let devices: Vec<DeviceSnapshot> = list.iter().map(|device| device.counters.snapshot()).collect();
-        let own = &inner.health;
+        let own = &inner.activity.counters;
         // One lock at a time: what is locked in the fields below would stay so until the last of them.
         let stuck_segments = lock(&inner.space).stuck_segments();
         let lost = {
@@ -104,7 +104,7 @@ impl Store {
             no_space: own.no_space.get(),
             evictions: own.evictions.get(),
             expirations: own.expirations.get(),
-            events_lost: inner.observers.lost.get(),
+            events_lost: inner.activity.observers.lost.get(),
             cleaned_segments: own.cleaned_segments.get(),
             moved_bytes: own.moved_bytes.get(),
             stuck_segments,
@@ -123,7 +123,7 @@ impl Store {
     /// Who is told of sequences that are evicted or expire, from now on and of those that went since the store was opened.
     /// It is called on the thread that met the need, holding no lock of the store: it may use the store, and should be quick.
     pub fn on_eviction(&self, observer: impl Fn(&Evicted) + Send + Sync + 'static) {
-        self.inner.observers.set(Arc::new(observer));
+        self.inner.activity.observers.set(Arc::new(observer));
     }
 
     /// Does what is due now, instead of the background: sequences expire, evictable ones go when what lives is above the high
@@ -160,7 +160,7 @@ impl Store {
     /// then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise what the
     /// last commit brought.
     pub fn close(self) -> Result<()> {
-        self.inner.stop_tending();
+        self.inner.background.stop(&self.inner.devices.tend);
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
                 let devices = Arc::downgrade(&inner.devices);
@@ -177,7 +177,7 @@ impl Store {
                 }
             }
             Err(inner) => {
-                super::start_tending(&inner)?;
+                super::start_maintenance(&inner)?;
                 Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"))
             }
         }

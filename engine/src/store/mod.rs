@@ -28,11 +28,12 @@ use crate::io::file::directory::{Access, Directory};
 use crate::io::seams::{Mutant, mutated};
 use crate::layout::KvLayout;
 use crate::log::{
-    Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, Identity, ManifestLog, RateLimiter,
-    SegmentAllocator, SequenceIdentity, SequenceLock, StoreInner, keep_spare, random_u64, unix_ms, with_heirs,
+    Background, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, IdAllocator, Identity, MaintenanceLocks,
+    ManifestLog, NextIds, OpenHandles, SegmentAllocator, SequenceIdentity, SequenceLock, StoreActivity, StoreInner,
+    Watermarks, WriteLimits, keep_spare, random_u64, unix_ms, with_heirs,
 };
 use crate::maintenance::{self, level_epochs, remove_leftovers, settle_generation};
-use crate::metrics::{Observers, StoreCounters, lock};
+use crate::metrics::lock;
 use crate::options::{CreateOptions, Durability, StoreOptions, StoredSummary};
 use crate::plan::ReadPriority;
 use crate::plan::{Selection, SelectionInner};
@@ -42,7 +43,7 @@ use crate::recovery::{
 };
 use crate::sequence::{OpenSequence, Sequence, load};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_REPLICAS};
@@ -381,7 +382,7 @@ impl Store {
             pages,
             file_bytes,
             live_bytes,
-            written_bytes: inner.written.load(Ordering::Relaxed),
+            written_bytes: inner.activity.written_bytes(),
             sequences,
             cache: inner.cache.as_ref().map(|cache| cache.status()),
         }
@@ -593,33 +594,21 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
         committer,
         catalog,
         space,
-        open_sequences: Mutex::default(),
-        // What is on its way, at least two frames, and what is collected leave most of the memory to reads and summaries.
-        frame_bytes,
-        flight_bytes: (frame_bytes.saturating_mul(FRAMES_IN_FLIGHT)).min(limit / 6),
-        lazy_delay: Duration::from_millis(options.lazy_delay_ms),
-        reserved_keys: Mutex::default(),
-        next_frame: AtomicU64::new(counters.frame),
-        next_lsn: AtomicU64::new(counters.lsn),
-        next_sequence: AtomicU64::new(counters.sequence),
-        written: AtomicU64::new(0),
-        lazy: Mutex::new(lazy),
-        repairing: Mutex::default(),
-        adapters: Mutex::default(),
-        held_adapters: Mutex::default(),
         devices,
         cache,
-        health: StoreCounters::default(),
-        observers: Observers::default(),
-        pace: RateLimiter::new(options.cleaning_rate.map(|rate| rate.bytes())),
-        cleaning: Mutex::default(),
-        evicting: Mutex::default(),
-        watermarks: (options.high_watermark, options.low_watermark),
-        room: maintenance::make_room,
-        leaving: Mutex::default(),
-        next_expiry_check_ms: AtomicU64::new(u64::MAX),
-        maintenance_thread: Mutex::default(),
-        rest: AtomicBool::new(false),
+        ids: IdAllocator::new(NextIds { frame: counters.frame, lsn: counters.lsn, sequence: counters.sequence }),
+        handles: OpenHandles::default(),
+        limits: WriteLimits {
+            // Frames in flight, at least two, and groups that are collected leave most of the memory to reads and summaries.
+            frame_bytes,
+            flight_bytes: (frame_bytes.saturating_mul(FRAMES_IN_FLIGHT)).min(limit / 6),
+            lazy_delay: Duration::from_millis(options.lazy_delay_ms),
+            watermarks: Watermarks { high: options.high_watermark, low: options.low_watermark },
+        },
+        background: Background::new(options.cleaning_rate.map(|rate| rate.bytes()), lazy, maintenance::make_room),
+        locks: MaintenanceLocks::default(),
+        held_adapters: Mutex::default(),
+        activity: StoreActivity::default(),
     };
     let inner = Arc::new(inner);
     if options.read_only {
@@ -627,22 +616,22 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
     } else if simulated {
         maintenance::expire(&inner)?;
     } else {
-        start_tending(&inner)?;
+        start_maintenance(&inner)?;
     }
     Ok(Store { inner })
 }
 
-/// Starts the background that keeps the store in shape. It holds the store only while it does something.
-fn start_tending(inner: &Arc<StoreInner>) -> Result<()> {
+/// Starts the maintenance thread. The thread holds the store only while it works.
+fn start_maintenance(inner: &Arc<StoreInner>) -> Result<()> {
     if inner.devices.list.iter().any(|device| device.directory.is_simulated()) {
         return Ok(());
     }
-    inner.rest.store(false, Ordering::Relaxed);
     let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.tend));
-    let thread =
-        std::thread::Builder::new().name("stratakv-tend".into()).spawn(move || maintenance::run(&store, &wake));
-    *lock(&inner.maintenance_thread) = Some(thread.map_err(|e| Error::io("start the thread that tends the store", e))?);
-    Ok(())
+    inner.background.start(|| {
+        let builder = std::thread::Builder::new().name("stratakv-tend".into());
+        let thread = builder.spawn(move || maintenance::run(&store, &wake));
+        thread.map_err(|e| Error::io("open: starting the maintenance thread", e))
+    })
 }
 
 /// Sequences that end in the same way share segments.

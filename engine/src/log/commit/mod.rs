@@ -5,10 +5,10 @@ mod room;
 
 use super::commit_queue::{CommitQueue, QueuedCommit};
 use super::copies::CopyChange;
+use super::copy_location::tell_copies;
 use super::devices::{Devices, Failures};
 use super::manifest::{ManifestLog, ManifestPlace, room_for};
 use super::segment_allocator::SegmentAllocator;
-use super::store_state::tell_copies;
 use crate::catalog::{Catalog, Counters, Flight, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams::{Event, Mutant, mutated, note};

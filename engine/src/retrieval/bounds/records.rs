@@ -401,7 +401,7 @@ mod tests {
 
     fn plenty() -> impl FnMut(usize) -> Option<Reservation> {
         let budget = MemoryBudget::new(1 << 30);
-        move |bytes| budget.try_reserve(bytes, Category::SummaryResidency)
+        move |bytes| budget.try_reserve(bytes, Category::Summaries)
     }
 
     fn to_bytes(values: &[f32], dtype: DType) -> (Vec<u8>, Vec<f32>) {
@@ -492,7 +492,7 @@ mod tests {
             // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
             let elements = usize::from(dim);
             let budget = MemoryBudget::new(1 << 30);
-            let mut reserve = |bytes| budget.try_reserve(bytes, Category::SummaryResidency);
+            let mut reserve = |bytes| budget.try_reserve(bytes, Category::Summaries);
             let mut summary = MinMax::new(&layer(1, dim), DType::F16);
             let (mut model, mut kept): (Vec<u16>, Vec<(MinMax, Vec<u16>)>) = (Vec::new(), Vec::new());
             let record = |value: u16| value.to_le_bytes().repeat(2 * elements);

@@ -83,7 +83,7 @@ fn evictions_that_were_kept_are_told_once_they_are_durable() {
     let events = Arc::clone(&told);
     store.on_eviction(move |event| lock(&events).push(event.id));
     let (id, key, reason) = (77, String::new(), EvictionReason::Space);
-    store.inner.observers.keep(vec![Evicted { id, key, tokens: 1, bytes: 4096, reason }]);
+    store.inner.activity.observers.keep(vec![Evicted { id, key, tokens: 1, bytes: 4096, reason }]);
     store.run_maintenance().unwrap();
     // The background may have been faster, and tell it now.
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,0 +1,140 @@
+//! What the store knows of its background threads: the threads, when they stop, how fast they work.
+
+use super::rate_limiter::{RateLimiter, UrgentGuard};
+use super::store_state::StoreInner;
+use crate::error::Result;
+use crate::metrics::{EventCount, lock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Makes space for an append that found none. Returns whether there is more now.
+pub(crate) type MakeSpace = fn(&Arc<StoreInner>) -> Result<bool>;
+
+/// The background of a store: a maintenance thread, and a thread of lazy commits.
+///
+/// Invariants:
+/// - The maintenance thread ends soon after [`Self::stop`], because it asks [`Self::is_stopping`] between steps.
+/// - `next_expiry_check_ms` is `u64::MAX` while the thread works or when no sequence expires. A handle that closes with an
+///   earlier end wakes the thread.
+pub(crate) struct Background {
+    rate_limiter: RateLimiter,
+    maintenance_thread: Mutex<Option<JoinHandle<()>>>,
+    lazy_thread: Mutex<Option<JoinHandle<()>>>,
+    stopping: AtomicBool,
+    /// In milliseconds since 1970.
+    next_expiry_check_ms: AtomicU64,
+    make_space: MakeSpace,
+}
+
+impl Background {
+    /// Returns a background that runs no maintenance yet. `rate` is in bytes moved per second, `None` for no limit.
+    pub(crate) fn new(rate: Option<u64>, lazy_thread: Option<JoinHandle<()>>, make_space: MakeSpace) -> Self {
+        Self {
+            rate_limiter: RateLimiter::new(rate),
+            maintenance_thread: Mutex::default(),
+            lazy_thread: Mutex::new(lazy_thread),
+            stopping: AtomicBool::new(false),
+            next_expiry_check_ms: AtomicU64::new(u64::MAX),
+            make_space,
+        }
+    }
+
+    /// Starts the maintenance thread that `spawn` makes.
+    ///
+    /// # Errors
+    /// Those of `spawn`.
+    pub(crate) fn start(&self, spawn: impl FnOnce() -> Result<JoinHandle<()>>) -> Result<()> {
+        self.stopping.store(false, Ordering::Relaxed);
+        *lock(&self.maintenance_thread) = Some(spawn()?);
+        Ok(())
+    }
+
+    /// Returns whether the maintenance thread is to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Ends the maintenance thread and waits for it. `wake` is what it waits on.
+    pub(crate) fn stop(&self, wake: &EventCount) {
+        self.stopping.store(true, Ordering::Relaxed);
+        wake.notify();
+        self.rate_limiter.wake();
+        if let Some(thread) = lock(&self.maintenance_thread).take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// Waits for the thread of lazy commits, which ends with the committer.
+    pub(crate) fn join_lazy(&self) {
+        if let Some(thread) = lock(&self.lazy_thread).take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Suspends the rate limit while the guard lives.
+    pub(crate) fn urgent(&self) -> UrgentGuard<'_> {
+        self.rate_limiter.hurry()
+    }
+
+    /// Waits until `bytes` moved since `start` are within the rate, or the background stops.
+    pub(crate) fn limit_rate(&self, start: Instant, bytes: u64) {
+        self.rate_limiter.rest(start, bytes, || self.is_stopping());
+    }
+
+    /// Sets when the thread looks for expired sequences next, in milliseconds since 1970. `None`: it does not, or does now.
+    pub(crate) fn set_next_expiry_check(&self, at_ms: Option<u64>) {
+        self.next_expiry_check_ms.store(at_ms.unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+
+    /// Returns whether a sequence that ends at `end_ms` ends before the thread looks next.
+    pub(crate) fn misses_expiry(&self, end_ms: u64) -> bool {
+        end_ms < self.next_expiry_check_ms.load(Ordering::SeqCst)
+    }
+
+    /// Returns the function that makes space.
+    pub(crate) fn make_space(&self) -> MakeSpace {
+        self.make_space
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn background() -> Background {
+        Background::new(None, None, |_| Ok(false))
+    }
+
+    #[test]
+    fn stop_ends_the_thread_and_start_begins_again() {
+        let (background, wake) = (Arc::new(background()), Arc::new(EventCount::default()));
+        for _ in 0..2 {
+            let (own, event) = (Arc::clone(&background), Arc::clone(&wake));
+            let run = move || {
+                while !own.is_stopping() {
+                    let seen = event.epoch();
+                    if !own.is_stopping() {
+                        event.wait_past(seen, None);
+                    }
+                }
+            };
+            background.start(|| Ok(std::thread::spawn(run))).unwrap();
+            background.stop(&wake);
+            assert!(background.is_stopping() && lock(&background.maintenance_thread).is_none());
+        }
+    }
+
+    #[test]
+    fn an_expiry_is_missed_when_it_is_before_the_next_check() {
+        let background = background();
+        assert!(background.misses_expiry(5), "no check is due");
+        background.set_next_expiry_check(Some(10));
+        assert!(background.misses_expiry(9) && !background.misses_expiry(10));
+        background.set_next_expiry_check(None);
+        assert!(background.misses_expiry(10));
+    }
+}
