@@ -335,8 +335,7 @@ fn exact_keys_leave_the_account_with_the_others() {
     let mut sequence = committed(&store, 400);
     let used = || {
         let memory = store.status().memory;
-        let summaries =
-            memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::Summaries);
+        let summaries = memory.categories.iter().find(|of| of.category == stratakv::metrics::Category::Summaries);
         summaries.map(|of| of.used_bytes).unwrap()
     };
     let before = used();

@@ -305,11 +305,7 @@ fn memory_is_that_of_one_layer_at_a_time() {
     let query = numbers(5, 2 * HEADS * DIM);
     let summaries = |store: &Store| {
         let memory = store.status().memory;
-        memory
-            .categories
-            .iter()
-            .find(|c| c.category == stratakv::metrics::Category::Summaries)
-            .map(|c| c.used_bytes)
+        memory.categories.iter().find(|c| c.category == stratakv::metrics::Category::Summaries).map(|c| c.used_bytes)
     };
     let store = roomy(&dirs).open().expect("a store");
     let resident = store.open_sequence("a").expect("a sequence");

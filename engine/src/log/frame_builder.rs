@@ -3,7 +3,6 @@
 use crate::catalog::GroupBuffer;
 use crate::error::Result;
 use crate::layout::KvLayout;
-use crate::retrieval::SharedRecords;
 use std::sync::Arc;
 use stratakv_format::frame::{Descriptor, SummaryHeader, SummaryRecords};
 use stratakv_format::{DType, LayoutId, SequenceId};
@@ -61,17 +60,19 @@ impl SummaryPart {
     }
 }
 
-/// Records as they stand on disk: made for the draft, or the sequence's own.
+/// The records of a summary, as their bytes on disk.
 pub(crate) enum RecordBytes {
+    /// Made for this frame.
     Made(Vec<u8>),
-    Shared(SharedRecords),
+    /// Shared with the summary in memory, so that they are not copied.
+    Shared(Box<dyn AsRef<[u8]> + Send + Sync>),
 }
 
 impl RecordBytes {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Made(bytes) => bytes,
-            Self::Shared(records) => records.bytes(),
+            Self::Shared(records) => (**records).as_ref(),
         }
     }
 }

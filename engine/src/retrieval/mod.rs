@@ -26,7 +26,7 @@ pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
 pub(crate) use bounds::layer_records::{LayerRecords, RecordPiece, add_record};
 pub use bounds::leoam::LeoAm;
 pub use bounds::min_max::Quest;
-pub(crate) use bounds::records::{MinMax, SharedRecords, upper_bounds};
+pub(crate) use bounds::records::{MinMax, upper_bounds};
 pub(crate) use bounds::summary::Bounds;
 pub use bounds::summary::BoundsSpec;
 #[cfg(feature = "calibrate")]

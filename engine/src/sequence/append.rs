@@ -252,7 +252,14 @@ impl Sequence {
                 let kept = layer.summary.as_ref().map(|summary| {
                     let first = (run.first_group as usize).min(summary.groups());
                     let end = (first + run.groups).min(summary.groups());
-                    (element, end - first, summary.shared(first..end).map(RecordBytes::Shared).collect::<Vec<_>>())
+                    (
+                        element,
+                        end - first,
+                        summary
+                            .shared(first..end)
+                            .map(|records| RecordBytes::Shared(Box::new(records)))
+                            .collect::<Vec<_>>(),
+                    )
                 });
                 let records = match made {
                     Some(made) => {

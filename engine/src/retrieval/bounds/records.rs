@@ -27,9 +27,9 @@ pub(crate) struct SharedRecords {
     elements: Range<usize>,
 }
 
-impl SharedRecords {
-    /// As they stand on disk.
-    pub(crate) fn bytes(&self) -> &[u8] {
+impl AsRef<[u8]> for SharedRecords {
+    /// Returns the bytes of the records, as a frame stores them.
+    fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.chunk.records[self.elements.clone()])
     }
 }
