@@ -2,3 +2,17 @@
 
 pub(crate) mod selector;
 pub(crate) mod summary;
+
+use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
+use crate::retrieval::sign_bits::selector::SignBits;
+
+/// Sign bits of rotated keys.
+pub(crate) const SIGN_BITS: Method = Method {
+    name: "signs",
+    alias: "",
+    about: "sign bits of randomly rotated keys: one bit per dimension, no calibration",
+    parameter: MethodParameter::None,
+    adapter: AdapterFit::None,
+    reconstructs_keys: false,
+    make: without_adapter::<SignBits>,
+};

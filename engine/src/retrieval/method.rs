@@ -1,0 +1,68 @@
+//! What a retrieval method says of itself, so that tools can name it, parse its parameter and make its selector.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::adapter::Adapter;
+use crate::retrieval::selector::Selector;
+use std::sync::Arc;
+
+/// One retrieval method of the [registry](super::methods). Its folder defines it as a constant.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Method {
+    /// The name on command lines, also [`Selector::name`] of its selectors.
+    pub name: &'static str,
+    /// Another name that is accepted, such as that of the paper. Empty for none.
+    pub alias: &'static str,
+    /// One sentence for `--help`.
+    pub about: &'static str,
+    /// The number behind the name, as in `tck:64`.
+    pub parameter: MethodParameter,
+    /// The adapter that its selector needs.
+    pub adapter: AdapterFit,
+    /// Whether it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys), by the rank that is its parameter.
+    pub reconstructs_keys: bool,
+    pub(crate) make: fn(Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>,
+}
+
+/// Whether a method takes a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MethodParameter {
+    /// It takes none.
+    None,
+    /// It may take one.
+    Optional,
+    /// It takes one, which is this unless it is given.
+    Default(usize),
+}
+
+/// How the adapter of a method is fitted, by a `Calibrator` (feature `calibrate`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterFit {
+    /// It needs none.
+    None,
+    /// Low-rank keys of all KV heads together. The parameter is the rank ratio: joint key dimensions over the rank.
+    LowRank,
+    /// Low-rank keys of each KV head. The parameter is the rank ratio over all heads.
+    PerHead,
+    /// Transform-coded keys. The parameter is the bits of a token's code.
+    Codes,
+}
+
+/// Makes a selector of a method that needs no adapter.
+pub(crate) fn without_adapter<S: Selector + Default + 'static>(_: Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>> {
+    Ok(Arc::new(S::default()))
+}
+
+/// Makes a selector of a method that needs one.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`]: there is none.
+pub(crate) fn with_adapter<S: Selector + 'static>(
+    name: &str,
+    adapter: Option<Arc<Adapter>>,
+    make: fn(Arc<Adapter>) -> S,
+) -> Result<Arc<dyn Selector>> {
+    let none =
+        || Error::new(ErrorKind::InvalidArgument, format!("method {name}: an adapter is needed and none is given"));
+    adapter.map(|adapter| Arc::new(make(adapter)) as _).ok_or_else(none)
+}
