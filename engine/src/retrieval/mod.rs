@@ -5,6 +5,7 @@
 //! [`Sequence::select_with`](crate::Sequence::select_with) chooses by it.
 
 mod adapter;
+mod block_mean;
 mod bounds;
 #[cfg(feature = "calibrate")]
 mod calibrate;
@@ -25,6 +26,7 @@ mod top_k;
 mod transform_coded;
 
 pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
+pub use block_mean::BlockMean;
 pub(crate) use bounds::layer_records::{LayerRecords, RecordPiece, add_record};
 pub use bounds::leoam::LeoAm;
 pub use bounds::min_max::Quest;

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::method::{AdapterFit, Method, MethodParameter};
 use crate::retrieval::selector::{HeadAggregation, Selector};
-use crate::retrieval::{bounds, exact, low_rank, shadowkv, sign_bits, transform_coded};
+use crate::retrieval::{block_mean, bounds, exact, low_rank, shadowkv, sign_bits, transform_coded};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ const METHODS: &[&Method] = &[
     &low_rank::KVSWAP,
     &low_rank::INFINIGEN,
     &shadowkv::SHADOWKV,
+    &block_mean::BLOCK_MEAN,
     &transform_coded::TRANSFORM_CODED,
     &sign_bits::SIGN_BITS,
     &exact::ORACLE,
