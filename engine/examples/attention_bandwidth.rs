@@ -4,11 +4,12 @@
 //!
 //! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts the memory in transparent huge pages, as the read arena has them.
 //! Reads and attention take turns in every round; figures are medians over the rounds. 8 KV heads, 32 query heads,
-//! dk = dv = 128. A filter such as `avx2/f16/8/` keeps matching rows only. `scattered` visits the pieces in an order that no hardware prefetcher foresees, as after a sparse selection.
+//! dk = dv = 128. A filter such as `avx2/f16/8/` keeps matching rows only. `scattered` visits the blocks in an order
+//! that no hardware prefetcher foresees, as after a sparse selection.
 
 use std::hint::black_box;
 use std::time::Instant;
-use stratakv::attention::{AttentionShape, HeadMask, Kernel, Partial, Piece, Query, Workspace};
+use stratakv::attention::{AttentionShape, HeadMask, Kernel, KvBlock, Partial, Query, Workspace};
 use stratakv::{DType, Result};
 
 const KV_HEADS: usize = 8;
@@ -34,11 +35,11 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-fn attend(query: &Query, pieces: &[Piece<'_>], parts: &mut [Partial; 2], workspace: &mut Workspace) -> Result<f32> {
+fn attend(query: &Query, blocks: &[KvBlock<'_>], parts: &mut [Partial; 2], workspace: &mut Workspace) -> Result<f32> {
     let [total, part] = parts;
     total.reset();
-    let per_chunk = (CHUNK / (pieces[0].k.len() + pieces[0].v.len())).max(1);
-    for chunk in pieces.chunks(per_chunk) {
+    let per_chunk = (CHUNK / (blocks[0].k.len() + blocks[0].v.len())).max(1);
+    for chunk in blocks.chunks(per_chunk) {
         part.reset();
         part.add_all(query, chunk, workspace)?;
         total.merge(part)?;
@@ -75,20 +76,20 @@ fn main() -> Result<()> {
                 let query = Query::new(&shape, &query)?;
                 let mut parts = [Partial::new(&shape), Partial::new(&shape)];
                 let mut workspace = Workspace::with_kernel(kernel);
-                let mut pieces: Vec<Piece<'_>> = bytes
+                let mut blocks: Vec<KvBlock<'_>> = bytes
                     .chunks_exact(shape.k_plane_bytes(group_tokens) + shape.v_plane_bytes(group_tokens))
                     .map(|block| {
                         let (k, v) = block.split_at(shape.k_plane_bytes(group_tokens));
                         let heads = HeadMask::all(KV_HEADS);
-                        Piece { k, v, group_tokens, tokens: group_tokens, heads, positions: None }
+                        KvBlock { k, v, group_tokens, tokens: group_tokens, heads, positions: None }
                     })
                     .collect();
                 if scattered {
-                    let n = pieces.len();
+                    let n = blocks.len();
                     let mut state = 1usize;
                     for i in (1..n).rev() {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        pieces.swap(i, (state >> 33) % (i + 1));
+                        blocks.swap(i, (state >> 33) % (i + 1));
                     }
                 }
                 let (mut attention, mut read) = (Vec::new(), Vec::new());
@@ -97,7 +98,7 @@ fn main() -> Result<()> {
                     black_box(read_all(black_box(&words)));
                     read.push(start.elapsed().as_secs_f64());
                     let start = Instant::now();
-                    black_box(attend(&query, &pieces, &mut parts, &mut workspace)?);
+                    black_box(attend(&query, &blocks, &mut parts, &mut workspace)?);
                     attention.push(start.elapsed().as_secs_f64());
                 }
                 let gb = bytes.len() as f64 / 1e9;

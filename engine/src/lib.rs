@@ -49,7 +49,6 @@
 //! ```
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 pub mod attention;
 mod cache;
 mod catalog;
@@ -58,6 +57,8 @@ pub mod error;
 mod export;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod io;
+#[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
+mod kernels;
 mod layout;
 mod log;
 mod maintenance;
@@ -72,7 +73,6 @@ mod sequence;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
-mod simd;
 mod store;
 mod sync;
 

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use stratakv::attention::{AttentionShape, HeadMask, Kernel, Partial, Piece, Query, TokenMask, Workspace};
+use stratakv::attention::{AttentionShape, HeadMask, Kernel, KvBlock, Partial, Query, TokenMask, Workspace};
 use stratakv::{DType, ErrorKind};
 
 /// A small generator, so that big tensors do not burden proptest's shrinking.
@@ -43,7 +43,7 @@ fn rounded(x: f32, dtype: DType) -> f64 {
     }
 }
 
-/// A piece with its tensors before rounding, and its bytes one byte off any alignment.
+/// A block with its tensors before rounding. Its bytes are one byte off any alignment.
 struct Block {
     k: Vec<f32>,
     v: Vec<f32>,
@@ -85,8 +85,8 @@ impl Block {
         }
     }
 
-    fn piece(&self) -> Piece<'_> {
-        Piece {
+    fn kv_block(&self) -> KvBlock<'_> {
+        KvBlock {
             k: &self.k_bytes[1..],
             v: &self.v_bytes[1..],
             group_tokens: self.group_tokens,
@@ -138,8 +138,8 @@ fn attend(kernel: &'static Kernel, shape: &AttentionShape, query: &[f32], blocks
     let query = Query::new(shape, query).unwrap();
     let mut partial = Partial::new(shape);
     let mut workspace = Workspace::with_kernel(kernel);
-    let pieces: Vec<Piece<'_>> = blocks.iter().map(Block::piece).collect();
-    partial.add_all(&query, &pieces, &mut workspace).unwrap();
+    let kv_blocks: Vec<KvBlock<'_>> = blocks.iter().map(Block::kv_block).collect();
+    partial.add_all(&query, &kv_blocks, &mut workspace).unwrap();
     let mut out = vec![f32::NAN; shape.output_len()];
     partial.finish(&mut out).unwrap();
     out
@@ -256,14 +256,14 @@ proptest! {
         let query = query_for(&shape, 2.0, &mut random);
         let blocks: Vec<Block> =
             (0..24).map(|_| { let n = 1 + random.below(4); Block::new(&shape, 4, n, 2.0, &mut random) }).collect();
-        let pieces: Vec<Piece<'_>> = blocks.iter().map(Block::piece).collect();
+        let kv_blocks: Vec<KvBlock<'_>> = blocks.iter().map(Block::kv_block).collect();
         let mut cuts = cuts;
         cuts.extend([0, 24]);
         cuts.sort_unstable();
         let prepared = Query::new(&shape, &query).unwrap();
 
         let run = |backwards: bool, workspace: &mut Workspace| {
-            let chunks: Vec<&[Piece<'_>]> = cuts.windows(2).map(|w| &pieces[w[0]..w[1]]).collect();
+            let chunks: Vec<&[KvBlock<'_>]> = cuts.windows(2).map(|w| &kv_blocks[w[0]..w[1]]).collect();
             let mut parts = vec![Partial::new(&shape); chunks.len()];
             let mut order: Vec<usize> = (0..chunks.len()).collect();
             if backwards {
@@ -332,12 +332,12 @@ fn empty_selections_give_zeros() {
     partial.finish(&mut out).unwrap();
     assert_eq!(out, [0.0; 32]);
     partial.add_all(&query, &[], &mut workspace).unwrap();
-    partial.add(&query, &Piece { heads: HeadMask::EMPTY, ..block.piece() }, &mut workspace).unwrap();
-    partial.add(&query, &Piece { positions: Some(TokenMask::EMPTY), ..block.piece() }, &mut workspace).unwrap();
-    partial.add(&query, &Piece { tokens: 0, ..block.piece() }, &mut workspace).unwrap();
+    partial.add(&query, &KvBlock { heads: HeadMask::EMPTY, ..block.kv_block() }, &mut workspace).unwrap();
+    partial.add(&query, &KvBlock { positions: Some(TokenMask::EMPTY), ..block.kv_block() }, &mut workspace).unwrap();
+    partial.add(&query, &KvBlock { tokens: 0, ..block.kv_block() }, &mut workspace).unwrap();
     partial.merge(&Partial::new(&shape)).unwrap();
     assert!((0..5).all(|head| !partial.has_tokens(head)));
-    partial.add(&query, &Piece { heads: HeadMask::one(1), ..block.piece() }, &mut workspace).unwrap();
+    partial.add(&query, &KvBlock { heads: HeadMask::one(1), ..block.kv_block() }, &mut workspace).unwrap();
     partial.finish(&mut out).unwrap();
     assert_eq!(out[..16], [0.0; 16]);
     assert!(out[16..].iter().any(|x| *x != 0.0));
@@ -377,20 +377,20 @@ fn bad_numbers_are_refused_by_place() {
             block.k[row + 20..row + 23].fill(bad);
             block.encode(shape.dtype());
             let mut partial = Partial::new(&shape);
-            partial.add(&query, &good.piece(), &mut workspace).unwrap();
+            partial.add(&query, &good.kv_block(), &mut workspace).unwrap();
             let mut before = [0.0; 32];
             partial.finish(&mut before).unwrap();
-            assert_invalid(partial.add(&other, &block.piece(), &mut workspace), &["shape"]);
-            assert_invalid(partial.add(&query, &block.piece(), &mut workspace), &["query head 2", "token 5"]);
+            assert_invalid(partial.add(&other, &block.kv_block(), &mut workspace), &["shape"]);
+            assert_invalid(partial.add(&query, &block.kv_block(), &mut workspace), &["query head 2", "token 5"]);
             let mut after = [0.0; 32];
             partial.finish(&mut after).unwrap();
-            assert_eq!(before, after, "a refused piece must leave nothing");
-            let words = ["piece 1", "query head 2", "token 5"];
-            assert_invalid(partial.add_all(&query, &[good.piece(), block.piece()], &mut workspace), &words);
-            // Without that token, or that head, the piece is fine.
-            partial.add(&query, &Piece { heads: HeadMask::one(0), ..block.piece() }, &mut workspace).unwrap();
+            assert_eq!(before, after, "a refused block must leave nothing");
+            let words = ["block 1", "query head 2", "token 5"];
+            assert_invalid(partial.add_all(&query, &[good.kv_block(), block.kv_block()], &mut workspace), &words);
+            // Without that token, or that head, the block is fine.
+            partial.add(&query, &KvBlock { heads: HeadMask::one(0), ..block.kv_block() }, &mut workspace).unwrap();
             let positions = Some(TokenMask::all(8).difference(TokenMask::one(5)));
-            partial.add(&query, &Piece { positions, ..block.piece() }, &mut workspace).unwrap();
+            partial.add(&query, &KvBlock { positions, ..block.kv_block() }, &mut workspace).unwrap();
             partial.finish(&mut after).unwrap();
         }
         for bad in [f32::NAN, f32::INFINITY] {
@@ -398,7 +398,7 @@ fn bad_numbers_are_refused_by_place() {
             block.v[(8 + 5) * 8 + 3] = bad;
             block.encode(shape.dtype());
             let mut partial = Partial::new(&shape);
-            partial.add(&query, &block.piece(), &mut workspace).unwrap();
+            partial.add(&query, &block.kv_block(), &mut workspace).unwrap();
             assert_invalid(partial.finish(&mut [0.0; 32]), &["query head 2", "index 3"]);
         }
     }
@@ -414,8 +414,9 @@ fn scores_at_the_ends_of_the_range() {
         let mut partial = Partial::new(&shape);
         for (k, v, expected) in [(-f32::MAX, 7.0f32, 7.0), (f32::MAX, 3.0, 3.0), (-f32::MAX, 9.0, 3.0)] {
             let (k, v) = (k.to_le_bytes(), v.to_le_bytes());
-            let piece = Piece { k: &k, v: &v, group_tokens: 1, tokens: 1, heads: HeadMask::all(1), positions: None };
-            partial.add(&query, &piece, &mut workspace).unwrap();
+            let kv_block =
+                KvBlock { k: &k, v: &v, group_tokens: 1, tokens: 1, heads: HeadMask::all(1), positions: None };
+            partial.add(&query, &kv_block, &mut workspace).unwrap();
             let mut out = [0.0];
             partial.finish(&mut out).unwrap();
             assert_eq!(out, [expected]);
@@ -429,7 +430,7 @@ fn scores_at_the_ends_of_the_range() {
 }
 
 #[test]
-fn bad_shapes_and_pieces_are_refused() {
+fn bad_shapes_and_blocks_are_refused() {
     let new = |q, kv, dk, dv| AttentionShape::new(q, kv, dk, dv, DType::F16);
     for (q, kv, dk, dv) in [(0, 1, 8, 8), (4, 0, 8, 8), (4, 3, 8, 8), (129, 129, 8, 8), (2048, 1, 8, 8)] {
         assert_invalid(new(q, kv, dk, dv), &["heads"]);
@@ -448,23 +449,23 @@ fn bad_shapes_and_pieces_are_refused() {
 
     let block = Block::new(&shape, 4, 4, 1.0, &mut Random(2));
     let query = Query::new(&shape, &[1.0; 32]).unwrap();
-    let good = block.piece();
+    let good = block.kv_block();
     let bad = [
-        Piece { k: &good.k[1..], ..good },
-        Piece { v: &good.v[1..], ..good },
-        Piece { group_tokens: 0, tokens: 0, ..good },
-        Piece { group_tokens: 129, ..good },
-        Piece { group_tokens: usize::MAX, tokens: usize::MAX, ..good },
-        Piece { tokens: 5, ..good },
-        Piece { heads: HeadMask::all(3), ..good },
-        Piece { heads: HeadMask::one(127), ..good },
-        Piece { positions: Some(TokenMask::one(4)), ..good },
+        KvBlock { k: &good.k[1..], ..good },
+        KvBlock { v: &good.v[1..], ..good },
+        KvBlock { group_tokens: 0, tokens: 0, ..good },
+        KvBlock { group_tokens: 129, ..good },
+        KvBlock { group_tokens: usize::MAX, tokens: usize::MAX, ..good },
+        KvBlock { tokens: 5, ..good },
+        KvBlock { heads: HeadMask::all(3), ..good },
+        KvBlock { heads: HeadMask::one(127), ..good },
+        KvBlock { positions: Some(TokenMask::one(4)), ..good },
     ];
     let mut workspace = Workspace::new();
     let mut partial = Partial::new(&shape);
-    for piece in bad {
-        assert_invalid(partial.add(&query, &piece, &mut workspace), &["piece"]);
-        assert_invalid(partial.add_all(&query, &[good, piece], &mut workspace), &["piece 1"]);
+    for kv_block in bad {
+        assert_invalid(partial.add(&query, &kv_block, &mut workspace), &["block"]);
+        assert_invalid(partial.add_all(&query, &[good, kv_block], &mut workspace), &["block 1"]);
     }
     assert_invalid(partial.finish(&mut [0.0; 15]), &["15"]);
     assert_invalid(partial.merge(&Partial::new(&shape.with_scale(2.0).unwrap())), &["shape"]);

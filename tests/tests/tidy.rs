@@ -22,7 +22,7 @@ fn sources(dir: &str) -> Vec<(String, String)> {
 
 /// A module imports only from floors below its own.
 const FLOORS: &[&[&str]] = &[
-    &["sync", "simd"],
+    &["sync", "kernels"],
     &["error", "metrics"],
     &["options", "layout", "io", "attention"],
     &["codec", "catalog", "cache", "retrieval"],
@@ -83,8 +83,7 @@ fn unsafe_stays_in_its_rooms() {
     for dir in ["engine/src", "fsck/src", "format-spec/src", "examples/llama/src", "bench/src", "tests/src"] {
         for (path, text) in sources(dir) {
             let room = match dir {
-                // And what compiles plain loops for the instructions of the processor.
-                "engine/src" => path.starts_with("io/") || path.starts_with("attention/") || path == "simd.rs",
+                "engine/src" => path.starts_with("io/") || path.starts_with("kernels/"),
                 // The bare io_uring loop that the engine is measured against.
                 "bench/src" => path == "bare.rs",
                 _ => false,
@@ -103,6 +102,24 @@ fn unsafe_stays_in_its_rooms() {
     let forbids = concat!("#![forbid(", "unsafe_code)]");
     for lib in ["fsck/src/lib.rs", "format-spec/src/lib.rs", "tests/src/lib.rs"] {
         assert!(fs::read_to_string(root().join(lib)).expect("a library").contains(forbids), "{lib}");
+    }
+}
+
+/// A function compiled for an instruction set is sound only if its caller asked for that set. One file asks, so that one
+/// reading shows it.
+#[test]
+fn one_file_detects_cpu_features() {
+    let marks = [concat!("_feature_", "detected"), concat!("__", "cpuid"), concat!("getaux", "val")];
+    for dir in ["engine/src", "fsck/src", "format-spec/src", "examples/llama/src", "bench/src", "tests/src"] {
+        for (path, text) in sources(dir) {
+            if (dir, path.as_str()) == ("engine/src", "kernels/dispatch.rs") {
+                continue;
+            }
+            for (number, line) in text.lines().enumerate() {
+                let mark = marks.iter().find(|mark| line.contains(**mark));
+                assert!(mark.is_none(), "{dir}/{path}:{}: ask kernels/dispatch.rs: {line}", number + 1);
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sets of KV heads and of token positions within a group, as 128-bit masks.
 
-/// Indices of the members of a mask, ascending.
+/// The indices of the members of a mask, in ascending order.
 #[derive(Clone, Debug, Default)]
 pub struct MaskIter(u128);
 
@@ -33,81 +33,81 @@ macro_rules! mask {
         impl $name {
             /// The empty set.
             pub const EMPTY: Self = Self(0);
-            /// Largest number of members; indices are `0..CAPACITY`.
+            /// The largest number of members. Indices are `0..CAPACITY`.
             pub const CAPACITY: usize = 128;
 
-            /// The set `{0, .., n-1}`; all of them where `n >= CAPACITY`.
+            /// Returns the set `{0, .., n-1}`, or the full set if `n >= CAPACITY`.
             #[must_use]
             pub const fn all(n: usize) -> Self {
                 if n >= Self::CAPACITY { Self(u128::MAX) } else { Self((1 << n) - 1) }
             }
 
-            /// The set of one index (empty if `index >= CAPACITY`).
+            /// Returns the set of one index, or the empty set if `index >= CAPACITY`.
             #[must_use]
             pub const fn one(index: usize) -> Self {
                 if index < Self::CAPACITY { Self(1 << index) } else { Self(0) }
             }
 
-            /// Bit `i` stands for index `i`.
+            /// Returns the set of the indices whose bits are set.
             #[must_use]
             pub const fn from_bits(bits: u128) -> Self {
                 Self(bits)
             }
 
-            /// Bit `i` stands for index `i`.
+            /// Returns the set as bits. Bit `i` is set if index `i` is a member.
             #[must_use]
             pub const fn bits(self) -> u128 {
                 self.0
             }
 
-            /// Whether `index` is a member.
+            /// Returns whether `index` is a member.
             #[must_use]
             pub const fn contains(self, index: usize) -> bool {
                 index < Self::CAPACITY && self.0 >> index & 1 == 1
             }
 
-            /// Adds `index`; false where it does not fit (`index >= CAPACITY`) and nothing changed.
+            /// Adds `index`. Returns false, and changes nothing, if `index >= CAPACITY`.
             pub const fn insert(&mut self, index: usize) -> bool {
                 self.0 |= Self::one(index).0;
                 index < Self::CAPACITY
             }
 
-            /// Takes `index` out.
+            /// Removes `index`.
             pub const fn remove(&mut self, index: usize) {
                 self.0 &= !Self::one(index).0;
             }
 
-            /// Number of members.
+            /// Returns the number of members.
             #[must_use]
             pub const fn len(self) -> usize {
                 self.0.count_ones() as usize
             }
 
-            /// Whether there is no member.
+            /// Returns whether there is no member.
             #[must_use]
             pub const fn is_empty(self) -> bool {
                 self.0 == 0
             }
 
-            /// Members of either.
+            /// Returns the members of either set.
             #[must_use]
             pub const fn union(self, other: Self) -> Self {
                 Self(self.0 | other.0)
             }
 
-            /// Members of both.
+            /// Returns the members of both sets.
             #[must_use]
             pub const fn intersection(self, other: Self) -> Self {
                 Self(self.0 & other.0)
             }
 
-            /// Members of `self` that are not in `other`.
+            /// Returns the members of `self` that are not in `other`.
             #[must_use]
             pub const fn difference(self, other: Self) -> Self {
                 Self(self.0 & !other.0)
             }
 
-            /// The members, ascending.
+            /// Returns an iterator over the members, in ascending order.
             #[must_use]
             pub const fn iter(self) -> MaskIter {
                 MaskIter(self.0)
@@ -123,7 +123,7 @@ macro_rules! mask {
             }
         }
 
-        /// Indices beyond the capacity are left out.
+        /// Collects indices. Those from `CAPACITY` on are dropped.
         impl FromIterator<usize> for $name {
             fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> Self {
                 indices.into_iter().fold(Self::EMPTY, |set, index| set.union(Self::one(index)))
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members() {
+    fn masks_hold_indices_below_their_capacity() {
         assert_eq!(HeadMask::all(0), HeadMask::EMPTY);
         assert_eq!(HeadMask::all(128).len(), 128);
         assert_eq!(HeadMask::all(500).len(), 128);

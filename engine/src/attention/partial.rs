@@ -1,31 +1,40 @@
-//! The state of one streaming softmax, and the buffers that adding to it needs.
+//! [`Partial`]: the state of one streaming softmax, and the buffers that additions to it need.
+//!
+//! 1. [`Partial::add_all`] joins small blocks to runs and works on one run at a time.
+//! 2. For each run, the kernels compute scores, weights and weighted values. The next run is prefetched meanwhile.
+//! 3. [`Partial::merge`] combines the states of two chunks, and [`Partial::finish`] divides by the sums.
+//!
+//! Invariant: a run whose scores are not finite changes nothing, because the scores are checked before the state is
+//! written.
 
-use super::ahead::{Ahead, Cursor};
-use super::kernel::{Kernel, PAD, Plane, SCRATCH, Scores};
-use super::piece::Piece;
+use super::block::KvBlock;
+use super::block_run::BlockRun;
 use super::query::Query;
-use super::run::Run;
 use super::shape::AttentionShape;
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::{Kernel, PAD, Plane, PrefetchCursor, Prefetcher, SCRATCH, SoftmaxOutcome};
 
-/// Buffers for [`Partial::add`]; one per thread. Grows to what the largest piece needs and then allocates no more.
+/// The buffers of [`Partial::add`], one per thread. They grow to the size of the largest run and are then reused.
 pub struct Workspace {
     kernel: &'static Kernel,
+    /// `[tokens, columns]`, one column per query head that takes part.
     scores: Vec<f32>,
+    /// `[columns]`, as are the sums and factors.
     max: Vec<f32>,
     sum: Vec<f32>,
     factor: Vec<f32>,
+    /// Widened rows.
     scratch: Box<[f32; SCRATCH]>,
 }
 
 impl Workspace {
-    /// Empty buffers, and the fastest kernel of this CPU.
+    /// Returns empty buffers with the fastest kernel of this processor.
     #[must_use]
     pub fn new() -> Self {
         Self::with_kernel(Kernel::best())
     }
 
-    /// With a kernel of choice, for comparisons.
+    /// Returns empty buffers with a given kernel, for comparisons.
     #[doc(hidden)]
     #[must_use]
     pub fn with_kernel(kernel: &'static Kernel) -> Self {
@@ -33,13 +42,13 @@ impl Workspace {
         Self { kernel, scores: Vec::new(), max: Vec::new(), sum: Vec::new(), factor: Vec::new(), scratch }
     }
 
-    /// The kernel that `add` runs with this workspace.
+    /// Returns the kernel that `add` runs with this workspace.
     #[must_use]
     pub fn kernel(&self) -> &'static Kernel {
         self.kernel
     }
 
-    /// Bytes held.
+    /// Returns the bytes of the buffers.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let floats = self.scores.capacity() + self.max.capacity() + self.sum.capacity() + self.factor.capacity();
@@ -64,22 +73,22 @@ impl Default for Workspace {
     }
 }
 
-/// The state of one streaming softmax: per query head the running maximum, the sum of weights, and the weighted sum of values
-/// (not yet divided), all f32.
+/// The state of one streaming softmax: the running maximum, the sum of weights and the weighted sum of values of each
+/// query head, in f32.
 #[derive(Clone, Debug)]
 pub struct Partial {
     shape: AttentionShape,
     stride: usize,
-    /// `[q_heads]`; -inf where no token was added.
+    /// `[q_heads]`. A head without tokens has -inf.
     max: Vec<f32>,
-    /// `[q_heads]`; at least 1 where a token was added, else 0.
+    /// `[q_heads]`. A head without tokens has 0, another one at least 1.
     sum: Vec<f32>,
-    /// `[q_heads, stride]`, `value_dims` of each row used.
+    /// `[q_heads, stride]`, of which the first `value_dims` of each row are used.
     acc: Vec<f32>,
 }
 
 impl Partial {
-    /// The state before any token.
+    /// Returns the state without tokens.
     #[must_use]
     pub fn new(shape: &AttentionShape) -> Self {
         let stride = shape.value_dims().next_multiple_of(PAD);
@@ -93,73 +102,76 @@ impl Partial {
         }
     }
 
-    /// Back to the state before any token, keeping the memory.
+    /// Returns to the state without tokens and keeps the memory.
     pub fn reset(&mut self) {
         self.max.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
         self.acc.fill(0.0);
     }
 
-    /// Bytes that the state of a shape takes.
+    /// Returns the bytes of the state for a shape.
     #[must_use]
     pub fn bytes(shape: &AttentionShape) -> usize {
         shape.q_heads() * (shape.value_dims().next_multiple_of(PAD) + 2) * size_of::<f32>()
     }
 
-    /// Whether query head `head` has met a token. False for heads beyond the shape's.
+    /// Returns whether a token was added for query head `head`. It is false for heads that the shape does not have.
     #[must_use]
     pub fn has_tokens(&self, head: usize) -> bool {
         self.sum.get(head).is_some_and(|&sum| sum > 0.0)
     }
 
-    /// Adds the tokens of one piece: those of `piece.positions`, for the query heads of `piece.heads`. An empty selection adds
+    /// Adds the tokens `block.positions` of one block, for the query heads of `block.heads`. An empty selection adds
     /// nothing.
     ///
     /// # Errors
-    /// `InvalidArgument`: the query is of another shape; the piece does not fit the shape; a score is NaN or infinite (the stored
-    /// keys are not finite, or the dot product overflows f32): the error names query head and token. The partial is unchanged.
-    pub fn add(&mut self, query: &Query, piece: &Piece<'_>, workspace: &mut Workspace) -> Result<()> {
+    /// `InvalidArgument`, and the partial is unchanged:
+    /// - The query is of another shape, or the block does not fit the shape.
+    /// - A score is NaN or infinite, because the stored keys are not finite or the dot product overflows f32. The error
+    ///   names query head and token.
+    pub fn add(&mut self, query: &Query, block: &KvBlock<'_>, workspace: &mut Workspace) -> Result<()> {
         self.check(query)?;
-        piece.check(&self.shape)?;
-        let mut run = Run::new(&self.shape);
-        run.set(std::slice::from_ref(piece));
+        block.check(&self.shape)?;
+        let mut run = BlockRun::new(&self.shape);
+        run.set(std::slice::from_ref(block));
         let [k, v] = run.stored();
         let none = Plane { rows: &[], ..k };
-        let mut cursor = Cursor::new();
-        self.add_run(query, &run, &mut Ahead { cursor: &mut cursor, planes: [k, v, none, none] }, workspace)
+        let mut cursor = PrefetchCursor::new();
+        self.add_run(query, &run, &mut Prefetcher { cursor: &mut cursor, planes: [k, v, none, none] }, workspace)
     }
 
-    /// Adds pieces in order, the same as [`add`](Self::add) for each up to rounding, and faster: small pieces of equal heads and
-    /// slots are joined, and the next ones are prefetched while some are worked on. Which pieces are joined depends on the pieces
-    /// alone, so the same pieces give the same bits.
+    /// Adds blocks in order. Up to rounding the result is that of [`add`](Self::add) for each block.
+    ///
+    /// It is faster, because small blocks of equal heads and slots are joined and the next ones are prefetched. The join
+    /// depends on the blocks alone, so the same blocks give the same bits.
     ///
     /// # Errors
-    /// As [`add`](Self::add), naming the piece; the pieces before it have been added.
-    pub fn add_all(&mut self, query: &Query, pieces: &[Piece<'_>], workspace: &mut Workspace) -> Result<()> {
+    /// As [`add`](Self::add). The error names the block, and the blocks before it were added.
+    pub fn add_all(&mut self, query: &Query, blocks: &[KvBlock<'_>], workspace: &mut Workspace) -> Result<()> {
         self.check(query)?;
-        let mut cursor = Cursor::new();
-        let (this, next) = (&mut Run::new(&self.shape), &mut Run::new(&self.shape));
+        let mut cursor = PrefetchCursor::new();
+        let (this, next) = (&mut BlockRun::new(&self.shape), &mut BlockRun::new(&self.shape));
         let (mut this, mut next, mut done) = (this, next, 0);
-        this.set(pieces);
-        while done < pieces.len() {
-            let name = |e: Error, i: usize| e.during(format_args!("piece {i}"));
-            if this.pieces() == 0 {
-                // The first piece behind a run that could not be joined to anything: it does not fit the shape.
-                pieces[done].check(&self.shape).map_err(|e| name(e, done))?;
+        this.set(blocks);
+        while done < blocks.len() {
+            let name = |e: Error, i: usize| e.during(format_args!("block {i}"));
+            if this.blocks() == 0 {
+                // The run has no blocks, because the next block does not fit the shape.
+                blocks[done].check(&self.shape).map_err(|e| name(e, done))?;
             }
-            next.set(&pieces[done + this.pieces()..]);
+            next.set(&blocks[done + this.blocks()..]);
             let ([k, v], [next_k, next_v]) = (this.stored(), next.stored());
-            let mut ahead = Ahead { cursor: &mut cursor, planes: [k, v, next_k, next_v] };
-            let added = self.add_run(query, this, &mut ahead, workspace);
+            let mut prefetcher = Prefetcher { cursor: &mut cursor, planes: [k, v, next_k, next_v] };
+            let added = self.add_run(query, this, &mut prefetcher, workspace);
             if added.is_err() {
-                // Nothing of the run was added. One by one, to add the pieces before the bad one and to name it.
-                for (i, piece) in pieces.iter().enumerate().skip(done).take(this.pieces()) {
-                    self.add(query, piece, workspace).map_err(|e| name(e, i))?;
+                // The run added nothing. The blocks are added one by one, up to the bad one, which the error then names.
+                for (i, block) in blocks.iter().enumerate().skip(done).take(this.blocks()) {
+                    self.add(query, block, workspace).map_err(|e| name(e, i))?;
                 }
             }
-            done += this.pieces();
+            done += this.blocks();
             std::mem::swap(&mut this, &mut next);
-            cursor.advance();
+            cursor.next_run();
         }
         Ok(())
     }
@@ -176,8 +188,8 @@ impl Partial {
     fn add_run(
         &mut self,
         query: &Query,
-        run: &Run<'_>,
-        ahead: &mut Ahead<'_>,
+        run: &BlockRun<'_>,
+        prefetcher: &mut Prefetcher<'_>,
         workspace: &mut Workspace,
     ) -> Result<()> {
         let shape = self.shape;
@@ -194,7 +206,7 @@ impl Partial {
         let scores = &mut scores[..tokens * columns];
         let (max, sum, factor) = (&mut max[..columns], &mut sum[..columns], &mut factor[..columns]);
 
-        kernel.scores(&keys, query.scaled(), query.stride(), group, scores, columns, scratch, ahead);
+        kernel.scores(&keys, query.scaled(), query.stride(), group, scores, columns, scratch, prefetcher);
         if used < columns {
             scores.chunks_exact_mut(columns).for_each(|row| row[used..].fill(0.0));
             max[used..].fill(0.0);
@@ -205,7 +217,7 @@ impl Partial {
             max[column..column + group].copy_from_slice(&self.max[head..head + group]);
             sum[column..column + group].copy_from_slice(&self.sum[head..head + group]);
         }
-        if kernel.softmax(scores, tokens, max, sum, factor) == Scores::NotFinite {
+        if kernel.softmax(scores, tokens, max, sum, factor) == SoftmaxOutcome::NotFinite {
             return Err(not_finite(scores, columns, group, heads, run.positions()));
         }
         for (j, &head) in heads.iter().enumerate() {
@@ -213,16 +225,16 @@ impl Partial {
             self.max[head..head + group].copy_from_slice(&max[column..column + group]);
             self.sum[head..head + group].copy_from_slice(&sum[column..column + group]);
         }
-        // Where values are part of the keys, the V pass reads nothing that is not in the caches already.
-        let ahead = (shape.dv() > 0).then_some(ahead);
-        kernel.values(&run.values(), scores, columns, group, factor, &mut self.acc, self.stride, scratch, ahead);
+        // If values are part of the keys, the scores have brought them into the caches.
+        let prefetcher = (shape.dv() > 0).then_some(prefetcher);
+        kernel.values(&run.values(), scores, columns, group, factor, &mut self.acc, self.stride, scratch, prefetcher);
         Ok(())
     }
 
-    /// Adds what `other` has seen. Merging the partials of fixed chunks in a fixed order gives bit-identical results.
+    /// Adds the tokens of `other`. Merges of fixed chunks in a fixed order give the same bits.
     ///
     /// # Errors
-    /// `InvalidArgument` where the shapes differ; nothing changed.
+    /// `InvalidArgument` if the shapes differ. Nothing changes then.
     pub fn merge(&mut self, other: &Self) -> Result<()> {
         if self.shape != other.shape {
             return Err(Error::new(
@@ -236,7 +248,7 @@ impl Partial {
                 continue;
             }
             let max = self.max[head].max(other.max[head]);
-            // exp(-inf) = 0 where nothing was added to self; exp(0) = 1 for the larger one.
+            // The larger maximum gives exp(0) = 1, and a head without tokens exp(-inf) = 0.
             let (a, b) = ((self.max[head] - max).exp(), (other.max[head] - max).exp());
             self.max[head] = max;
             self.sum[head] = self.sum[head] * a + other.sum[head] * b;
@@ -247,12 +259,14 @@ impl Partial {
         Ok(())
     }
 
-    /// Writes the attention output `[q_heads, value_dims]`. Heads that met no token are zero (ask
+    /// Writes the attention output `[q_heads, value_dims]`. Heads without tokens are zero (see
     /// [`has_tokens`](Self::has_tokens)).
     ///
     /// # Errors
-    /// `InvalidArgument`: `out` has another length; or an output is NaN or infinite because stored values are, or their weighted
-    /// sum overflows f32 (the error names query head and index; `out` is then unspecified).
+    /// `InvalidArgument`:
+    /// - `out` has another length.
+    /// - An output is NaN or infinite, because stored values are or their weighted sum overflows f32. The error names
+    ///   query head and index, and `out` is unspecified.
     pub fn finish(&self, out: &mut [f32]) -> Result<()> {
         let dims = self.shape.value_dims();
         if out.len() != self.shape.output_len() {
@@ -276,7 +290,7 @@ impl Partial {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
                     format!(
-                        "attention output of query head {head}, index {index} is {}: the stored values are not finite or too large",
+                        "attention output of query head {head}, index {index} is {}: stored values are not finite or too large",
                         out[index]
                     ),
                 ));
@@ -286,7 +300,7 @@ impl Partial {
     }
 }
 
-/// The error for the first score that is not finite.
+/// Returns the error for the first score that is not finite.
 fn not_finite(scores: &[f32], columns: usize, group: usize, heads: &[u8], tokens: &[u8]) -> Error {
     let at = scores.iter().position(|s| !s.is_finite()).unwrap_or(0);
     let (t, column) = (at / columns, at % columns);
@@ -296,7 +310,8 @@ fn not_finite(scores: &[f32], columns: usize, group: usize, heads: &[u8], tokens
     Error::new(
         ErrorKind::InvalidArgument,
         format!(
-            "score of query head {head} and token {token} of the piece is {what}: the stored keys are not finite, or their product with the query overflows"
+            "score of query head {head} and token {token} of the block is {what}: \
+             stored keys are not finite, or their product with the query overflows"
         ),
     )
 }

@@ -1,22 +1,24 @@
-//! A query, validated and scaled once for all pieces it meets.
+//! [`Query`]: a decode query, validated and scaled once for all blocks.
 
-use super::kernel::PAD;
 use super::shape::AttentionShape;
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::PAD;
 
-/// A decode query `[q_heads, dk]` in the form that the kernels read: scaled, each head padded with zeros.
+/// A decode query `[q_heads, dk]` in the form that the kernels read: scaled, and each head padded with zeros.
 #[derive(Clone, Debug)]
 pub struct Query {
     shape: AttentionShape,
+    /// Elements from one head to the next.
     stride: usize,
     scaled: Vec<f32>,
 }
 
 impl Query {
-    /// Validates `query` (`[q_heads, dk]`, row-major) for `shape`.
+    /// Validates `query` (`[q_heads, dk]`, row-major) for `shape`, and scales it.
     ///
     /// # Errors
-    /// `InvalidArgument`: wrong length; an element is NaN or infinite, or becomes so when scaled (the error names its head and index).
+    /// `InvalidArgument`: the length is wrong, or an element is NaN or infinite, or becomes so when it is scaled. The error
+    /// names head and index.
     pub fn new(shape: &AttentionShape, query: &[f32]) -> Result<Self> {
         let stride = shape.dk().next_multiple_of(PAD);
         let mut new = Self { shape: *shape, stride, scaled: vec![0.0; shape.q_heads() * stride] };
@@ -24,7 +26,8 @@ impl Query {
         Ok(new)
     }
 
-    /// Takes the next query of the same shape, without allocating. After an error the content is unspecified (but valid).
+    /// Replaces the query by another one of the same shape, without allocation. After an error its elements are
+    /// unspecified, but finite.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -39,7 +42,7 @@ impl Query {
         for (head, (to, from)) in
             self.scaled.chunks_exact_mut(self.stride).zip(query.chunks_exact(shape.dk())).enumerate()
         {
-            // x * 0 is NaN for NaN and the infinities, and the sum keeps it: one test per head.
+            // x * 0 is NaN if x is NaN or infinite, and the sum stays NaN. One test per head is enough.
             let mut finite = 0.0;
             for (to, &from) in to.iter_mut().zip(from) {
                 let scaled = from * scale;
@@ -58,18 +61,18 @@ impl Query {
         Ok(())
     }
 
-    /// The shape it was made for.
+    /// Returns the shape of the query.
     #[must_use]
     pub fn shape(&self) -> &AttentionShape {
         &self.shape
     }
 
-    /// The scaled query `[q_heads, stride]`.
+    /// Returns the scaled query `[q_heads, stride]`.
     pub(super) fn scaled(&self) -> &[f32] {
         &self.scaled
     }
 
-    /// Elements from one head to the next.
+    /// Returns the elements from one head to the next.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }

@@ -4,8 +4,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
 use crate::io::file::cached_file::CachedFile;
 use crate::io::file::device_file::DeviceFile;
+use crate::kernels::prefetch;
 use crate::metrics::lock;
-use crate::simd::near;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
@@ -348,8 +348,8 @@ impl ExtentTable {
             Source::Disk { frame, .. } => Some(&**frame),
             Source::Memory(_) => None,
         });
-        frames.clone().for_each(near);
-        frames.for_each(|frame| frame.body.peek(|body| near(&**body)));
+        frames.clone().for_each(prefetch);
+        frames.for_each(|frame| frame.body.peek(|body| prefetch(&**body)));
         found
     }
 

@@ -1,7 +1,7 @@
 //! Keys and values as the caller has them: strided views in the caller's element type.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::simd::widest;
+use crate::kernels::multiversion;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use stratakv_format::DType;
@@ -206,7 +206,7 @@ impl<'a> TensorView<'a> {
 /// Token, head and place in its row of an element.
 type Place = (usize, usize, usize);
 
-widest! {
+multiversion! {
     /// The first element that is not finite in `dtype`.
     fn first_unfit(view: &TensorView<'_>, dtype: DType) -> Option<Place> = unfit_of_rows;
 }
@@ -220,7 +220,7 @@ fn unfit_of_rows(view: &TensorView<'_>, dtype: DType) -> Option<Place> {
     }
 }
 
-widest! {
+multiversion! {
     /// The first element larger than this.
     fn first_larger(view: &TensorView<'_>, largest: f32) -> Option<Place> = larger_of_rows;
 }

@@ -3,7 +3,7 @@
 use super::batch::SelectionBlocks;
 use super::decode_check::undecodable;
 use super::verify::not_there;
-use crate::attention::{AttentionShape, HeadMask, Partial, Piece, Query, Workspace};
+use crate::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, Workspace};
 use crate::cache::Resident;
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
@@ -123,7 +123,7 @@ impl<'a> Attending<'a> {
         let tokens = self.view.group_tokens();
         let mut rebuilt = self.keys.chunks_exact(self.view.layout.plain_block(self.view.layer).key_bytes);
         let mut decoded = &self.decoded[..];
-        let mut pieces = Vec::with_capacity(part.units.len());
+        let mut blocks = Vec::with_capacity(part.units.len());
         for nth in part.units.clone() {
             let unit = &self.view.units[nth];
             let stored = planes(self.view, part, buffer, nth)?;
@@ -143,10 +143,10 @@ impl<'a> Attending<'a> {
                 KeySource::Rebuilt => rebuilt.next().unwrap_or_default(),
                 KeySource::Absent => return Err(not_there("the keys of a view of values alone")),
             };
-            pieces.push(Piece { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
+            blocks.push(KvBlock { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
         }
         self.part.reset();
-        self.part.add_all(&self.query, &pieces, &mut self.workspace)?;
+        self.part.add_all(&self.query, &blocks, &mut self.workspace)?;
         self.total.merge(&self.part)
     }
 
@@ -174,7 +174,7 @@ impl<'a> Attending<'a> {
             let geometry = self.view.layout.plain_block(self.view.layer);
             let heads = usize::from(self.view.layout.kv_layer(self.view.layer)?.kv_heads);
             let (start, len) = geometry.plane(1);
-            let piece = Piece {
+            let block = KvBlock {
                 k: &tail.block[..geometry.key_bytes],
                 v: &tail.block[start..start + len],
                 group_tokens: self.view.group_tokens(),
@@ -183,7 +183,7 @@ impl<'a> Attending<'a> {
                 positions: tail.positions,
             };
             self.part.reset();
-            self.part.add(&self.query, &piece, &mut self.workspace)?;
+            self.part.add(&self.query, &block, &mut self.workspace)?;
             self.total.merge(&self.part)?;
         }
         self.total.finish(out)

@@ -6,10 +6,10 @@ use crate::catalog::FrameBody;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
 use crate::io::seams::{Mutant, covered, mutated};
+use crate::kernels::prefetch;
 use crate::log::Devices;
 use crate::plan::{GroupSource, SelectedGroup, SelectionInner};
 use crate::plan::{ReadPart, SectionAt};
-use crate::simd::near;
 use std::ops::Range;
 use std::time::Instant;
 use stratakv_format::frame::KIND_GROUPS;
@@ -87,8 +87,8 @@ fn ask_for_checksums(view: &SelectionInner, part: &ReadPart) {
         GroupSource::Disk { frame, checksum, .. } => Some((frame, *checksum)),
         _ => None,
     });
-    read.clone().for_each(|(frame, _)| near(&frame.checksums));
-    read.for_each(|(frame, checksum)| frame.checksums.get(checksum).into_iter().for_each(near));
+    read.clone().for_each(|(frame, _)| prefetch(&frame.checksums));
+    read.for_each(|(frame, checksum)| frame.checksums.get(checksum).into_iter().for_each(prefetch));
 }
 
 /// Checks the records of a part; the error says that no copy gave them, or that the deadline passed.

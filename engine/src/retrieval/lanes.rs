@@ -1,6 +1,6 @@
 //! Scoring of many tokens for many query heads at once: one lane of a vector register per query head.
 
-use crate::simd::widest;
+use crate::kernels::multiversion;
 
 /// Query vectors, each with the KV heads whose keys it meets. Lanes are padded to 8 or a multiple of 16.
 pub(crate) struct Lanes {
@@ -68,7 +68,7 @@ impl Lanes {
     }
 }
 
-widest! {
+multiversion! {
     /// `sums[j] += sum_i weights[i] * matrix[i][j]`.
     fn weighted_rows(weights: &[f32], matrix: &[f32], sums: &mut [f32]) = add_weighted_rows;
 }
@@ -82,7 +82,7 @@ fn add_weighted_rows(weights: &[f32], matrix: &[f32], sums: &mut [f32]) {
     }
 }
 
-widest! {
+multiversion! {
     /// `out[token][lane] = sum_j keys[token][j] * weights[j][lane]`: keys `[tokens, rank]`, weights `[rank, lanes]`, out
     /// `[tokens, lanes]`, lanes a multiple of 8.
     pub(crate) fn multiply(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out: &mut [f32]) = multiply_inner;
@@ -110,7 +110,7 @@ fn multiply_inner(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out:
     }
 }
 
-widest! {
+multiversion! {
     /// Table look-ups: `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`; codes `[tokens, code_bytes]`, tables
     /// `[code_bytes, 256, lanes]`.
     pub(crate) fn look_up(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) = look_up_any;
@@ -180,7 +180,7 @@ impl Whole {
 /// The most of a sum, in steps: with half a step for each of 256 code bytes it is a 16-bit number.
 const STEPS: f32 = (i16::MAX - 256) as f32;
 
-widest! {
+multiversion! {
     /// `[code_bytes, lanes]` middles of the tables' ranges, and the steps that the sums of ranges are [`STEPS`] of.
     fn middles_of(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) = middles_of_lanes;
 }
@@ -210,7 +210,7 @@ fn middles_of_lanes(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
     }
 }
 
-widest! {
+multiversion! {
     fn in_steps(tables: &[f32], middles: &[f32], steps: &[f32], whole: &mut [i16]) = in_steps_of_lanes;
 }
 
@@ -235,7 +235,7 @@ fn in_steps_of_lanes(tables: &[f32], middles: &[f32], steps: &[f32], whole: &mut
     }
 }
 
-widest! {
+multiversion! {
     fn look_up_whole(codes: &[u8], tables: &[i16], steps: &[f32], code_bytes: usize, out: &mut [f32])
         = look_up_whole_any;
 }

@@ -1,19 +1,19 @@
 //! Products of dense matrices in f32, and the subspace that holds most of a symmetric one. No linear algebra crate: this is part
 //! of every build, and what is needed is one kernel.
 
-use crate::simd::widest;
+use crate::kernels::multiversion;
 
 /// Columns of a block of the product.
 const COLUMNS: usize = 16;
 /// Rows of a block of the product.
 const ROWS: usize = 4;
 
-widest! {
+multiversion! {
     /// `c += a * b`, row-major: `a` is `[m, k]`, `b` is `[k, n]`, `c` is `[m, n]`.
     pub(crate) fn multiply_add(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) = whole_product;
 }
 
-widest! {
+multiversion! {
     /// `c += a * b` for a product that is symmetric; only what is on and above the diagonal of `c` is right.
     pub(crate) fn multiply_add_upper(c: &mut [f32], a: &[f32], b: &[f32], k: usize, n: usize) = upper_product;
 }
@@ -132,7 +132,7 @@ fn norm(row: &[f32]) -> f32 {
     row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt() as f32
 }
 
-widest! {
+multiversion! {
     /// Takes the directions of `before`, which are orthonormal, off a row.
     fn take_off(row: &mut [f32], before: &[f32], n: usize) = take_off_each;
 }

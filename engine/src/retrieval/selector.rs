@@ -1,12 +1,11 @@
 //! Selectors: a method that scores the groups of a layer from summaries. A method of an embedder's own is one more
 //! implementation of [`Selector`], with a summary of this crate or of its own.
 
-use crate::attention::{RowQuery, Weighted, softmax_parts};
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::{RowQuery, WeightedSums, multiversion, softmax_parts};
 use crate::retrieval::lanes::Lanes;
 use crate::retrieval::low_rank::summary::LowRank;
 use crate::retrieval::summary::{KeyShape, LayerSummary, SummarySpec};
-use crate::simd::widest;
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -128,7 +127,7 @@ pub fn aggregate(
     }
 }
 
-widest! {
+multiversion! {
     /// The best unit of each group, lane by lane: `[units, lanes]` to `[groups, lanes]`.
     fn best_units(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) = best_units_of_lanes;
 }
@@ -194,7 +193,7 @@ impl Softmax {
     }
 }
 
-widest! {
+multiversion! {
     fn weights_of(maxima: &[f32], last: (&[f32], &[f32]), factor: f32, weights: &mut [f32]) = weights_of_lanes;
 }
 
@@ -206,7 +205,7 @@ fn weights_of_lanes(maxima: &[f32], (last, sums): (&[f32], &[f32]), factor: f32,
     }
 }
 
-widest! {
+multiversion! {
     fn exponentials(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) = exponentials_of_lanes;
 }
 
@@ -247,7 +246,7 @@ fn exponentials_by<const N: usize>(units: &mut [f32], maxima: &mut [f32], sums: 
     }
 }
 
-widest! {
+multiversion! {
     /// `units` `[units, lanes]`, lanes a multiple of 8 and none above its maximum, become `2^(factor * (x - maximum))`.
     pub(crate) fn powers(units: &mut [f32], maxima: &[f32], factor: f32) = powers_of_lanes;
 }
@@ -263,7 +262,7 @@ fn powers_of_lanes(units: &mut [f32], maxima: &[f32], factor: f32) {
     }
 }
 
-widest! {
+multiversion! {
     /// As [`aggregate`] does at last.
     pub(crate) fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
 }
@@ -392,7 +391,7 @@ pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
 pub(crate) struct Tile<'a> {
     units: Units<'a>,
     weights: &'a [f32],
-    weighted: Option<Weighted>,
+    weighted: Option<WeightedSums>,
     room: &'a mut [f32],
 }
 
@@ -431,7 +430,7 @@ impl Tile<'_> {
     }
 }
 
-widest! {
+multiversion! {
     /// To bf16, the nearest.
     fn narrow(from: &[f32], to: &mut [u16]) = narrow_each;
 }
@@ -445,7 +444,7 @@ fn narrow_each(from: &[f32], to: &mut [u16]) {
     }
 }
 
-widest! {
+multiversion! {
     fn widen(from: &[u16], to: &mut [f32]) = widen_each;
 }
 

@@ -1,6 +1,6 @@
 //! Which groups: those that must be, then the best by score until the budget is used.
 
-use crate::simd::widest;
+use crate::kernels::multiversion;
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -67,7 +67,7 @@ pub(crate) fn highest(scores: &[f32], count: usize, counts: impl Fn(usize) -> bo
     found
 }
 
-widest! {
+multiversion! {
     fn all_below(scores: &[f32], limit: f32) -> bool = are_all_below;
 }
 

@@ -2,9 +2,10 @@
 
 use super::Sequence;
 use super::layer::Layer;
-use crate::attention::{HeadMask, MAX_Q_HEADS, TokenMask, dot_fn};
+use crate::attention::{HeadMask, MAX_Q_HEADS, TokenMask};
 use crate::catalog::{BlockPlace, Extent, Source};
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::dot_fn;
 use crate::log::Tail;
 use crate::plan::{
     GroupSource, KeySource, PlaneSet, SelectOptions, SelectedGroup, SelectedTail, Selection, SelectionInner,

@@ -6,14 +6,14 @@ use super::{Parameters, Place, RUN, Ranges, head_bytes, whole};
 use crate::codec::element::{Bf16, Element, F16, F32};
 use crate::codec::{PlaneShape, damaged};
 use crate::error::Result;
-use crate::simd::widest;
+use crate::kernels::multiversion;
 use stratakv_format::DType;
 
-widest! {
+multiversion! {
     pub(in crate::codec) fn decode_8(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> = decode::<8>;
 }
 
-widest! {
+multiversion! {
     pub(in crate::codec) fn decode_4(shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> = decode::<4>;
 }
 

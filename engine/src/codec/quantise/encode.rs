@@ -5,16 +5,16 @@
 use super::{Parameters, Place, RUN, Ranges, head_bytes, whole};
 use crate::codec::PlaneShape;
 use crate::codec::element::{Bf16, Element, F16, F32};
-use crate::simd::widest;
+use crate::kernels::multiversion;
 use stratakv_format::DType;
 
-widest! {
+multiversion! {
     /// To `out`, which has [`stored_bytes`](super::stored_bytes). Whether it could be encoded: every element finite, and every range one that the
     /// dtype has and f32 can divide by; `out` is unspecified where it could not.
     pub(in crate::codec) fn encode_8(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool = encode::<8>;
 }
 
-widest! {
+multiversion! {
     /// As [`encode_8`].
     pub(in crate::codec) fn encode_4(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool = encode::<4>;
 }

@@ -1,6 +1,6 @@
 //! Bounds of `q . k` per query head over records of minima and maxima (LeoAM section 4; Quest).
 
-use crate::attention::RowQuery;
+use crate::kernels::RowQuery;
 use crate::retrieval::bounds::summary::Bounds;
 use crate::retrieval::selector::ScoreRequest;
 use std::ops::Range;
@@ -57,7 +57,7 @@ impl BoundQuery {
         out.fill(0.0);
         for (part, first) in &mut self.parts {
             let place = (self.record, *first);
-            part.add_pieces(bounds.records(level, runs.clone()), place, bounds.element(), out, columns);
+            part.add_slices(bounds.records(level, runs.clone()), place, bounds.element(), out, columns);
         }
     }
 
@@ -73,7 +73,7 @@ impl BoundQuery {
         let columns = out.len();
         for (part, first) in &mut self.parts {
             let place = (self.record, *first);
-            part.add_pieces(std::iter::once(self.swapped.as_slice()), place, bounds.element(), out, columns);
+            part.add_slices(std::iter::once(self.swapped.as_slice()), place, bounds.element(), out, columns);
         }
     }
 }

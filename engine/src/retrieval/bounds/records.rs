@@ -4,8 +4,8 @@
 //! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
 //! maximum up, so that the bound holds in any case.
 
+use crate::kernels::multiversion;
 use crate::metrics::Reservation;
-use crate::simd::widest;
 use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
@@ -260,7 +260,7 @@ pub(crate) fn upper_bounds<'a>(
     }
 }
 
-widest! {
+multiversion! {
     /// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
     pub(crate) fn extremes(
         key_plane: &[u8],

@@ -2,13 +2,13 @@
 //! group stands where the best of its tokens stands in the list of any head.
 
 use crate::error::Result;
+use crate::kernels::multiversion;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::lanes::Lanes;
 use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec};
 use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, low_rank, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::top_k::{highest, score_order};
-use crate::simd::widest;
 use std::sync::Arc;
 
 /// Per-token, per-head selection by an adapter whose columns each belong to one head.
@@ -66,7 +66,7 @@ impl Selector for InfiniGen {
     }
 }
 
-widest! {
+multiversion! {
     /// The best token of each group for each head, by the sum over its `ratio` lanes: those of a head from the first group's place
     /// on in its row, `[kv_heads, all groups]`.
     fn best_by_head(

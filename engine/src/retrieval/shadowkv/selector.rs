@@ -2,12 +2,11 @@
 //! whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank where the view
 //! says so ([`PlaneSet::Reconstructed`](super::Planes)).
 
-use crate::attention::RowQuery;
 use crate::error::Result;
+use crate::kernels::{RowQuery, multiversion};
 use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
 use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
-use crate::simd::widest;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -56,7 +55,7 @@ impl Selector for ShadowKv {
     }
 }
 
-widest! {
+multiversion! {
     /// The sum over KV heads of the best of their query heads, `ratio` each.
     fn best_query_heads(
         units: &[f32],

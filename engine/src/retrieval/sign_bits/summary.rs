@@ -1,11 +1,10 @@
 //! Sign bits: each head's key after a fixed random rotation, one bit per dimension, and its length in f16. No calibration.
 
-use crate::attention::{FourSigns, SIGN_BYTES, SignSums, SignTables, sign_sums};
 use crate::error::Result;
+use crate::kernels::{SIGN_BYTES, SignQuad, SignSums, SignTables, prefetch, sign_sums};
 use crate::retrieval::lanes::{Lanes, look_up};
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
-use crate::simd::near;
 use half::f16;
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
@@ -177,7 +176,7 @@ impl Nibbles {
         let (codes, lengths) = (codes.as_chunks().0, lengths.as_chunks::<4>().0);
         let heads = signs.shape.kv_heads;
         let quads_of_all = TOKENS / 4 * heads;
-        let empty: FourSigns = [0; 4 * SIGN_BYTES];
+        let empty: SignQuad = [0; 4 * SIGN_BYTES];
         let mut sums = [[0.0; 16]; TOKENS / 4];
         out.fill(0.0);
         for (tile, out) in out.chunks_mut(TOKENS * columns).enumerate() {
@@ -188,7 +187,7 @@ impl Nibbles {
             });
             let next = places[0] + LENGTHS_AHEAD * quads_of_all;
             let next = lengths.get(next..(next + quads_of_all).min(lengths.len()));
-            next.unwrap_or_default().iter().step_by(8).for_each(near);
+            next.unwrap_or_default().iter().step_by(8).for_each(prefetch);
             for (head, own, tables) in &self.parts {
                 let (mut of, mut length) = ([&empty; TOKENS / 4], [[0; 4]; TOKENS / 4]);
                 for ((place, of), length) in places.iter().zip(&mut of).zip(&mut length) {

@@ -1,8 +1,8 @@
 //! The codebook of transform-coded keys: a linear transform fitted to queries and keys, bits per dimension of it, and
 //! quantiser levels.
 
-use crate::attention::HalfTables;
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::HalfPrecisionTables;
 use crate::retrieval::adapter::{Reader, check_matrix, put, put_all};
 
 /// The most bits of one dimension.
@@ -192,7 +192,7 @@ impl Codebook {
     }
 
     /// Tables of one lane, each as the sum of two of at most five bits; none where a dimension lies across every cut.
-    pub(crate) fn halves(&self, tables: &[f32]) -> Option<Vec<HalfTables>> {
+    pub(crate) fn halves(&self, tables: &[f32]) -> Option<Vec<HalfPrecisionTables>> {
         let half = |(byte, table): (&Vec<u32>, &[f32])| {
             let ends = byte.iter().scan(0, |bits, dim| {
                 *bits += self.levels[*dim as usize].len().ilog2();
@@ -201,7 +201,7 @@ impl Codebook {
             let ends: Vec<u32> = ends.collect();
             let cuts = |shift: &u32| ends.iter().all(|end| end < shift) || ends.contains(shift);
             let shift = [4, 3, 5].into_iter().find(cuts)?;
-            Some(HalfTables {
+            Some(HalfPrecisionTables {
                 low: std::array::from_fn(|i| table[i & ((1 << shift) - 1)]),
                 high: std::array::from_fn(|i| table[(i << shift) & 255] - table[0]),
                 shift,
@@ -299,7 +299,7 @@ mod tests {
             for (a, b) in out.iter().zip(&expected) { prop_assert!((a - b).abs() < 1e-4, "{a} {b}"); }
             let first: Vec<f32> = weights.iter().step_by(lanes).copied().collect();
             let halves = book.halves(&book.tables(&first, 1));
-            if let (Some(halves), Some(sums)) = (&halves, crate::attention::code_sums()) {
+            if let (Some(halves), Some(sums)) = (&halves, crate::kernels::code_sums()) {
                 let mut one = [7.0];
                 sums(&code, halves, &mut one);
                 prop_assert!((one[0] - expected[0]).abs() < 1e-4, "{} {}", one[0], expected[0]);

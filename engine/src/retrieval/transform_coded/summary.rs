@@ -1,7 +1,7 @@
 //! Transform-coded keys: a few bytes per token, scored by table look-ups.
 
-use crate::attention::{CodeSums, HalfTables, code_sums};
 use crate::error::Result;
+use crate::kernels::{CodeSums, HalfPrecisionTables, code_sums};
 use crate::retrieval::adapter::{Adapter, LayerAdapter};
 use crate::retrieval::lanes::{Lanes, Whole, look_up};
 use crate::retrieval::stored_summary::SummaryRecordId;
@@ -91,7 +91,7 @@ impl Codes {
     }
 
     /// For one column: sixteen tokens at a time, where that is faster.
-    fn halves(&self, tables: &[f32], columns: usize) -> Option<(CodeSums, Vec<HalfTables>)> {
+    fn halves(&self, tables: &[f32], columns: usize) -> Option<(CodeSums, Vec<HalfPrecisionTables>)> {
         let sums = code_sums().filter(|_| columns == 1 && matches!(self.book.code_bytes(), 4 | 8))?;
         Some((sums, self.book.halves(tables)?))
     }
@@ -102,7 +102,7 @@ enum CodeTables {
     /// 16-bit numbers, for several columns.
     Whole(Whole),
     /// For one column, in vector registers.
-    Halves(CodeSums, Vec<HalfTables>),
+    Halves(CodeSums, Vec<HalfPrecisionTables>),
     /// For one column.
     Bytes(Vec<f32>),
 }

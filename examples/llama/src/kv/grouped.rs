@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use stratakv::PlaneCodec;
-use stratakv::attention::{AttentionShape, HeadMask, Partial, Piece, Query, TokenMask, Workspace};
+use stratakv::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, TokenMask, Workspace};
 
 use super::store::{engine_dtype, engine_error, kv_layout};
 use super::{KvDType, KvGeometry, LayerGeometry};
@@ -84,14 +84,14 @@ impl GroupedLayer {
             let sealed = self.tokens / self.group_tokens;
             let groups: Vec<usize> = ((oldest / self.group_tokens).min(sealed)..sealed).collect();
             for groups in groups.chunks(self.part_groups) {
-                let pieces: Vec<Piece<'_>> = groups.iter().map(|&group| self.piece(group, oldest)).collect();
+                let blocks: Vec<KvBlock<'_>> = groups.iter().map(|&group| self.block(group, oldest)).collect();
                 part.reset();
-                part.add_all(&query, &pieces, &mut workspace)?;
+                part.add_all(&query, &blocks, &mut workspace)?;
                 total.merge(&part)?;
             }
             if self.tokens > sealed * self.group_tokens {
                 part.reset();
-                part.add(&query, &self.piece(sealed, oldest), &mut workspace)?;
+                part.add(&query, &self.block(sealed, oldest), &mut workspace)?;
                 total.merge(&part)?;
             }
             total.finish(out)
@@ -100,12 +100,12 @@ impl GroupedLayer {
     }
 
     /// Group `group`, less its tokens before `oldest`.
-    fn piece(&self, group: usize, oldest: usize) -> Piece<'_> {
+    fn block(&self, group: usize, oldest: usize) -> KvBlock<'_> {
         let first = group * self.group_tokens;
         let tokens = (self.tokens - first).min(self.group_tokens);
         let hidden = oldest.saturating_sub(first);
         let bytes = self.shape.k_plane_bytes(self.group_tokens);
-        Piece {
+        KvBlock {
             k: &self.keys[group * bytes..(group + 1) * bytes],
             v: &self.values[group * bytes..(group + 1) * bytes],
             group_tokens: self.group_tokens,

@@ -1,17 +1,25 @@
-//! Pass 3: weighted sums of values.
-#![allow(unsafe_code)]
-// Register blocks are indexed by constants; iterators over them obscure which registers are meant.
+//! Pass 3 of attention: weighted sums of values.
+//!
+//! 1. The dims of a KV head are taken in tiles of a few registers.
+//! 2. The rows of a tile are read as stored, or widened once into the scratch buffer if many query heads need them.
+//! 3. For up to four query heads at a time, [`sums`] keeps the accumulators of a tile in registers over all tokens.
+//!
+//! Addition order: each accumulator is rescaled, then takes the tokens in their order.
+// Register blocks are indexed by constants, because iterators would hide which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::simd::{Bf16, Element, F16, F32, Simd, prefetch, widen};
-use super::{Ahead, Plane};
-use crate::attention::ahead::Stretch;
+use super::convert::{Bf16, F16, F32, StoredElement, widen};
+use super::plane::Plane;
+use super::prefetch::{PrefetchRange, Prefetcher, prefetch_range};
+use super::vector::Vector;
 use stratakv_format::DType;
 
+/// Adds weighted values to accumulators, as [`Kernel::values`](super::Kernel::values) defines it.
+///
 /// # Safety
-/// As asserted by `Kernel::values`; the CPU has the instruction set.
+/// The arguments satisfy the assertions of `Kernel::values`. The processor has the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn values<S: Simd>(
+pub(super) unsafe fn values<S: Vector>(
     plane: &Plane<'_>,
     weights: *const f32,
     columns: usize,
@@ -20,22 +28,30 @@ pub(super) unsafe fn values<S: Simd>(
     acc: *mut f32,
     acc_stride: usize,
     scratch: *mut f32,
-    ahead: Option<&mut Ahead<'_>>,
+    prefetcher: Option<&mut Prefetcher<'_>>,
 ) {
-    // SAFETY: handed on.
+    // SAFETY: the caller keeps the contract of this function.
     unsafe {
         match plane.dtype {
-            DType::F32 => values_of::<S, F32>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead),
-            DType::F16 => values_of::<S, F16>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead),
+            DType::F32 => {
+                values_of_type::<S, F32>(plane, weights, columns, group, factor, acc, acc_stride, scratch, prefetcher)
+            }
+            DType::F16 => {
+                values_of_type::<S, F16>(plane, weights, columns, group, factor, acc, acc_stride, scratch, prefetcher)
+            }
             DType::Bf16 => {
-                values_of::<S, Bf16>(plane, weights, columns, group, factor, acc, acc_stride, scratch, ahead)
+                values_of_type::<S, Bf16>(plane, weights, columns, group, factor, acc, acc_stride, scratch, prefetcher)
             }
         }
     }
 }
 
+/// [`values`] for one element type.
+///
+/// # Safety
+/// As for [`values`].
 #[inline(always)]
-unsafe fn values_of<S: Simd, E: Element>(
+unsafe fn values_of_type<S: Vector, E: StoredElement>(
     plane: &Plane<'_>,
     weights: *const f32,
     columns: usize,
@@ -44,7 +60,7 @@ unsafe fn values_of<S: Simd, E: Element>(
     acc: *mut f32,
     acc_stride: usize,
     scratch: *mut f32,
-    mut ahead: Option<&mut Ahead<'_>>,
+    mut prefetcher: Option<&mut Prefetcher<'_>>,
 ) {
     let tile = if S::WIDE { 4 } else { 2 };
     for (j, &head) in plane.heads.iter().enumerate() {
@@ -54,25 +70,26 @@ unsafe fn values_of<S: Simd, E: Element>(
             let left = plane.take - d;
             let vectors = if left >= tile * S::LANES { tile } else { 1 };
             let used = left.min(vectors * S::LANES);
-            let next = match &mut ahead {
-                Some(ahead) => ahead.rows(used * E::BYTES * plane.rows.len()),
+            let next = match &mut prefetcher {
+                Some(prefetcher) => prefetcher.next_ranges(used * E::BYTES * plane.rows.len()),
                 None => &[],
             };
-            // SAFETY: head, tokens, and dims `d..d + used` are within plane, weights and accumulators (asserted by the caller).
+            // SAFETY: head, tokens and dims `d..d + used` are within plane, weights and accumulators, as the caller
+            // asserted.
             unsafe {
                 let (w, f) = (weights.add(j * group), factor.add(j * group));
                 let out = acc.add(head * group * acc_stride + d);
                 let offset = head * plane.head_stride + d * E::BYTES;
                 if (group > 4 && E::BYTES < 4) || used < S::LANES {
-                    // Many query heads, or a part of a vector: widen the tile once.
+                    // Many query heads, or a part of a register.
                     let width = vectors * S::LANES;
                     for (t, row) in plane.rows.iter().enumerate() {
                         widen::<S, E>(row.as_ptr().add(offset), used, scratch.add(t * width));
                     }
-                    let rows = Rows::Wide { base: scratch, width };
+                    let rows = TileRows::Widened { base: scratch, width };
                     sum_group::<S, F32>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);
                 } else {
-                    let rows = Rows::Stored { rows: plane.rows, offset };
+                    let rows = TileRows::Stored { rows: plane.rows, offset };
                     sum_group::<S, E>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);
                 }
             }
@@ -82,19 +99,22 @@ unsafe fn values_of<S: Simd, E: Element>(
 }
 
 /// The rows of a tile.
-enum Rows<'a> {
-    /// `offset` bytes into each stored row.
+enum TileRows<'a> {
+    /// The bytes from `offset` on of each stored row.
     Stored { rows: &'a [&'a [u8]], offset: usize },
-    /// Widened, one behind the other.
-    Wide { base: *const f32, width: usize },
+    /// f32 rows of `width` elements, one after the other.
+    Widened { base: *const f32, width: usize },
 }
 
-/// Weighted sums of `n` rows of `vectors` vectors (1 or a tile) for all query heads of a KV head.
+/// Adds `n` weighted rows of `vectors` registers (1 or a tile) for all query heads of a KV head.
+///
+/// # Safety
+/// As for [`sums`], with `group` query heads.
 #[inline(always)]
-unsafe fn sum_group<S: Simd, E: Element>(
-    rows: &Rows<'_>,
+unsafe fn sum_group<S: Vector, E: StoredElement>(
+    rows: &TileRows<'_>,
     n: usize,
-    next: &[Stretch],
+    next: &[PrefetchRange],
     weights: *const f32,
     factor: *const f32,
     columns: usize,
@@ -107,7 +127,8 @@ unsafe fn sum_group<S: Simd, E: Element>(
     while i < group {
         let heads = (group - i).min(4);
         let next = if i == 0 { next } else { &[] };
-        // SAFETY: query heads `i..i + heads` of this KV head; rows, weights and accumulators as the caller says.
+        // SAFETY: query heads `i..i + heads` belong to this KV head. The caller vouches for rows, weights and
+        // accumulators.
         unsafe {
             let (w, f, acc) = (weights.add(i), factor.add(i), acc.add(i * stride));
             match (heads, vectors) {
@@ -129,19 +150,24 @@ unsafe fn sum_group<S: Simd, E: Element>(
     }
 }
 
-/// A register block: `Q` accumulators of `D` vectors, each row loaded and widened once.
+/// Adds `n` weighted rows to a register block of `Q` accumulators of `D` registers. Each row is loaded and widened
+/// once.
+///
+/// # Safety
+/// `n` rows of `D` registers and `n` rows of `Q` weights can be read. `Q` accumulators of `D` registers can be read and
+/// written. The processor has the instruction set of `S`.
 #[inline(always)]
-unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
-    rows: &Rows<'_>,
+unsafe fn sums<S: Vector, E: StoredElement, const Q: usize, const D: usize>(
+    rows: &TileRows<'_>,
     n: usize,
-    next: &[Stretch],
+    next: &[PrefetchRange],
     weights: *const f32,
     factor: *const f32,
     columns: usize,
     acc: *mut f32,
     stride: usize,
 ) {
-    // SAFETY: `n` rows of `D` vectors, `n` rows of `Q` weights and `Q` accumulators of `D` vectors: the caller vouches.
+    // SAFETY: the caller keeps the contract of this function.
     unsafe {
         let zero = S::splat(0.0);
         let mut sum = [[zero; D]; Q];
@@ -149,7 +175,7 @@ unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
             for d in 0..D {
                 sum[i][d] = S::load(acc.add(i * stride + d * S::LANES));
             }
-            // The maximum grows rarely; most blocks need no rescaling.
+            // Most blocks need no rescaling, because the maximum grows rarely.
             let factor = *factor.add(i);
             if factor != 1.0 {
                 for d in 0..D {
@@ -157,16 +183,16 @@ unsafe fn sums<S: Simd, E: Element, const Q: usize, const D: usize>(
                 }
             }
         }
-        // Prefetches are spread over the tokens: a burst would fill the queues of the L1 cache and stall it.
+        // Prefetches are spread over the tokens, because a burst would fill the queues of the L1 cache and stall it.
         let per_token = next.len().div_ceil(n);
         let mut next = next.iter();
         for t in 0..n {
-            for stretch in next.by_ref().take(per_token) {
-                prefetch::<S>(stretch);
+            for range in next.by_ref().take(per_token) {
+                prefetch_range::<S>(range);
             }
             let row = match rows {
-                Rows::Stored { rows, offset } => rows.get_unchecked(t).as_ptr().add(*offset),
-                Rows::Wide { base, width } => base.add(t * width).cast(),
+                TileRows::Stored { rows, offset } => rows.get_unchecked(t).as_ptr().add(*offset),
+                TileRows::Widened { base, width } => base.add(t * width).cast(),
             };
             let mut v = [zero; D];
             for d in 0..D {

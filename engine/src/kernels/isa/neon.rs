@@ -1,25 +1,17 @@
 //! NEON (Advanced SIMD of AArch64): 32 registers of 4 lanes.
-#![allow(unsafe_code)]
-// Each function is one line of intrinsics under the contract of `Simd`.
+// Each function is one line of intrinsics under the contract of `Vector`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::simd::Simd;
-use super::{Kernel, entry_points};
+use crate::kernels::vector::Vector;
 use std::arch::aarch64::*;
-use std::arch::{asm, is_aarch64_feature_detected};
+use std::arch::asm;
 
-static KERNEL: Kernel = Kernel { name: "neon", scores, records, softmax, values };
-
-/// The kernel, where this CPU can run it.
-pub(super) fn kernel() -> Option<&'static Kernel> {
-    is_aarch64_feature_detected!("neon").then_some(&KERNEL)
-}
-
+/// A register of four f32.
 #[derive(Clone, Copy)]
-struct Neon;
+pub(in crate::kernels) struct Neon;
 
-// SAFETY: every operation touches exactly 4 elements; vld1/vst1 of the byte type take any alignment.
-unsafe impl Simd for Neon {
+// SAFETY: every operation accesses exactly 4 elements. The byte forms of vld1 and vst1 take any alignment.
+unsafe impl Vector for Neon {
     type V = float32x4_t;
     const LANES: usize = 4;
     const WIDE: bool = true;
@@ -36,7 +28,7 @@ unsafe impl Simd for Neon {
     unsafe fn load_f16(from: *const u8) -> float32x4_t {
         let wide: float32x4_t;
         let narrow = vld1_u8(from);
-        // FCVTL belongs to the base of Advanced SIMD; its intrinsic is younger than the oldest supported compiler.
+        // FCVTL is part of the base of Advanced SIMD, but its intrinsic is newer than the oldest supported compiler.
         asm!(
             "fcvtl {wide:v}.4s, {narrow:v}.4h",
             wide = lateout(vreg) wide,
@@ -74,6 +66,10 @@ unsafe impl Simd for Neon {
         vfmaq_f32(c, a, b)
     }
     #[inline(always)]
+    unsafe fn sum(v: float32x4_t) -> f32 {
+        vaddvq_f32(v)
+    }
+    #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [float32x4_t; 4]) -> [f32; 4] {
         let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
         let mut out = [0.0; 4];
@@ -98,5 +94,3 @@ unsafe impl Simd for Neon {
         asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
     }
 }
-
-entry_points!(Neon, "neon");

@@ -1,26 +1,18 @@
-//! Plain Rust on arrays of eight lanes: the reference for the other kernels, and the fallback.
-#![allow(unsafe_code)]
-// Each function is one line under the contract of `Simd`.
+//! Plain Rust on arrays of eight lanes: the fallback, and the reference that the other instruction sets are tested
+//! against.
+// Each function is one line under the contract of `Vector`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::simd::Simd;
-use super::{Kernel, scores, softmax, values};
-use half::f16;
-
-pub(super) static KERNEL: Kernel = Kernel {
-    name: "portable",
-    scores: scores::scores::<Portable>,
-    records: scores::records::<Portable>,
-    softmax: softmax::softmax::<Portable>,
-    values: values::values::<Portable>,
-};
+use crate::kernels::convert::{Bf16, F16, HalfElement};
+use crate::kernels::vector::Vector;
 
 const LANES: usize = 8;
 
+/// An array of eight f32.
 #[derive(Clone, Copy)]
-struct Portable;
+pub(in crate::kernels) struct Portable;
 
-/// Each lane of the result from the lane numbers.
+/// Returns an array whose lane `i` is `f(i)`.
 #[inline(always)]
 fn lanes(mut f: impl FnMut(usize) -> f32) -> [f32; LANES] {
     let mut out = [0.0; LANES];
@@ -30,8 +22,8 @@ fn lanes(mut f: impl FnMut(usize) -> f32) -> [f32; LANES] {
     out
 }
 
-// SAFETY: every operation touches exactly 8 elements, by unaligned reads and writes.
-unsafe impl Simd for Portable {
+// SAFETY: every operation accesses exactly 8 elements, by unaligned reads and writes.
+unsafe impl Vector for Portable {
     type V = [f32; LANES];
     const LANES: usize = LANES;
     const WIDE: bool = false;
@@ -48,12 +40,12 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self::V {
         let bits: [[u8; 2]; LANES] = from.cast::<[[u8; 2]; LANES]>().read_unaligned();
-        lanes(|i| f16::from_le_bytes(bits[i]).to_f32())
+        lanes(|i| F16::widen_bits(u16::from_le_bytes(bits[i])))
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u8) -> Self::V {
         let bits: [[u8; 2]; LANES] = from.cast::<[[u8; 2]; LANES]>().read_unaligned();
-        lanes(|i| f32::from_bits(u32::from(u16::from_le_bytes(bits[i])) << 16))
+        lanes(|i| Bf16::widen_bits(u16::from_le_bytes(bits[i])))
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, v: Self::V) {
@@ -78,6 +70,10 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         lanes(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        v.iter().sum()
     }
     #[inline(always)]
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4] {

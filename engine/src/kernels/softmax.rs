@@ -1,23 +1,37 @@
-//! Pass 2: running maxima, weights and their sums.
-#![allow(unsafe_code)]
+//! Pass 2 of attention: running maxima, weights and their sums, one column per query head.
+//!
+//! 1. The first loop finds the new maxima and checks that all scores are finite. It changes nothing but `factor`.
+//! 2. The second loop rescales the sums, turns scores into weights and adds the weights.
+//!
+//! Columns are lanes, so nothing is reduced across a register.
 
-use super::Scores;
-use super::simd::Simd;
+use super::vector::Vector;
 
+/// The outcome of [`Kernel::softmax`](super::Kernel::softmax).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SoftmaxOutcome {
+    /// All scores were finite. They are weights now.
+    Finite,
+    /// Some score is NaN or infinite. Scores, maxima and sums are unchanged.
+    NotFinite,
+}
+
+/// Turns scores into weights, as [`Kernel::softmax`](super::Kernel::softmax) defines it.
+///
 /// # Safety
-/// As asserted by `Kernel::softmax`; the CPU has the instruction set.
+/// The arguments satisfy the assertions of `Kernel::softmax`. The processor has the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn softmax<S: Simd>(
+pub(super) unsafe fn softmax<S: Vector>(
     scores: *mut f32,
     tokens: usize,
     columns: usize,
     max: *mut f32,
     sum: *mut f32,
     factor: *mut f32,
-) -> Scores {
-    // SAFETY: `tokens` rows of `columns` (whole vectors), as the caller says.
+) -> SoftmaxOutcome {
+    // SAFETY: there are `tokens` rows of `columns`, which are whole vectors, as the caller asserted.
     unsafe {
-        // x * 0 is NaN for NaN and the infinities, and the sum keeps it.
+        // x * 0 is NaN if x is NaN or infinite, and the sum stays NaN.
         let zero = S::splat(0.0);
         let mut bad = zero;
         let mut c = 0;
@@ -28,12 +42,12 @@ pub(super) unsafe fn softmax<S: Simd>(
                 bad = S::fma(score, zero, bad);
                 m = S::max(m, score);
             }
-            // The new maximum waits here until all scores have proved finite.
+            // `factor` holds the new maximum until all scores are known to be finite.
             S::store(factor.add(c), m);
             c += S::LANES;
         }
         if S::any_nan(bad) {
-            return Scores::NotFinite;
+            return SoftmaxOutcome::NotFinite;
         }
         c = 0;
         while c < columns {
@@ -51,17 +65,21 @@ pub(super) unsafe fn softmax<S: Simd>(
             S::store(factor.add(c), shrink);
             c += S::LANES;
         }
-        Scores::Finite
+        SoftmaxOutcome::Finite
     }
 }
 
-/// `exp(x)` for `x <= 0` (`-inf` too), relative error below 2e-7; 0 below -87 (where f32 leaves its normal range).
+/// Returns `exp(x)` for `x <= 0`, `-inf` included, with a relative error below 2e-7. Below -87, where f32 leaves its
+/// normal range, the result is 0.
 ///
-/// Cody-Waite reduction and the polynomial of Cephes `expf` (Moshier).
+/// Source: Cody-Waite reduction and the polynomial of Cephes `expf` (Moshier).
+///
+/// # Safety
+/// The processor has the instruction set of `S`.
 #[inline(always)]
-unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+unsafe fn exp<S: Vector>(x: S::V) -> S::V {
     const LIMIT: f32 = -87.0;
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     #[allow(clippy::excessive_precision)] // as published
     const POLYNOMIAL: [f32; 6] = [
@@ -72,7 +90,7 @@ unsafe fn exp<S: Simd>(x: S::V) -> S::V {
         1.666_666_545_9e-1,
         5.000_000_120_1e-1,
     ];
-    // SAFETY: arithmetic only; the CPU has the instruction set.
+    // SAFETY: these are operations on registers, and the processor has the instruction set.
     unsafe {
         let limit = S::splat(LIMIT);
         let clamped = S::max(x, limit);

@@ -1,34 +1,43 @@
-//! Dot products of query vectors with records of 16-bit elements, for selection: attention's kernels over summaries, which are
-//! read once per step and should be read at the speed of memory.
+//! [`RowQuery`]: query vectors laid out for [`row_scores`](super::row_scores), and their scores over records.
+//!
+//! 1. [`RowQuery::new`] lays the query vectors out as rows, or transposed if there are many for one head.
+//! 2. [`RowQuery::put`] writes the scores of one slice of records.
+//! 3. [`RowQuery::add_slices`] adds the scores of several slices to what the output holds, tile by tile.
+//!
+//! Invariant: the cut of records into slices changes no bit, because each score depends on one record alone.
 
-use super::kernel::{Kernel, PAD, RecordRun, SCRATCH};
+use super::kernel::Kernel;
+use super::plane::{PAD, SCRATCH};
+use super::row_scores::RecordRun;
 use stratakv_format::DType;
 
-/// Scores that are added at a time.
+/// Scores of a tile.
 const TILE: usize = 2048;
-/// Query vectors of one head from which on they are the lanes of vectors.
-const MANY: usize = 8;
+/// The most query vectors of one head that are laid out as rows. More are transposed.
+const MOST_ROWS: usize = 8;
 
-/// Query vectors, laid out for the kernels.
+/// Query vectors in the layout that the kernels read.
 pub(crate) struct RowQuery {
-    /// `[heads * per_head, dim]`, each padded, or `[dim, columns]`.
+    /// `[heads * per_head, dim]` with padded rows, or `[dim, columns]` if `transposed`.
     query: Vec<f32>,
     transposed: bool,
     heads: usize,
     per_head: usize,
     dim: usize,
-    /// What a tile gave, and the kernels' own; kept because a call may be for two records.
-    found: Vec<f32>,
+    /// The scores of a tile. Kept between calls, because a call may be for two records only.
+    tile: Vec<f32>,
+    /// The widened records of a block.
     scratch: Box<[f32; SCRATCH]>,
 }
 
 impl RowQuery {
-    /// `query` is `[heads, per_head, dim]`: the vectors of head `h` meet the elements `h * dim..(h + 1) * dim` of a record.
+    /// Lays out `query`, `[heads, per_head, dim]`. The vectors of head `h` meet the elements `h * dim..(h + 1) * dim`
+    /// of a record.
     pub(crate) fn new(query: &[f32], heads: usize, dim: usize) -> Self {
         debug_assert!(heads > 0 && dim > 0);
         let per_head = query.len() / (heads * dim).max(1);
         let stride = dim.next_multiple_of(PAD);
-        let transposed = heads == 1 && per_head > MANY && stride <= SCRATCH / 8;
+        let transposed = heads == 1 && per_head > MOST_ROWS && stride <= SCRATCH / 8;
         let mut laid = Vec::new();
         if transposed {
             let columns = per_head.next_multiple_of(PAD);
@@ -42,7 +51,7 @@ impl RowQuery {
                 to[..dim].copy_from_slice(row);
             }
         }
-        Self { query: laid, transposed, heads, per_head, dim, found: Vec::new(), scratch: Box::new([0.0; SCRATCH]) }
+        Self { query: laid, transposed, heads, per_head, dim, tile: Vec::new(), scratch: Box::new([0.0; SCRATCH]) }
     }
 
     fn run<'a>(&self, records: &'a [u16], (record, offset): (usize, usize), dtype: DType) -> RecordRun<'a> {
@@ -51,8 +60,10 @@ impl RowQuery {
         RecordRun { records, record, offset, heads, per_head, dim, dtype, columns, transposed }
     }
 
-    /// Writes to `out`, `[records, columns]`, the dot products with the elements from `offset` on of each record of `record`
-    /// elements of `dtype`, 16 bits wide: query vector `i` to column `i`. Further columns are padding of any value.
+    /// Writes to `out`, `[records, columns]`, the dot products with the elements from `offset` on of each record.
+    ///
+    /// A record has `record` elements of `dtype`, which has 16 bits. Query vector `i` goes to column `i`. Further
+    /// columns are padding of any value.
     pub(crate) fn put(
         &mut self,
         records: &[u16],
@@ -64,18 +75,18 @@ impl RowQuery {
         let mut run = self.run(records, (record, offset), dtype);
         if run.columns == columns || !run.transposed && run.columns < columns {
             run.columns = columns;
-            Kernel::best().records(&run, &self.query, out, &mut self.scratch);
+            Kernel::best().row_scores(&run, &self.query, out, &mut self.scratch);
         } else {
             out.fill(0.0);
-            self.add_pieces(std::iter::once(records), (record, offset), dtype, out, columns);
+            self.add_slices(std::iter::once(records), (record, offset), dtype, out, columns);
         }
     }
 
-    /// Adds the dot products over the records of all pieces as if they were one, where [`Self::put`] writes: how they are cut
-    /// changes no bit.
-    pub(crate) fn add_pieces<'a>(
+    /// Adds the dot products with the records of all slices, as if they were one slice, where [`Self::put`] writes
+    /// them.
+    pub(crate) fn add_slices<'a>(
         &mut self,
-        pieces: impl Iterator<Item = &'a [u16]>,
+        slices: impl Iterator<Item = &'a [u16]>,
         (record, offset): (usize, usize),
         dtype: DType,
         out: &mut [f32],
@@ -83,13 +94,13 @@ impl RowQuery {
     ) {
         let count = self.heads * self.per_head;
         let mut out = out.chunks_exact_mut(columns);
-        for piece in pieces {
+        for slice in slices {
             let tile = (TILE / count).max(1).next_multiple_of(8);
-            for records in piece.chunks(tile * record) {
+            for records in slice.chunks(tile * record) {
                 let run = self.run(records, (record, offset), dtype);
-                self.found.resize(tile * run.columns, 0.0);
-                Kernel::best().records(&run, &self.query, &mut self.found, &mut self.scratch);
-                for (found, out) in self.found.chunks_exact(run.columns).take(run.count()).zip(&mut out) {
+                self.tile.resize(tile * run.columns, 0.0);
+                Kernel::best().row_scores(&run, &self.query, &mut self.tile, &mut self.scratch);
+                for (found, out) in self.tile.chunks_exact(run.columns).take(run.count()).zip(&mut out) {
                     out.iter_mut().zip(&found[..count]).for_each(|(out, found)| *out += found);
                 }
             }
@@ -105,11 +116,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn are_the_dot_products(
-            (heads, per_head, dim) in prop_oneof![(1_usize..5, 1_usize..9, 1_usize..70), (Just(1), 9_usize..40, 1_usize..70), (2_usize..4, 9_usize..12, 1_usize..40),
-                (Just(8), Just(1), prop::sample::select(vec![16_usize, 32])), (Just(1), Just(1), 16_usize..300),
-                Just((1, 3, 1500)), Just((1, 9, 1024)), Just((1, 2056, 2))],
-            count in 0_usize..150, (offset, rest) in prop_oneof![Just((0, 0)), (0_usize..3, 0_usize..3)], bf in any::<bool>(), seed in any::<u64>(),
+        fn row_scores_are_the_dot_products(
+            (heads, per_head, dim) in prop_oneof![
+                (1_usize..5, 1_usize..9, 1_usize..70), (Just(1), 9_usize..40, 1_usize..70),
+                (2_usize..4, 9_usize..12, 1_usize..40), (Just(8), Just(1), prop::sample::select(vec![16_usize, 32])),
+                (Just(1), Just(1), 16_usize..300), Just((1, 3, 1500)), Just((1, 9, 1024)), Just((1, 2056, 2)),
+            ],
+            count in 0_usize..150, (offset, rest) in prop_oneof![Just((0, 0)), (0_usize..3, 0_usize..3)],
+            bf in any::<bool>(), seed in any::<u64>(),
         ) {
             let mut random = fastrand(seed);
             let query: Vec<f32> = (0..heads * per_head * dim).map(|_| random()).collect();
@@ -121,18 +135,19 @@ mod tests {
             let columns = (heads * per_head).next_multiple_of(8);
             let mut out = vec![0.5; count * columns];
             let mut rows = RowQuery::new(&query, heads, dim);
-            rows.add_pieces(records.chunks(3 * record), (record, offset), dtype, &mut out, columns);
-            // As every kernel writes them.
+            rows.add_slices(records.chunks(3 * record), (record, offset), dtype, &mut out, columns);
+            // Every kernel writes the same scores up to rounding.
             for kernel in Kernel::available() {
                 let mut run = rows.run(&records, (record, offset), dtype);
                 if !run.transposed {
                     run.columns = columns;
                 }
                 let mut put = vec![7.0; count * run.columns];
-                kernel.records(&run, &rows.query, &mut put, &mut rows.scratch);
+                kernel.row_scores(&run, &rows.query, &mut put, &mut rows.scratch);
                 for (put, out) in put.chunks_exact(run.columns).zip(out.chunks_exact(columns)) {
                     for (put, out) in put.iter().zip(out).take(heads * per_head) {
-                        prop_assert!((put + 0.5 - out).abs() < 1e-4 * (dim as f32).max(1.0), "{}: {put} {out}", kernel.name());
+                        let close = (put + 0.5 - out).abs() < 1e-4 * (dim as f32).max(1.0);
+                        prop_assert!(close, "{}: {put} {out}", kernel.name());
                     }
                 }
             }

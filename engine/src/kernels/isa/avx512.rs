@@ -1,29 +1,16 @@
-//! AVX-512F: 32 registers of 16 lanes. Narrow elements are widened by AVX-512F itself.
-#![allow(unsafe_code)]
-// Each function is one line of intrinsics under the contract of `Simd`.
+//! AVX-512F: 32 registers of 16 lanes. AVX-512F itself widens f16 and bf16.
+// Each function is one line of intrinsics under the contract of `Vector`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::simd::Simd;
-use super::{Kernel, entry_points};
+use crate::kernels::vector::Vector;
 use std::arch::x86_64::*;
 
-static KERNEL: Kernel = Kernel { name: "avx512", scores, records, softmax, values };
-
-/// The kernel, where this CPU can run it.
-pub(super) fn kernel() -> Option<&'static Kernel> {
-    // F16C, FMA and AVX2 come with every AVX-512F; the functions below name all they may use.
-    let has = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c");
-    has.then_some(&KERNEL)
-}
-
+/// A register of sixteen f32.
 #[derive(Clone, Copy)]
-struct Avx512;
+pub(in crate::kernels) struct Avx512;
 
-// SAFETY: every operation touches exactly 16 elements, by unaligned loads and stores.
-unsafe impl Simd for Avx512 {
+// SAFETY: every operation accesses exactly 16 elements, by unaligned loads and stores.
+unsafe impl Vector for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
     const WIDE: bool = true;
@@ -69,6 +56,10 @@ unsafe impl Simd for Avx512 {
         _mm512_fmadd_ps(a, b, c)
     }
     #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        _mm512_reduce_add_ps(v)
+    }
+    #[inline(always)]
     unsafe fn sum4(four: [__m512; 4]) -> [f32; 4] {
         let lanes = sum_lanes(four);
         let half = _mm256_add_ps(
@@ -112,9 +103,10 @@ unsafe impl Simd for Avx512 {
     }
 }
 
-/// Each 128-bit lane of the result holds the four sums over that lane of the operands.
+/// Returns a register whose 128-bit lanes each hold the sums over that lane of the four operands.
 ///
-/// One of two shuffles is replaced by a masked addition where the order of the summands is free: shuffles share a port with FMA.
+/// A masked addition replaces one of two shuffles where the order of the summands is free, because shuffles share a
+/// port with FMA.
 #[inline(always)]
 unsafe fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m512 {
     let fold = |x, y| {
@@ -125,5 +117,3 @@ unsafe fn sum_lanes([a, b, c, d]: [__m512; 4]) -> __m512 {
     let even = _mm512_shuffle_ps::<0b10_00_10_00>(ab, cd);
     _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(ab, cd))
 }
-
-entry_points!(Avx512, "avx512f,avx2,fma,f16c");

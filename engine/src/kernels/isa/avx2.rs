@@ -1,25 +1,16 @@
 //! AVX2 with FMA and F16C: 16 registers of 8 lanes.
-#![allow(unsafe_code)]
-// Each function is one line of intrinsics under the contract of `Simd`.
+// Each function is one line of intrinsics under the contract of `Vector`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::simd::Simd;
-use super::{Kernel, entry_points};
+use crate::kernels::vector::Vector;
 use std::arch::x86_64::*;
 
-static KERNEL: Kernel = Kernel { name: "avx2", scores, records, softmax, values };
-
-/// The kernel, where this CPU can run it.
-pub(super) fn kernel() -> Option<&'static Kernel> {
-    let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    has.then_some(&KERNEL)
-}
-
+/// A register of eight f32.
 #[derive(Clone, Copy)]
-struct Avx2;
+pub(in crate::kernels) struct Avx2;
 
-// SAFETY: every operation touches exactly 8 elements, by unaligned loads and stores.
-unsafe impl Simd for Avx2 {
+// SAFETY: every operation accesses exactly 8 elements, by unaligned loads and stores.
+unsafe impl Vector for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
     const WIDE: bool = false;
@@ -65,6 +56,12 @@ unsafe impl Simd for Avx2 {
         _mm256_fmadd_ps(a, b, c)
     }
     #[inline(always)]
+    unsafe fn sum(v: __m256) -> f32 {
+        let mut lanes = [0.0_f32; 8];
+        _mm256_storeu_ps(lanes.as_mut_ptr(), v);
+        lanes.iter().sum()
+    }
+    #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
         let halves = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
         let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
@@ -90,5 +87,3 @@ unsafe impl Simd for Avx2 {
         _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
 }
-
-entry_points!(Avx2, "avx2,fma,f16c");

@@ -1,27 +1,38 @@
-//! Sums of weights by sign bits, 64 tokens at a time: for selection, as [`RowQuery`](super::RowQuery) is.
-#![allow(unsafe_code)]
+//! Sums of weights by sign bits, 64 tokens at a time, for selection.
+//!
+//! A token has 128 sign bits per head. Its score is `length * sum_i (bit i set ? w_i : -w_i)` for the weights `w` of a
+//! rotated query.
+//! 1. [`SignTables`] has a table of 16 entries for every four bits: the sum of their signed weights, in steps of 8
+//!    bits.
+//! 2. The signs of 64 tokens are transposed, so that a register holds one byte of each token.
+//! 3. Each half byte indexes its table by a byte shuffle. Four entries fit 8 bits and all 32 fit 16 bits.
+//! 4. The sums are widened, multiplied by step and length, and stored in the order of the tokens.
+//!
+//! Without AVX-512BW the caller looks up f32 tables of eight bits instead.
 
-/// Bytes of the signs of a token that these sums are for.
+/// Bytes of the signs of a token. Other lengths have no such sums.
 pub(crate) const SIGN_BYTES: usize = 16;
-/// The signs of four tokens.
-pub(crate) type FourSigns = [u8; 4 * SIGN_BYTES];
+/// The signs of four consecutive tokens.
+pub(crate) type SignQuad = [u8; 4 * SIGN_BYTES];
 
-/// The sums of weights of a query vector by each value of every four bits, in whole steps.
+/// The sums of weights of a query vector, for each value of every four bits, in whole steps.
 #[derive(Clone)]
 pub(crate) struct SignTables {
-    /// Between 0 and 63: four of them are an 8-bit number.
+    /// Each entry is between 0 and 63, so that four of them fit 8 bits.
     entries: [[u8; 16]; 2 * SIGN_BYTES],
+    /// The weight of one step.
     step: f32,
 }
 
-/// Added to every entry.
+/// The number that is added to every entry, so that entries are positive.
 const MIDDLE: u8 = 32;
-/// The most of an entry, in steps.
+/// The largest magnitude of an entry, in steps.
 const STEPS: f32 = 31.0;
 
 impl SignTables {
-    /// Of weights, one for each bit: what is added where it is set, taken off where not. A sum is wrong by half a step for each
-    /// table at most, a step being a 31st of the largest entry.
+    /// Returns the tables of `weights`. A set bit adds its weight, and a clear bit subtracts it.
+    ///
+    /// A sum is wrong by at most half a step for each table. A step is the largest entry divided by [`STEPS`].
     pub(crate) fn new(weights: &[f32; 8 * SIGN_BYTES]) -> Self {
         let fours = weights.as_chunks::<4>().0;
         let largest = fours.iter().map(|four| four.iter().map(|w| w.abs()).sum::<f32>()).fold(0.0, f32::max);
@@ -36,22 +47,23 @@ impl SignTables {
         Self { entries, step }
     }
 
-    /// Of no weights.
+    /// Returns tables whose sums are zero.
     pub(crate) fn zero() -> Self {
         Self { entries: [[MIDDLE; 16]; 2 * SIGN_BYTES], step: 0.0 }
     }
 }
 
-/// Of sixteen times four tokens' signs, the sums over the tables of one query vector or four, times the tokens' lengths in f16:
-/// `[64, vectors]`.
-pub(crate) type SignSums = fn(&[&FourSigns; 16], &[u16; 64], &[SignTables], &mut [[f32; 16]]);
+/// Writes, for the signs of 64 tokens and their lengths in f16, the sums over the tables of one or four query vectors
+/// times the lengths: `[64, vectors]`.
+pub(crate) type SignSums = fn(&[&SignQuad; 16], &[u16; 64], &[SignTables], &mut [[f32; 16]]);
 
-/// The fastest for this CPU; none where no vector register holds many tables.
+/// Returns the instance of this processor, or none without byte shuffles of 64 bytes.
 pub(crate) fn sign_sums() -> Option<SignSums> {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-            // SAFETY: the CPU has what the function is compiled for.
+        use super::dispatch::{FeatureSet, has};
+        if has(FeatureSet::Avx512Bytes) {
+            // SAFETY: the processor has what the function is compiled for.
             return Some(|signs, lengths, tables, out| unsafe { x86::sums(signs, lengths, tables, out) });
         }
     }
@@ -60,14 +72,15 @@ pub(crate) fn sign_sums() -> Option<SignSums> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{FourSigns, MIDDLE, SIGN_BYTES, SignTables};
+    use super::{MIDDLE, SIGN_BYTES, SignQuad, SignTables};
     use std::arch::x86_64::*;
 
-    /// How far ahead signs are asked for, in bytes. Into L2, and bit by bit: into L1, or all at once, measured slower on Zen 4.
+    /// Bytes between the signs in work and the signs that are prefetched. The prefetches go to L2 and are spread over
+    /// the work, because L1, or all at once, measured slower on Zen 4.
     const AHEAD: usize = 16384;
 
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn sums(signs: &[&FourSigns; 16], lengths: &[u16; 64], tables: &[SignTables], out: &mut [[f32; 16]]) {
+    pub(super) fn sums(signs: &[&SignQuad; 16], lengths: &[u16; 64], tables: &[SignTables], out: &mut [[f32; 16]]) {
         let bytes = transposed(signs);
         match (tables, out.as_chunks_mut::<4>()) {
             ([one], ([out], [])) => {
@@ -89,32 +102,32 @@ mod x86 {
                     }
                 }
             }
-            _ => debug_assert!(false, "one query vector or four, and as much room"),
+            _ => debug_assert!(false, "there are one or four query vectors, and the output has their size"),
         }
     }
 
-    /// Element `4 * i + j` to element `4 * j + i`.
+    /// Returns the permutation that moves element `4 * i + j` to element `4 * j + i`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn order() -> __m512i {
         _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
     }
 
-    /// Sums of sixteen tokens, in the order in which [`transposed`] leaves them, times step and length.
+    /// Returns the sums of sixteen tokens, in the order of [`transposed`], times step and length.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn scaled(sums: __m512i, step: f32, lengths: &[u16; 16]) -> __m512 {
-        // SAFETY: an array of 32 bytes.
+        // SAFETY: the array has 32 bytes.
         let lengths = _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(lengths.as_ptr().cast()) });
         let lengths = _mm512_permutexvar_ps(order(), _mm512_mul_ps(lengths, _mm512_set1_ps(step)));
         let middle = _mm512_set1_epi32(i32::from(MIDDLE) * 2 * SIGN_BYTES as i32);
         _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, middle)), lengths)
     }
 
-    /// Byte `i` of 128-bit lane `l` of vector `j`: byte `j` of token `4 * i + l`.
+    /// Transposes the signs: byte `i` of 128-bit lane `l` of register `j` is byte `j` of token `4 * i + l`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn transposed(signs: &[&FourSigns; 16]) -> [__m512i; SIGN_BYTES] {
+    fn transposed(signs: &[&SignQuad; 16]) -> [__m512i; SIGN_BYTES] {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *signs;
         let v = [
             load(a),
@@ -134,14 +147,14 @@ mod x86 {
             load(o),
             load(p),
         ];
-        // Bytes of vectors that are 8 apart lie side by side, then pairs, ...: a perfect shuffle each time.
+        // Each step is a perfect shuffle: it interleaves the bytes of registers that are 8 apart.
         shuffled(shuffled(shuffled(shuffled(v))))
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn load(signs: &FourSigns) -> __m512i {
-        // SAFETY: an array of 64 bytes; the load needs no alignment.
+    fn load(signs: &SignQuad) -> __m512i {
+        // SAFETY: the array has 64 bytes, and the load needs no alignment.
         unsafe { _mm512_loadu_si512(signs.as_ptr().cast()) }
     }
 
@@ -161,17 +174,18 @@ mod x86 {
         [_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)]
     }
 
-    /// The sums of the table entries that the bits name, four at a time, least significant first: of sixteen tokens each.
+    /// Returns, for each query vector, the sums of the entries that the bits index, in four registers of sixteen
+    /// tokens.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn of_bytes<const N: usize>(
-        signs: &[&FourSigns; 16],
+        signs: &[&SignQuad; 16],
         bytes: &[__m512i; SIGN_BYTES],
         tables: [&SignTables; N],
     ) -> [[__m512i; 4]; N] {
         let zero = _mm512_setzero_si512();
         let low = _mm512_set1_epi8(15);
-        // The sums of odd bytes, and those of even bytes with 256 times these.
+        // `odd` holds the sums of odd bytes. `both` holds the sums of even bytes plus 256 times those of odd bytes.
         let (mut odd, mut both) = ([zero; N], [zero; N]);
         for (at, (pair, signs)) in bytes.as_chunks::<2>().0.iter().zip(signs.as_chunks::<2>().0).enumerate() {
             for signs in signs {
@@ -186,7 +200,7 @@ mod x86 {
             ];
             for i in 0..N {
                 let entry = |j: usize| {
-                    // SAFETY: an array of 16 bytes.
+                    // SAFETY: the array has 16 bytes.
                     let table = unsafe { _mm_loadu_si128(tables[i].entries[4 * at + j].as_ptr().cast()) };
                     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), fours[j])
                 };
@@ -209,7 +223,7 @@ mod x86 {
         out
     }
 
-    /// In every 128-bit lane: element `i` of vector `j` becomes element `j` of vector `i`.
+    /// Transposes each 128-bit lane: element `i` of register `j` becomes element `j` of register `i`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn by_token([a, b, c, d]: [__m512; 4]) -> [__m512; 4] {
@@ -226,7 +240,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn store(to: &mut [f32; 16], x: __m512) {
-        // SAFETY: an array of 16 numbers.
+        // SAFETY: the array has 16 f32.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) };
     }
 }
@@ -239,19 +253,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn are_sums_of_table_entries(
+        fn sign_sums_are_sums_of_table_entries(
             signs in prop::collection::vec(any::<u8>(), 64 * SIGN_BYTES),
             lengths in prop::collection::vec(0.0_f32..8.0, 64),
             weights in prop::collection::vec(-1.0_f32..1.0, 4 * 8 * SIGN_BYTES),
             vectors in prop::sample::select(vec![1_usize, 4]),
         ) {
             let tables: Vec<SignTables> = weights.as_chunks().0.iter().take(vectors).map(SignTables::new).collect();
-            let fours: Vec<&FourSigns> = signs.as_chunks().0.iter().collect();
+            let quads: Vec<&SignQuad> = signs.as_chunks().0.iter().collect();
             let bits: Vec<u16> = lengths.iter().map(|x| f16::from_f32(*x).to_bits()).collect();
             let mut out = vec![[7.0; 16]; 4 * vectors];
             let sums = sign_sums();
             if let Some(sums) = sums {
-                sums(&fours.try_into().unwrap(), &bits.clone().try_into().unwrap(), &tables, &mut out);
+                sums(&quads.try_into().unwrap(), &bits.clone().try_into().unwrap(), &tables, &mut out);
             }
             for (token, signs) in signs.chunks(SIGN_BYTES).enumerate() {
                 let length = f16::from_bits(bits[token]).to_f32();

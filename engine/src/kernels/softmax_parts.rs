@@ -1,24 +1,32 @@
-//! The exponentials of selection's softmax, kept in bf16 between the pass that finds their sums and the one that weighs them: as
-//! [`RowQuery`](super::RowQuery) is, for selection.
-#![allow(unsafe_code)]
+//! The softmax of selection: exponentials that are kept in bf16 between the pass that sums them and the pass that
+//! weighs them.
+//!
+//! 1. [`Exponentials`] turns a tile of scores `[tokens, lanes]` into `2^((score - max) * factor)`, and updates the maxima
+//!    and sums of the lanes. `max` is the maximum up to this tile.
+//! 2. After the last tile the caller knows the final maxima and sums. For each tile it computes the weight of each lane,
+//!    which also corrects the exponentials for a maximum that grew later.
+//! 3. [`WeightedSums`] adds, for each token, the exponentials of its lanes times the weights.
+//!
+//! bf16 halves the memory traffic between the passes. On a processor without bf16 instructions the caller computes the
+//! exponentials in f32 and narrows them.
 
-/// Scores `[tokens, lanes]` to `2^((score - max) * factor)` in the bits of bf16, with the maxima so far per lane, which rise, and
-/// the sums of exponentials less these, which grow.
+/// Turns scores `[tokens, lanes]` into `2^((score - max) * factor)` in the bits of bf16.
+///
+/// The arguments are the scores, the maxima of the lanes so far, the sums of the exponentials relative to these maxima,
+/// the factor and the output. Maxima and sums are updated.
 pub(crate) type Exponentials = fn(&[f32], &mut [f32], &mut [f32], f32, &mut [u16]);
 
-/// Of every token `[tokens, lanes]` in the bits of bf16, the sum over lanes times the lanes' weights.
-pub(crate) type Weighted = fn(&[u16], &[f32], &mut [f32]);
+/// Writes, for each token of `[tokens, lanes]` in the bits of bf16, the sum over lanes times the weights of the lanes.
+pub(crate) type WeightedSums = fn(&[u16], &[f32], &mut [f32]);
 
-/// What makes parts and sums them up, for lanes a multiple of 16; none where this CPU has no bf16.
-pub(crate) fn softmax_parts() -> Option<(Exponentials, Weighted)> {
+/// Returns the two passes, for a multiple of 16 lanes, or none if this processor has no bf16 instructions.
+pub(crate) fn softmax_parts() -> Option<(Exponentials, WeightedSums)> {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bf16")
-        {
+        use super::dispatch::{FeatureSet, has};
+        if has(FeatureSet::Avx512Bf16) {
             return Some((
-                // SAFETY: the CPU has what the function is compiled for.
+                // SAFETY: the processor has what the function is compiled for.
                 |scores, maxima, sums, factor, out| unsafe { x86::exponentials(scores, maxima, sums, factor, out) },
                 // SAFETY: as above.
                 |parts, weights, out| unsafe { x86::weighted(parts, weights, out) },
@@ -30,14 +38,17 @@ pub(crate) fn softmax_parts() -> Option<(Exponentials, Weighted)> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use crate::kernels::isa::avx512::Avx512;
+    use crate::kernels::vector::Vector;
     use std::arch::x86_64::*;
 
-    /// How far ahead of parts that are written or read memory is asked for, in parts: no cache may hold it.
+    /// Elements between the exponentials in work and those that are prefetched, because they may be in no cache.
     const AHEAD: usize = 8192;
 
+    /// Prefetches the exponentials [`AHEAD`] of these.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
-    fn ahead(parts: &[u16; 16]) {
+    fn prefetch_ahead(parts: &[u16; 16]) {
         _mm_prefetch::<_MM_HINT_T0>(parts.as_ptr().wrapping_add(AHEAD).cast());
     }
 
@@ -50,7 +61,7 @@ mod x86 {
         }
     }
 
-    /// Sixteen lanes so many times at once.
+    /// [`exponentials`] for `16 * RUNS` lanes at a time.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn exponentials_by<const RUNS: usize>(
@@ -71,7 +82,7 @@ mod x86 {
         let each = maxima.as_chunks_mut::<RUNS>().0.iter_mut().zip(sums.as_chunks_mut::<RUNS>().0);
         for (at, (maxima, sums)) in each.enumerate() {
             let mut max: [__m512; RUNS] = std::array::from_fn(|i| load(&maxima[i]));
-            // Two chains: each waits for itself.
+            // Even and odd tokens have chains of their own, because each maximum waits for the one before it.
             let mut odd = max;
             for pair in scores.chunks(2 * stride) {
                 for i in 0..RUNS {
@@ -87,14 +98,14 @@ mod x86 {
                 sum[i] = _mm512_mul_ps(load(&sums[i]), power(load(&maxima[i]), max[i], factor, limit));
             }
             for (scores, out) in scores.chunks_exact(stride).zip(out.chunks_exact_mut(stride)) {
-                ahead(&out[at][0]);
+                prefetch_ahead(&out[at][0]);
                 for i in 0..RUNS {
                     let part = power(load(&scores[at][i]), max[i], factor, limit);
                     sum[i] = _mm512_add_ps(sum[i], part);
                     let narrow = _mm512_cvtneps_pbh(part);
-                    // SAFETY: both are 32 bytes of any value.
+                    // SAFETY: both types have 32 bytes and allow any value.
                     let narrow = unsafe { std::mem::transmute::<__m256bh, __m256i>(narrow) };
-                    // SAFETY: the array holds what is stored.
+                    // SAFETY: the array has 32 bytes.
                     unsafe { _mm256_storeu_si256(out[at][i].as_mut_ptr().cast(), narrow) };
                 }
             }
@@ -105,13 +116,14 @@ mod x86 {
         }
     }
 
+    /// Returns `2^((x - max) * factor)`, with the exponent at least `limit`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn power(x: __m512, max: __m512, factor: __m512, limit: __m512) -> __m512 {
         exp2(_mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(x, max), factor), limit))
     }
 
-    /// `2^x` for `x` from -126 on, to about 8e-5: far less than what bf16 leaves of it.
+    /// Returns `2^x` for `x >= -126` with a relative error of about 8e-5, which is far below the rounding of bf16.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn exp2(x: __m512) -> __m512 {
@@ -121,7 +133,7 @@ mod x86 {
         for c in [0.226_067_16, 0.695_833_54, 0.999_925_2] {
             p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
         }
-        // By the whole number below.
+        // The scale is two to the power of the largest integer that is not above x.
         _mm512_scalef_ps(p, x)
     }
 
@@ -148,7 +160,7 @@ mod x86 {
     fn weighted_by<const RUNS: usize>(parts: &[u16], weights: &[f32], out: &mut [f32]) {
         let weights: [__m512; RUNS] = std::array::from_fn(|i| load(&weights.as_chunks::<16>().0[i]));
         let sum = |parts: &[[u16; 16]; RUNS]| {
-            ahead(&parts[0]);
+            prefetch_ahead(&parts[0]);
             let mut sum = _mm512_mul_ps(widened(&parts[0]), weights[0]);
             for i in 1..RUNS {
                 sum = _mm512_fmadd_ps(widened(&parts[i]), weights[i], sum);
@@ -165,7 +177,7 @@ mod x86 {
         }
     }
 
-    /// The sums over the lanes of each.
+    /// Returns, for each of four registers, the sum of its lanes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
@@ -176,7 +188,7 @@ mod x86 {
         let sums = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps::<1>(sums));
         let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
         let mut out = [0.0; 4];
-        // SAFETY: an array of 16 bytes.
+        // SAFETY: the array has 16 bytes.
         unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
         out
     }
@@ -184,22 +196,21 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn widened(from: &[u16; 16]) -> __m512 {
-        // SAFETY: an array of 32 bytes.
-        let bits = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        // SAFETY: the array has 32 bytes, and the processor has the instruction set.
+        unsafe { Avx512::load_bf16(from.as_ptr().cast()) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn load(from: &[f32; 16]) -> __m512 {
-        // SAFETY: an array of 16 numbers.
+        // SAFETY: the array has 16 f32.
         unsafe { _mm512_loadu_ps(from.as_ptr()) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn store(to: &mut [f32; 16], x: __m512) {
-        // SAFETY: an array of 16 numbers.
+        // SAFETY: the array has 16 f32.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) };
     }
 }
@@ -212,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn are_exponentials_and_their_weighted_sums(
+        fn softmax_parts_are_exponentials_and_their_weighted_sums(
             runs in 1_usize..4, tokens in 0_usize..40, factor in 0.0_f32..3.0, seed in any::<u64>(),
         ) {
             let Some((exponentials, weighted)) = softmax_parts() else { return Ok(()) };
@@ -241,7 +252,7 @@ mod tests {
                 prop_assert!((f64::from(sums[lane]) / sum - 1.0).abs() < 1e-4, "{} {sum}", sums[lane]);
                 for (token, score) in column.enumerate() {
                     let (found, expected) = (value(token * lanes + lane), power(score));
-                    // Half of a last bit of bf16, and the error of what is rounded to it.
+                    // The tolerance is half a last bit of bf16 plus the error before rounding.
                     prop_assert!((found / expected - 1.0).abs() < 1.0 / 256.0 + 1e-4, "{found} {expected}");
                 }
             }

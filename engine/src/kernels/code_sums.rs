@@ -1,25 +1,33 @@
-//! Sums of table entries by code bytes for one query vector, sixteen tokens at a time: for selection, as
-//! [`RowQuery`](super::RowQuery) is.
-#![allow(unsafe_code)]
+//! Sums of table entries by code bytes for one query vector, sixteen tokens at a time, for selection.
+//!
+//! 1. A code byte selects an entry of a table of 256. The caller splits each table into two of at most 32 entries whose
+//!    sums it is ([`HalfPrecisionTables`]), because a pair of AVX-512 registers holds 32 entries.
+//! 2. The code bytes of sixteen tokens are gathered into a register, four bytes per token at a time.
+//! 3. Each byte indexes both tables. The entries of the low halves and of the high halves are added in two sums.
+//!
+//! Without AVX-512 the caller looks up the tables of 256 entries instead.
 
-/// The tables of one code byte as two of 32 entries that a vector register pair holds each: the entry of a byte's value is that of
-/// its low five bits plus that of what is left of it after a shift, of which the low five bits count.
+/// The two tables of one code byte. The entry of a byte is `low[byte & 31] + high[(byte >> shift) & 31]`.
 #[derive(Clone, Debug)]
-pub(crate) struct HalfTables {
+pub(crate) struct HalfPrecisionTables {
+    /// The entries by the low five bits.
     pub(crate) low: [f32; 32],
+    /// The entries by the five bits from bit `shift` on.
     pub(crate) high: [f32; 32],
+    /// The first bit that indexes `high`.
     pub(crate) shift: u32,
 }
 
-/// Of the code bytes of tokens, `[tokens, tables]`, the sums of entries per token. Fast for four or eight bytes.
-pub(crate) type CodeSums = fn(&[u8], &[HalfTables], &mut [f32]);
+/// Writes, for code bytes `[tokens, tables]`, the sum of entries of each token. It is fast for four or eight tables.
+pub(crate) type CodeSums = fn(&[u8], &[HalfPrecisionTables], &mut [f32]);
 
-/// The fastest for this CPU; none where no vector registers hold a table.
+/// Returns the instance of this processor, or none without registers that hold a table.
 pub(crate) fn code_sums() -> Option<CodeSums> {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the CPU has what the function is compiled for.
+        use super::dispatch::{FeatureSet, has};
+        if has(FeatureSet::Avx512F) {
+            // SAFETY: the processor has what the function is compiled for.
             return Some(|codes, tables, out| unsafe { x86::sums(codes, tables, out) });
         }
     }
@@ -28,11 +36,11 @@ pub(crate) fn code_sums() -> Option<CodeSums> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::HalfTables;
+    use super::HalfPrecisionTables;
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn sums(codes: &[u8], tables: &[HalfTables], out: &mut [f32]) {
+    pub(super) fn sums(codes: &[u8], tables: &[HalfPrecisionTables], out: &mut [f32]) {
         let bytes = tables.len().max(1);
         for (codes, out) in codes.chunks(16 * bytes).zip(out.chunks_mut(16)) {
             let mut sums = [_mm512_setzero_ps(); 2];
@@ -40,14 +48,14 @@ mod x86 {
                 let mut words = words(codes, bytes, at);
                 for tables in tables {
                     let high = _mm512_srl_epi32(words, _mm_cvtsi32_si128(tables.shift as i32));
-                    // Higher bits of an index do not count.
+                    // The permutation ignores higher bits of an index.
                     sums[0] = _mm512_add_ps(sums[0], entries(&tables.low, words));
                     sums[1] = _mm512_add_ps(sums[1], entries(&tables.high, high));
                     words = _mm512_srli_epi32::<8>(words);
                 }
             }
             let mut sum = [0.0; 16];
-            // SAFETY: an array of 16 numbers.
+            // SAFETY: the array has 16 f32.
             unsafe { _mm512_storeu_ps(sum.as_mut_ptr(), _mm512_add_ps(sums[0], sums[1])) };
             match out.first_chunk_mut::<16>() {
                 Some(out) => *out = sum,
@@ -56,7 +64,7 @@ mod x86 {
         }
     }
 
-    /// Bytes `4 * at..4 * at + 4` of the codes of sixteen tokens, as far as there are any.
+    /// Returns bytes `4 * at..4 * at + 4` of the codes of sixteen tokens. Bytes and tokens beyond the end are zero.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn words(codes: &[u8], bytes: usize, at: usize) -> __m512i {
@@ -77,27 +85,28 @@ mod x86 {
                         None => of.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte)),
                     };
                 }
-                // SAFETY: an array of 64 bytes.
+                // SAFETY: the array has 64 bytes.
                 unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
             }
         }
     }
 
-    /// 64 bytes, of which there are as many.
+    /// Loads the 64 bytes from `from` on, which exist.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn load(codes: &[u8], from: usize) -> __m512i {
         match codes[from..].first_chunk::<64>() {
-            // SAFETY: an array of 64 bytes; the load needs no alignment.
+            // SAFETY: the array has 64 bytes, and the load needs no alignment.
             Some(codes) => unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) },
             None => _mm512_setzero_si512(),
         }
     }
 
+    /// Returns the entries that the low five bits of each index name.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn entries(table: &[f32; 32], index: __m512i) -> __m512 {
-        // SAFETY: an array of 32 numbers.
+        // SAFETY: the array has 32 f32.
         let (a, b) = unsafe { (_mm512_loadu_ps(table.as_ptr()), _mm512_loadu_ps(table.as_ptr().add(16))) };
         _mm512_permutex2var_ps(a, index, b)
     }
@@ -110,24 +119,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn are_sums_of_table_entries(
+        fn code_sums_are_sums_of_table_entries(
             tokens in 0_usize..70, bytes in 1_usize..13,
             codes in prop::collection::vec(any::<u8>(), 70 * 13),
             entries in prop::collection::vec(-1.0_f32..1.0, 13 * 64),
             shifts in prop::collection::vec(3_u32..6, 13),
         ) {
             let Some(sums) = code_sums() else { return Ok(()) };
-            // Bits of a byte that belong to the other half, or to the next byte, do not count.
-            let table = |(entries, shift): (&[f32], &u32)| HalfTables {
+            // Bits that belong to the other table, or to the next byte, do not count.
+            let table = |(entries, shift): (&[f32], &u32)| HalfPrecisionTables {
                 low: std::array::from_fn(|i| entries[i & ((1 << shift) - 1)]),
                 high: std::array::from_fn(|i| entries[32 + (i & ((1 << (8 - shift)) - 1))]),
                 shift: *shift,
             };
-            let tables: Vec<HalfTables> = entries.chunks(64).zip(&shifts).take(bytes).map(table).collect();
+            let tables: Vec<HalfPrecisionTables> = entries.chunks(64).zip(&shifts).take(bytes).map(table).collect();
             let mut out = vec![7.0; tokens];
             sums(&codes[..tokens * bytes], &tables, &mut out);
             for (code, found) in codes.chunks(bytes).zip(&out) {
-                let entry = |(byte, tables): (&u8, &HalfTables)| {
+                let entry = |(byte, tables): (&u8, &HalfPrecisionTables)| {
                     tables.low[usize::from(byte & 31)] + tables.high[usize::from(byte >> tables.shift)]
                 };
                 let expected: f32 = code.iter().zip(&tables).map(entry).sum();
