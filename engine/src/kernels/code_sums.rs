@@ -9,6 +9,7 @@
 
 /// The two tables of one code byte. The entry of a byte is `low[byte & 31] + high[(byte >> shift) & 31]`.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has an instance"))]
 pub(crate) struct HalfPrecisionTables {
     /// The entries by the low five bits.
     pub(crate) low: [f32; 32],

@@ -17,6 +17,7 @@ pub(crate) type SignQuad = [u8; 4 * SIGN_BYTES];
 
 /// The sums of weights of a query vector, for each value of every four bits, in whole steps.
 #[derive(Clone)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has an instance"))]
 pub(crate) struct SignTables {
     /// Each entry is between 0 and 63, so that four of them fit 8 bits.
     entries: [[u8; 16]; 2 * SIGN_BYTES],

@@ -39,6 +39,7 @@ pub(super) unsafe trait Vector: Copy {
     /// Returns `a * b + c`.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Returns the sum of the lanes.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has an instance of `dot`"))]
     unsafe fn sum(v: Self::V) -> f32;
     /// Returns, for each of four registers, the sum of its lanes.
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
