@@ -1,38 +1,44 @@
-//! Many wait for the same thing: one of them does it for all that wait at the moment, and the others learn how it went.
+//! The queue of group commit: one of the waiting callers leads for all of them, and the others get its outcomes.
+//!
+//! Invariants:
+//! - One caller leads at a time. It takes everything that is queued when it begins.
+//! - Every request is led once, or put back by its leader.
+//! - A caller that joins gets exactly one outcome, also if the leader panics.
 
 use crate::sync::{Condvar, Mutex, hold};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What one of the waiting asked for, and where it looks for the outcome.
+/// A queued request, and where its caller finds the outcome.
 pub(crate) struct QueuedCommit<T, R> {
     pub(crate) request: T,
     outcome: Arc<Mutex<Option<R>>>,
 }
 
-struct Queue<T, R> {
+/// The state of a [`CommitQueue`].
+struct QueueState<T, R> {
     waiting: Vec<QueuedCommit<T, R>>,
-    /// Somebody leads.
+    /// Whether a caller leads.
     busy: bool,
-    /// When the oldest of those that nobody waits for is due.
+    /// When the earliest request without a waiting caller is due.
     due: Option<Instant>,
     closed: bool,
 }
 
-/// Those who wait, and those who are led.
+/// Requests that wait to be led together.
 pub(crate) struct CommitQueue<T, R> {
-    queue: Mutex<Queue<T, R>>,
+    queue: Mutex<QueueState<T, R>>,
     changed: Condvar,
 }
 
-/// The right to lead. Given back whatever happens, a panic included.
-struct Leading<'a, T, R, F: Fn() -> R> {
+/// The right to lead. It is given back on drop, also by a panic.
+struct LeaderGuard<'a, T, R, F: Fn() -> R> {
     group: &'a CommitQueue<T, R>,
     outcomes: Vec<Arc<Mutex<Option<R>>>>,
     panicked: F,
 }
 
-impl<T, R, F: Fn() -> R> Drop for Leading<'_, T, R, F> {
+impl<T, R, F: Fn() -> R> Drop for LeaderGuard<'_, T, R, F> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for outcome in &self.outcomes {
@@ -50,7 +56,7 @@ impl<T, R> QueuedCommit<T, R> {
         Self { request: item, outcome: Arc::new(Mutex::new(None)) }
     }
 
-    /// Tells whoever waits for it how it went.
+    /// Hands the outcome to the caller.
     pub(crate) fn tell(&self, outcome: R) {
         *hold(&self.outcome) = Some(outcome);
     }
@@ -58,11 +64,11 @@ impl<T, R> QueuedCommit<T, R> {
 
 impl<T, R> CommitQueue<T, R> {
     pub(crate) fn new() -> Self {
-        let queue = Queue { waiting: Vec::new(), busy: false, due: None, closed: false };
+        let queue = QueueState { waiting: Vec::new(), busy: false, due: None, closed: false };
         Self { queue: Mutex::new(queue), changed: Condvar::new() }
     }
 
-    /// Adds something that nobody waits for: it goes with the next group, or when `due`.
+    /// Adds a request without a waiting caller. The next group takes it. [`Self::wait_due`] returns at `due`, if given.
     pub(crate) fn add(&self, item: T, due: Option<Instant>) {
         let mut queue = hold(&self.queue);
         queue.waiting.push(QueuedCommit::new(item));
@@ -72,8 +78,10 @@ impl<T, R> CommitQueue<T, R> {
         }
     }
 
-    /// Takes part, and waits for the outcome. Whoever finds nobody leading calls `lead` with all that waits, which tells each
-    /// its outcome; those it has not told when it panics get that of `panicked`.
+    /// Adds a request and waits for its outcome.
+    ///
+    /// If no caller leads, this one calls `lead` with everything that is queued. `lead` tells each request its outcome. If it
+    /// panics, requests without an outcome get that of `panicked`.
     pub(crate) fn join(&self, item: T, lead: impl Fn(Vec<QueuedCommit<T, R>>), panicked: impl Fn() -> R) -> R {
         let own = QueuedCommit::new(item);
         let outcome = Arc::clone(&own.outcome);
@@ -92,14 +100,14 @@ impl<T, R> CommitQueue<T, R> {
             let all = std::mem::take(&mut queue.waiting);
             drop(queue);
             let outcomes = all.iter().map(|member| Arc::clone(&member.outcome)).collect();
-            let leading = Leading { group: self, outcomes, panicked: &panicked };
+            let leading = LeaderGuard { group: self, outcomes, panicked: &panicked };
             lead(all);
             drop(leading);
             queue = hold(&self.queue);
         }
     }
 
-    /// Those who lead put back what is to be tried again, in front of all others, by `due` at the latest.
+    /// Puts requests back in front of all others, for the next group or for `due` at the latest. Only a leader calls this.
     pub(crate) fn put_back(&self, items: impl Iterator<Item = T>, due: Instant) {
         let mut again: Vec<_> = items.map(QueuedCommit::new).collect();
         let mut queue = hold(&self.queue);
@@ -108,20 +116,20 @@ impl<T, R> CommitQueue<T, R> {
         queue.due = Some(queue.due.map_or(due, |old| old.min(due)));
     }
 
-    /// Whether nothing waits and nobody leads.
+    /// Returns whether nothing is queued and no caller leads.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = hold(&self.queue);
         queue.waiting.is_empty() && !queue.busy
     }
 
-    /// Waits until something is due; `false` once it is closed. Nothing is due any more from when it is `unrepairable`.
-    pub(crate) fn wait_due(&self, unrepairable: impl Fn() -> bool) -> bool {
+    /// Waits until a request is due. Returns false once the queue is closed. Nothing is due while `is_broken` holds.
+    pub(crate) fn wait_due(&self, is_broken: impl Fn() -> bool) -> bool {
         let mut queue = hold(&self.queue);
         loop {
             if queue.closed {
                 return false;
             }
-            if queue.due.is_some() && unrepairable() {
+            if queue.due.is_some() && is_broken() {
                 queue.due = None;
             }
             queue = match queue.due.map(|due| due.saturating_duration_since(Instant::now())) {
@@ -151,9 +159,8 @@ impl<T, R> CommitQueue<T, R> {
 mod tests {
     use super::*;
 
-    /// What is put back is due later, and what was due before it still is when it was.
     #[test]
-    fn what_is_put_back_postpones_nothing() {
+    fn put_back_requests_postpone_no_other() {
         let group: CommitQueue<u8, ()> = CommitQueue::new();
         let start = Instant::now();
         group.add(1, Some(start));
@@ -172,10 +179,10 @@ mod loom_tests {
 
     type Adding = CommitQueue<usize, usize>;
 
-    /// Two who wait and one who does not: each item is led once, and whoever waits learns what its group came to. Fails when the
-    /// leader tells nobody that it has ended, and when a second one leads beside it.
+    /// Two callers and one request without a caller: each is led once, and each caller gets the outcome of its group. Fails if
+    /// the leader does not wake the others when it ends, or if two lead at a time.
     #[test]
-    fn loom_everybody_is_led_once() {
+    fn loom_every_request_is_led_once() {
         loom::model(|| {
             let (group, sum) = (Arc::new(Adding::new()), Arc::new(AtomicUsize::new(0)));
             let leading = Arc::new(AtomicUsize::new(0));
@@ -201,10 +208,10 @@ mod loom_tests {
         });
     }
 
-    /// What is put back goes with the next group, and whoever asked for it is not told twice. Fails when it is dropped, or when the
-    /// end of the first attempt is not told.
+    /// A request that is put back goes with the next group, and its caller gets one outcome. Fails if the request is dropped, or
+    /// if the end of the first attempt wakes no caller.
     #[test]
-    fn loom_what_is_put_back_is_tried_again() {
+    fn loom_put_back_requests_are_led_again() {
         loom::model(|| {
             let (group, tries) = (Arc::new(Adding::new()), Arc::new(AtomicUsize::new(0)));
             let join = |item: usize| {
@@ -224,15 +231,15 @@ mod loom_tests {
             let other = thread::spawn(join(1));
             let own = join(2)();
             let other = other.join().expect("no panic");
-            // One failed alone, and the other took both along; or both failed together.
+            // Either one failed alone and the other took both along, or both failed together.
             assert!(matches!((other, own), (0, 3) | (3, 0) | (0, 0)), "{other}, {own}");
             assert_eq!(group.waiting(), if (other, own) == (0, 0) { 2 } else { 0 });
         });
     }
 
-    /// One who waits for what is due wakes up for it without any further word, and takes it along. Fails when adding it tells nobody.
+    /// A thread in `wait_due` wakes for a request that becomes due, and takes it along. Fails if adding the request wakes no thread.
     #[test]
-    fn loom_what_is_due_wakes_whoever_waits_for_it() {
+    fn loom_due_requests_wake_the_waiting_thread() {
         loom::model(|| {
             let group = Arc::new(Adding::new());
             let waiter = {
@@ -253,20 +260,20 @@ mod loom_tests {
         });
     }
 
-    /// A failure for good leaves nothing that is due: whoever waits for that does not try for ever, and wakes for the end. Fails when
-    /// what is hopeless stays due, and when the end is not told.
+    /// After a final failure nothing is due, so that the waiting thread neither spins nor misses the end. Fails if requests stay
+    /// due, or if closing wakes no thread.
     #[test]
-    fn loom_nothing_is_due_once_it_is_hopeless() {
+    fn loom_nothing_is_due_once_it_is_broken() {
         loom::model(|| {
-            let (group, unrepairable) = (Arc::new(Adding::new()), Arc::new(AtomicUsize::new(0)));
+            let (group, broken) = (Arc::new(Adding::new()), Arc::new(AtomicUsize::new(0)));
             let waiter = {
-                let (group, unrepairable) = (Arc::clone(&group), Arc::clone(&unrepairable));
+                let (group, broken) = (Arc::clone(&group), Arc::clone(&broken));
                 thread::spawn(move || {
                     let mut tries = 0;
-                    while group.wait_due(|| unrepairable.load(Ordering::Acquire) > 0) {
+                    while group.wait_due(|| broken.load(Ordering::Acquire) > 0) {
                         tries += 1;
-                        unrepairable.store(1, Ordering::Release);
-                        // As a commit that is refused before it takes what waits.
+                        broken.store(1, Ordering::Release);
+                        // The commit is refused before it takes what is queued.
                         assert!(tries < 2, "it spins");
                     }
                 })

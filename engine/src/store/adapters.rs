@@ -52,7 +52,7 @@ impl Store {
 
     fn put(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
         let inner = &self.inner;
-        inner.committer.check_tables()?;
+        inner.committer.check_memory()?;
         check(layout, adapter)?;
         let copies = usize::from(replicas.max(1));
         if copies > COPIES_MAX || copies > inner.devices.list.slots() {

@@ -120,7 +120,7 @@ impl Store {
     /// [`ErrorKind::MemoryLimit`]: no memory for its tails.
     pub fn create_sequence(&self, layout: &KvLayout, options: CreateOptions) -> Result<Sequence> {
         let inner = &self.inner;
-        inner.committer.check_tables()?;
+        inner.committer.check_memory()?;
         let copies = options.replicas.max(1);
         if usize::from(copies) > COPIES_MAX {
             let text = format!("{copies} copies; from 1 to {COPIES_MAX}");

@@ -1,7 +1,11 @@
-//! Room in the manifest for what there is: a commit that adds to it is refused before the files of the next generation are too
-//! small for a checkpoint, so that deletions always find room for their records.
+//! Admission: whether the manifest has space for the records of a commit.
+//!
+//! A commit that adds records is refused before the files of the next generation are too small for a checkpoint. Deletions therefore
+//! always find space for their records.
 
-use super::{CommitFailure, Committer, NewGeneration, keep_spare};
+use super::Committer;
+use super::failure::CommitFailure;
+use super::generation::{NewGeneration, keep_spare};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::seams;
 use crate::log::manifest::ManifestLog;
@@ -10,21 +14,21 @@ use std::sync::atomic::Ordering;
 use stratakv_format::PAGE_BYTES;
 
 impl Committer {
-    /// Takes note of how large the files of the manifest are.
+    /// Measures the files of the manifest and starts counting admitted bytes from zero.
     pub(super) fn measure(&self, manifest: &ManifestLog) {
         let (file, spare) = (manifest.shortest(), manifest.shortest_spare());
-        // Where no files could be kept, half of one has always been enough.
+        // If no spare files could be kept, half of the current file is enough for a checkpoint.
         self.room.store(file.min(spare).max(file / 2), Ordering::Relaxed);
         self.admitted.store(0, Ordering::Relaxed);
         self.owed_copies.store(manifest.owed(&self.devices), Ordering::Relaxed);
     }
 
-    /// Copies of the manifest that there should be and for which there was no room.
+    /// Returns how many copies of the manifest are missing because there was no space for them.
     pub(crate) fn owed_copies(&self) -> u64 {
         self.owed_copies.load(Ordering::Relaxed)
     }
 
-    /// Makes the copies of the manifest that there was no room for, where there is by now.
+    /// Writes the missing copies of the manifest, if there is space by now.
     ///
     /// # Errors
     /// A write failed midway.
@@ -46,39 +50,39 @@ impl Committer {
         }
     }
 
-    /// Bytes that the capacity leaves to the next generation.
+    /// Returns the bytes that the capacity leaves to the next generation.
     pub(super) fn limit(&self, manifest: &ManifestLog) -> u64 {
         lock(&self.space).allowance(&self.devices).saturating_add(manifest.spare_bytes())
     }
 
-    /// Bytes that a generation must take when `more` bytes of records are added.
+    /// Returns the bytes of a generation that also holds `more` bytes of records.
     fn needed(&self, more: u64) -> u64 {
         let state = lock(&self.catalog).checkpoint_bytes(self.devices.has_replicas());
         let state = state + self.admitted.load(Ordering::Relaxed) + more;
-        // With the padding of batches, as a checkpoint counts it, and room for those that follow.
+        // Includes the padding of batches, as a checkpoint counts it, and space for the batches that follow.
         let batches = 1 + state / seams::sizes().batch_bytes as u64;
         state + state / 8 + (3 * batches + 4) * PAGE_BYTES as u64
     }
 
-    /// Whether a commit that adds `bytes` of records may be made.
+    /// Admits a commit that adds `bytes` of records.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: the manifest has no room for more. Nothing changed.
+    /// [`ErrorKind::NoSpace`]: the manifest has no space for them. Nothing changed.
     pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
         let fits = || self.needed(bytes) <= self.room.load(Ordering::Relaxed);
         if !fits() && !self.enlarge(bytes)? {
-            let text = "the manifest has no room for more frames and sequences; delete some or raise the capacity";
+            let text = "commit: the manifest has no space for more frames and sequences; delete some or raise capacity";
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         self.admitted.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Larger files for the manifest, where the capacity allows that. Whether `more` bytes of records fit now.
+    /// Makes the files of the manifest larger, if the capacity allows it. Returns whether `more` bytes of records fit now.
     fn enlarge(&self, more: u64) -> Result<bool> {
         let mut manifest = lock(&self.manifest);
         let fits = || self.needed(more) <= self.room.load(Ordering::Relaxed);
-        // Most of what was admitted is in the catalog by now, or was never committed.
+        // Most of the admitted records are in the catalog by now, or were never committed.
         self.measure(&manifest);
         if fits() {
             return Ok(true);
@@ -101,7 +105,7 @@ impl Committer {
         }
     }
 
-    /// Keeps files for the next generation, and measures what there is.
+    /// Keeps files for the next generation and measures the files.
     pub(super) fn spare(&self, manifest: &mut ManifestLog) -> Result<()> {
         let kept = keep_spare(&self.devices, &self.space, manifest);
         self.measure(manifest);

@@ -1,6 +1,10 @@
-//! Membership in a commit: devices that join, leave, or failed and are given up, where the store can do without them.
+//! Devices in a commit: those that join, those that leave, and those that failed and are given up.
+//!
+//! A device is given up only if everything that was committed, is being committed or is open has a copy elsewhere.
 
-use super::{CommitFailure, Committer, NewGeneration, Queued};
+use super::failure::CommitFailure;
+use super::generation::NewGeneration;
+use super::{Committer, Queued};
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::devices::{Device, Failures};
@@ -11,7 +15,7 @@ use stratakv_format::manifest::{self as m, Kind};
 use zerocopy::little_endian::U64;
 
 impl Committer {
-    /// Appends records; devices that fail meanwhile are given up, if that can be.
+    /// Appends records to the manifest. Devices that fail meanwhile are given up, if the store can do without them.
     pub(super) fn record(
         &self,
         records: RecordBuffer,
@@ -22,24 +26,23 @@ impl Committer {
         if failures.is_empty() {
             return Ok(());
         }
-        // The others have it. Those that failed are lost, durably, before anything is acknowledged.
+        // The other devices have the records. Those that failed are recorded as lost before anything is acknowledged.
         let lost = self.lost_to(failures, &[])?;
         let members = self.members_of(&[], &lost);
         let mut records = RecordBuffer::default();
         members.iter().for_each(|member| records.push(Kind::Member, member, &[]));
         match self.record(records, &mut [], false) {
-            // What was to be recorded is: the caller must not try again.
+            // The records themselves are durable, so the caller must not try again.
             Err(CommitFailure::Stalled(e)) => Err(CommitFailure::Broken(e)),
             Err(broken) => Err(broken),
             Ok(()) => self.change_members(&members),
         }
     }
 
-    /// The devices that failed, when the store can do without them: everything that was committed, is being committed, or is open
-    /// has a copy on another.
+    /// Returns the devices that failed, if the store can do without them.
     ///
     /// # Errors
-    /// The first failure, when it cannot, or when it was not that of a device.
+    /// The first failure, if the store cannot do without the devices or if the failure is not one of a device.
     pub(super) fn lost_to(&self, mut failures: Failures, group: &[Queued]) -> Result<BTreeSet<DeviceIndex>> {
         let lost: BTreeSet<DeviceIndex> = failures.keys().copied().collect();
         let of_device = |e: &Error| matches!(e.kind(), ErrorKind::Io | ErrorKind::NoSpace | ErrorKind::Poisoned);
@@ -49,6 +52,7 @@ impl Committer {
         if other.is_none() && self.can_do_without(&lost, group) { Ok(lost) } else { Err(first) }
     }
 
+    /// Returns whether everything that was committed, is being committed or is open has a copy on a sound device.
     fn can_do_without(&self, lost: &BTreeSet<DeviceIndex>, group: &[Queued]) -> bool {
         let sound = |device: DeviceIndex| !lost.contains(&device) && self.devices.is_sound(device);
         let changing: BTreeSet<u16> =
@@ -69,7 +73,7 @@ impl Committer {
             && lock(&self.space).open_frames().into_iter().all(elsewhere)
     }
 
-    /// What a commit records of members: what the group wants, and that these devices are lost.
+    /// Returns the members that a commit records: those that the group changes, and these devices as lost ones.
     pub(super) fn members_of(&self, group: &[Queued], lost: &BTreeSet<DeviceIndex>) -> Vec<m::Member> {
         let epoch = U64::new(lock(&self.manifest).next_epoch().saturating_add(1));
         let failed = lost.iter().filter_map(|device| self.devices.list.get(usize::from(device.0)));
@@ -79,12 +83,12 @@ impl Committer {
         wanted.chain(failed).map(|member| m::Member { epoch, ..member }).collect()
     }
 
-    /// What the manifest says of these devices since its last batch takes effect: their epoch is in the superblocks of those that
-    /// are left, and the next generation lies on them, before anything is acknowledged, unless there is no room for it.
+    /// Makes recorded changes of members take effect before anything is acknowledged: the remaining devices get the next generation,
+    /// and the new epoch in their superblocks. Without space for a generation both happen with the next one that finds some.
     pub(super) fn change_members(&self, members: &[m::Member]) -> Result<(), CommitFailure> {
         let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
-        // All of them as they are by now: one may have failed since, and where that was while these were recorded, those who join
-        // with them must get the epoch in the same two rounds as the others.
+        // All members, as they are by now. One may have failed while these were recorded. Devices that join must get the epoch in
+        // the same two rounds as the others.
         lock(&self.catalog).members.values().for_each(|member| self.devices.put_member(*member));
         self.devices.suspects.owe();
         let mut manifest = lock(&self.manifest);
@@ -92,7 +96,7 @@ impl Committer {
         let epoch = epoch.max(manifest.epoch());
         manifest.set_next_epoch(epoch);
         match self.checkpoint(&mut manifest, &NewGeneration { beyond: true, ..NewGeneration::for_more() }) {
-            // The manifest has it, and the superblocks do with the next generation that finds room.
+            // The manifest has the change. The superblocks get it with the next generation that finds space.
             Err(CommitFailure::Stalled(_)) => {
                 self.measure(&manifest);
                 Ok(())
@@ -101,25 +105,26 @@ impl Committer {
         }
     }
 
-    /// Nothing more is written to devices that go. That they do must not stand on them alone: with them, they would be refused, and
-    /// without them missing. Who wants what cannot be is refused it, and nothing else.
-    pub(super) fn let_go_of_leaving(
+    /// Stops writing to devices that leave. Another device must hold the manifest that says so: a store opened with them would
+    /// refuse them, and one opened without them would miss them. A request that cannot be met loses its change of members only.
+    pub(super) fn release_leaving_devices(
         &self,
         group: &mut [Queued],
         lost: &BTreeSet<DeviceIndex>,
     ) -> Result<(), CommitFailure> {
         for device in lost {
-            self.let_go(*device).map_err(|failed| match failed {
+            self.release_device(*device).map_err(|failed| match failed {
                 CommitFailure::Stalled(e) | CommitFailure::Broken(e) => CommitFailure::Broken(e),
             })?;
         }
         for queued in group {
             let goes = |member: &&m::Member| matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED);
             let going = queued.request.members.iter().filter(goes).map(|member| DeviceIndex(member.device.get()));
-            match going.collect::<Vec<_>>().into_iter().try_for_each(|device| self.let_go(device)) {
+            match going.collect::<Vec<_>>().into_iter().try_for_each(|device| self.release_device(device)) {
                 Err(CommitFailure::Stalled(e)) => {
                     queued.request.members.clear();
-                    queued.request.refused = Some(e.during("no other device has room for the manifest"));
+                    queued.request.refused =
+                        Some(e.during("remove device: no other device has space for the manifest"));
                 }
                 other => other?,
             }
@@ -127,11 +132,12 @@ impl Committer {
         Ok(())
     }
 
-    /// Nothing more is written to a device that goes. Where it alone has the manifest, others get it first.
+    /// Stops writing to a device. If it alone has the manifest, other devices get the manifest first.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: they have no room for it. Nothing changed. Or a write failed.
-    pub(super) fn let_go(&self, device: DeviceIndex) -> Result<(), CommitFailure> {
+    /// [`CommitFailure::Stalled`]: the other devices have no space for the manifest. Nothing changed. [`CommitFailure::Broken`]: a
+    /// write failed.
+    pub(super) fn release_device(&self, device: DeviceIndex) -> Result<(), CommitFailure> {
         let mut manifest = lock(&self.manifest);
         if !manifest.survives(device) {
             self.checkpoint(&mut manifest, &NewGeneration::for_more())?;

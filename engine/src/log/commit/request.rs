@@ -1,0 +1,51 @@
+//! What one commit makes durable.
+
+use crate::catalog::{Flight, RecordBuffer, SegmentHandle, SegmentKey};
+use crate::error::Error;
+use crate::layout::KvLayout;
+use crate::log::copies::CopyChange;
+use std::sync::Arc;
+use stratakv_format::LayoutId;
+use stratakv_format::manifest as m;
+
+/// What one commit makes durable. The default one makes nothing durable by itself, but takes what is queued along.
+#[derive(Default)]
+pub(crate) struct CommitRequest {
+    /// Layouts of the sequences that it creates. Those that the store does not know yet are recorded in front.
+    pub(crate) layouts: Vec<(LayoutId, KvLayout)>,
+    /// Its records, which take effect together.
+    pub(crate) records: RecordBuffer,
+    /// The segments that its frames were written to.
+    pub(crate) segments: Vec<Arc<SegmentHandle>>,
+    /// New places of copies of frames. A change of a frame that has changed since is passed over.
+    pub(crate) copies: Vec<CopyChange>,
+    /// Free segments whose files are removed, with the generation that ended. A segment that the catalog has in another state
+    /// or generation is passed over.
+    pub(crate) removed: Vec<(SegmentKey, u64)>,
+    /// Members as they are from now on, except for their epoch.
+    pub(crate) members: Vec<m::Member>,
+    /// Pages of its frames, which are live once it has taken effect.
+    pub(crate) flights: Vec<Flight>,
+    /// Segments that must not be reused before it has taken effect, because its records name frames in them that it did not
+    /// write.
+    pub(crate) pins: Vec<Arc<SegmentHandle>>,
+    /// Whether its frames have fewer copies than they should have.
+    pub(crate) owes_copies: bool,
+    /// Why its members are not changed, if the rest of it succeeds.
+    pub(crate) refused: Option<Error>,
+}
+
+impl CommitRequest {
+    /// Appends another request behind this one.
+    pub(super) fn absorb(&mut self, other: Self) {
+        self.layouts.extend(other.layouts);
+        self.records.append(&other.records);
+        self.segments.extend(other.segments);
+        self.copies.extend(other.copies);
+        self.removed.extend(other.removed);
+        self.members.extend(other.members);
+        self.flights.extend(other.flights);
+        self.pins.extend(other.pins);
+        self.owes_copies |= other.owes_copies;
+    }
+}
