@@ -93,7 +93,7 @@ struct AdapterReader<'a> {
     /// The file that was read last, with its device and segment.
     file: Option<(u16, u32, StoreFile)>,
     digest: crc_fast::Digest,
-    /// Whether a read failed. That was reported.
+    /// True if a read failed. The failure was reported.
     unreadable: bool,
 }
 
@@ -244,8 +244,8 @@ impl<'a> AdapterReader<'a> {
 
 /// Returns what is wrong with the places of an adapter's pieces, or `None`.
 ///
-/// `pieces` are sorted: layer, first byte, bytes. Those of a layer must continue each other from byte 0 on, and all of
-/// them must add up to `bytes`. A sequence without an adapter (`None`) must not have pieces.
+/// `pieces` are sorted: layer, first byte, bytes. The pieces of a layer must continue each other from byte 0 on, and
+/// all pieces must add up to `bytes`. A sequence without an adapter (`None`) must not have pieces.
 fn places_defect(bytes: Option<u64>, pieces: &[(u16, u64, u64)]) -> Option<String> {
     let Some(bytes) = bytes else {
         return (!pieces.is_empty())

@@ -1,7 +1,7 @@
 //! The check of a whole store: runs the steps in order and collects their findings into one [`Report`].
 //!
-//! A step runs only if the steps before it found something to read. A damaged store therefore still gives a report, with
-//! `complete` set to false when a part could not be checked. The caller is [`cli`](crate::cli) or a test.
+//! A step runs only if the steps before it found something to read. A damaged store therefore still gives a report.
+//! `complete` is false if segments and frames could not be checked.
 
 use crate::devices::{self, Devices};
 use crate::error::{CheckError, EXIT_CLEAN};

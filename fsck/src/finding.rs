@@ -1,7 +1,7 @@
 //! Findings: what a check reports, and the sink that collects them.
 //!
-//! A finding has a stable code, a severity and, as far as they apply, its place in the store: device, file, byte range,
-//! frame, sequence, layer, tokens and plane. Every step of a check pushes its findings into one [`Sink`].
+//! A finding has a stable code and a severity. It names its place in the store as far as it applies: device, file, byte
+//! range, frame, sequence, layer, tokens and plane. Every step of a check pushes its findings into one [`Sink`].
 
 use crate::error::{EXIT_CLEAN, EXIT_DAMAGE, EXIT_IO, EXIT_UNSUPPORTED};
 use serde::{Serialize, Serializer};
@@ -134,7 +134,7 @@ pub struct Finding {
     /// The index of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<u16>,
-    /// The directory of the device, as it was given.
+    /// The directory of the device, in the form the caller gave.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "lossy")]
     pub path: Option<PathBuf>,
     /// The file inside that directory.
@@ -223,8 +223,9 @@ impl Finding {
         Self::note(Code::ReadOnlyFeatures, text).at(place, offset, PAGE_BYTES as u64)
     }
 
-    /// Returns the finding for a structure that the format crate refused. Its code is `code`, or [`Code::Unsupported`] if
-    /// this build does not know the version, feature or kind.
+    /// Returns the finding for a structure that the format crate refused.
+    ///
+    /// Its code is `code`, or [`Code::Unsupported`] if this build does not know the version, feature or kind.
     pub(crate) fn format(code: Code, error: &FormatError) -> Self {
         let code = if error.code == FormatErrorCode::Unsupported { Code::Unsupported } else { code };
         Self::damage(code, error.to_string()).values(error.expected, error.found)

@@ -3,7 +3,7 @@
 /// The settings of a check.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether findings name the keys of sequences. Keys are private data, so the default is `false`.
+    /// True if findings name the keys of sequences. Keys are private data, so the default is `false`.
     pub show_keys: bool,
     /// The number of findings that a report keeps. Further findings are only counted.
     pub findings_max: usize,

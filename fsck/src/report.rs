@@ -44,7 +44,7 @@ pub struct CheckTotals {
     pub sequences: u64,
     /// Adapters.
     pub adapters: u64,
-    /// Whether the check could read everything. It is false if damage left no usable superblock or manifest.
+    /// False if damage left no usable superblock or manifest, so that segments and frames were not checked.
     pub complete: bool,
     /// The duration of the check, in seconds.
     pub seconds: f64,
@@ -53,7 +53,7 @@ pub struct CheckTotals {
 /// The result of a check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Whether everything could be read and understood, and no damage was found.
+    /// True if everything could be read and understood, and no damage was found.
     pub clean: bool,
     /// The findings, ordered by device, file and offset.
     pub findings: Vec<Finding>,

@@ -5,8 +5,8 @@
 //! 3. For each layer with KV, the frames must hold every committed token, and the min/max summary of every full group.
 //! 4. The frames must hold every committed token id, and the caller state where the last commit says.
 //!
-//! A sequence with a frame that is damaged or on a missing device skips steps 3 and 4 for tokens: that frame was reported,
-//! and what it held is unknown.
+//! Tokens and token ids of a sequence are not checked if one of its frames is damaged or on a missing device. That
+//! frame was reported, and its content is unknown.
 
 use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};
@@ -119,7 +119,7 @@ fn spans(frames: &[ReferencedFrame<'_>], content: ExtentContent) -> Vec<(u64, u6
 
 /// Returns what is missing of one layer: committed tokens, and min/max summaries if the sequence has them.
 ///
-/// `frames` are ordered by LSN. Their groups must continue each other, as SPEC.md section 13 step 10 demands of a writer.
+/// `frames` are ordered by LSN. Their groups must continue each other, as SPEC.md section 13 step 10 demands.
 fn check_layer(sequence: &Sequence, frames: &[ReferencedFrame<'_>], layer: u16, group: u64) -> Vec<Finding> {
     let (committed, mut findings) = (sequence.committed, Vec::new());
     let mut overlay = Overlay::new(group);

@@ -11,7 +11,7 @@ use stratakv_format::PAGE_BYTES;
 
 /// The largest number of bytes in a window.
 const WINDOW_BYTES: usize = 1 << 20;
-/// The largest gap, in bytes, between a window and a read that still counts as sequential. The bytes between are skipped.
+/// The largest gap, in bytes, between a window and a read that still counts as sequential. The gap itself is not read.
 const GAP_BYTES: u64 = 256 << 10;
 
 /// A file that is read with O_DIRECT.
@@ -39,7 +39,7 @@ impl DirectFile {
         Some(Self { file, window: Mutex::default() })
     }
 
-    /// Copies some bytes from `at` on to the front of `buffer`, and returns their number. It is 0 at the end of the file.
+    /// Copies bytes from `at` on to the front of `buffer`. Returns their number, which is 0 at the end of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         if window.rest(at).is_empty() {

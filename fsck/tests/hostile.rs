@@ -103,8 +103,8 @@ proptest! {
 
 /// Every page past the end claims to start a long batch.
 ///
-/// Reading each of these batches would take time quadratic in the file's size. Only a forged file has overlapping batches,
-/// so that kvfsck and the engine call it damage.
+/// Reading each of these batches would take time quadratic in the size of the file. Only a forged file has overlapping
+/// batches, so that kvfsck and the engine call it damage.
 #[test]
 fn overlapping_batches_past_the_end_are_damage() {
     let mut image = Image::standard(1, STATE_OPEN);

@@ -25,7 +25,7 @@ fn ordered(bits: u16) -> i32 {
 
 /// Returns whether a record is the min/max summary of keys `[kv_heads, G, key_dim]`.
 ///
-/// Summaries of 16-bit keys are exact. Those of f32 keys are rounded outward to bf16, so that they contain the keys and
+/// Summaries of 16-bit keys are exact. Summaries of f32 keys are rounded outward to bf16: they contain the keys, and
 /// exceed them by at most the rounding.
 pub(super) fn is_min_max(record: &[u8], keys: &[u8], layer: &LayerGeometry, layout: &Layout) -> bool {
     let (dim, tokens) = (usize::from(layer.key_dim), usize::from(layout.group_tokens));

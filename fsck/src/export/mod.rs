@@ -3,7 +3,8 @@
 //! The file is read once, from front to back, in the memory of one piece:
 //!
 //! 1. The export page, the layout, the key, the caller state and the token ids.
-//! 2. For each layer with KV: the groups, each followed by its min/max summaries if the sequence has them, then the tail.
+//! 2. For each layer with KV: the groups, each followed by its min/max summaries if the sequence has them. Then the
+//!    tail.
 //! 3. The end piece, which names the number of pieces and bytes.
 //!
 //! The order is fixed, so that the kind and place of the next piece are always known. The check stops where the next

@@ -15,7 +15,7 @@ pub(super) struct ReadPiece {
     pub(super) header: PieceHeader,
     /// The offset of the header in the file.
     pub(super) start: u64,
-    /// Whether the bytes match their checksum.
+    /// True if the bytes match their checksum.
     pub(super) good: bool,
 }
 

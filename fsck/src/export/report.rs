@@ -4,7 +4,7 @@ use crate::finding::{Finding, Severity};
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// What an exported file says it holds.
+/// The content of an exported file, as its export page names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ExportInfo {
     /// The size of the file in bytes.
@@ -36,11 +36,11 @@ pub struct ExportInfo {
 /// The result of a check of one exported file.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExportReport {
-    /// Whether the file is complete and every byte of it is correct.
+    /// True if the file is complete and every byte of it is correct.
     pub clean: bool,
     /// The findings, in the order of the file.
     pub findings: Vec<Finding>,
-    /// What the file holds, as far as it could be read.
+    /// The content of the file, as far as it could be read.
     pub export: ExportInfo,
     /// The exit code of the program.
     pub exit_code: u8,

@@ -29,7 +29,7 @@ struct LayerPieces<'a> {
     layer: &'a LayerGeometry,
     /// The number of tokens of the layer.
     tokens: u64,
-    /// Whether each groups piece has a summary piece behind it.
+    /// True if a summary piece follows each groups piece.
     summaries: bool,
 }
 

@@ -1,6 +1,6 @@
-//! What a frame holds, by its header.
+//! The content of a frame, as its header describes it.
 
-/// What the tokens of an extent are.
+/// The meaning of the tokens of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtentContent {
     /// Full groups of a layer.
@@ -13,7 +13,7 @@ pub(crate) enum ExtentContent {
     TokenIds,
 }
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Debug)]
 pub(crate) struct FrameInfo {
     pub(crate) layout: u32,
@@ -34,6 +34,6 @@ pub(crate) struct AdapterPiece {
     pub(crate) segment: u32,
     /// The offset in the segment file.
     pub(crate) offset: u64,
-    /// Whether the piece matched its own checksum.
+    /// True if the piece matched its own checksum.
     pub(crate) good: bool,
 }

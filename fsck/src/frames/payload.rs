@@ -21,7 +21,7 @@ use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::{Location, PlaneCodec, SequenceId};
 use zerocopy::little_endian::U64;
 
-/// What the reads of all frames share.
+/// The settings, counters and sink that the reads of all frames share.
 pub(crate) struct ReadContext<'a> {
     pub(crate) checksum: PayloadChecksum,
     pub(crate) counts: &'a Counts,

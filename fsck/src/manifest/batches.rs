@@ -46,7 +46,7 @@ pub(super) fn first_sequence(file: &StoreFile, generation: Generation, sink: &Si
     valid_batch(file, PAGE, generation, sink).map(|claim| claim.sequence)
 }
 
-/// What the header of a batch says of itself.
+/// The claims of a batch header, before anything is verified.
 #[derive(Clone, Copy, Debug)]
 struct BatchClaim {
     sequence: u64,
@@ -54,7 +54,7 @@ struct BatchClaim {
     pages: u32,
 }
 
-/// Returns what the batch that may begin with this page says of itself. Nothing is verified.
+/// Returns the claims of the batch that may begin with this page.
 fn claim(page: &[u8]) -> Option<BatchClaim> {
     let pages = Batch::claimed_pages(page)?;
     let header = BatchHeader::ref_from_prefix(page).ok()?.0;
@@ -112,7 +112,7 @@ impl BatchReading {
 struct CopyMismatch {
     copy: usize,
     batch: BatchRef,
-    /// Whether a torn write can explain the difference.
+    /// True if a torn write can explain the difference.
     torn: bool,
     error: Option<FormatError>,
 }
@@ -122,7 +122,7 @@ struct LogEnd {
     offset: u64,
     /// The sequence number of the batch that is expected there.
     sequence: u64,
-    /// What each copy has there.
+    /// The bytes that each copy has there.
     readings: Vec<BatchReading>,
 }
 
@@ -214,8 +214,10 @@ impl BatchWalk<'_> {
 
     /// Searches the pages after the end for valid batches of this generation with a later sequence number.
     ///
-    /// Returns the offset of the first one, and raises `synced` to what they say. Two read budgets bound the work: one for
-    /// batches that call the missing batch durable, one for the others. Running out of the first budget is damage.
+    /// Returns the offset of the first one, and raises `synced` to the highest `synced_through` of them.
+    ///
+    /// Two budgets bound the bytes read: one for batches that call the missing batch durable, one for the others. A
+    /// file that exceeds the first budget is damaged.
     fn find_later_batch(&mut self, end: &LogEnd) -> Option<u64> {
         let (offset, sequence) = (end.offset, end.sequence);
         let mut first = None;

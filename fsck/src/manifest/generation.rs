@@ -28,11 +28,11 @@ pub(crate) struct Manifest {
     pub(crate) copies: Vec<StoreFile>,
     /// The batches that take effect: complete runs only.
     pub(crate) batches: Vec<BatchRef>,
-    /// Whether the header has the feature of frame copies.
+    /// True if the header has the feature of frame copies.
     pub(crate) replicas: bool,
-    /// Whether the header has the feature of codecs.
+    /// True if the header has the feature of codecs.
     pub(crate) codecs: bool,
-    /// Whether every batch that was known durable is present.
+    /// True if every batch that was known durable is present.
     pub(crate) complete: bool,
     /// The bytes of all copies that were compared.
     pub(crate) bytes: u64,

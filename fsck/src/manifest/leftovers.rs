@@ -9,8 +9,8 @@ use stratakv_format::{PAGE_BYTES, Unverified};
 
 /// Reports the files in the manifest directories that are neither a copy of a generation in force nor a usable reserve.
 ///
-/// The generations in force are the one that the superblocks name and its successors. A store also keeps the files of the
-/// next generation in reserve, so that a checkpoint finds space on a full device.
+/// The generations in force are the one that the superblocks name and its successors. A store also reserves the files
+/// of the next generation, so that a checkpoint finds space on a full device.
 pub(crate) fn report_leftovers(devices: &Devices, in_force: &BTreeSet<u64>, sink: &Sink) {
     for device in &devices.devices {
         let Ok(directory) = io::open_directory(&device.directory, DIRECTORY) else { continue };

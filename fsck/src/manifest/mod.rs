@@ -39,8 +39,9 @@ pub(crate) fn named_by_superblocks(devices: &Devices, sink: &Sink) -> Generation
     named
 }
 
-/// Compares all copies of a generation from front to end. `previous` is the generation whose last record names this one.
+/// Compares all copies of a generation from front to end.
 ///
+/// `previous` is the generation whose last record names this one.
 /// Returns `None` if no copy can be opened.
 pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u64>, sink: &Sink) -> Option<Manifest> {
     let (copies, batches) = (Vec::new(), Vec::new());

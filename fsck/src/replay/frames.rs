@@ -62,7 +62,7 @@ pub(crate) struct Segment {
     pub(crate) nonce: u64,
     pub(crate) pages: u32,
     pub(crate) free: bool,
-    /// Whether the file of the free segment was removed.
+    /// True if the segment is free and its file was removed.
     pub(crate) removed: bool,
     /// The pages in use, if the segment is sealed.
     pub(crate) sealed: Option<u32>,

@@ -1,7 +1,7 @@
 //! Replay of manifest records into the state of the store (SPEC.md section 7).
 //!
-//! Every record must fit the records before it. A record that does not is reported and has no further effect than the
-//! checks before the failing one had, so that one bad record does not hide later findings.
+//! Every record must agree with the records before it. A record that does not is reported, and replay continues with
+//! the next record, so that one bad record does not hide later findings.
 //!
 //! - `frames` holds frames, their copies and segments, and counts the references to each frame.
 //! - `sequences` holds sequences, keys and adapters.
@@ -29,7 +29,7 @@ pub(crate) struct Replay<'a> {
     limits: StoreLimits,
     sink: &'a Sink,
     counters: Option<m::Counters>,
-    /// Whether the current run of batches has a `Counters` record.
+    /// True if the current run of batches has a `Counters` record.
     counters_in_run: bool,
     /// One past the highest frame id, sequence id, LSN and layout id seen, as in [`COUNTER_NAMES`].
     ends: [u64; 4],

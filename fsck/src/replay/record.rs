@@ -1,4 +1,4 @@
-//! What the check of every record needs: the limits of the store, and the form of a result.
+//! The limits of a store that records are checked against, and the result of such a check.
 
 /// The limits of one store, from its superblock and the header of its manifest.
 #[derive(Clone, Copy, Debug)]
@@ -6,9 +6,9 @@ pub(crate) struct StoreLimits {
     pub(crate) devices: u16,
     pub(crate) segment_pages: u64,
     pub(crate) generation: u64,
-    /// Whether the manifest has the feature of frame copies.
+    /// True if the manifest has the feature of frame copies.
     pub(crate) replicas: bool,
-    /// Whether the manifest has the feature of codecs.
+    /// True if the manifest has the feature of codecs.
     pub(crate) codecs: bool,
 }
 

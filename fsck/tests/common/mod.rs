@@ -310,7 +310,8 @@ impl Image {
         record
     }
 
-    /// Writes every file. In the state closed the last batch is known durable, in the state open only the checkpoint is.
+    /// Writes every file. A closed store knows that its last batch is durable, an open one knows that of the
+    /// checkpoint.
     pub fn write(&mut self, state: u8) {
         let last = self.batches.len() as u64;
         let mut manifest = vec![0; PAGE_BYTES];
