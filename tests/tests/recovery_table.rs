@@ -1,5 +1,5 @@
-//! The table of outcomes in docs/durability.md, row by row: every combination of what can stand on the devices when a store is
-//! opened opens with the state that the table says, or is refused as it says; a second time too, and kvfsck agrees.
+//! The tables of docs/internals/recovery.md, row by row. Every combination of what devices can hold opens with the state
+//! that the tables say, or is refused as they say. A second open gives the same, and kvfsck agrees.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,0 +1,85 @@
+//! The operator's pages, compared with the code: every option with its default, and every counter, has its row.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use stratakv::{ByteSize, Health, StoreOptions, Usage};
+
+fn page(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operating").join(name);
+    fs::read_to_string(path).expect("the page")
+}
+
+/// Returns the second cell of each table row, by each name in backticks of its first cell.
+fn rows(page: &str) -> BTreeMap<String, String> {
+    let mut rows = BTreeMap::new();
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        let (first, second) = (cells.next().expect("a cell"), cells.next().expect("two cells"));
+        for name in first.split('`').skip(1).step_by(2) {
+            rows.insert(name.to_owned(), second.to_owned());
+        }
+    }
+    rows
+}
+
+fn fields(value: &impl serde::Serialize) -> serde_json::Map<String, Value> {
+    match serde_json::to_value(value).expect("JSON") {
+        Value::Object(fields) => fields,
+        other => panic!("not a structure: {other}"),
+    }
+}
+
+/// Returns the default as the page writes it.
+fn written(name: &str, default: &Value) -> String {
+    match default {
+        Value::Null => match name {
+            "segment_bytes" => StoreOptions::default().segment_size().to_string().replace(".0", ""),
+            "shard_threads" => "one per device".into(),
+            "gap_limit" => "by device".into(),
+            _ => "none".into(),
+        },
+        Value::Array(list) if list.is_empty() => "none".into(),
+        Value::Number(number) if name.ends_with("_bytes") || name.ends_with("_limit") => {
+            ByteSize(number.as_u64().expect("bytes")).to_string().replace(".0", "")
+        }
+        Value::Number(number) if number.is_f64() && name.ends_with("_watermark") => {
+            format!("{:.2}", number.as_f64().expect("a share"))
+        }
+        other => other.to_string().trim_matches('"').to_owned(),
+    }
+}
+
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| c.is_alphanumeric() || *c == '.').collect::<String>().to_lowercase()
+}
+
+#[test]
+fn settings_page_has_every_option_with_its_default() {
+    let rows = rows(&page("settings.md"));
+    for (name, default) in fields(&StoreOptions::default()) {
+        let row = rows.get(&name).unwrap_or_else(|| panic!("settings.md has no row for `{name}`"));
+        let expected = match name.as_str() {
+            "checksum" => "CRC-64/NVME".to_owned(),
+            _ => written(&name, &default),
+        };
+        assert_eq!(plain(row), plain(&expected), "`{name}`");
+    }
+}
+
+#[test]
+fn monitoring_page_has_every_counter() {
+    let rows = rows(&page("monitoring.md"));
+    let device = stratakv::DeviceSnapshot::default();
+    let health = fields(&Health::default()).into_iter().map(|(name, _)| name).filter(|name| name != "devices");
+    let counters = fields(&device).into_iter().map(|(name, _)| name);
+    for name in health.chain(counters) {
+        assert!(rows.contains_key(&name), "monitoring.md has no row for `{name}`");
+    }
+    let text = page("monitoring.md");
+    for name in fields(&Usage::default()).keys().filter(|name| !matches!(name.as_str(), "devices" | "limited")) {
+        let named = text.contains(&format!("`{name}`")) || name == "capacity_bytes";
+        assert!(named, "monitoring.md does not explain `{name}`");
+    }
+}
