@@ -71,7 +71,7 @@ fn settings_page_has_every_option_with_its_default() {
 #[test]
 fn monitoring_page_has_every_counter() {
     let rows = rows(&page("monitoring.md"));
-    let device = stratakv::DeviceSnapshot::default();
+    let device = stratakv::metrics::DeviceSnapshot::default();
     let health = fields(&Health::default()).into_iter().map(|(name, _)| name).filter(|name| name != "devices");
     let counters = fields(&device).into_iter().map(|(name, _)| name);
     for name in health.chain(counters) {
