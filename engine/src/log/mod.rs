@@ -25,7 +25,7 @@ pub(crate) use copy_location::{CopyAt, copies_of};
 pub(crate) use device_set::{DeviceList, with_heirs};
 pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame_builder::{AdapterPart, CoveredEnds, FrameBuilder, RecordBytes, SequenceIdentity, Tail, TailRows};
-pub(crate) use frame_writer::{WrittenFrame, front_limit, write as write_frame};
+pub(crate) use frame_writer::{FrameTarget, WrittenFrame, front_limit, write as write_frame};
 pub(crate) use ids::{IdAllocator, NextIds};
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use open_handles::OpenHandles;

@@ -7,7 +7,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Exhausted, Lease};
 use crate::io::seams::sizes;
 use crate::layout::TensorView;
-use crate::log::{FRAMES_IN_FLIGHT, FrameBuilder, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame};
+use crate::log::{
+    FRAMES_IN_FLIGHT, FrameBuilder, FrameTarget, RecordBytes, Tail, TailRows, WrittenFrame, exhausted, write_frame,
+};
 use crate::metrics::{Category, lock};
 use crate::retrieval::{MinMax, SummaryRecordId};
 use std::sync::Arc;
@@ -345,8 +347,8 @@ impl Sequence {
         self.placed.widen(store.devices.list.slots());
         let order = store.devices.order(&self.placed, &parts, lock(&store.space).next_frame());
         let ids = store.ids.next_frame();
-        let frame =
-            write_frame(&store.devices, &store.space, ids, &self.who, &order, (draft, &Tails(&self.layers)), here)?;
+        let target = FrameTarget { devices: &store.devices, space: &store.space, order: &order, blocking: here };
+        let frame = write_frame(&target, ids, &self.who, draft, &Tails(&self.layers))?;
         frame.meta.locations().for_each(|location| self.placed.add(&parts, usize::from(location.device.0)));
         Ok(frame)
     }

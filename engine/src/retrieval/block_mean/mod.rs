@@ -4,8 +4,8 @@
 //! MoBA trains models to attend by these scores. On other models the mean hides single tokens that matter: see the figures
 //! that `kvrun compare` prints beside the other methods.
 
-use crate::attention::RowQuery;
 use crate::error::Result;
+use crate::kernels::RowQuery;
 use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
 use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
 use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
