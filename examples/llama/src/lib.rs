@@ -1,8 +1,15 @@
-//! The reference embedder of stratakv: a small CPU runtime for Llama-family models whose KV cache is pluggable.
+//! A small CPU runtime for Llama-family models whose KV cache is a stratakv store: the reference embedder of the engine.
 //!
-//! The path of one run: [`config`] and [`weights`] read a Hugging Face model directory, [`model`] computes prefill (layer by layer, keys and
-//! values handed to a [`kv::KvCache`] as soon as a layer is done) and decode (attention through the cache), [`sampler`] draws
-//! tokens. [`recall`] measures accuracy on recall tasks, [`generate`] continues a text.
+//! `README.md` of this crate says what each file shows. The path of a token, from the weights to the store:
+//!
+//! 1. [`config`] and [`weights`] read a Hugging Face model directory. Weights in bf16 and f16 stay mapped.
+//! 2. [`model`] computes prefill and decode steps. It knows the cache only as the trait [`kv::KvCache`].
+//! 3. [`kv`] implements the trait: in memory, and as a sequence of a store.
+//! 4. [`sampler`] draws tokens, and [`text`] converts them to text.
+//!
+//! [`generate`] continues a text across restarts. [`recall`] measures accuracy on recall tasks.
+
+#![deny(unsafe_code)]
 
 pub mod budget;
 pub mod cli;

@@ -1,9 +1,9 @@
 //! The decoder: prefill of a whole prompt, layer by layer, and single decode steps through a [`KvCache`].
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use crate::attention::{self, Shape};
@@ -12,7 +12,7 @@ use crate::kv::{KvCache, KvDType, KvGeometry, Predict};
 use crate::linear::{Linear, RmsNorm};
 use crate::rope::{Rope, Rotation};
 use crate::simd::SiluMul;
-use crate::weights::Weights;
+use crate::weights::{WeightMatrix, Weights};
 
 /// Activations of one chunk of prefill, in f32 elements: 64 MiB.
 const CHUNK_ELEMENTS: usize = 16 << 20;
@@ -33,7 +33,7 @@ pub enum Wanted {
 /// A loaded model.
 pub struct Model {
     config: ModelConfig,
-    embedding: Tensor,
+    embedding: Arc<WeightMatrix>,
     layers: Vec<Layer>,
     norm: RmsNorm,
     head: Linear,
@@ -72,11 +72,12 @@ impl Model {
 
     fn build(config: ModelConfig, weights: &mut Weights) -> Result<Self> {
         let (hidden, eps) = (config.hidden_size, config.norm_eps);
-        let embedding = weights.take("model.embed_tokens.weight", &[config.vocab_size, hidden])?;
+        let embedding = weights.matrix(&[("model.embed_tokens.weight".to_owned(), config.vocab_size)], hidden)?;
+        let embedding = Arc::new(embedding);
         let layers = (0..config.layers()).map(|i| Layer::load(&config, weights, i)).collect::<Result<_>>()?;
         let norm = RmsNorm::load(weights, "model.norm", hidden, eps)?;
         let head = if config.tied_head {
-            Linear::from_weight(embedding.clone())?
+            Linear::from_weight(Arc::clone(&embedding))
         } else {
             Linear::load(weights, &[("lm_head".to_owned(), config.vocab_size)], hidden, false)?
         };
@@ -199,8 +200,7 @@ impl Model {
     }
 
     fn embed(&self, ids: &[u32]) -> Result<Vec<f32>> {
-        let ids = Tensor::from_slice(ids, ids.len(), &Device::Cpu)?;
-        Ok(self.embedding.index_select(&ids, 0)?.flatten_all()?.to_vec1()?)
+        self.embedding.gather(ids)
     }
 
     fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>> {

@@ -176,5 +176,5 @@ fn a_broken_model_directory_is_named() {
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     let index = r#"{"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}"#;
     std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
-    assert!(load().contains("no file of this directory"));
+    assert!(load().contains("not a file of this directory"));
 }
