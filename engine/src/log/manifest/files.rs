@@ -1,4 +1,6 @@
-//! The files of a manifest generation: which copies there are, and how long they may be.
+//! The files of a manifest generation: which copies exist, and how long they may be.
+//!
+//! A generation leaves half of the available space to the next one, because both exist during a checkpoint.
 
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,10 +13,10 @@ use std::sync::Arc;
 use stratakv_format::manifest as m;
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 
-/// Pages that a generation must have left behind its state, at least.
+/// Free pages that a generation must have behind its checkpoint, at least.
 const SPARE_PAGES: u64 = 2;
 
-/// Copies of the manifest that the device of this index holds in a store of `devices`.
+/// Returns how many copies of the manifest the device of this index holds in a store of `devices` devices.
 pub(crate) fn copies_for(index: DeviceIndex, devices: usize) -> u8 {
     match (devices, index.0) {
         (1, _) => 2,
@@ -29,51 +31,52 @@ pub(crate) struct GenerationStart {
     pub(crate) previous: u64,
     pub(crate) first_batch: u64,
     pub(crate) epoch: u64,
-    /// Pages that must be left behind the state.
+    /// Free pages behind the checkpoint.
     pub(crate) room: u64,
     /// Bytes that all copies together should not exceed.
     pub(crate) limit: u64,
-    /// They do where they have to.
+    /// Whether they may exceed it.
     pub(crate) beyond: bool,
-    /// Bytes of the files that are free once this generation is in force: the next one gets as many as this.
+    /// Bytes of the previous generation's files, which are free once this generation is in force.
     pub(crate) released: u64,
-    /// Devices that nothing is written to any more.
+    /// Devices that nothing is written to.
     pub(crate) gone: BTreeSet<DeviceIndex>,
 }
 
 impl GenerationStart {
-    /// How long a file should be, and must be at least, to begin with this state.
+    /// Returns how many bytes a file should have, and must have at least, to begin with this checkpoint.
     pub(super) fn sizes(&self, state: &RecordBuffer) -> (u64, u64) {
         let (state_bytes, room_bytes) = (pages_of(state) * PAGE_BYTES as u64, self.room * PAGE_BYTES as u64);
         let sizes = seams::sizes();
-        // A small state does not make it a unit longer.
+        // Slack of a sixteenth, so that a small checkpoint does not add a whole unit.
         let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
         let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
-        // What a full device must do with: the state, and as many batches as any commit takes.
+        // The minimum on a full device: the checkpoint, and as many batches as one commit takes.
         let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
         (wanted.min(m::FILE_BYTES_MAX), least)
     }
 
-    /// Bytes that leave as much to the generation after it.
+    /// Returns the bytes that leave as much to the next generation.
     pub(super) fn half(&self) -> u64 {
         half(self.limit, self.released)
     }
 }
 
-/// Of what a generation may take beside the files of the one before it, and of those, the part of one generation.
+/// Returns half of the bytes that two generations may take together: `limit` beside the previous files, and those.
 pub(super) fn half(limit: u64, released: u64) -> u64 {
     limit.saturating_add(released) / 2
 }
 
-/// Copies of the manifest that all devices should have.
+/// Returns the copies of the manifest that the devices should have.
 pub(super) fn copies(devices: &Devices, gone: &BTreeSet<DeviceIndex>) -> Vec<(DeviceIndex, u8)> {
     let written = devices.list.iter().filter(|device| !device.is_lost() && !gone.contains(&device.index));
     written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
 }
 
-/// Of these copies those that a generation has: all that the generation before has, and where files are to be of `bytes` others
-/// that there is room for, and for what is kept for the next: on their devices, and in the part of the capacity that a
-/// generation may take (`half`). A device that is full keeps what it has, and no new copy takes its last room.
+/// Returns the copies that a generation gets: all that the previous generation has, and new ones for which there is space.
+///
+/// `new_copies` is the bytes of a new copy and the bytes that a generation may take, or `None` for no new copies. A new copy needs
+/// space on its device for itself and for its successor, so that it never takes a device's last space.
 pub(super) fn affordable(
     devices: &Devices,
     all: &[(DeviceIndex, u8)],
@@ -91,25 +94,25 @@ pub(super) fn affordable(
             new.extend(fits.then_some((*device, *copy)));
         }
     }
-    // Where the one before has none at all, this is the first.
+    // Without a previous generation, this is the first one.
     if there.is_empty() {
         return Ok(all.to_vec());
     }
-    // What a capacity does not leave for the next generation now could be taken by segments before it is needed.
+    // Segments could take what the capacity leaves now, before the next generation needs it.
     let more = new_copies.map_or(0, |(bytes, half)| (half / bytes.max(1)).saturating_sub(there.len() as u64));
     there.extend(new.into_iter().take(usize::try_from(more).unwrap_or(usize::MAX)));
     there.sort_unstable();
     Ok(there)
 }
 
-/// How long the file of a new copy may be, so that its device has room for one as long for the next generation.
+/// Returns how many bytes a new copy may have, so that its device has space for an equal file of the next generation.
 pub(super) fn room_for_copy(directory: &dyn Directory, generation: u64, copy: u8) -> Result<u64> {
     let available = directory.space().map_or(u64::MAX, |space| space.available);
     let there = kept_bytes(directory, &m::file_name(generation, copy))?;
     Ok(available.saturating_add(there) / 2 / PAGE_BYTES as u64 * PAGE_BYTES as u64)
 }
 
-/// Bytes of a file that was kept for later; 0 without one.
+/// Returns the bytes of a file, or 0 if it does not exist.
 pub(super) fn kept_bytes(directory: &dyn Directory, name: &str) -> Result<u64> {
     match directory.open_file(name, Access::ReadWrite) {
         Ok(file) => file.len(),
@@ -118,7 +121,8 @@ pub(super) fn kept_bytes(directory: &dyn Directory, name: &str) -> Result<u64> {
     }
 }
 
-/// How long, in whole pages, files may become that are `kept` long, so that all together have `limit` bytes.
+/// Returns how many bytes, in whole pages, each file may have so that all together have `limit` bytes. `kept` are their present
+/// sizes, below which none shrinks.
 fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
     kept.sort_unstable();
     let mut left = limit;
@@ -133,9 +137,10 @@ fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
     0
 }
 
-/// How long each file of a generation becomes: `wanted`, if there is a `limit` as long as it leaves and no more than its part of
-/// `half`, but `least`. With the bytes that all of them take then, and whether that is more than the limit and than there was
-/// before. A file that was kept for the generation and is so long that another could not be long enough is removed.
+/// Returns the bytes of each file of a generation, and whether all together exceed both `limit` and what they took before.
+///
+/// Each file gets `wanted` bytes, reduced to its share of `limit` and of `half`, and at least `least`. A spare file that is so large
+/// that another one could not get `least` is removed.
 pub(super) fn sizes_of_copies(
     devices: &Devices,
     (copies, generation): (&[(DeviceIndex, u8)], u64),
@@ -161,8 +166,8 @@ pub(super) fn sizes_of_copies(
     Ok((wanted, takes(&kept, wanted) > limit.max(there)))
 }
 
-/// A manifest file of `wanted` bytes, `least` when there is no space for more: one that was kept under this name, or a new
-/// one. Its length comes along.
+/// Takes the spare file of this name, or creates it, with `wanted` bytes, or with `least` if there is no space for more. Returns
+/// the file and its bytes.
 pub(super) fn take_file(
     directory: &dyn Directory,
     name: &str,
@@ -193,7 +198,7 @@ pub(super) fn take_file(
     }
 }
 
-/// Pages that records take.
+/// Returns the pages that records take as batches.
 pub(super) fn pages_of(records: &RecordBuffer) -> u64 {
     let header = size_of::<m::BatchHeader>();
     records.batches().iter().map(|(bytes, _)| (header + bytes.len()).div_ceil(PAGE_BYTES) as u64).sum()

@@ -1,4 +1,19 @@
 //! Writing the manifest: batches on all copies, and checkpoints.
+//!
+//! A generation is a set of equal files, one per copy. It begins with a checkpoint and takes batches until it is full:
+//!
+//! 1. [`ManifestLog::append`] writes a batch to every copy and syncs them.
+//! 2. [`ManifestLog::successor`] writes the next generation beside this one.
+//! 3. [`ManifestLog::give_way`] records that this generation is superseded, names the next one in every superblock, and keeps the
+//!    old files for the generation after it.
+//!
+//! Invariants:
+//! - All copies hold the same bytes except for the device and copy number in their first page.
+//! - A device that failed takes nothing more. The others go on without it.
+//! - Until `give_way`, a new generation changes nothing: a full device breaks nothing.
+//! - Spare files are kept, so that a checkpoint finds space on a full device.
+//!
+//! The committer holds the manifest's lock around every call.
 
 mod files;
 
@@ -20,10 +35,10 @@ use stratakv_format::superblock::{SLOTS, STATE_OPEN};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 use zerocopy::little_endian::{U16, U64};
 
-/// The most bytes of a manifest, and so of what an open has to replay behind the checkpoint.
+/// Bytes of a manifest file from which on a new generation starts. It limits what an open must replay.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Where a manifest ends, for one that goes on.
+/// Where a manifest ends, so that appending can continue there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ManifestPlace {
     pub(crate) generation: u64,
@@ -36,46 +51,65 @@ pub(crate) struct ManifestPlace {
     pub(crate) next_page: u64,
 }
 
-/// The manifest in force, open for appending.
+/// The current manifest, open for appending.
 pub(crate) struct ManifestLog {
     place: ManifestPlace,
     epoch: u64,
-    /// The epoch that superblocks get with the next generation.
+    /// The membership epoch that superblocks get with the next generation.
     next_epoch: u64,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
-    /// The copies that they are.
+    /// The copies that these files are.
     held: Vec<(DeviceIndex, u8)>,
-    /// Devices that failed or go, and that the members still have: nothing is written to them.
+    /// Devices that failed or leave, although the members still have them. Nothing is written to them.
     gone: BTreeSet<DeviceIndex>,
-    /// Pages of the shortest of them.
+    /// Pages of the shortest file.
     file_pages: u64,
-    /// Bytes of all of them.
+    /// Bytes of all files.
     bytes: u64,
-    /// Bytes of the files kept for the next generation, under its name: a full device takes a checkpoint all the same.
+    /// Bytes of the files kept for the next generation, under its name.
     spare_bytes: u64,
-    /// Of the shortest of them, if there is one for every copy.
+    /// Bytes of the shortest spare file, or 0 if a copy has none.
     shortest_spare: u64,
 }
 
+/// The file of a copy of a new generation.
+type CopyFile = (DeviceIndex, u8, Arc<DeviceFile>);
+
+/// Fills files of `bytes` bytes with zeros behind their first page, so that a torn batch is followed by zeros.
+fn write_zeros(devices: &Devices, files: &[(DeviceIndex, Arc<DeviceFile>)], bytes: u64) -> Result<()> {
+    let zeros = vec![0; seams::sizes().zero_bytes];
+    for start in (0..bytes).step_by(zeros.len()) {
+        let skip = if start == 0 { PAGE_BYTES } else { 0 };
+        let end = zeros.len().min((bytes - start) as usize);
+        if skip < end {
+            devices.write_all(files, start + skip as u64, &zeros[skip..end])?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the first failure as an error.
 fn all_well(failures: Failures) -> Result<()> {
     failures.into_values().next().map_or(Ok(()), Err)
 }
 
-/// Pages that must be left for records to be appended: one more for the counters that may go along, and the last record of
-/// the generation.
+/// Returns the pages that must be free to append `records`: with one for the counters and one for the generation's last record.
 pub(super) fn room_for(records: &RecordBuffer) -> u64 {
     pages_of(records) + 2
 }
 
 impl ManifestLog {
-    /// Goes on with a manifest that was read to `place`.
+    /// Opens a manifest that was replayed up to `place` for appending.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: no device has a file of it. Those of opening the files.
     pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
         let mut log = Self::read_only(place, epoch);
         log.file_pages = u64::MAX;
         for (device, copy) in copies(devices, &log.gone) {
             let name = m::file_name(place.generation, copy);
             let file = match devices.get(device)?.directory.open_file(&name, Access::ReadWrite) {
-                // No superblock names it, or the manifest would not be gone on with: there was no room for it.
+                // There was no space for this copy. No superblock counts on it, because the manifest would not be resumed then.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 other => other?,
             };
@@ -86,12 +120,15 @@ impl ManifestLog {
             log.held.push((device, copy));
         }
         if log.files.is_empty() {
-            return Err(Error::new(ErrorKind::Corruption, "no device holds the manifest that was read"));
+            return Err(Error::new(
+                ErrorKind::Corruption,
+                "open: no device holds a file of the manifest that was replayed",
+            ));
         }
         Ok(log)
     }
 
-    /// A manifest that was read to `place` and that nothing is appended to.
+    /// Returns a manifest that was replayed up to `place` and that nothing is appended to.
     pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
         Self {
             place,
@@ -111,8 +148,12 @@ impl ManifestLog {
         self.files.is_empty()
     }
 
-    /// Writes `state` as the first batches of a new generation and makes everything durable, directories too. The
-    /// superblocks do not name it yet. Copies that the generation before does not have are left for later where there is no room.
+    /// Writes `state` as the checkpoint of a new generation and makes it durable, with its directories.
+    ///
+    /// The superblocks do not name it yet. Copies that the previous generation does not have are made only if there is space.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: the devices or the capacity have too little space. Those of writing.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
         let all = copies(devices, &start.gone);
         let (_, least) = start.sizes(state);
@@ -137,65 +178,14 @@ impl ManifestLog {
         state: &RecordBuffer,
         copies: &[(DeviceIndex, u8)],
     ) -> Result<Self> {
-        let &GenerationStart { generation, previous, first_batch, epoch, limit, beyond, .. } = start;
-        // One moment for all copies: their headers differ in nothing but the place.
-        let (nonce, created) = (random_u64()?, U64::new(unix_ms() / 1000));
-        let (mut wanted, least) = start.sizes(state);
-        for &(device, copy) in copies {
-            let directory = &*devices.get(device)?.directory;
-            if previous > 0 && kept_bytes(directory, &m::file_name(previous, copy))? == 0 {
-                wanted = wanted.min(room_for_copy(directory, generation, copy)?).max(least);
-            }
-        }
-        if least > m::FILE_BYTES_MAX {
-            let text = format!("a manifest of {least} bytes; at most {} are read; delete sequences", m::FILE_BYTES_MAX);
-            return Err(Error::new(ErrorKind::NoSpace, text));
-        }
-        let (wanted, too_much) =
-            sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, start.half()))?;
-        if too_much && !beyond {
-            let text = format!("the capacity leaves {limit} bytes for a manifest of {least} in each copy");
-            return Err(Error::new(ErrorKind::NoSpace, text));
-        }
-        if too_much {
-            // Deletions would not be recorded any more, and what is there not be opened.
-            seams::note(Event::CapacityExceeded);
-        }
-        let zero_bytes = seams::sizes().zero_bytes;
-        let mut files = Vec::new();
-        let (mut bytes, mut all_bytes) = (u64::MAX, 0);
-        for &(device, copy) in copies {
-            let directory = &devices.get(device)?.directory;
-            let (file, len) = take_file(&**directory, &m::file_name(generation, copy), wanted, least)?;
-            bytes = bytes.min(len / PAGE_BYTES as u64 * PAGE_BYTES as u64);
-            all_bytes += len;
-            files.push((device, copy, file));
-        }
-        for (device, copy, file) in &files {
-            let page = ManifestPage {
-                magic: m::MAGIC,
-                features: devices.features(),
-                store_id: devices.identity.store_id,
-                generation: U64::new(generation),
-                nonce: U64::new(nonce),
-                previous_generation: U64::new(previous),
-                first_batch: U64::new(first_batch),
-                created_unix_s: created,
-                device: U16::new(device.0),
-                copy: *copy,
-                reserved: [0; 5],
-            };
-            devices.write_all(&[(*device, Arc::clone(file))], 0, &page.encode())?;
-        }
+        let &GenerationStart { generation, first_batch, epoch, .. } = start;
+        // One nonce and time for all copies, because their headers differ only in device and copy number.
+        let (nonce, created_unix_s) = (random_u64()?, unix_ms() / 1000);
+        let (wanted, least) = Self::file_sizes(devices, start, state, copies)?;
+        let (files, bytes, all_bytes) = Self::take_files(devices, generation, copies, (wanted, least))?;
+        Self::write_first_pages(devices, start, (nonce, created_unix_s), &files)?;
         let files: Vec<_> = files.into_iter().map(|(device, _, file)| (device, file)).collect();
-        let zeros = vec![0; zero_bytes];
-        for start in (0..bytes).step_by(zero_bytes) {
-            let skip = if start == 0 { PAGE_BYTES } else { 0 };
-            let end = zeros.len().min((bytes - start) as usize);
-            if skip < end {
-                devices.write_all(&files, start + skip as u64, &zeros[skip..end])?;
-            }
-        }
+        write_zeros(devices, &files, bytes)?;
         let place = ManifestPlace {
             generation,
             nonce,
@@ -208,7 +198,7 @@ impl ManifestLog {
         let mut log = Self { files, held, gone, file_pages, bytes: all_bytes, ..Self::read_only(place, epoch) };
         all_well(log.write(devices, state, FLAG_CHECKPOINT)?)?;
         if !mutated(Mutant::CheckpointNotSynced) {
-            // New files have extents of their own to be made durable.
+            // Every file is synced, because new files have extents of their own to make durable.
             devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
             log.place.synced_through = log.place.next_batch - 1;
         }
@@ -218,21 +208,105 @@ impl ManifestLog {
         Ok(log)
     }
 
+    /// Returns the bytes that each file should have, and must have at least.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: the checkpoint is larger than a manifest may be, or larger than the capacity allows.
+    fn file_sizes(
+        devices: &Devices,
+        start: &GenerationStart,
+        state: &RecordBuffer,
+        copies: &[(DeviceIndex, u8)],
+    ) -> Result<(u64, u64)> {
+        let &GenerationStart { generation, previous, limit, beyond, .. } = start;
+        let (mut wanted, least) = start.sizes(state);
+        for &(device, copy) in copies {
+            let directory = &*devices.get(device)?.directory;
+            if previous > 0 && kept_bytes(directory, &m::file_name(previous, copy))? == 0 {
+                wanted = wanted.min(room_for_copy(directory, generation, copy)?).max(least);
+            }
+        }
+        if least > m::FILE_BYTES_MAX {
+            let text = format!("checkpoint: it takes {least} bytes of {} at most; delete sequences", m::FILE_BYTES_MAX);
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        let (wanted, too_much) =
+            sizes_of_copies(devices, (copies, generation), (wanted, least), (limit, start.half()))?;
+        if too_much && !beyond {
+            let text = format!(
+                "checkpoint: capacity leaves {limit} bytes for a manifest of {least} bytes per copy; raise capacity"
+            );
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        if too_much {
+            // Without it no deletion could be recorded, and the store could not be opened.
+            seams::note(Event::CapacityExceeded);
+        }
+        Ok((wanted, least))
+    }
+
+    /// Takes a file for each copy, of `wanted` bytes or at least `least`. Returns them, the bytes of the shortest in whole pages, and
+    /// the bytes of all.
+    fn take_files(
+        devices: &Devices,
+        generation: u64,
+        copies: &[(DeviceIndex, u8)],
+        (wanted, least): (u64, u64),
+    ) -> Result<(Vec<CopyFile>, u64, u64)> {
+        let mut files = Vec::new();
+        let (mut bytes, mut all_bytes) = (u64::MAX, 0);
+        for &(device, copy) in copies {
+            let directory = &devices.get(device)?.directory;
+            let (file, len) = take_file(&**directory, &m::file_name(generation, copy), wanted, least)?;
+            bytes = bytes.min(len / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+            all_bytes += len;
+            files.push((device, copy, file));
+        }
+        Ok((files, bytes, all_bytes))
+    }
+
+    /// Writes the first page of each file.
+    fn write_first_pages(
+        devices: &Devices,
+        start: &GenerationStart,
+        (nonce, created_unix_s): (u64, u64),
+        files: &[CopyFile],
+    ) -> Result<()> {
+        for (device, copy, file) in files {
+            let page = ManifestPage {
+                magic: m::MAGIC,
+                features: devices.features(),
+                store_id: devices.identity.store_id,
+                generation: U64::new(start.generation),
+                nonce: U64::new(nonce),
+                previous_generation: U64::new(start.previous),
+                first_batch: U64::new(start.first_batch),
+                created_unix_s: U64::new(created_unix_s),
+                device: U16::new(device.0),
+                copy: *copy,
+                reserved: [0; 5],
+            };
+            devices.write_all(&[(*device, Arc::clone(file))], 0, &page.encode())?;
+        }
+        Ok(())
+    }
+
+    /// Returns where it ends.
     pub(crate) fn place(&self) -> &ManifestPlace {
         &self.place
     }
 
-    /// Devices that are written to.
+    /// Returns the devices that are written to.
     fn written<'a>(&'a self, devices: &'a Devices) -> impl Iterator<Item = &'a Device> {
         devices.list.iter().filter(|device| !device.is_lost() && !self.gone.contains(&device.index))
     }
 
-    /// How many copies there are.
+    /// Returns how many copies exist.
     pub(crate) fn copies(&self) -> u64 {
         self.held.len() as u64
     }
 
-    /// Copies that there should be and for which there was no room.
+    /// Returns how many copies are missing because there was no space for them.
     pub(crate) fn owed(&self, devices: &Devices) -> u64 {
         if self.is_read_only() {
             return 0;
@@ -241,8 +315,8 @@ impl ManifestLog {
         copies(devices, &self.gone).iter().filter(|copy| missing(copy)).count() as u64
     }
 
-    /// Whether there is room for a copy that there should be, and for its successor, where the capacity leaves `limit` bytes to
-    /// the next generation.
+    /// Returns whether a missing copy and its successor would find space. `limit` is what the capacity leaves to the next
+    /// generation, in bytes.
     pub(crate) fn may_complete(&self, devices: &Devices, limit: u64) -> bool {
         let (all, place) = (copies(devices, &self.gone), self.place.generation);
         let bytes = self.shortest();
@@ -250,28 +324,29 @@ impl ManifestLog {
             .is_ok_and(|possible| possible.len() > self.held.len())
     }
 
-    /// Bytes of the shortest of its files.
+    /// Returns the bytes of its shortest file.
     pub(crate) fn shortest(&self) -> u64 {
         self.file_pages * PAGE_BYTES as u64
     }
 
-    /// Bytes of the shortest of the files kept for the next generation; 0 where one of them is not kept.
+    /// Returns the bytes of the shortest spare file, or 0 if a copy has none.
     pub(crate) fn shortest_spare(&self) -> u64 {
         self.shortest_spare
     }
 
-    /// Bytes of its files.
+    /// Returns the bytes of its files.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of the files kept for the next generation.
+    /// Returns the bytes of the spare files.
     pub(crate) fn spare_bytes(&self) -> u64 {
         self.spare_bytes
     }
 
-    /// Keeps files for the next generation, as large as those of this one, within `allowed` bytes. A device that is too full
-    /// gives room for them later.
+    /// Keeps spare files for the next generation, as large as those of this one, within `allowed` bytes.
+    ///
+    /// A device that is too full keeps what it has.
     pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
         let len = self.shortest();
         let mut files = Vec::new();
@@ -305,7 +380,7 @@ impl ManifestLog {
         Ok(())
     }
 
-    /// Counts the files for the next generation anew, which a successor that failed may have made or grown.
+    /// Counts the spare files again, after a failed successor may have created or grown them.
     pub(crate) fn count_spare(&mut self, devices: &Devices) -> Result<()> {
         let mut kept = Vec::new();
         for &(device, copy) in &self.held {
@@ -320,17 +395,18 @@ impl ManifestLog {
         (self.spare_bytes, self.shortest_spare) = (kept.iter().sum(), kept.iter().copied().min().unwrap_or(0));
     }
 
-    /// Whether these records and the end of the generation still fit.
+    /// Returns whether these records and the generation's last record still fit.
     pub(crate) fn has_room(&self, records: &RecordBuffer) -> bool {
         let limit = self.file_pages.min(FILE_BYTES_MAX / PAGE_BYTES as u64 + self.file_pages / 2);
         self.place.next_page + room_for(records) <= limit
     }
 
-    /// Appends records, which take effect together, and makes them durable in the copies of all devices but those that failed.
-    /// What is appended from then on goes to the others alone.
+    /// Appends records, which take effect together, and makes them durable.
+    ///
+    /// Returns the devices that failed. Later records go to the other devices alone.
     ///
     /// # Errors
-    /// No copy has them.
+    /// No copy has the records.
     pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<Failures> {
         let mut failures = self.write(devices, records, 0)?;
         if !mutated(Mutant::ManifestSyncSkipped) && !self.files.is_empty() {
@@ -338,13 +414,14 @@ impl ManifestLog {
         }
         match self.files.is_empty() {
             false => Ok(failures),
-            true => {
-                Err(failures.into_values().next().unwrap_or_else(|| Error::new(ErrorKind::Io, "no manifest is left")))
-            }
+            true => Err(failures
+                .into_values()
+                .next()
+                .unwrap_or_else(|| Error::new(ErrorKind::Io, "append to the manifest: no copy is left"))),
         }
     }
 
-    /// Copies on these devices take no more.
+    /// Stops writing to the copies on these devices.
     fn drop_failed(&mut self, failures: &Failures) {
         self.gone.extend(failures.keys());
         self.drop_gone();
@@ -355,6 +432,7 @@ impl ManifestLog {
         self.held.retain(|(device, _)| !self.gone.contains(device));
     }
 
+    /// Writes records as batches of equal effect: all of them count, or none.
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<Failures> {
         let mut failures = Failures::new();
         let batches = records.batches();
@@ -373,7 +451,7 @@ impl ManifestLog {
                 .map_err(|e| Error::new(ErrorKind::Corruption, e.to_string()))?;
             let pages = (bytes.len() / PAGE_BYTES) as u64;
             if self.place.next_page + pages > self.file_pages {
-                return Err(Error::new(ErrorKind::NoSpace, "the manifest is full"));
+                return Err(Error::new(ErrorKind::NoSpace, "append to the manifest: it is full"));
             }
             let failed = devices.write_each(&self.files, self.place.next_page * PAGE_BYTES as u64, &bytes)?;
             self.drop_failed(&failed);
@@ -384,9 +462,10 @@ impl ManifestLog {
         Ok(failures)
     }
 
+    /// Syncs every copy. Returns the devices that failed.
     fn sync(&mut self, devices: &Devices) -> Result<Failures> {
-        // Both copies of a device were written when the sync begins; where the file system has nothing of its own to write
-        // for them, the sync of one flushes the device for both.
+        // Both copies of a device are written before the sync. If the file system has no metadata of its own to write for them,
+        // the sync of one file flushes the device for both.
         let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
         for (device, file) in &self.files {
             let covered = synced.iter().any(|(known, _)| known == device);
@@ -400,8 +479,10 @@ impl ManifestLog {
         Ok(failures)
     }
 
-    /// Writes a new generation that starts with `state` and has `room` pages for what comes next. It takes the place of this one with
-    /// [`Self::give_way`]; until then, and if this fails, nothing has changed.
+    /// Writes the next generation: `state` as its checkpoint, and `room` free pages. [`Self::give_way`] puts it in force.
+    ///
+    /// # Errors
+    /// As [`Self::create`]. Nothing changed then.
     pub(crate) fn successor(
         &self,
         devices: &Devices,
@@ -413,7 +494,7 @@ impl ManifestLog {
         let start = GenerationStart {
             generation: self.place.generation + 1,
             previous: self.place.generation,
-            // One batch is kept for the last record of this generation.
+            // The batch between is the last one of this generation.
             first_batch: self.place.next_batch + 1,
             epoch: self.epoch,
             room,
@@ -425,8 +506,11 @@ impl ManifestLog {
         Self::create(devices, &start, state)
     }
 
-    /// Ends this generation in favour of `next`, which is whole: first the word that it follows, then the superblocks, then
-    /// the old files are kept for the generation after it.
+    /// Ends this generation in favour of `next`, which is complete.
+    ///
+    /// 1. A last record says that `next` follows.
+    /// 2. Every superblock names `next`.
+    /// 3. The old files are kept for the generation after it.
     pub(crate) fn give_way(&mut self, devices: &Devices, mut next: Self) -> Result<()> {
         let mut last = RecordBuffer::default();
         let superseded =
@@ -440,7 +524,7 @@ impl ManifestLog {
             let directory = &devices.get(device)?.directory;
             let old = m::file_name(self.place.generation, copy);
             match directory.rename(&old, &m::file_name(next.place.generation + 1, copy)) {
-                // It holds a copy from this generation on.
+                // The device holds a copy from the new generation on only.
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
                 _ => {}
             }
@@ -450,35 +534,38 @@ impl ManifestLog {
         Ok(())
     }
 
-    /// Nothing more is written to the copies on a device that is gone.
+    /// Stops writing to the copies on a device.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`]: no other device has a copy.
     pub(crate) fn forget(&mut self, device: DeviceIndex) -> Result<()> {
         if !self.survives(device) {
-            return Err(Error::new(ErrorKind::NoSpace, format!("only device {device} has the manifest")));
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("remove device: only device {device} has the manifest"),
+            ));
         }
         self.gone.insert(device);
         self.drop_gone();
         Ok(())
     }
 
-    /// Whether another device than this one has a copy.
+    /// Returns whether a device other than this one has a copy.
     pub(crate) fn survives(&self, device: DeviceIndex) -> bool {
         self.files.iter().any(|(own, _)| *own != device)
     }
 
-    /// The members say by now which devices are gone.
+    /// Forgets which devices are gone, because the members say so by now.
     pub(crate) fn members_changed(&mut self) {
         self.gone.clear();
     }
 
-    /// The membership epoch from now on; superblocks say so before a batch does.
+    /// Sets the membership epoch. Superblocks must have it before a batch does.
     pub(crate) fn set_epoch(&mut self, epoch: u64) {
         (self.epoch, self.next_epoch) = (epoch, epoch);
     }
 
-    /// The same from the next generation on.
+    /// Sets the membership epoch from the next generation on.
     pub(crate) fn set_next_epoch(&mut self, epoch: u64) {
         self.next_epoch = epoch;
     }
@@ -487,12 +574,12 @@ impl ManifestLog {
         self.epoch
     }
 
-    /// What [`Self::set_next_epoch`] was told last.
+    /// Returns the epoch that the next generation gets.
     pub(crate) fn next_epoch(&self) -> u64 {
         self.next_epoch
     }
 
-    /// Bytes of the files of the manifest at this place.
+    /// Returns the bytes of the files of the manifest at this place.
     ///
     /// # Errors
     /// A directory cannot be read.
