@@ -2,7 +2,7 @@
 
 use super::records::RecordBuffer;
 use super::state::SegmentKey;
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, LayoutId, Location, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -169,7 +169,7 @@ impl AdapterMeta {
 impl SequenceMeta {
     /// When its time is over, in milliseconds since 1970; none when it stays.
     pub(crate) fn ends_ms(&self) -> Option<u64> {
-        let ttl = if mutated(Mutant::ExpiredEarly) { self.ttl_ms / 2 } else { self.ttl_ms };
+        let ttl = if planted!(ExpiredEarly) { self.ttl_ms / 2 } else { self.ttl_ms };
         (self.ttl_ms > 0).then(|| self.created_unix_ms.saturating_add(ttl))
     }
 

@@ -1,7 +1,7 @@
 //! Taking the file in: each piece is checked before it is used, and the sequence exists with the commit behind the last one.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::{Category, Reservation};
 use crate::options::{CreateOptions, Durability, StoredSummary};
@@ -268,7 +268,7 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
         if stored.layers[at].has_kv() {
             layer(&mut file, &mut sequence, &stored, at, page.tokens.get(), has_summary)?;
         }
-        if mutated(Mutant::ImportVisible) {
+        if planted!(ImportVisible) {
             sequence.commit(Durability::Sync)?;
         }
     }

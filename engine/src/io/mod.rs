@@ -5,8 +5,10 @@
 //! [`driver::interface::Driver`] moves bytes between the two; [`scheduler`] runs drivers on threads and hands them batches.
 
 pub(crate) mod buffer;
+pub(crate) mod coverage;
 pub(crate) mod driver;
 pub(crate) mod file;
+pub(crate) mod planted;
 pub(crate) mod scheduler;
 pub(crate) mod seams;
 #[cfg(feature = "sim")]
@@ -16,3 +18,5 @@ pub(crate) mod sim;
 pub(crate) mod tests;
 
 pub use buffer::slab::PageBacking;
+pub(crate) use coverage::coverage;
+pub(crate) use planted::planted;

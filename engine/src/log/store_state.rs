@@ -11,7 +11,7 @@ use super::sequence_lock::SequenceLock;
 use crate::cache::BlockCache;
 use crate::catalog::{Catalog, Counters, FrameBody, FrameSlot, SegmentKey};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
 use std::collections::HashMap;
@@ -180,7 +180,7 @@ impl StoreInner {
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {
-            Durability::Sync if !mutated(Mutant::DeleteNotDurable) => self.commit(request),
+            Durability::Sync if !planted!(DeleteNotDurable) => self.commit(request),
             Durability::Sync | Durability::Lazy => {
                 self.committer.enqueue(request, Some(Instant::now() + self.limits.lazy_delay));
                 Ok(())

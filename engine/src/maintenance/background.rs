@@ -5,7 +5,7 @@ use super::clean::{Cleaned, clean, clean_at};
 use super::evict::{evict, evict_silently, expire, next_expiry_ms, tell};
 use crate::catalog::SegmentKey;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{self, Event};
+use crate::io::coverage;
 use crate::log::{CommitRequest, StoreInner, Watermarks, open_ahead, unix_ms};
 use crate::metrics::{Evicted, lock};
 use std::sync::{Arc, Weak};
@@ -235,7 +235,7 @@ fn give_back(inner: &StoreInner) -> Result<()> {
         }
         bytes += doomed.len() as u64 * segment;
         if !doomed.is_empty() {
-            seams::note(Event::SegmentGivenBack);
+            coverage!(SegmentGivenBack);
         }
         remove(inner, &mut leaving, doomed)?;
         drop(leaving);

@@ -6,7 +6,7 @@
 use super::frame_copy::{Copied, CopySource, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
 use crate::error::{ErrorKind, Result};
-use crate::io::seams::{Event, note};
+use crate::io::coverage;
 use crate::log::{CommitRequest, CopyChange, Device, Devices, SegmentAllocator, StoreInner, places};
 use crate::metrics::lock;
 use std::sync::Arc;
@@ -164,7 +164,7 @@ fn move_frames(
     }
     let moved = request.copies.len();
     inner.commit(request)?;
-    (0..moved).for_each(|_| note(Event::FrameMoved));
+    (0..moved).for_each(|_| coverage!(FrameMoved));
     done.segments = u64::from(whole);
     Ok(done)
 }

@@ -2,7 +2,8 @@
 
 use crate::catalog::{Catalog, SequenceMeta, release_record};
 use crate::error::Result;
-use crate::io::seams::{Event, Mutant, mutated, note};
+use crate::io::coverage;
+use crate::io::planted;
 use crate::log::{CommitRequest, SequenceLock, StoreInner, unix_ms};
 use crate::metrics::{Evicted, EvictionReason, lock};
 use std::collections::{BTreeMap, HashSet};
@@ -49,7 +50,7 @@ fn choose(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> Vec<Sequ
     let mut candidates: Vec<_> =
         catalog.sequences.iter().filter(|(id, meta)| meta.evictable > 0 && !open.contains(id)).collect();
     candidates.sort_by_key(|(id, meta)| (std::cmp::Reverse(meta.evictable), meta.used_unix_ms, **id));
-    if mutated(Mutant::EvictionOrderIgnored) {
+    if planted!(EvictionOrderIgnored) {
         candidates.reverse();
     }
     let (mut sum, mut deaths) = (0, Deaths::of(catalog));
@@ -163,10 +164,10 @@ fn delete(
     if events.is_empty() {
         return Ok((0, 0));
     }
-    if mutated(Mutant::EvictedByHalves) {
+    if planted!(EvictedByHalves) {
         release_halves(inner, &events)?;
     }
-    if mutated(Mutant::EvictionNotDurable) {
+    if planted!(EvictionNotDurable) {
         inner.committer.enqueue(request, None);
     } else if let Err(e) = inner.commit(request) {
         if e.is_queued() {
@@ -183,12 +184,16 @@ fn delete(
 /// Counts sequences that went, which are yet to be told.
 fn went(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
     for event in &events {
-        let (counter, seen) = match event.reason {
-            EvictionReason::Expired => (&inner.activity.counters.expirations, Event::Expired),
-            EvictionReason::Space => (&inner.activity.counters.evictions, Event::Evicted),
-        };
-        counter.add(1);
-        note(seen);
+        match event.reason {
+            EvictionReason::Expired => {
+                inner.activity.counters.expirations.add(1);
+                coverage!(Expired);
+            }
+            EvictionReason::Space => {
+                inner.activity.counters.evictions.add(1);
+                coverage!(Evicted);
+            }
+        }
     }
     gone.extend(events);
 }

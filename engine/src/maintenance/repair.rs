@@ -5,7 +5,8 @@
 use super::frame_copy::{Copied, CopySource, copy, verify};
 use crate::catalog::{COPIES_MAX, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Event, Mutant, mutated, note};
+use crate::io::coverage;
+use crate::io::planted;
 use crate::log::{CommitRequest, CopyChange, CopyPlace, StoreInner, places};
 use crate::metrics::lock;
 use crate::sync::Guard;
@@ -141,13 +142,13 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
         if request.copies.is_empty() {
             continue;
         }
-        if mutated(Mutant::ReplicaNotHealed) && !bad.is_empty() {
+        if planted!(ReplicaNotHealed) && !bad.is_empty() {
             continue;
         }
         inner.commit(request)?;
     }
     for _ in 0..done.healed {
-        note(Event::ReplicaHealed);
+        coverage!(ReplicaHealed);
     }
     let waiting;
     (done.removed, waiting) = remove_empty(inner)?;

@@ -5,7 +5,8 @@ use super::{copy_fallback, summary_read};
 use crate::catalog::FrameBody;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
-use crate::io::seams::{Mutant, covered, mutated};
+use crate::io::planted;
+use crate::io::planted::covered;
 use crate::kernels::prefetch;
 use crate::log::Devices;
 use crate::plan::{GroupSource, SelectedGroup, SelectionInner};
@@ -48,7 +49,7 @@ pub(super) fn part(
         if let Ok(device) = devices.get(read.segment.key.0) {
             device.counters.checksum_failures.add(1);
         }
-        if !mutated(Mutant::NotReadAgain)
+        if !planted!(NotReadAgain)
             && copy_fallback::until_good(
                 devices,
                 read,
@@ -152,7 +153,7 @@ fn mismatch(
         let data = block.get(place.clone());
         let found = data.map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
         let expected = frame.checksums.get(first_checksum + nth).copied().unwrap_or(!found);
-        (expected != found && !mutated(Mutant::PayloadChecksumIgnored)).then_some((place, expected, found))
+        (expected != found && !planted!(PayloadChecksumIgnored)).then_some((place, expected, found))
     })
 }
 

@@ -10,9 +10,10 @@
 use super::ProbedDirectory;
 use crate::catalog::{Catalog, SegmentMeta};
 use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::io::coverage;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
-use crate::io::seams::{self, Event, Mutant, mutated, note};
+use crate::io::planted;
 use crate::log::ManifestPlace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -137,7 +138,7 @@ fn replay_generation(
     };
     let mut rotten: BTreeMap<DeviceIndex, u64> = BTreeMap::new();
     unread.iter().filter(|copy| is_there(copy)).for_each(|(device, _)| *rotten.entry(*device).or_default() += 1);
-    if mutated(Mutant::TornBatchAccepted) {
+    if planted!(TornBatchAccepted) {
         copies.iter_mut().for_each(|copy| believe(copy, nonce));
     }
     let synced = naming().map(|slot| slot.synced_through.get()).max().unwrap_or(0);
@@ -156,7 +157,7 @@ fn replay_generation(
             .collect();
         let Some(batch) = verified.iter().find_map(|batch| batch.as_ref().ok()).copied() else {
             let word = durable_word(&copies, page, generation, nonce, sequence, synced);
-            if let Some(word) = word.filter(|_| !mutated(Mutant::SyncedThroughIgnored)) {
+            if let Some(word) = word.filter(|_| !planted!(SyncedThroughIgnored)) {
                 let found = verified.into_iter().find_map(Result::err).map_or(String::new(), |e| e.to_string());
                 return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
             }
@@ -164,7 +165,7 @@ fn replay_generation(
             if let Some(e) = verified.iter().filter_map(|batch| batch.as_ref().err()).find(|e| !Batch::may_be_torn(e)) {
                 return Err(refused(&copies, page, &format!("batch {sequence}"), e));
             }
-            note_cut(&copies, page);
+            mark_cut(&copies, page);
             // Something is cut.
             let there = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
             let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
@@ -176,7 +177,7 @@ fn replay_generation(
                 .iter()
                 .all(|copy| copy.bytes.get((page + 1) * PAGE_BYTES..).is_none_or(|b| !b.starts_with(&m::BATCH_MAGIC)))
         };
-        if mutated(Mutant::TailBatchDropped) && !batch.is_checkpoint() && last() {
+        if planted!(TailBatchDropped) && !batch.is_checkpoint() && last() {
             break;
         }
         for (bad, _) in first_bad.iter_mut().zip(&verified).filter(|(_, batch)| batch.is_err()) {
@@ -189,7 +190,7 @@ fn replay_generation(
         sequence += 1;
         epoch = batch.header().epoch.get();
         pending.push(batch);
-        if !batch.has_more() || mutated(Mutant::SplitNotAtomic) {
+        if !batch.has_more() || planted!(SplitNotAtomic) {
             for batch in pending.drain(..) {
                 apply(&mut catalog, &batch, &copies, page)?;
                 checkpoint_done |= batch.is_checkpoint();
@@ -200,7 +201,7 @@ fn replay_generation(
         return Err(damaged(&copies, 1, "a checkpoint", "a manifest without one".into()));
     }
     if !pending.is_empty() {
-        note(Event::SplitCut);
+        coverage!(SplitCut);
     }
     dirty |= !pending.is_empty();
     // A file that is too short for even the word that it is superseded cannot be gone on with.
@@ -229,19 +230,11 @@ fn believe(copy: &mut ManifestCopy, nonce: u64) {
     }
 }
 
-/// Tells a simulation what stands behind the end.
-fn note_cut(copies: &[ManifestCopy], page: usize) {
-    if !seams::is_simulated() {
-        return;
-    }
-    let behind = |copy: &ManifestCopy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(|bytes| !is_zero(bytes));
-    if copies.iter().any(behind) {
-        note(Event::ManifestCut);
-        let magic = |bytes: &[u8]| bytes.starts_with(&m::BATCH_MAGIC);
-        if copies.iter().any(|copy| copy.bytes.get(page * PAGE_BYTES..).is_some_and(magic)) {
-            note(Event::TornBatch);
-        }
-    }
+/// Marks for the simulator what is stored after the last valid batch, which ends at `page`.
+fn mark_cut(copies: &[ManifestCopy], page: usize) {
+    let any = |is: &dyn Fn(&[u8]) -> bool| copies.iter().any(|c| c.bytes.get(page * PAGE_BYTES..).is_some_and(is));
+    coverage!(ManifestCut, any(&|bytes| !is_zero(bytes)));
+    coverage!(TornBatch, any(&|bytes| bytes.starts_with(&m::BATCH_MAGIC)));
 }
 
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page: usize) -> Result<()> {

@@ -4,7 +4,9 @@ use super::append::GATHERED_FRAMES;
 use super::{ForkOrigin, ReferencedFrame, Sequence};
 use crate::catalog::{RecordBuffer, ref_record, release_record};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Event, Mutant, mutated, note, sizes};
+use crate::io::coverage;
+use crate::io::planted;
+use crate::io::seams::sizes;
 use crate::log::{CommitRequest, CoveredEnds, FrameBuilder, unix_ms};
 use crate::options::Durability;
 use std::time::Instant;
@@ -88,7 +90,7 @@ impl Sequence {
             self.store.committer.admit((frames * FRAME_RECORD_BYTES * self.who.copies + own) as u64)?;
         }
         // Nothing is left to do but wait for the last frame: it is written here.
-        self.write_drafts(drafts, !mutated(Mutant::SyncBeforeCompletion))?;
+        self.write_drafts(drafts, !planted!(SyncBeforeCompletion))?;
         self.land_all()?;
         self.leave_stored(None)?;
         for layer in self.layers.iter_mut().flatten() {
@@ -220,10 +222,10 @@ impl Sequence {
             false
         });
         if self.held.len() < before {
-            note(Event::Merged);
+            coverage!(Merged);
             self.measure_frames();
         }
-        if mutated(Mutant::ReleasedFirst) && self.stored && !records.is_empty() {
+        if planted!(ReleasedFirst) && self.stored && !records.is_empty() {
             return self.store.commit(CommitRequest { records, ..CommitRequest::default() });
         }
         request.records.append(&records);
@@ -271,7 +273,7 @@ impl Sequence {
 
     /// Waits until every frame is written.
     pub(super) fn land_all(&mut self) -> Result<()> {
-        if mutated(Mutant::SyncBeforeCompletion) {
+        if planted!(SyncBeforeCompletion) {
             return Ok(());
         }
         while self.frames.iter().any(|frame| !frame.runs.is_empty()) {

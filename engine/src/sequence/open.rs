@@ -8,7 +8,8 @@ use crate::catalog::{
     BlockPlace, Extent, FrameBody, RecordBuffer, SequenceMeta, Source, SummaryPlace, min_max_records,
 };
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::io::seams::{Event, covered, note};
+use crate::io::coverage;
+use crate::io::planted::covered;
 use crate::log::{AdapterPart, CoveredEnds, Devices, SequenceIdentity, SequenceLock};
 use crate::metrics::{Category, lock};
 use crate::options::SummaryResidency;
@@ -475,7 +476,7 @@ impl Sequence {
                     self.layer_mut(at)?.give_buffer(buffer)?;
                 }
                 self.layer_mut(at)?.seal_tail()?;
-                note(Event::Regrouped);
+                coverage!(Regrouped);
             }
             self.layer_mut(at)?.tokens = end;
         }

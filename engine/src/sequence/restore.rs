@@ -3,7 +3,8 @@
 use super::Sequence;
 use super::blocks::read_each;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Event, covered, note};
+use crate::io::coverage;
+use crate::io::planted::covered;
 use crate::log::Devices;
 use crate::plan::Section;
 use crate::retrieval::LayerSummary;
@@ -50,7 +51,7 @@ impl Sequence {
                 if !own.is_some_and(|own| summary.restore(own)) {
                     return Ok(group);
                 }
-                note(Event::SummaryRestored);
+                coverage!(SummaryRestored);
                 group = groups.end;
             }
         }

@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::region::ReadRegion;
 use crate::io::buffer::slab::{PageBacking, SLAB_BYTES};
 use crate::io::file::directory::{Access, Directory};
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::layout::KvLayout;
 use crate::log::{
     Background, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, IdAllocator, Identity, MaintenanceLocks,
@@ -232,7 +232,7 @@ impl Store {
         let load = |claim| load(claim, id, &meta, options.summaries);
         let loaded = load(claim).or_else(|e| match (e.kind(), SequenceLock::new(&self.inner, id, "")) {
             // A bit may have gone wrong on the way and not on the medium: read once more.
-            (ErrorKind::Corruption, Some(claim)) if !mutated(Mutant::NotReadAgain) => load(claim),
+            (ErrorKind::Corruption, Some(claim)) if !planted!(NotReadAgain) => load(claim),
             _ => Err(e),
         });
         let sequence = loaded.map_err(|e| e.during(format!("open sequence {id}")))?;
@@ -460,7 +460,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<ProbedDirecto
         || rotten.iter().any(|slots| *slots > 0)
         || !changed.is_empty()
         || slots.iter().any(|slot| slot.state != STATE_CLOSED);
-    let unclean = unclean && !mutated(Mutant::GenerationNotBumped);
+    let unclean = unclean && !planted!(GenerationNotBumped);
     let devices = start_devices(options, memory, identity, known, members)?;
     for (slot, rotten) in slots.iter().zip(rotten) {
         let index = DeviceIndex(slot.device_index.get());

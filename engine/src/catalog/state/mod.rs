@@ -6,7 +6,7 @@ use super::meta::{
     free_record, open_record, ref_record, seal_record,
 };
 use super::records::RecordBuffer;
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::layout::KvLayout;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stratakv_format::manifest::{self as m, Kind, Record};
@@ -254,7 +254,7 @@ impl Catalog {
             self.adapters.remove(&(sequence.layout, adapter.name, adapter.version));
         }
         for (frame, _) in sequence.refs {
-            if mutated(Mutant::ForkFreedWithParent)
+            if planted!(ForkFreedWithParent)
                 && let Some(frame) = self.frames.get_mut(&frame)
             {
                 frame.refs = 1;

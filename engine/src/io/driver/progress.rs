@@ -7,8 +7,9 @@ use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{IoMemory, PAGE_BYTES};
+use crate::io::coverage;
 use crate::io::driver::interface::Op;
-use crate::io::seams::{Event, Mutant, mutated, note};
+use crate::io::planted;
 use crate::metrics::{DeviceCounters, OpKind};
 
 /// EINTR and EAGAIN are retried this often, the pauses doubling from 100 microseconds: about 3 seconds in all.
@@ -77,10 +78,10 @@ impl InFlight {
             return Step::Done(Ok(()));
         }
         counters.short_completions.add(1);
-        if mutated(Mutant::ShortAccepted) {
+        if planted!(ShortAccepted) {
             return Step::Done(Ok(()));
         }
-        note(Event::Continued);
+        coverage!(Continued);
         if now <= self.reached {
             let (kind, text) = match read {
                 true => (io::ErrorKind::UnexpectedEof, format!("the file ends after {now} bytes of these")),

@@ -12,7 +12,7 @@ use super::threads::DeviceGuard;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::driver::interface::{DriverStatus, Op};
 use crate::io::file::device_file::Poison;
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::metrics::DeviceCounters;
 
 pub(super) const CLASSES: usize = 4;
@@ -176,7 +176,7 @@ impl DeviceQueue {
         let Some(file) = sync else { return outcome };
         self.syncing.retain(|&f| f != file);
         match outcome {
-            Err(e) if mutated(Mutant::SyncRetried) => Err(e),
+            Err(e) if planted!(SyncRetried) => Err(e),
             Err(e) => {
                 self.handle.poison.set(&e);
                 Err(e)

@@ -3,9 +3,9 @@
 use super::directory::Arrival;
 use super::thread::choose;
 use crate::error::Result;
+use crate::io::coverage;
 use crate::io::driver::interface::{Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake};
 use crate::io::driver::progress::{InFlight, Step};
-use crate::io::seams::{Event, note};
 use crate::metrics::DeviceCounters;
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl Driver for SimDriver {
         if let Op::Sync { file } = &op
             && self.slots.iter().any(|slot| is_write_to(slot, file.id()))
         {
-            note(Event::SyncBesideWrites);
+            coverage!(SyncBesideWrites);
         }
         let flight = InFlight::new(op);
         let arrival = Arrival::of(&flight);
@@ -69,7 +69,7 @@ impl Driver for SimDriver {
         }
         let result = slot.arrival.complete(&slot.flight);
         if self.slots.len() > 1 && self.slots[at].arrival.was_cut() {
-            note(Event::CutUnderWay);
+            coverage!(CutUnderWay);
         }
         let slot = &mut self.slots[at];
         let Some(counters) = self.counters.get_mut(slot.port) else { return Ok(()) };

@@ -17,13 +17,14 @@ mod world;
 pub(crate) use directory::{SimDirectory, SimFile};
 pub(crate) use driver::SimDriver;
 pub use random::Rng;
-pub use thread::{events, set_mutant, take_events};
 pub use world::Faults;
 
+use crate::io::coverage;
 use crate::io::file::directory::Directory;
-use crate::io::seams;
+use crate::io::planted;
 use crate::metrics::lock;
-pub use seams::{Event, Mutant};
+pub use coverage::{CoverageMark as Event, events, take_events};
+pub use planted::{Mutant, set_mutant};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -2,10 +2,10 @@
 
 use super::random::Rng;
 use crate::io::buffer::arena::Arena;
-use crate::io::seams::{Event, Mutant, Sizes};
+use crate::io::coverage;
+use crate::io::seams::Sizes;
 use crate::metrics::MemoryBudget;
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::sync::Arc;
 use stratakv_format::PAGE_BYTES;
 
@@ -17,8 +17,6 @@ struct Own {
 
 thread_local! {
     static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
-    static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
-    static EVENTS: RefCell<BTreeMap<Event, u64>> = const { RefCell::new(BTreeMap::new()) };
     static MEMORY: RefCell<Option<(Arc<MemoryBudget>, Arena)>> = const { RefCell::new(None) };
 }
 
@@ -34,28 +32,13 @@ pub(super) fn enter(seed: u64, manifest_pages: u64, batch_bytes: usize) {
         gather_memory: 0,
     };
     OWN.with(|own| *own.borrow_mut() = Some(Own { rng: Rng::new(seed), clock: 1_700_000_000_000, sizes }));
+    coverage::start();
 }
 
 /// Randomness, clock and sizes are the real ones again.
 pub(super) fn leave() {
     OWN.with(|own| *own.borrow_mut() = None);
-}
-
-/// Switches a fault of the engine on, on this thread, or all off.
-pub fn set_mutant(mutant: Option<Mutant>) {
-    MUTANT.with(|own| own.set(mutant));
-}
-
-/// Events since the last call, on this thread.
-#[must_use]
-pub fn take_events() -> BTreeMap<Event, u64> {
-    EVENTS.with(|events| std::mem::take(&mut *events.borrow_mut()))
-}
-
-/// How often this event was seen since [`take_events`].
-#[must_use]
-pub fn events(event: Event) -> u64 {
-    EVENTS.with(|events| events.borrow().get(&event).copied().unwrap_or(0))
+    coverage::stop();
 }
 
 pub(crate) fn sizes() -> Option<Sizes> {
@@ -88,16 +71,6 @@ pub(super) fn advance(milliseconds: u64) {
 /// The time it is, without any passing.
 pub(super) fn now() -> u64 {
     OWN.with(|own| own.borrow().as_ref().map_or(0, |own| own.clock))
-}
-
-pub(crate) fn note(event: Event) {
-    if OWN.with(|own| own.borrow().is_some()) {
-        EVENTS.with(|events| *events.borrow_mut().entry(event).or_default() += 1);
-    }
-}
-
-pub(crate) fn mutated(mutant: Mutant) -> bool {
-    MUTANT.with(|own| own.get() == Some(mutant))
 }
 
 /// Buffers that stay mapped from one simulated store of this thread to the next; mapping them takes longer than a case.

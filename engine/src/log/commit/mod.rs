@@ -29,7 +29,7 @@ use super::manifest::{ManifestLog, ManifestPlace};
 use super::segment_allocator::SegmentAllocator;
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::metrics::{Category, Reservation, lock};
 use failure::CommitFailure;
 use std::sync::atomic::AtomicU64;
@@ -162,7 +162,7 @@ impl Committer {
             // The caller queues faster than the background commits. A failure is kept in `broken`.
             let _ = self.commit(CommitRequest::default());
         }
-        if mutated(Mutant::ReuseBeforeFlush) {
+        if planted!(ReuseBeforeFlush) {
             self.reuse_early(&request.records);
         }
         self.queue.add(request, due);

@@ -15,7 +15,8 @@ use super::failure::CommitFailure;
 use super::{Committer, Queued};
 use crate::catalog::{Catalog, RecordBuffer, SegmentHandle, SegmentKey, SegmentState, free_record};
 use crate::error::Result;
-use crate::io::seams::{Event, Mutant, mutated, note};
+use crate::io::coverage;
+use crate::io::planted;
 use crate::log::copies::CopyChange;
 use crate::log::copy_location::tell_copies;
 use crate::metrics::lock;
@@ -57,16 +58,16 @@ impl Committer {
     /// # Errors
     /// [`CommitFailure::Stalled`]: the manifest has no space. Nothing changed. [`CommitFailure::Broken`]: a sync or write failed.
     pub(super) fn perform(&self, group: &mut [Queued]) -> Result<(), CommitFailure> {
-        note(Event::GroupCommit);
+        coverage!(GroupCommit);
         let mut commit = GroupCommit::collect(self, group);
-        if mutated(Mutant::ManifestBeforeData) {
+        if planted!(ManifestBeforeData) {
             group.iter().for_each(|queued| commit.records.append(&queued.request.records));
             if !commit.records.is_empty() {
                 self.record(commit.records.clone(), &mut [], false)?;
             }
         }
         let lost = self.sync_data(&commit, group)?;
-        if mutated(Mutant::ManifestBeforeData) {
+        if planted!(ManifestBeforeData) {
             return Ok(());
         }
         // The handles of new segments are held no longer than until they are synced.
@@ -97,12 +98,12 @@ impl Committer {
 
     /// Syncs every segment that the group wrote to. Returns the devices that failed and that the store can do without.
     fn sync_data(&self, commit: &GroupCommit, group: &[Queued]) -> Result<BTreeSet<DeviceIndex>> {
-        let skipped = mutated(Mutant::DataSyncSkipped);
+        let skipped = planted!(DataSyncSkipped);
         let files = commit.segments.iter().filter(|_| !skipped).map(|(key, handle)| Ok((key.0, handle.file()?)));
         let files = files.collect::<Result<Vec<_>>>()?;
         let sync = || self.devices.sync_each(files.iter().map(|(device, file)| (*device, file)));
         let mut failures = sync();
-        if !failures.is_empty() && mutated(Mutant::SyncRetried) {
+        if !failures.is_empty() && planted!(SyncRetried) {
             failures = sync();
         }
         let lost = self.lost_to(failures, group)?;

@@ -3,7 +3,7 @@
 use super::written::PlacedRun;
 use crate::catalog::{GroupBuffer, SummaryPlace, min_max_records};
 use crate::error::Result;
-use crate::io::seams::covered_bytes;
+use crate::io::planted::covered_bytes;
 use crate::log::devices::Devices;
 use crate::log::frame_builder::{FrameBuilder, RecordBytes, Recorded, SequenceIdentity, SummaryPart, TailRows};
 use std::sync::Arc;

@@ -24,9 +24,11 @@ use super::random_u64;
 use super::unix_ms;
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::coverage;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Access;
-use crate::io::seams::{self, Event, Mutant, mutated};
+use crate::io::planted;
+use crate::io::seams;
 use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -197,7 +199,7 @@ impl ManifestLog {
         let (held, gone) = (copies.to_vec(), start.gone.clone());
         let mut log = Self { files, held, gone, file_pages, bytes: all_bytes, ..Self::read_only(place, epoch) };
         all_well(log.write(devices, state, FLAG_CHECKPOINT)?)?;
-        if !mutated(Mutant::CheckpointNotSynced) {
+        if !planted!(CheckpointNotSynced) {
             // Every file is synced, because new files have extents of their own to make durable.
             devices.sync_all(log.files.iter().map(|(device, file)| (*device, file)))?;
             log.place.synced_through = log.place.next_batch - 1;
@@ -240,7 +242,7 @@ impl ManifestLog {
         }
         if too_much {
             // Without it no deletion could be recorded, and the store could not be opened.
-            seams::note(Event::CapacityExceeded);
+            coverage!(CapacityExceeded);
         }
         Ok((wanted, least))
     }
@@ -409,7 +411,7 @@ impl ManifestLog {
     /// No copy has the records.
     pub(crate) fn append(&mut self, devices: &Devices, records: &RecordBuffer) -> Result<Failures> {
         let mut failures = self.write(devices, records, 0)?;
-        if !mutated(Mutant::ManifestSyncSkipped) && !self.files.is_empty() {
+        if !planted!(ManifestSyncSkipped) && !self.files.is_empty() {
             failures.extend(self.sync(devices)?);
         }
         match self.files.is_empty() {
@@ -438,7 +440,7 @@ impl ManifestLog {
         let batches = records.batches();
         let last = batches.len() - 1;
         if last > 0 {
-            seams::note(Event::SplitBatches);
+            coverage!(SplitBatches);
         }
         for (index, (records, count)) in batches.into_iter().enumerate() {
             let more = if index < last { FLAG_MORE } else { 0 };
@@ -490,7 +492,7 @@ impl ManifestLog {
         room: u64,
         (limit, beyond): (u64, bool),
     ) -> Result<Self> {
-        seams::note(Event::Checkpoint);
+        coverage!(Checkpoint);
         let start = GenerationStart {
             generation: self.place.generation + 1,
             previous: self.place.generation,

@@ -3,9 +3,10 @@
 use super::{DeviceSpace, OWN_MAX, OpenSegment, SegmentAllocator, SegmentLifetime, WriteStream, reserve};
 use crate::catalog::{Flight, Pin, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::coverage;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Access;
-use crate::io::seams::{self, Event, Mutant, mutated};
+use crate::io::planted;
 use crate::log::devices::Devices;
 use crate::log::{random_u64, unix_ms};
 use crate::metrics::{OpKind, lock};
@@ -270,7 +271,7 @@ impl SegmentAllocator {
     /// Whether the capacity allows one more segment file.
     fn may_grow(&self, devices: &Devices) -> bool {
         let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
-        if mutated(Mutant::CapacityIgnored) {
+        if planted!(CapacityIgnored) {
             return true;
         }
         self.capacity.is_none_or(|capacity| self.file_bytes(devices) + self.owed_bytes() + bytes <= capacity)
@@ -353,7 +354,7 @@ impl DeviceSpace {
     fn reopen(&mut self, device: DeviceIndex) -> Option<Opening> {
         let (id, ended) = self.free.pop()?;
         self.opening += 1;
-        seams::note(Event::SegmentRecycled);
+        coverage!(SegmentRecycled);
         Some(Opening { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
     }
 
@@ -405,7 +406,7 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
     let (file, nonce, made) = open().map_err(|error| AllocateFailure { error, exists: !opening.fresh })?;
     let failed = |error| AllocateFailure { error, exists: true };
     // In its first life also where that was begun before and failed: no sync may have covered the name yet.
-    if (made || opening.generation == 1) && !mutated(Mutant::SegmentNameNotSynced) {
+    if (made || opening.generation == 1) && !planted!(SegmentNameNotSynced) {
         let synced = devices.get(device).and_then(|own| own.directory.sync_dir(segment::DIRECTORY));
         synced.map_err(failed)?;
     }

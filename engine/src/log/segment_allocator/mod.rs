@@ -12,7 +12,7 @@ use crate::catalog::{
     seal_record,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams::{Mutant, mutated};
+use crate::io::planted;
 use crate::metrics::EventCount;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicU64;
@@ -513,7 +513,7 @@ impl SegmentAllocator {
     /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
     pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
         let pinned = self.handles.get(&key).is_some_and(|life| life.held.is_held());
-        self.is_sealed(key) && (!pinned || mutated(Mutant::PinsIgnored))
+        self.is_sealed(key) && (!pinned || planted!(PinsIgnored))
     }
 
     pub(crate) fn is_sealed(&self, key: SegmentKey) -> bool {
