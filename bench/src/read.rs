@@ -330,7 +330,7 @@ fn checksum_of(args: &ReadArgs) -> PayloadChecksum {
 fn compute(kind: PayloadChecksum, block: u64, bytes: &[u8]) {
     for (group, planes) in bytes.chunks_exact(block as usize).enumerate() {
         for (plane, data) in planes.chunks_exact(block as usize / 2).enumerate() {
-            let identity = PlaneIdentity::new(1, SequenceId(1), 1, 0, group as u64, 8, plane as u16);
+            let identity = PlaneIdentity::new(1, SequenceId(1), 1, 0, group as u64, 8).with_plane(plane as u16);
             black_box(kind.compute(&identity, data));
         }
     }

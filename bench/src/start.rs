@@ -346,7 +346,8 @@ fn make_segment(
         let location = Location { device: DeviceIndex(0), segment: SegmentId(number), page, pages };
         let nonce = NONCE ^ (id << 20);
         let checksums = [0, 1].map(|plane| {
-            let identity = PlaneIdentity::new(nonce, sequence, KIND_GROUPS, 0, first_token, u32::from(GROUP), plane);
+            let identity =
+                PlaneIdentity::new(nonce, sequence, KIND_GROUPS, 0, first_token, u32::from(GROUP)).with_plane(plane);
             PayloadChecksum::Crc64Nvme.compute(&identity, &zeros)
         });
         let descriptor = Descriptor {

@@ -1,17 +1,17 @@
-//! Checksums: CRC-32 of metadata, and the payload checksum, bound to the identity of what it covers.
+//! Checksums: the CRC-32 of metadata, and the payload checksum, which is bound to the identity of a plane.
 
 use crate::ids::SequenceId;
 use crate::page::{PAGE_BYTES, PAGE_CRC_OFFSET, SECTOR_BYTES};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// CRC-32 (ISO-HDLC) of a page with its CRC field taken as zero.
+/// Returns the CRC-32 (ISO-HDLC) of a page with its CRC field taken as zero.
 #[must_use]
 pub fn page_crc(page: &[u8; PAGE_BYTES]) -> u32 {
     crc_with_hole(&[], page, PAGE_CRC_OFFSET..SECTOR_BYTES)
 }
 
-/// CRC-32 of `seed` and then `bytes`, with the bytes of `hole` taken as zero.
+/// Returns the CRC-32 of `seed` and then `bytes`, with the bytes of `hole` taken as zero. `hole` has at most 8 bytes.
 pub fn crc_with_hole(seed: &[u8], bytes: &[u8], hole: core::ops::Range<usize>) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(seed);
@@ -21,19 +21,19 @@ pub fn crc_with_hole(seed: &[u8], bytes: &[u8], hole: core::ops::Range<usize>) -
     crc.finalize()
 }
 
-/// The payload checksum of a store, chosen when the store is created.
+/// The kind of a store's payload checksum. It is chosen when the store is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum PayloadChecksum {
-    /// CRC-32 (ISO-HDLC), in the lower half of its 8-byte field.
+    /// CRC-32 (ISO-HDLC), zero-extended to 8 bytes.
     Crc32 = 1,
-    /// CRC-64/NVME. The default by measurement.
+    /// CRC-64/NVME, the default.
     #[default]
     Crc64Nvme = 2,
 }
 
 impl PayloadChecksum {
-    /// The kind with this code, or `None`.
+    /// Returns the kind with this code, or `None` for an unknown code.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -43,13 +43,13 @@ impl PayloadChecksum {
         }
     }
 
-    /// Checksum of `identity` and then `data`.
+    /// Returns the checksum of `identity` and then `data`.
     #[must_use]
     pub fn compute(self, identity: &PlaneIdentity, data: &[u8]) -> u64 {
         self.compute_parts(identity, [data])
     }
 
-    /// [`Self::compute`] of data that lies in several parts, in order.
+    /// Returns the checksum of `identity` and then all `parts`, in order.
     #[must_use]
     pub fn compute_parts<'a>(self, identity: &PlaneIdentity, parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
         match self {
@@ -69,29 +69,31 @@ impl PayloadChecksum {
     }
 }
 
-/// CRC-64/NVME of bytes by themselves: what names an adapter by what it says.
+/// Returns the CRC-64/NVME of bytes without an identity. Adapter records store it.
 #[must_use]
 pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// What a payload checksum is seeded with: which bytes these are. The right bytes in the wrong place do not match.
+/// The identity of a plane, which seeds its payload checksum.
+///
+/// Because of the seed, the right bytes in the wrong place do not verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PlaneIdentity {
-    /// Nonce of the frame, kept when the frame is moved.
+    /// The nonce of the frame, kept by a move.
     pub nonce: U64,
-    /// The sequence that wrote it.
+    /// The sequence that wrote the frame.
     pub sequence: U64,
-    /// First token of the piece.
+    /// The first token of the block or extent.
     pub first_token: U64,
-    /// Valid tokens in the piece; for caller state and adapters its bytes.
+    /// The valid tokens of the block or extent. For caller state and adapters, its bytes.
     pub tokens: U32,
-    /// Layer, 0 where there is none.
+    /// The layer, 0 for kinds without one.
     pub layer: U16,
-    /// Descriptor kind.
+    /// The descriptor kind.
     pub kind: U16,
-    /// Plane: 0 = K or the only one, 1 = V.
+    /// The plane: 0 = K or the only one, 1 = V.
     pub plane: U16,
     /// Zero.
     pub reserved: [u8; 6],
@@ -100,17 +102,9 @@ pub struct PlaneIdentity {
 const _: () = assert!(size_of::<PlaneIdentity>() == 40);
 
 impl PlaneIdentity {
-    /// The identity of one plane of a piece.
+    /// Returns the identity of plane 0, K or the only plane, of a block or extent.
     #[must_use]
-    pub fn new(
-        nonce: u64,
-        sequence: SequenceId,
-        kind: u16,
-        layer: u16,
-        first_token: u64,
-        tokens: u32,
-        plane: u16,
-    ) -> Self {
+    pub fn new(nonce: u64, sequence: SequenceId, kind: u16, layer: u16, first_token: u64, tokens: u32) -> Self {
         Self {
             nonce: U64::new(nonce),
             sequence: U64::new(sequence.0),
@@ -118,8 +112,16 @@ impl PlaneIdentity {
             tokens: U32::new(tokens),
             layer: U16::new(layer),
             kind: U16::new(kind),
-            plane: U16::new(plane),
+            plane: U16::new(0),
             reserved: [0; 6],
         }
+    }
+
+    /// Returns the identity of another plane of the same block or extent: 0 = K, 1 = V.
+    #[must_use]
+    #[inline]
+    pub fn with_plane(mut self, plane: u16) -> Self {
+        self.plane = U16::new(plane);
+        self
     }
 }

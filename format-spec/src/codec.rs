@@ -1,61 +1,63 @@
-//! Codecs of planes: how the K and V planes of blocks are stored, and how long that is.
+//! Codecs of planes: how the K and V planes of blocks are stored, and how many bytes they take.
 
 use crate::dtype::DType;
 
-/// Codec: the elements as they are.
+/// Codec: the elements themselves.
 pub const CODEC_RAW: u8 = 0;
-/// Codec: 256 levels per group of elements.
+/// Codec: levels of 8 bits over each range.
 pub const CODEC_INT8: u8 = 1;
-/// Codec: 16 levels per group of elements.
+/// Codec: levels of 4 bits over each range.
 pub const CODEC_INT4: u8 = 2;
 
-/// Elements of a token's value that share a range.
-pub const VALUE_RUN: usize = 32;
+/// The channels of a token's value that share a range.
+pub const VALUE_RANGE_CHANNELS: usize = 32;
 
-/// How a plane is stored.
+/// The codec of a plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PlaneCodec {
-    /// As it is.
+    /// The elements themselves.
     #[default]
     Raw = CODEC_RAW,
-    /// 256 levels in even steps over the range of a group: a byte per element.
+    /// 256 levels in even steps over each range: one byte per element.
     Int8 = CODEC_INT8,
-    /// 16 levels: half a byte per element.
+    /// 16 levels in even steps over each range: half a byte per element.
     Int4 = CODEC_INT4,
 }
 
-/// A plane `[heads, tokens, dims]` of a block.
+/// The shape `[heads, tokens, dims]` of a plane of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneShape {
-    /// 0 = K, 1 = V.
+    /// The plane: 0 = K, 1 = V.
     pub plane: usize,
-    /// KV heads.
+    /// The number of KV heads.
     pub heads: usize,
-    /// Tokens of the group.
+    /// The tokens of the group.
     pub tokens: usize,
-    /// Elements of a head's key or value.
+    /// The elements of a head's key or value.
     pub dims: usize,
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
 }
 
 impl PlaneShape {
-    /// Bytes of the plane as it is.
+    /// Returns the bytes of the plane under [`PlaneCodec::Raw`].
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.heads * self.tokens * self.dims * self.dtype.bytes()
     }
 
-    /// Ranges of a head: one per channel for keys, one per token and run of [`VALUE_RUN`] channels for values.
+    /// Returns the ranges of a head.
+    ///
+    /// Keys have one per channel. Values have one per token and [`VALUE_RANGE_CHANNELS`] channels.
     #[must_use]
     pub const fn ranges(&self) -> usize {
-        if self.plane == 0 { self.dims } else { self.tokens * self.dims.div_ceil(VALUE_RUN) }
+        if self.plane == 0 { self.dims } else { self.tokens * self.dims.div_ceil(VALUE_RANGE_CHANNELS) }
     }
 }
 
 impl PlaneCodec {
-    /// The codec with this code on disk, or `None` for an unknown one.
+    /// Returns the codec with this code on disk, or `None` for an unknown code.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -66,13 +68,13 @@ impl PlaneCodec {
         }
     }
 
-    /// The code on disk.
+    /// Returns the code on disk.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Bytes of the levels of a row.
+    /// Returns the bytes of the row of a token.
     const fn row_bytes(self, shape: &PlaneShape) -> usize {
         match self {
             Self::Raw => shape.dims * shape.dtype.bytes(),
@@ -81,7 +83,7 @@ impl PlaneCodec {
         }
     }
 
-    /// Bytes of the parameters in front of a head's rows: the least values of its ranges, then their steps.
+    /// Returns the bytes of a head's parameters: the minima of its ranges, then their steps. The rows follow them.
     #[must_use]
     pub const fn parameter_bytes(self, shape: &PlaneShape) -> usize {
         match self {
@@ -90,26 +92,28 @@ impl PlaneCodec {
         }
     }
 
-    /// Bytes of a head.
+    /// Returns the bytes of a head.
     #[must_use]
     pub const fn head_bytes(self, shape: &PlaneShape) -> usize {
         self.parameter_bytes(shape) + shape.tokens * self.row_bytes(shape)
     }
 
-    /// Bytes of the plane as it is stored.
+    /// Returns the bytes of the stored plane.
     #[must_use]
     pub const fn bytes(self, shape: &PlaneShape) -> usize {
         shape.heads * self.head_bytes(shape)
     }
 
-    /// Whether a plane of this shape is stored so: raw always, another codec where it saves 5 %.
+    /// Returns whether a plane of this shape may have this codec. Every codec except raw must save 5 %.
     #[must_use]
     pub const fn suits(self, shape: &PlaneShape) -> bool {
         matches!(self, Self::Raw) || (shape.dims > 0 && self.bytes(shape) * 20 <= shape.bytes() * 19)
     }
 
-    /// The offset in a stored plane of the first parameter that is not a finite number, or where the bytes that follow are missing;
-    /// none where the plane can be decoded.
+    /// Returns where a stored plane becomes invalid, or `None` if it can be decoded.
+    ///
+    /// It is the offset of the first minimum or step that is not finite. If `stored` has a wrong length, it is the
+    /// shorter of the found and the expected length.
     #[must_use]
     pub fn first_bad(self, shape: &PlaneShape, stored: &[u8]) -> Option<usize> {
         if stored.len() != self.bytes(shape) {
@@ -119,7 +123,7 @@ impl PlaneCodec {
         if parameters == 0 {
             return None;
         }
-        // The exponent of what is not finite is all ones; it stands in the upper two bytes.
+        // The exponent of a number that is not finite is all ones. It is in the upper two bytes.
         let (bytes, exponent) = match shape.dtype {
             DType::F32 => (4, 0x7f80),
             DType::F16 => (2, 0x7c00),
@@ -127,11 +131,11 @@ impl PlaneCodec {
         };
         let head_bytes = self.head_bytes(shape);
         stored.chunks_exact(head_bytes).enumerate().find_map(|(head, stored)| {
-            let infinite = |word: &[u8]| match word {
+            let is_not_finite = |word: &[u8]| match word {
                 [.., low, high] => u16::from_le_bytes([*low, *high]) & exponent == exponent,
                 _ => true,
             };
-            let at = stored[..parameters].chunks_exact(bytes).position(infinite)?;
+            let at = stored[..parameters].chunks_exact(bytes).position(is_not_finite)?;
             Some(head * head_bytes + at * bytes)
         })
     }

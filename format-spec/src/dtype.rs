@@ -1,6 +1,6 @@
 //! Element types of keys and values.
 
-/// Element type of the keys and values of a layout, little-endian on disk.
+/// The element type of the keys and values of a layout, little-endian on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DType {
@@ -13,7 +13,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -22,7 +22,7 @@ impl DType {
         }
     }
 
-    /// The dtype with this code on disk, or `None` for an unknown one.
+    /// Returns the dtype with this code on disk, or `None` for an unknown code.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -33,13 +33,13 @@ impl DType {
         }
     }
 
-    /// The code on disk.
+    /// Returns the code on disk.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The customary lower-case name: `f32`, `f16`, `bf16`.
+    /// Returns the customary lower-case name: `f32`, `f16` or `bf16`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,54 +1,54 @@
-//! Format version and feature sets.
+//! The format version and the feature sets of a single-page structure.
 
-use crate::error::{FormatError, FormatErrorCode};
+use crate::error::FormatError;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Major version this code reads and writes.
+/// The major version that this code reads and writes.
 pub const VERSION_MAJOR: u16 = 0;
-/// Minor version this code writes.
+/// The minor version that this code writes.
 pub const VERSION_MINOR: u16 = 1;
 
-/// Incompatible feature: the format is experimental; its bytes may change with the next minor version.
+/// Incompatible feature: the format is experimental. Its bytes may change with the next minor version.
 pub const INCOMPAT_EXPERIMENTAL: u64 = 1 << 0;
-/// Incompatible feature, room kept: cluster pools.
+/// Incompatible feature, reserved: cluster pools.
 pub const INCOMPAT_POOLS: u64 = 1 << 1;
 /// Incompatible feature: layouts may name codecs other than raw.
 pub const INCOMPAT_CODECS: u64 = 1 << 2;
-/// Incompatible feature: frames have copies on other devices.
+/// Incompatible feature: frames may have copies on other devices.
 pub const INCOMPAT_REPLICAS: u64 = 1 << 3;
-/// Incompatible feature, room kept: keyed objects.
+/// Incompatible feature, reserved: keyed objects.
 pub const INCOMPAT_KEYED: u64 = 1 << 4;
-/// Incompatible feature, room kept: encryption.
+/// Incompatible feature, reserved: encryption.
 pub const INCOMPAT_ENCRYPTION: u64 = 1 << 5;
 
-/// Incompatible features this code knows.
+/// The incompatible features that this code knows.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL | INCOMPAT_CODECS | INCOMPAT_REPLICAS;
-/// Features this code must know to write, but not to read.
+/// The read-only compatible features that this code knows. A store with any other may be read but not written.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 
-/// Version and feature sets as they stand in superblocks, manifest and segment headers.
+/// The version and feature sets in superblock slots, manifest and segment pages, and export pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Features {
-    /// Major version: another one is not readable.
+    /// The major version. A reader refuses any other.
     pub major: U16,
-    /// Minor version. While [`INCOMPAT_EXPERIMENTAL`] is set, another one is not readable either.
+    /// The minor version. A reader refuses any other while [`INCOMPAT_EXPERIMENTAL`] is set.
     pub minor: U16,
     /// Zero.
     pub reserved: [u8; 4],
-    /// Features a reader and a writer may ignore.
+    /// Features that readers and writers may ignore.
     pub compat: U64,
-    /// Features a reader may ignore; a writer must not write.
+    /// Features that readers may ignore. A writer that lacks one must not write.
     pub ro_compat: U64,
-    /// Features that nobody may ignore.
+    /// Features that neither readers nor writers may ignore.
     pub incompat: U64,
 }
 
 const _: () = assert!(size_of::<Features>() == 32);
 
 impl Features {
-    /// What this code writes.
+    /// Returns the version and features of a store without copies and codecs.
     #[must_use]
     pub fn current() -> Self {
         Self {
@@ -61,48 +61,47 @@ impl Features {
         }
     }
 
-    /// The same with these incompatible features.
+    /// Adds incompatible features.
     #[must_use]
     pub fn with(mut self, incompat: u64) -> Self {
         self.incompat = U64::new(self.incompat.get() | incompat);
         self
     }
 
-    /// The same with the feature of copies.
+    /// Adds [`INCOMPAT_REPLICAS`].
     #[must_use]
-    pub fn with_replicas(self) -> Self {
+    pub fn with_copies(self) -> Self {
         self.with(INCOMPAT_REPLICAS)
     }
 
-    /// The same with the feature of codecs.
+    /// Adds [`INCOMPAT_CODECS`].
     #[must_use]
     pub fn with_codecs(self) -> Self {
         self.with(INCOMPAT_CODECS)
     }
 
-    /// Whether layouts may name codecs other than raw.
+    /// Returns whether layouts may name codecs other than raw.
     #[must_use]
     pub fn has_codecs(&self) -> bool {
         self.incompat.get() & INCOMPAT_CODECS != 0
     }
 
-    /// Whether frames may have copies.
+    /// Returns whether frames may have copies on other devices.
     #[must_use]
-    pub fn has_replicas(&self) -> bool {
+    pub fn has_copies(&self) -> bool {
         self.incompat.get() & INCOMPAT_REPLICAS != 0
     }
 
-    /// Whether this code may write a store with these features (it may read it in any case).
+    /// Returns whether this code may write a store with these features. It may read the store in any case.
     #[must_use]
     pub fn writable(&self) -> bool {
         self.ro_compat.get() & !RO_COMPAT_KNOWN == 0
     }
 
-    /// This code can read these features.
+    /// Checks that this code can read these features, which are at offset `base` of their structure.
     pub(crate) fn check(&self, base: usize) -> Result<(), FormatError> {
-        let unsupported = |field, offset: usize, known, found| {
-            Err(FormatError::new(FormatErrorCode::Unsupported, field, base + offset, known, found))
-        };
+        let unsupported =
+            |field, offset: usize, known, found| Err(FormatError::unsupported(field, base + offset, known, found));
         if self.major.get() != VERSION_MAJOR {
             return unsupported("major version", 0, u64::from(VERSION_MAJOR), u64::from(self.major.get()));
         }

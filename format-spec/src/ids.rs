@@ -1,13 +1,16 @@
-//! Identifiers and places.
+//! Ids, and locations of frames.
 
 use core::fmt;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The largest of the numbers that only grow: ids of frames and sequences, LSNs, generations, epochs, sequence numbers of slots and
-/// batches, bytes written over the life of a store. Nobody gets there; whoever counts on from what a file says does not overflow.
+/// The greatest of the numbers that only grow.
+///
+/// They are ids of frames and sequences, LSNs, generations, epochs, and sequence numbers of slots and batches. The
+/// bytes written over the life of a store have the same limit. A number on disk can therefore be incremented without
+/// overflow.
 pub const NUMBER_MAX: u64 = 1 << 62;
-/// The largest number of a segment or a layout.
+/// The greatest number of a segment or a layout.
 pub const INDEX_MAX: u32 = 1 << 31;
 
 macro_rules! id {
@@ -25,37 +28,37 @@ macro_rules! id {
 }
 
 id!(
-    /// A device of a store, counted from 0.
+    /// The index of a device of a store, from 0.
     DeviceIndex(u16)
 );
 id!(
-    /// A segment of one device. Its file is `segments/` and this number in 8 hexadecimal digits.
+    /// The id of a segment on one device. Its file is `segments/` and this number in 8 hexadecimal digits.
     SegmentId(u32)
 );
 id!(
-    /// A frame. Stable for its life, also when it is moved; never reused.
+    /// The id of a frame. A move keeps it, and no id is used twice.
     FrameId(u64)
 );
 id!(
-    /// A sequence. Never reused.
+    /// The id of a sequence. No id is used twice.
     SequenceId(u64)
 );
 id!(
-    /// A layout as numbered in the manifest.
+    /// The number of a layout in the manifest.
     LayoutId(u32)
 );
 
-/// A run of pages in a segment of a device.
+/// A [`Location`] on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawLocation {
-    /// Segment id.
+    /// The segment id.
     pub segment: U32,
-    /// First page, counted from the start of the segment file.
+    /// The first page, counted from the start of the segment file.
     pub page: U32,
-    /// Pages.
+    /// The number of pages.
     pub pages: U32,
-    /// Device index.
+    /// The device index.
     pub device: U16,
     /// Zero.
     pub reserved: U16,
@@ -63,33 +66,33 @@ pub struct RawLocation {
 
 const _: () = assert!(size_of::<RawLocation>() == 16);
 
-/// A run of pages in a segment of a device.
+/// The location of a frame: consecutive pages of a segment on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Location {
-    /// Device.
+    /// The device.
     pub device: DeviceIndex,
-    /// Segment of that device.
+    /// The segment on that device.
     pub segment: SegmentId,
-    /// First page, counted from the start of the segment file.
+    /// The first page, counted from the start of the segment file.
     pub page: u32,
-    /// Pages.
+    /// The number of pages.
     pub pages: u32,
 }
 
 impl Location {
-    /// Byte offset in the segment file.
+    /// Returns the byte offset in the segment file.
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.page as u64 * crate::PAGE_BYTES as u64
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.pages as u64 * crate::PAGE_BYTES as u64
     }
 
-    /// The bytes of this place.
+    /// Converts the location to its bytes on disk.
     #[must_use]
     pub fn to_raw(self) -> RawLocation {
         RawLocation {
@@ -101,7 +104,7 @@ impl Location {
         }
     }
 
-    /// The place in these bytes.
+    /// Converts a location on disk. It checks nothing.
     #[must_use]
     pub fn from_raw(raw: &RawLocation) -> Self {
         Self {

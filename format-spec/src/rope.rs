@@ -1,32 +1,32 @@
-//! Rotary position embedding of the keys of a layer, as a layout describes it.
+//! Rotations: the rotary position embedding of the keys of a layer, as a layout describes it (Su et al. 2021).
 
-use crate::error::{FormatError, FormatErrorCode};
+use crate::error::FormatError;
 use crate::verify::check_zeros;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The most records of rotations in a layout.
+/// The most rotation entries of a layout.
 pub const ROPES_MAX: usize = 255;
 
-/// Pairing: element i of the rotated ones with element i + dims / 2.
+/// Pairing: rotated element i with rotated element i + dims / 2.
 pub const PAIRING_HALVES: u8 = 1;
-/// Pairing: element 2 i of the rotated ones with element 2 i + 1.
+/// Pairing: rotated element 2 i with rotated element 2 i + 1.
 pub const PAIRING_INTERLEAVED: u8 = 2;
 
-/// Scaling: frequencies as they are.
+/// Scaling: unscaled frequencies.
 pub const SCALING_NONE: u8 = 0;
 /// Scaling: all frequencies divided by the factor.
 pub const SCALING_LINEAR: u8 = 1;
-/// Scaling: low frequencies divided by the factor, high ones kept, those between interpolated (Llama 3.1).
+/// Scaling of Llama 3.1: low frequencies divided by the factor, high ones kept, the others interpolated.
 pub const SCALING_LLAMA3: u8 = 2;
 
-/// A rotation in an encoded layout. Numbers are IEEE 754 binary64.
+/// A rotation entry of an encoded layout. The numbers are IEEE 754 binary64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawRope {
-    /// First rotated element of the key of a head.
+    /// The first rotated element of the key of a head.
     pub first: U16,
-    /// Rotated elements, even.
+    /// The number of rotated elements, even.
     pub dims: U16,
     /// [`PAIRING_HALVES`] or [`PAIRING_INTERLEAVED`].
     pub pairing: u8,
@@ -34,87 +34,89 @@ pub struct RawRope {
     pub scaling: u8,
     /// Zero.
     pub reserved: [u8; 2],
-    /// Base of the frequencies, above 1.
+    /// The base of the frequencies, above 1.
     pub theta: U64,
-    /// Factor of linear and llama3, above 0; else 0.
+    /// The factor of linear and llama3 scaling, above 0, else 0.
     pub factor: U64,
-    /// Llama3: wavelengths above original / low are low frequencies; else 0.
+    /// Llama3: wavelengths above original / low are low frequencies. Else 0.
     pub low: U64,
-    /// Llama3: wavelengths below original / high are high frequencies, above `low`; else 0.
+    /// Llama3: wavelengths below original / high are high frequencies. It is above `low`. Else 0.
     pub high: U64,
-    /// Llama3: context length of the original training, above 0; else 0.
+    /// Llama3: the context length of the original training, above 0. Else 0.
     pub original: U64,
 }
 
 const _: () = assert!(size_of::<RawRope>() == 48);
 
-/// Which elements turn together.
+/// The pairing of rotated elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopePairing {
-    /// Element i with element i + dims / 2 (Hugging Face's Llama and most others).
+    /// Element i with element i + dims / 2, as in Hugging Face's Llama and most other models.
     Halves,
-    /// Element 2 i with element 2 i + 1 (the original, GPT-J, llama.cpp's "normal").
+    /// Element 2 i with element 2 i + 1, as in the paper, GPT-J and llama.cpp's "normal".
     Interleaved,
 }
 
-/// How the frequencies `theta^(-2 i / dims)` are scaled.
+/// The scaling of the frequencies `theta^(-2 i / dims)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// As they are.
+    /// Unscaled.
     None,
-    /// All divided by the factor.
+    /// All frequencies divided by the factor.
     Linear {
-        /// Stretch of positions.
+        /// The stretch of positions.
         factor: f64,
     },
-    /// Llama 3.1.
+    /// The scaling of Llama 3.1.
     Llama3 {
-        /// Stretch of low frequencies.
+        /// The stretch of low frequencies.
         factor: f64,
         /// Wavelengths above `original / low` are low frequencies.
         low: f64,
         /// Wavelengths below `original / high` are high frequencies.
         high: f64,
-        /// Context length of the original training.
+        /// The context length of the original training.
         original: f64,
     },
 }
 
-/// How the keys of a layer were rotated (Su et al. 2021): token at position p, pair i, by the angle p * frequency i. Equal when
-/// all its numbers are equal bit by bit.
+/// The rotation of the keys of a layer.
+///
+/// Pair i of the key of the token at position p is rotated by the angle p * frequency i. Two rotations are equal if all
+/// their numbers are equal bit by bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rope {
     first: u16,
     dims: u16,
     pairing: RopePairing,
     scaling: u8,
-    /// theta, factor, low, high, original: bits of binary64, so that layouts can be compared and hashed.
+    /// theta, factor, low, high and original as bits of binary64, so that layouts can be compared and hashed.
     numbers: [u64; 5],
 }
 
 impl Rope {
-    /// The first `dims` elements of each key, paired in halves, unscaled frequencies of base `theta`.
+    /// Returns the rotation of the first `dims` elements, paired in halves, with unscaled frequencies of base `theta`.
     #[must_use]
     pub const fn new(dims: u16, theta: f64) -> Self {
         let numbers = [theta.to_bits(), 0, 0, 0, 0];
         Self { first: 0, dims, pairing: RopePairing::Halves, scaling: SCALING_NONE, numbers }
     }
 
-    /// The same with neighbours paired.
+    /// Pairs neighbours instead of halves.
     #[must_use]
     pub const fn interleaved(mut self) -> Self {
         self.pairing = RopePairing::Interleaved;
         self
     }
 
-    /// The same for the elements from `first` on.
+    /// Rotates the elements from `first` on.
     #[must_use]
     pub const fn starting_at(mut self, first: u16) -> Self {
         self.first = first;
         self
     }
 
-    /// The same with this scaling.
+    /// Scales the frequencies.
     #[must_use]
     pub const fn scaled(mut self, scaling: RopeScaling) -> Self {
         let theta = self.numbers[0];
@@ -129,31 +131,31 @@ impl Rope {
         self
     }
 
-    /// First rotated element of a key.
+    /// Returns the first rotated element of a key.
     #[must_use]
     pub const fn first(&self) -> usize {
         self.first as usize
     }
 
-    /// Rotated elements of a key.
+    /// Returns the number of rotated elements of a key.
     #[must_use]
     pub const fn dims(&self) -> usize {
         self.dims as usize
     }
 
-    /// Which of them turn together.
+    /// Returns the pairing.
     #[must_use]
     pub const fn pairing(&self) -> RopePairing {
         self.pairing
     }
 
-    /// Base of the frequencies.
+    /// Returns the base of the frequencies.
     #[must_use]
     pub const fn theta(&self) -> f64 {
         f64::from_bits(self.numbers[0])
     }
 
-    /// How they are scaled.
+    /// Returns the scaling.
     #[must_use]
     pub const fn scaling(&self) -> RopeScaling {
         let [_, factor, low, high, original] = self.numbers;
@@ -170,7 +172,7 @@ impl Rope {
         }
     }
 
-    /// Checks every range; `at` is where the record stands.
+    /// Checks every range. `at` is the offset of the entry in the encoded layout.
     pub(crate) fn check(&self, at: usize) -> Result<(), FormatError> {
         if self.dims == 0 || !self.dims.is_multiple_of(2) {
             return Err(FormatError::range("rotated dims", at + 2, 2, u64::from(self.dims)));
@@ -210,10 +212,10 @@ impl Rope {
         }
     }
 
-    /// The rotation of a record at `at` of the layout.
+    /// Decodes and checks a rotation entry at offset `at` of the encoded layout.
     pub(crate) fn from_raw(raw: &RawRope, at: usize) -> Result<Self, FormatError> {
         let unknown = |field, offset: usize, known, found| {
-            Err(FormatError::new(FormatErrorCode::Unsupported, field, at + offset, known, u64::from(found)))
+            Err(FormatError::unsupported(field, at + offset, known, u64::from(found)))
         };
         let pairing = match raw.pairing {
             PAIRING_HALVES => RopePairing::Halves,
@@ -224,7 +226,7 @@ impl Rope {
             return unknown("scaling of a rotation", 5, 2, raw.scaling);
         }
         check_zeros(&raw.reserved, "rotation", at + 6)?;
-        // Numbers that the scaling does not have.
+        // Numbers that the scaling does not use are zero.
         let unused = match raw.scaling {
             SCALING_NONE => 16,
             SCALING_LINEAR => 24,

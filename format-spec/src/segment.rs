@@ -1,6 +1,6 @@
-//! Segments: preallocated files of frames or of cluster pools. The first page is the header, the last repeats it.
+//! Segments: preallocated files of frames. The first page is the header, and the last page repeats it as the trailer.
 
-use crate::error::{FormatError, FormatErrorCode};
+use crate::error::FormatError;
 use crate::features::Features;
 use crate::ids::SegmentId;
 use crate::page::PAGE_BYTES;
@@ -11,13 +11,13 @@ use alloc::string::String;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Magic of the header and the trailer.
+/// The magic of the header and trailer page.
 pub const MAGIC: [u8; 8] = *b"SKVSEGMT";
-/// Directory of the segments, inside the device directory.
+/// The directory of the segments, in the device directory.
 pub const DIRECTORY: &str = "segments";
-/// Kind: frames back to back.
+/// Kind: frames.
 pub const KIND_LOG: u8 = 1;
-/// Kind: cluster pools (room kept).
+/// Kind, reserved: cluster pools.
 pub const KIND_POOL: u8 = 2;
 /// Position: the first page of the file.
 pub const POSITION_HEADER: u8 = 0;
@@ -30,21 +30,21 @@ pub const POSITION_TRAILER: u8 = 1;
 pub struct SegmentPage {
     /// [`MAGIC`].
     pub magic: [u8; 8],
-    /// Version and features.
+    /// The version and features.
     pub features: Features,
-    /// The store.
+    /// The id of the store.
     pub store_id: [u8; 16],
-    /// Counts the lives of this file: grows each time it is recycled.
+    /// The number of lives of this file. It grows each time the file is recycled.
     pub generation: U64,
-    /// Random number of this life; seeds the checksums of the frame headers in it.
+    /// A random number of this life. It seeds the checksums of the frame headers in the segment.
     pub nonce: U64,
-    /// When this life began, seconds since 1970.
+    /// The start of this life, seconds since 1970.
     pub created_unix_s: U64,
-    /// This segment.
+    /// The id of this segment.
     pub segment: U32,
-    /// Pages of the file, header and trailer included.
+    /// The pages of the file, header and trailer included.
     pub pages: U32,
-    /// Its device.
+    /// The index of its device.
     pub device: U16,
     /// [`KIND_LOG`] or [`KIND_POOL`].
     pub kind: u8,
@@ -57,7 +57,7 @@ pub struct SegmentPage {
 const _: () = assert!(size_of::<SegmentPage>() == 96);
 
 impl SegmentPage {
-    /// The page.
+    /// Returns the bytes of the page.
     #[must_use]
     pub fn encode(&self) -> [u8; PAGE_BYTES] {
         seal_page(self)
@@ -65,15 +65,15 @@ impl SegmentPage {
 }
 
 impl Unverified<'_, SegmentPage> {
-    /// Checks the page by itself. Whether it is the page of this store, place and generation is for the caller to compare.
+    /// Checks the page itself. The caller compares store, device, segment, generation and position with the place.
     ///
     /// # Errors
-    /// Damage, or a version or feature this code does not know.
+    /// The page is damaged, or this code does not know its version, a feature or its kind.
     pub fn verify(&self) -> Result<Verified<SegmentPage>, FormatError> {
         check_page(self.bytes(), "segment page", MAGIC, size_of::<SegmentPage>())?;
         let page = self.peek();
         if !matches!(page.kind, KIND_LOG | KIND_POOL) {
-            return Err(FormatError::new(FormatErrorCode::Unsupported, "segment kind", 90, 2, u64::from(page.kind)));
+            return Err(FormatError::unsupported("segment kind", 90, 2, u64::from(page.kind)));
         }
         if page.position > POSITION_TRAILER {
             return Err(FormatError::range("segment page position", 91, 1, u64::from(page.position)));
@@ -87,13 +87,13 @@ impl Unverified<'_, SegmentPage> {
     }
 }
 
-/// The file of a segment, inside the device directory.
+/// Returns the path of a segment file in the device directory.
 #[must_use]
 pub fn file_name(segment: SegmentId) -> String {
     format!("{DIRECTORY}/{:08x}", segment.0)
 }
 
-/// The segment whose file has this name inside [`DIRECTORY`], if it is one.
+/// Returns the segment whose file has this name in [`DIRECTORY`], or `None` if no segment has it.
 #[must_use]
 pub fn parse_file_name(name: &str) -> Option<SegmentId> {
     if name.len() != 8 || name.bytes().any(|b| !matches!(b, b'0'..=b'9' | b'a'..=b'f')) {

@@ -1,4 +1,4 @@
-//! The superblock of a device: two slots, one page each, written in turn.
+//! The superblock of a device: two slots of one page each. A writer alternates between them.
 
 use crate::checksum::PayloadChecksum;
 use crate::error::{FormatError, FormatErrorCode};
@@ -9,16 +9,16 @@ use crate::verify::{Unverified, Verified, check_page, seal_page};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Magic of a slot.
+/// The magic of a slot.
 pub const MAGIC: [u8; 8] = *b"STRATAKV";
-/// Slots in the file.
+/// The number of slots in the file.
 pub const SLOTS: usize = 2;
-/// The file, inside the device directory.
+/// The name of the file in the device directory.
 pub const FILE: &str = "superblock";
 
-/// State: a writer has the store open, or had when it stopped.
+/// State: a writer has the store open, or stopped without closing it.
 pub const STATE_OPEN: u8 = 1;
-/// State: closed; `synced_through` is the last batch of the manifest.
+/// State: closed. `synced_through` is the last batch of the manifest.
 pub const STATE_CLOSED: u8 = 2;
 
 /// One slot.
@@ -27,35 +27,35 @@ pub const STATE_CLOSED: u8 = 2;
 pub struct Slot {
     /// [`MAGIC`].
     pub magic: [u8; 8],
-    /// Version and features.
+    /// The version and features.
     pub features: Features,
-    /// Counts the writes of this superblock; slot `sequence % 2` holds it.
+    /// The number of writes of this superblock. `sequence % 2` is the slot.
     pub sequence: U64,
-    /// The store.
+    /// The id of the store.
     pub store_id: [u8; 16],
-    /// This device.
+    /// The id of this device.
     pub device_id: [u8; 16],
-    /// Last membership epoch this device took part in.
+    /// The last membership epoch that this device took part in.
     pub epoch: U64,
-    /// Generation of the manifest in force.
+    /// The generation of the manifest in force.
     pub manifest_generation: U64,
-    /// Nonce of that generation.
+    /// The nonce of that generation.
     pub manifest_nonce: U64,
-    /// The last batch of that generation known durable when this slot was written.
+    /// The last batch of that generation known to be durable when the slot was written.
     pub synced_through: U64,
-    /// When the store was created, seconds since 1970.
+    /// The creation time of the store, seconds since 1970.
     pub created_unix_s: U64,
     /// Bytes of every segment file of the store.
     pub segment_bytes: U64,
-    /// Index of this device.
+    /// The index of this device.
     pub device_index: U16,
-    /// Devices of the store in that epoch.
+    /// The number of devices of the store in that epoch.
     pub device_count: U16,
     /// [`PayloadChecksum`].
     pub payload_checksum: u8,
     /// [`STATE_OPEN`] or [`STATE_CLOSED`].
     pub state: u8,
-    /// Copies of the manifest on this device: 2 where it is the only device, else 1, 0 on devices that hold none.
+    /// The copies of that manifest generation on this device: at most 2 on the only device of a store, else at most 1.
     pub manifest_copies: u8,
     /// Zero.
     pub reserved: u8,
@@ -63,24 +63,56 @@ pub struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 136);
 
-/// The largest segment, in pages.
+/// The most pages of a segment.
 pub const SEGMENT_PAGES_MAX: u64 = 1 << 24;
-/// The smallest segment, in pages.
+/// The fewest pages of a segment.
 pub const SEGMENT_PAGES_MIN: u64 = 8;
 /// The most devices of a store.
 pub const DEVICES_MAX: u16 = 256;
 
 impl Slot {
-    /// The page of this slot.
+    /// Returns the page of this slot.
     #[must_use]
     pub fn encode(&self) -> [u8; PAGE_BYTES] {
         seal_page(self)
     }
 
-    /// The payload checksum of the store.
+    /// Returns the payload checksum of the store.
     #[must_use]
     pub fn checksum(&self) -> PayloadChecksum {
         PayloadChecksum::from_code(self.payload_checksum).unwrap_or_default()
+    }
+
+    fn check_ranges(&self) -> Result<(), FormatError> {
+        let numbers = [
+            ("slot sequence", 40, self.sequence),
+            ("membership epoch", 80, self.epoch),
+            ("manifest generation", 88, self.manifest_generation),
+            ("synced through", 104, self.synced_through),
+        ];
+        if let Some((name, at, number)) = numbers.into_iter().find(|(_, _, number)| number.get() > NUMBER_MAX) {
+            return Err(FormatError::range(name, at, NUMBER_MAX, number.get()));
+        }
+        if segment_pages(self.segment_bytes.get()).is_none() {
+            return Err(FormatError::range("segment bytes", 120, SEGMENT_PAGES_MAX, self.segment_bytes.get()));
+        }
+        if PayloadChecksum::from_code(self.payload_checksum).is_none() {
+            return Err(FormatError::unsupported("payload checksum", 132, 2, u64::from(self.payload_checksum)));
+        }
+        if !matches!(self.state, STATE_OPEN | STATE_CLOSED) {
+            return Err(FormatError::range("superblock state", 133, 2, u64::from(self.state)));
+        }
+        if self.manifest_generation.get() == 0 {
+            return Err(FormatError::range("manifest generation", 88, 1, 0));
+        }
+        if self.manifest_copies > 2 {
+            return Err(FormatError::range("manifest copies", 134, 2, u64::from(self.manifest_copies)));
+        }
+        let (index, count) = (self.device_index.get(), self.device_count.get());
+        if count == 0 || count > DEVICES_MAX || index >= count {
+            return Err(FormatError::range("device index", 128, u64::from(count), u64::from(index)));
+        }
+        Ok(())
     }
 }
 
@@ -88,65 +120,24 @@ impl Unverified<'_, Slot> {
     /// Checks the page as slot `index`.
     ///
     /// # Errors
-    /// Damage, another slot's page, or a version or feature this code does not know.
+    /// The page is damaged or belongs to the other slot, or this code does not know its version or a feature.
     pub fn verify(&self, index: usize) -> Result<Verified<Slot>, FormatError> {
         check_page(self.bytes(), "superblock", MAGIC, size_of::<Slot>())?;
         let slot = self.peek();
         if slot.sequence.get() % SLOTS as u64 != index as u64 {
-            return Err(FormatError::new(
-                FormatErrorCode::Identity,
-                "superblock slot",
-                40,
-                index as u64,
-                slot.sequence.get(),
-            ));
+            let (expected, found) = (index as u64, slot.sequence.get());
+            return Err(FormatError::new(FormatErrorCode::Identity, "superblock slot", 40, expected, found));
         }
-        let numbers = [
-            ("slot sequence", 40, slot.sequence),
-            ("membership epoch", 80, slot.epoch),
-            ("manifest generation", 88, slot.manifest_generation),
-            ("synced through", 104, slot.synced_through),
-        ];
-        if let Some((name, at, number)) = numbers.into_iter().find(|(_, _, number)| number.get() > NUMBER_MAX) {
-            return Err(FormatError::range(name, at, NUMBER_MAX, number.get()));
-        }
-        let pages = slot.segment_bytes.get() / PAGE_BYTES as u64;
-        if !slot.segment_bytes.get().is_multiple_of(PAGE_BYTES as u64)
-            || !(SEGMENT_PAGES_MIN..=SEGMENT_PAGES_MAX).contains(&pages)
-        {
-            return Err(FormatError::range("segment bytes", 120, SEGMENT_PAGES_MAX, slot.segment_bytes.get()));
-        }
-        if PayloadChecksum::from_code(slot.payload_checksum).is_none() {
-            return Err(FormatError::new(
-                FormatErrorCode::Unsupported,
-                "payload checksum",
-                132,
-                2,
-                u64::from(slot.payload_checksum),
-            ));
-        }
-        if !matches!(slot.state, STATE_OPEN | STATE_CLOSED) {
-            return Err(FormatError::range("superblock state", 133, 2, u64::from(slot.state)));
-        }
-        if slot.manifest_generation.get() == 0 {
-            return Err(FormatError::range("manifest generation", 88, 1, 0));
-        }
-        if slot.manifest_copies > 2 {
-            return Err(FormatError::range("manifest copies", 134, 2, u64::from(slot.manifest_copies)));
-        }
-        let (index, count) = (slot.device_index.get(), slot.device_count.get());
-        if count == 0 || count > DEVICES_MAX || index >= count {
-            return Err(FormatError::range("device index", 128, u64::from(count), u64::from(index)));
-        }
+        slot.check_ranges()?;
         crate::verify::check_zeros(&[slot.reserved], "superblock", 135)?;
         Ok(Verified::new(*slot))
     }
 }
 
-/// The slot to believe among the two pages of a superblock file: the valid one with the highest sequence.
+/// Returns the slot in force of a superblock file: the valid one with the higher sequence number.
 ///
 /// # Errors
-/// Neither slot is valid: the error of the slot that is closer to one (a version error before damage).
+/// A slot is unsupported, because a newer version wrote to this device. Or neither slot is valid.
 pub fn newest(file: &[u8]) -> Result<Verified<Slot>, FormatError> {
     let mut best: Option<Verified<Slot>> = None;
     let mut error: Option<FormatError> = None;
@@ -166,7 +157,6 @@ pub fn newest(file: &[u8]) -> Result<Verified<Slot>, FormatError> {
         }
     }
     match (best, error) {
-        // A slot of a newer format beside an older one: a newer build wrote here.
         (_, Some(e)) if e.code == FormatErrorCode::Unsupported => Err(e),
         (Some(slot), _) => Ok(slot),
         (None, Some(e)) => Err(e),
@@ -174,7 +164,7 @@ pub fn newest(file: &[u8]) -> Result<Verified<Slot>, FormatError> {
     }
 }
 
-/// The pages a segment of `bytes` has. `None` beyond [`SEGMENT_PAGES_MAX`] or when `bytes` is no multiple of the page.
+/// Returns the pages of a segment of `bytes`, or `None` if `bytes` is not a multiple of the page or out of the limits.
 #[must_use]
 pub fn segment_pages(bytes: u64) -> Option<U32> {
     let pages = bytes / PAGE_BYTES as u64;

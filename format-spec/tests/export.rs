@@ -1,4 +1,4 @@
-//! Exported sequences: the golden file piece by piece, and bytes that are hostile.
+//! Exported sequences: the golden file `v0.2/export`, piece by piece, and hostile bytes.
 
 use proptest::prelude::*;
 use std::fs;
@@ -26,7 +26,7 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/v0.2/export")
 }
 
-/// Two groups of four and a tail of one; a layer of two planes, one without KV, one without values.
+/// Returns a layout with groups of four tokens: a layer with two planes, one without KV, and one without V.
 fn layout() -> Layout {
     let layer = |kv_heads, key_dim, value_dim, window| LayerGeometry {
         kv_heads,
@@ -67,13 +67,13 @@ fn page() -> ExportPage {
     }
 }
 
-/// Element `at` of a plane, as an f16 that is a small whole number: 0, 1, ... 7, 0, ...
+/// Returns f16 elements that count 0, 1, ... 7, 0, ... starting at `from`.
 fn elements(count: usize, from: usize) -> Vec<u8> {
     const SMALL: [u16; 8] = [0, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700];
     (from..from + count).flat_map(|at| SMALL[at % 8].to_le_bytes()).collect()
 }
 
-/// Minima and maxima of K planes `[heads, 4, dim]`, the bits of small whole numbers being ordered like them.
+/// Returns the minima and maxima of a K plane `[heads, 4, dim]`. The bits of small whole numbers are ordered like them.
 fn extremes(plane: &[u8], heads: usize, dim: usize) -> Vec<u8> {
     let bits: Vec<u16> = plane.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
     let column = |head: usize, at: usize| (0..4).map(move |token| (head * 4 + token) * dim + at);
@@ -84,6 +84,7 @@ fn extremes(plane: &[u8], heads: usize, dim: usize) -> Vec<u8> {
     [all(u16::min), all(u16::max)].concat().iter().flat_map(|bits| bits.to_le_bytes()).collect()
 }
 
+/// Returns the pieces of the file, except the last one.
 fn pieces() -> Vec<(Piece, Vec<u8>)> {
     let mut encoded = Vec::new();
     layout().encode(&mut encoded);
@@ -99,7 +100,7 @@ fn pieces() -> Vec<(Piece, Vec<u8>)> {
         let element = Some(DType::F16);
         (Piece { kind: PIECE_SUMMARY, summary: SUMMARY_MIN_MAX, element, ..piece }, bytes)
     };
-    // Layer 0: a piece per group.
+    // Layer 0 has one piece per group and a tail of one token.
     for group in 0..2 {
         let (keys, values) = (elements(24, group), elements(8, 5 + group));
         let groups = Piece { first: group as u64 * 4, tokens: 4, ..Piece::plain(PIECE_GROUPS) };
@@ -107,7 +108,7 @@ fn pieces() -> Vec<(Piece, Vec<u8>)> {
         all.push(summary(groups, extremes(&keys, 2, 3)));
     }
     all.push((Piece { first: 8, tokens: 1, ..Piece::plain(PIECE_TAIL) }, elements(8, 3)));
-    // Layer 2: both groups in one piece, no V.
+    // Layer 2 has both groups in one piece, and no V.
     let keys = [elements(20, 0), elements(20, 4)];
     let groups = Piece { layer: 2, tokens: 8, ..Piece::plain(PIECE_GROUPS) };
     all.push((groups, keys.concat()));
@@ -133,15 +134,15 @@ fn file() -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "writes the golden file where there is none"]
-fn generate() {
+#[ignore = "writes the golden file if it does not exist yet"]
+fn generate_writes_the_golden_file() {
     fs::create_dir_all(golden().parent().expect("a directory")).expect("the directory");
     let out = fs::File::options().write(true).create_new(true).open(golden());
-    std::io::Write::write_all(&mut out.expect("the golden file is never written over"), &file()).expect("written");
+    std::io::Write::write_all(&mut out.expect("the golden file is never overwritten"), &file()).expect("written");
 }
 
 #[test]
-fn the_golden_file_is_written_again_byte_for_byte() {
+fn the_golden_file_is_built_byte_for_byte() {
     let golden = fs::read(golden()).expect("the golden file");
     let written = file();
     let differs = golden.iter().zip(&written).position(|(a, b)| a != b);
@@ -170,7 +171,7 @@ fn the_golden_file_is_read_piece_by_piece() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_where_it_is() {
+fn a_flipped_bit_is_refused() {
     let file = file();
     for bit in 0..PAGE_BYTES * 8 {
         let mut bad = file[..PAGE_BYTES].to_vec();
@@ -188,7 +189,7 @@ fn a_flipped_bit_is_found_where_it_is() {
 }
 
 #[test]
-fn a_piece_belongs_to_its_file_and_place() {
+fn a_piece_verifies_only_in_its_file_and_place() {
     let header = PieceHeader::new(&Piece::plain(PIECE_KEY), 4, NONCE, KEY);
     let verify = |index, nonce| {
         Unverified::<PieceHeader>::at_front(header.as_bytes(), "piece").and_then(|h| h.verify(index, nonce))
@@ -201,9 +202,9 @@ fn a_piece_belongs_to_its_file_and_place() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever stands in a page with the right checksum: refused, or written again as it was read.
+    /// A page with changed bytes and a correct checksum is refused, or it is encoded to the same bytes.
     #[test]
-    fn hostile_pages(changes in prop::collection::vec((8_usize..140, any::<u8>()), 0..6)) {
+    fn hostile_pages_are_refused_or_bounded(changes in prop::collection::vec((8_usize..140, any::<u8>()), 0..6)) {
         let mut bytes = page().encode();
         for (at, value) in changes {
             bytes[at] = value;
@@ -217,12 +218,14 @@ proptest! {
         }
     }
 
-    /// Likewise of piece headers: what verifies is bounded, and says how many bytes it has in any layout.
+    /// A piece header with any bytes and a correct checksum is refused, or its lengths are bounded.
     #[test]
-    fn hostile_piece_headers(mut bytes in prop::array::uniform32(any::<u8>()), rest in prop::array::uniform16(any::<u8>()),
-        small in any::<bool>(), kind in 0_u16..10, index in 0_u64..3) {
+    fn hostile_piece_headers_are_refused_or_bounded(
+        mut bytes in prop::array::uniform32(any::<u8>()), rest in prop::array::uniform16(any::<u8>()),
+        small in any::<bool>(), kind in 0_u16..10, index in 0_u64..3,
+    ) {
         if small {
-            // High bytes of numbers at zero, so that ranges are reached.
+            // High bytes of numbers are zero, so that values within their ranges occur.
             bytes[9..].iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0);
         }
         let mut header = [&bytes[..], &rest].concat();

@@ -1,8 +1,11 @@
-//! Frame headers and batches whose checksum is right and whose contents are wrong: refused, each for its own reason.
+//! Frame headers and batches with a correct checksum and wrong contents. Each is refused for its own reason.
 
+#[allow(dead_code, unused_imports, reason = "the golden tests use the rest")]
+mod builder;
 #[allow(dead_code, reason = "the golden tests use the rest")]
 mod golden_store;
 
+use builder as b;
 use golden_store as g;
 use proptest::prelude::*;
 use stratakv_format::checksum::PayloadChecksum;
@@ -12,6 +15,7 @@ use stratakv_format::manifest::Batch;
 use stratakv_format::{FormatError, PAGE_BYTES};
 use zerocopy::little_endian::{U16, U32, U64};
 
+/// Writes the CRC that matches the pages, seeded with `nonce`.
 fn fix_crc(pages: &mut [u8], nonce: u64) {
     pages[4..8].fill(0);
     let mut crc = crc32fast::Hasher::new();
@@ -20,7 +24,7 @@ fn fix_crc(pages: &mut [u8], nonce: u64) {
     pages[4..8].copy_from_slice(&crc.finalize().to_le_bytes());
 }
 
-/// Golden frame 1 with its descriptors, checksums and front changed, as a reader sees it.
+/// Verifies golden frame 1 with changed descriptors, checksums and front.
 fn read_changed(change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>, &mut u32)) -> Result<(), FormatError> {
     let [mut frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
     change(&mut frame.descriptors, &mut frame.checksums, &mut frame.front_pages);
@@ -34,7 +38,7 @@ fn read_changed(change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>, &mut u3
         created_unix_ms: 1,
         layout_id: LayoutId(1),
         layout: &layout,
-        key: g::KEY,
+        key: b::KEY,
         summaries: 1,
         descriptors: &frame.descriptors,
         checksums: &frame.checksums,
@@ -47,7 +51,7 @@ fn read_changed(change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>, &mut u3
 #[test]
 fn every_wrong_descriptor_is_refused() {
     assert_eq!(read_changed(|_, _, _| {}), Ok(()));
-    // Index of the descriptor (0-2 summaries, 3 token ids, 4-6 groups), what is wrong, which field the error names.
+    // The index of the descriptor (0-2 summaries, 3 token ids, 4-6 groups), the change, and the field in the error.
     type Change = fn(&mut Descriptor);
     let cases: &[(usize, Change, &str)] = &[
         (4, |d| d.kind = U16::new(0), "descriptor kind"),
@@ -118,7 +122,7 @@ fn every_wrong_size_in_a_header_is_refused() {
     let read = |at: usize, value: u32| {
         let mut bytes = frame.bytes.clone();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        fix_crc(&mut bytes[..PAGE_BYTES], g::SEGMENT_NONCE);
+        fix_crc(&mut bytes[..PAGE_BYTES], b::SEGMENT_NONCE);
         FrameView::verify(&bytes, &frame.place).map(|_| ()).map_err(|e| e.field)
     };
     assert_eq!(read(8, 1), Ok(()));
@@ -138,7 +142,7 @@ fn every_wrong_size_in_a_header_is_refused() {
         for &value in values {
             let found = read(at, value);
             assert!(found.is_err(), "{value} at {at}");
-            // A layout cut short is named by what is missing first.
+            // The error of a truncated layout names the first part that is missing.
             let layout = field.starts_with("layout") && found.is_err_and(|f| f.starts_with("layout"));
             assert!(layout || found == Err(field), "{value} at {at}: {found:?}");
         }
@@ -148,15 +152,17 @@ fn every_wrong_size_in_a_header_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
 
-    /// Any few bytes of a header changed, the CRC put right: an error or a consistent frame, never a panic.
+    /// Changes a few bytes of a header and corrects the CRC. The result is an error or a consistent frame.
     #[test]
-    fn mutated_frames_stay_consistent(changes in proptest::collection::vec((64..900_usize, any::<u8>()), 1..5)) {
+    fn mutated_frames_are_refused_or_consistent(
+        changes in proptest::collection::vec((64..900_usize, any::<u8>()), 1..5),
+    ) {
         let [frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
         let mut bytes = frame.bytes;
         for (at, value) in changes {
             bytes[at] = value;
         }
-        fix_crc(&mut bytes[..PAGE_BYTES], g::SEGMENT_NONCE);
+        fix_crc(&mut bytes[..PAGE_BYTES], b::SEGMENT_NONCE);
         if let Ok(view) = FrameView::verify(&bytes, &frame.place) {
             let mut end = PAGE_BYTES as u64;
             for d in view.descriptors() {
@@ -173,15 +179,17 @@ proptest! {
         }
     }
 
-    /// Likewise of a batch.
+    /// Changes a few bytes of a batch and corrects the CRC. Records end after the first error.
     #[test]
-    fn mutated_batches_do_no_harm(changes in proptest::collection::vec((40..1500_usize, any::<u8>()), 1..5)) {
+    fn mutated_batches_are_refused_or_bounded(
+        changes in proptest::collection::vec((40..1500_usize, any::<u8>()), 1..5),
+    ) {
         let mut bytes = g::manifest_file(0, &[g::every_record()])[PAGE_BYTES..].to_vec();
         for (at, value) in changes {
             bytes[at] = value;
         }
-        fix_crc(&mut bytes[..PAGE_BYTES], g::MANIFEST_NONCE);
-        if let Ok(batch) = Batch::verify(&bytes, &g::batch_place(41)) {
+        fix_crc(&mut bytes[..PAGE_BYTES], b::MANIFEST_NONCE);
+        if let Ok(batch) = Batch::verify(&bytes, &b::batch_place(41)) {
             let read: Vec<_> = batch.records().collect();
             prop_assert!(read.len() as u64 <= u64::from(batch.header().record_count.get()) + 1);
             prop_assert!(read.iter().rev().skip(1).all(Result::is_ok));
@@ -190,7 +198,7 @@ proptest! {
 }
 
 #[test]
-fn every_wrong_header_of_a_summary_is_refused() {
+fn every_wrong_summary_header_is_refused() {
     use stratakv_format::frame::{
         SUMMARY_CODES, SUMMARY_LANDMARKS, SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_SIGNS, SummaryHeader, record_bytes,
     };
@@ -206,7 +214,7 @@ fn every_wrong_header_of_a_summary_is_refused() {
         let bytes = zerocopy::IntoBytes::as_bytes(header);
         SummaryHeader::verify(bytes, kind, &layer, 4, record).map(|_| ()).map_err(|e| e.field)
     };
-    // One KV head of 64.
+    // The layer has one KV head of 64.
     for (kind, parameter, record) in
         [(SUMMARY_LOW_RANK, 8, 64), (SUMMARY_CODES, 8, 32), (SUMMARY_LANDMARKS, 0, 132), (SUMMARY_SIGNS, 64, 40)]
     {

@@ -1,14 +1,21 @@
-//! Properties of encoding and decoding: what is written is read back, what is damaged is noticed, what is hostile does no harm.
+//! Properties of encoding and decoding.
+//!
+//! - Structures that are written are read back unchanged.
+//! - Damaged structures are refused.
+//! - Hostile bytes cause an error or a consistent structure, never a panic.
 
+#[allow(dead_code, unused_imports, reason = "the golden tests use the rest")]
+mod builder;
 #[allow(dead_code, reason = "the golden tests use the rest")]
 mod golden_store;
 
+use builder as b;
 use golden_store as g;
 use proptest::prelude::*;
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
-use stratakv_format::frame::{Descriptor, FramePlace, FrameView, HeaderBuilder, header_bytes};
+use stratakv_format::frame::{Descriptor, FramePlace, FrameView, HeaderBuilder, KIND_GROUPS, header_bytes};
 use stratakv_format::ids::{FrameId, LayoutId, NUMBER_MAX, RawLocation, SequenceId};
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, Record, Records, encode_record};
@@ -23,7 +30,7 @@ fn dtype() -> impl Strategy<Value = DType> {
     prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::Bf16)]
 }
 
-/// Few different ones, so that layers share them.
+/// Generates few different rotations, so that layers share them.
 fn rope() -> impl Strategy<Value = Option<Rope>> {
     let scaling = prop_oneof![
         Just(RopeScaling::None),
@@ -50,7 +57,7 @@ fn layer() -> impl Strategy<Value = LayerGeometry> {
     prop_oneof![4 => with_kv, 1 => without]
 }
 
-/// Layouts that pass their check (the first layer always has KV; blocks over the limit are cut down).
+/// Generates layouts that pass their check. The first layer always has KV, and blocks over the limit are reduced.
 fn layout() -> impl Strategy<Value = Layout> {
     let layers = proptest::collection::vec(layer(), 0..8);
     let codecs = proptest::option::of(any::<[[u8; 2]; 8]>());
@@ -80,7 +87,7 @@ fn code(result: Result<impl Sized, FormatError>) -> Option<FormatErrorCode> {
     result.err().map(|e| e.code)
 }
 
-/// A number that only grows.
+/// Returns the range of a number that only grows.
 fn number() -> std::ops::RangeInclusive<u64> {
     0..=NUMBER_MAX
 }
@@ -173,7 +180,7 @@ proptest! {
 
     #[test]
     fn numbers_beyond_their_limit_are_refused(slot in slot(), more in NUMBER_MAX + 1..=u64::MAX, which in 0..7_usize) {
-        let (mut beyond, mut page, number) = (slot, g::manifest_page(0), U64::new(more));
+        let (mut beyond, mut page, number) = (slot, b::manifest_page(0), U64::new(more));
         match which {
             0 => beyond.sequence = number,
             1 => beyond.epoch = number,
@@ -191,7 +198,9 @@ proptest! {
     }
 
     #[test]
-    fn the_newest_valid_slot_counts(a in slot(), b in slot(), damage in any::<[bool; 2]>(), at in 0..PAGE_BYTES) {
+    fn newest_returns_the_newest_valid_slot(
+        a in slot(), b in slot(), damage in any::<[bool; 2]>(), at in 0..PAGE_BYTES,
+    ) {
         let mut slots = [a, b];
         for (index, slot) in slots.iter_mut().enumerate() {
             slot.sequence = U64::new((slot.sequence.get() & !1) | index as u64);
@@ -210,22 +219,24 @@ proptest! {
 
     #[test]
     fn segment_and_manifest_pages_round_trip(
-        n in any::<[u64; 3]>(), (first, previous) in (number(), number()), generation in 1..=NUMBER_MAX, id in any::<[u8; 16]>(), pages in 8..=1_u32 << 24,
+        n in any::<[u64; 3]>(), (first, previous) in (number(), number()), generation in 1..=NUMBER_MAX,
+        id in any::<[u8; 16]>(), pages in 8..=1_u32 << 24,
         kind in 1..=2_u8, position in 0..=1_u8, device in any::<u16>(), segment in any::<u32>(),
     ) {
         let page = SegmentPage {
             store_id: id, generation: U64::new(n[0]), nonce: U64::new(n[1]), created_unix_s: U64::new(n[2]),
             segment: U32::new(segment), pages: U32::new(pages), device: U16::new(device), kind, position,
-            ..g::segment_page(0)
+            ..b::segment_page(0)
         };
         prop_assert_eq!(verify_segment(&page.encode()), Ok(page));
         let page = ManifestPage {
             store_id: id, generation: U64::new(generation), nonce: U64::new(n[1]), first_batch: U64::new(first),
             previous_generation: U64::new(previous), created_unix_s: U64::new(n[2]), device: U16::new(device),
-            ..g::manifest_page(position)
+            ..b::manifest_page(position)
         };
         prop_assert_eq!(verify_manifest(&page.encode()), Ok(page));
-        prop_assert_eq!(segment::parse_file_name(&segment::file_name(SegmentId(segment))[9..]), Some(SegmentId(segment)));
+        let name = segment::file_name(SegmentId(segment));
+        prop_assert_eq!(segment::parse_file_name(&name[9..]), Some(SegmentId(segment)));
         let name = m::file_name(generation, position);
         prop_assert_eq!(m::parse_file_name(&name[9..]), Some((generation, position)));
     }
@@ -250,7 +261,7 @@ proptest! {
         prop_assert_eq!((batch.is_checkpoint(), batch.has_more()), (flags & 1 != 0, flags & 2 != 0));
         let read: Vec<_> = batch.records().map(|r| body_of(&r.unwrap())).collect();
         prop_assert_eq!(read, records);
-        // Elsewhere it does not verify.
+        // A batch does not verify in another place.
         for other in [
             BatchPlace { nonce: nonce ^ 1, ..place },
             BatchPlace { generation: generation ^ 1, ..place },
@@ -291,7 +302,7 @@ proptest! {
     }
 
     #[test]
-    fn blocks_do_not_overlap_nor_straddle(layout in layout(), blocks in 1..60_usize) {
+    fn blocks_neither_overlap_nor_cross_pages(layout in layout(), blocks in 1..60_usize) {
         for layer in layout.layers.iter().filter(|l| l.has_kv()) {
             let b = layout.block(layer);
             let extent = b.extent_bytes(blocks);
@@ -322,7 +333,7 @@ proptest! {
         n in any::<(u64, u64, u16, u16, u64, u32, u16)>(), bits in any::<prop::sample::Index>(),
         data in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
-        let identity = PlaneIdentity::new(n.0, SequenceId(n.1), n.2, n.3, n.4, n.5, n.6);
+        let identity = PlaneIdentity::new(n.0, SequenceId(n.1), n.2, n.3, n.4, n.5).with_plane(n.6);
         let mut other = identity;
         let bit = bits.index(34 * 8);
         other.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
@@ -340,34 +351,36 @@ proptest! {
 
     #[test]
     fn frames_round_trip(
-        layout in layout(), key in "[a-z]{0,512}", extents in proptest::collection::vec((any::<prop::sample::Index>(), 1..5_u32, 0..9_u64), 0..40),
+        layout in layout(), key in "[a-z]{0,512}",
+        extents in proptest::collection::vec((any::<prop::sample::Index>(), 1..5_u32, 0..9_u64), 0..40),
         n in any::<[u64; 5]>(), sums in any::<u64>(), flip in any::<prop::sample::Index>(),
     ) {
         let with_kv: Vec<usize> = (0..layout.layers.len()).filter(|&l| layout.layers[l].has_kv()).collect();
         let group = u64::from(layout.group_tokens);
         let planes = |layer: usize| layout.layers[layer].planes();
-        let chosen: Vec<_> = extents.iter().map(|(i, pieces, first)| (with_kv[i.index(with_kv.len())], *pieces, *first)).collect();
-        let total: usize = chosen.iter().map(|&(layer, pieces, _)| pieces as usize * planes(layer)).sum();
+        let layer_of = |i: &prop::sample::Index| with_kv[i.index(with_kv.len())];
+        let chosen: Vec<_> = extents.iter().map(|(i, groups, first)| (layer_of(i), *groups, *first)).collect();
+        let total: usize = chosen.iter().map(|&(layer, groups, _)| groups as usize * planes(layer)).sum();
         let checksums: Vec<u64> = (0..total as u64).map(|i| sums.wrapping_mul(i + 1)).collect();
         let header = header_bytes(&layout, key.len(), chosen.len(), total);
         let (mut offset, mut first) = (header as u64, 0);
         let mut descriptors = Vec::new();
-        for (layer, pieces, first_group) in chosen {
-            let bytes = layout.block(&layout.layers[layer]).extent_bytes(pieces as usize) as u64;
-            let count = pieces * planes(layer) as u32;
+        for (layer, groups, first_group) in chosen {
+            let bytes = layout.block(&layout.layers[layer]).extent_bytes(groups as usize) as u64;
+            let count = groups * planes(layer) as u32;
             descriptors.push(Descriptor {
-                kind: U16::new(1), layer: U16::new(layer as u16), codec: U16::new(layout.layers[layer].codec_code()), summary: U16::new(0),
-                first_token: U64::new(first_group * group), tokens: U32::new(pieces * group as u32),
-                pieces: U32::new(pieces), offset: U64::new(offset), bytes: U64::new(bytes),
-                checksum_first: U32::new(first), checksum_count: U32::new(count), element: 0, cipher: 0,
-                key: U16::new(0), record_bytes: U32::new(0),
+                codec: U16::new(layout.layers[layer].codec_code()),
+                offset: U64::new(offset), bytes: U64::new(bytes),
+                checksum_first: U32::new(first), checksum_count: U32::new(count),
+                ..b::descriptor(KIND_GROUPS, layer as u16, first_group * group, groups * group as u32, groups)
             });
             (offset, first) = (offset + bytes, first + count);
         }
         let pages = (offset / PAGE_BYTES as u64) as u32;
-        let location = Location { device: DeviceIndex(2), segment: SegmentId(n[0] as u32), page: 1 + (n[1] as u32 >> 9), pages };
+        let (segment, page) = (SegmentId(n[0] as u32), 1 + (n[1] as u32 >> 9));
+        let location = Location { device: DeviceIndex(2), segment, page, pages };
         let place = FramePlace {
-            store_id: g::STORE_ID, location, segment_generation: n[2], segment_nonce: n[3],
+            store_id: b::STORE_ID, location, segment_generation: n[2], segment_nonce: n[3],
         };
         let builder = HeaderBuilder {
             frame: FrameId(n[0]), lsn: n[1], nonce: n[2], sequence: SequenceId(n[3]),
@@ -406,14 +419,17 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_do_no_harm(mut bytes in proptest::collection::vec(any::<u8>(), 0..3 * PAGE_BYTES), cut in any::<prop::sample::Index>()) {
-        let batch_place = g::batch_place(41);
+    fn random_bytes_are_refused(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..3 * PAGE_BYTES), cut in any::<prop::sample::Index>(),
+    ) {
+        let batch_place = b::batch_place(41);
         let frame_place = FramePlace {
-            store_id: g::STORE_ID,
+            store_id: b::STORE_ID,
             location: Location { device: DeviceIndex(0), segment: SegmentId(1), page: 1, pages: 0 },
             segment_generation: 5, segment_nonce: 6,
         };
-        for magic in [&superblock::MAGIC[..], &m::MAGIC, &segment::MAGIC, &m::BATCH_MAGIC, &stratakv_format::frame::MAGIC] {
+        let frame_magic = &stratakv_format::frame::MAGIC;
+        for magic in [&superblock::MAGIC[..], &m::MAGIC, &segment::MAGIC, &m::BATCH_MAGIC, frame_magic] {
             let n = magic.len().min(bytes.len());
             bytes[..n].copy_from_slice(&magic[..n]);
             let cut = &bytes[..cut.index(bytes.len() + 1)];
@@ -423,7 +439,7 @@ proptest! {
                 prop_assert!(Batch::verify(input, &batch_place).is_err());
                 prop_assert!(FrameView::verify(input, &frame_place).is_err());
                 let _ = (Batch::claimed_pages(input), FrameView::claimed_header_pages(input), Layout::decode(input));
-                // At most one error, and it is the last.
+                // The iterator ends after the first error.
                 let read: Vec<_> = Records::new(input, 1000).collect();
                 prop_assert!(read.iter().rev().skip(1).all(Result::is_ok) && read.len() <= 1001);
             }
@@ -431,7 +447,10 @@ proptest! {
     }
 
     #[test]
-    fn hostile_records_are_refused_or_in_range(kind in 1..=19_u16, body in proptest::collection::vec(any::<u8>(), 0..120), zeros in any::<prop::sample::Index>()) {
+    fn hostile_records_are_refused_or_in_range(
+        kind in 1..=19_u16, body in proptest::collection::vec(any::<u8>(), 0..120),
+        zeros in any::<prop::sample::Index>(),
+    ) {
         let mut body = body;
         let from = zeros.index(body.len() + 1);
         body[from..].fill(0);
@@ -440,11 +459,14 @@ proptest! {
         for record in Records::new(&bytes, 1).flatten() {
             match record {
                 Record::SequenceCreate(r, key) => prop_assert_eq!(usize::from(r.key_bytes.get()), key.len()),
-                Record::Fork(r, key) => prop_assert_eq!((usize::from(r.key_bytes.get()), r.reserved), (key.len(), [0; 6])),
+                Record::Fork(r, key) => {
+                    prop_assert_eq!((usize::from(r.key_bytes.get()), r.reserved), (key.len(), [0; 6]));
+                }
                 Record::Frame(r) => {
                     let end = r.location.page.get().checked_add(r.location.pages.get());
                     prop_assert!(end.is_some_and(|end| end < 1 << 24) && r.location.page.get() > 0);
-                    prop_assert!(r.header_pages.get() <= r.front_pages.get() && r.front_pages.get() <= r.location.pages.get());
+                    let (header, front) = (r.header_pages.get(), r.front_pages.get());
+                    prop_assert!(header <= front && front <= r.location.pages.get());
                 }
                 Record::Member(r) => prop_assert!((1..=4).contains(&r.state) && r.manifest_copies <= 2),
                 Record::SegmentOpen(r) => prop_assert!((8..=1 << 24).contains(&r.pages.get()) && r.reserved == [0; 5]),
@@ -454,20 +476,20 @@ proptest! {
     }
 }
 
-/// Every single byte of every page, batch and frame header of the golden files, flipped in three ways.
+/// Each byte of a page, batch or frame header is flipped in three ways, and each is cut to every shorter length.
 #[test]
-fn every_flipped_byte_is_noticed() {
+fn every_flipped_byte_is_refused() {
     let checksum = PayloadChecksum::Crc64Nvme;
     let [frame, _] = g::frames(checksum);
-    let batch = g::every_record();
-    let place = g::batch_place(41);
-    let batch = m::encode_batch(&place, 40, 1, 0, &batch.records, batch.count).expect("a batch");
+    let batch = g::every_record().records;
+    let place = b::batch_place(41);
+    let batch = m::encode_batch(&place, 40, 1, 0, &batch.bytes, batch.count).expect("a batch");
     type Check<'a> = Box<dyn Fn(&[u8]) -> bool + 'a>;
     let cases: [(&str, Vec<u8>, Check<'_>); 6] = [
-        ("slot", g::slot(0, checksum).encode().to_vec(), Box::new(|b| verify_slot(b, 0).is_ok())),
-        ("manifest page", g::manifest_page(0).encode().to_vec(), Box::new(|b| verify_manifest(b).is_ok())),
-        ("header", g::segment_page(0).encode().to_vec(), Box::new(|b| verify_segment(b).is_ok())),
-        ("trailer", g::segment_page(1).encode().to_vec(), Box::new(|b| verify_segment(b).is_ok())),
+        ("slot", b::slot(0, checksum).encode().to_vec(), Box::new(|b| verify_slot(b, 0).is_ok())),
+        ("manifest page", b::manifest_page(0).encode().to_vec(), Box::new(|b| verify_manifest(b).is_ok())),
+        ("header", b::segment_page(0).encode().to_vec(), Box::new(|b| verify_segment(b).is_ok())),
+        ("trailer", b::segment_page(1).encode().to_vec(), Box::new(|b| verify_segment(b).is_ok())),
         ("batch", batch, Box::new(|b| Batch::verify(b, &place).is_ok())),
         ("frame", frame.bytes[..PAGE_BYTES].to_vec(), Box::new(|b| FrameView::verify(b, &frame.place).is_ok())),
     ];
@@ -486,10 +508,10 @@ fn every_flipped_byte_is_noticed() {
     }
 }
 
-/// Another version with a right CRC is unsupported, also when it uses bytes that are zero here.
+/// A newer version with a correct CRC is unsupported, even if it uses bytes that are zero in this version.
 #[test]
 fn newer_versions_are_unsupported_not_damaged() {
-    let slot = g::slot(1, PayloadChecksum::Crc64Nvme);
+    let slot = b::slot(1, PayloadChecksum::Crc64Nvme);
     let unsupported = Some(FormatErrorCode::Unsupported);
     for (at, value) in [(8, 1_u8), (10, 2), (32, 2), (32, 3), (32, 0x21), (39, 0x80)] {
         let mut page = page_with(&slot.encode());
@@ -497,7 +519,7 @@ fn newer_versions_are_unsupported_not_damaged() {
         page[300] = 7;
         let page = page_with(&page);
         assert_eq!(code(verify_slot(&page, 1)), unsupported, "byte {at} = {value}");
-        let file = [g::slot(0, PayloadChecksum::Crc64Nvme).encode().to_vec(), page].concat();
+        let file = [b::slot(0, PayloadChecksum::Crc64Nvme).encode().to_vec(), page].concat();
         assert_eq!(code(superblock::newest(&file)), unsupported);
     }
     let mut page = slot.encode();
@@ -510,7 +532,7 @@ fn newer_versions_are_unsupported_not_damaged() {
 }
 
 #[test]
-fn unknown_records_are_passed_over_only_when_ignorable() {
+fn unknown_records_are_skipped_only_if_ignorable() {
     let body = U64::new(5);
     let mut bytes = Vec::new();
     encode_record(&mut bytes, Kind::SequenceDelete, &body, &[]);
@@ -520,7 +542,7 @@ fn unknown_records_are_passed_over_only_when_ignorable() {
     assert_eq!(Records::new(&bytes, 1).collect::<Vec<_>>(), [Ok(Record::Unknown(777))]);
     assert_eq!(Records::new(&bytes, 0).map(code).collect::<Vec<_>>(), [Some(FormatErrorCode::Range)]);
     assert_eq!(Records::new(&bytes, 2).filter(Result::is_err).count(), 1);
-    // A location at the very end of all numbers does not overflow.
+    // A location with the greatest numbers does not overflow.
     let raw = RawLocation::read_from_bytes(&[0xff; 16]).expect("16 bytes");
     assert!(Location::from_raw(&raw).offset() > 0 && Location::from_raw(&raw).bytes() > 0);
 }

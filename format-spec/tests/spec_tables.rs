@@ -353,8 +353,9 @@ fn codec_examples_match_the_code() {
 #[test]
 fn checksum_example_matches_the_code() {
     let data: Vec<u8> = (0..16).collect();
-    let identity =
-        |plane| PlaneIdentity::new(0x1122_3344_5566_7788, SequenceId(7), frame::KIND_GROUPS, 3, 16, 4, plane);
+    let identity = |plane| {
+        PlaneIdentity::new(0x1122_3344_5566_7788, SequenceId(7), frame::KIND_GROUPS, 3, 16, 4).with_plane(plane)
+    };
     let hex: Vec<String> = zerocopy::IntoBytes::as_bytes(&identity(1)).iter().map(|b| format!("{b:02x}")).collect();
     for line in hex.chunks(20) {
         assert!(SPEC.contains(&line.join(" ")));

@@ -1,7 +1,7 @@
 //! The decoder for planes under a codec, written from SPEC.md section 8 alone.
 
 use half::{bf16, f16};
-use stratakv_format::codec::{PlaneShape, VALUE_RUN};
+use stratakv_format::codec::{PlaneShape, VALUE_RANGE_CHANNELS};
 use stratakv_format::{DType, PlaneCodec};
 
 /// Returns element `at` of a plane as `f32`.
@@ -27,7 +27,7 @@ pub(crate) fn decoded(codec: PlaneCodec, shape: &PlaneShape, stored: &[u8]) -> V
             for channel in 0..dims {
                 let range = match shape.plane {
                     0 => channel,
-                    _ => token * dims.div_ceil(VALUE_RUN) + channel / VALUE_RUN,
+                    _ => token * dims.div_ceil(VALUE_RANGE_CHANNELS) + channel / VALUE_RANGE_CHANNELS,
                 };
                 let half = dims.div_ceil(2);
                 let level = match codec {

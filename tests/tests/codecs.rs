@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RUN, decode, encode, error_bound};
+use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RANGE_CHANNELS, decode, encode, error_bound};
 use stratakv::retrieval::{LeoAm, Quest, ReconstructOptions, Selector, ShadowKv};
 use stratakv::{
     ByteSize, CacheOptions, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec,
@@ -430,7 +430,9 @@ fn blocks_are_smaller_and_elements_within_their_bound() {
                     let (head, token, i) = (at / (8 * 128), at / 128 % 8, at % 128);
                     let peers: Vec<f32> = match plane {
                         0 => (0..8).map(|token| exact[(head * 8 + token) * 128 + i]).collect(),
-                        _ => exact[(head * 8 + token) * 128 + i / VALUE_RUN * VALUE_RUN..][..VALUE_RUN].to_vec(),
+                        _ => exact[(head * 8 + token) * 128 + i / VALUE_RANGE_CHANNELS * VALUE_RANGE_CHANNELS..]
+                            [..VALUE_RANGE_CHANNELS]
+                            .to_vec(),
                     };
                     let (low, high) = peers.iter().fold((f32::MAX, f32::MIN), |(l, h), x| (l.min(*x), h.max(*x)));
                     let bound = error_bound(bits, DType::F16, high - low, low.abs().max(high.abs()));
@@ -659,7 +661,7 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
             let header = *FrameHeader::ref_from_prefix(&bytes[header_at..]).expect("a header").0;
             let identity = |plane: &[u8], nth: u16| {
                 let sequence = stratakv::SequenceId(header.sequence.get());
-                let identity = PlaneIdentity::new(header.nonce.get(), sequence, KIND_GROUPS, 0, 24, 8, nth);
+                let identity = PlaneIdentity::new(header.nonce.get(), sequence, KIND_GROUPS, 0, 24, 8).with_plane(nth);
                 stratakv_format::PayloadChecksum::Crc64Nvme.compute(&identity, plane).to_le_bytes()
             };
             let before = identity(&wanted, plane as u16);

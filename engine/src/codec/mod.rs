@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`Codec::Raw`] | everything | all of it |
 //! | [`Codec::SplitLz4`], [`Codec::SplitZstd`] | everything: sign and exponent bytes apart from mantissa bytes, each compressed | depends on the data |
-//! | [`Codec::Int8`], [`Codec::Int4`] | values to within [`error_bound`], in steps of their group's range: per channel for keys, per token in runs of [`VALUE_RUN`] channels for values (KIVI; LeoAM section 4.3) | fixed by the shape |
+//! | [`Codec::Int8`], [`Codec::Int4`] | values to within [`error_bound`], in steps of their group's range: per channel for keys, per token and [`VALUE_RANGE_CHANNELS`] channels for values (KIVI; LeoAM section 4.3) | fixed by the shape |
 //!
 //! Keys have channels that are large in every token, so a key channel gets a range of its own; values do not, and a token is
 //! what attention weighs.
@@ -23,7 +23,7 @@ mod theta;
 use crate::error::{Error, ErrorKind, Result};
 pub(crate) use block::BlockCoder;
 pub use quantise::error_bound;
-pub use stratakv_format::codec::VALUE_RUN;
+pub use stratakv_format::codec::VALUE_RANGE_CHANNELS;
 pub use theta::{TransferModel, solve_layers, solve_theta};
 
 use stratakv_format::DType;

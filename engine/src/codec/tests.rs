@@ -70,7 +70,7 @@ fn ranges(shape: &PlaneShape, values: &[f32]) -> Vec<(f32, f32)> {
         let (head, token, dim) = (at / (tokens * dims), at / dims % tokens, at % dims);
         match shape.kind {
             PlaneKind::Keys => (head, 0, dim),
-            PlaneKind::Values => (head, token, dim / VALUE_RUN),
+            PlaneKind::Values => (head, token, dim / VALUE_RANGE_CHANNELS),
         }
     };
     let mut found = std::collections::HashMap::new();
@@ -86,9 +86,9 @@ fn by_the_book(bits: u32, shape: &PlaneShape, values: &[f32]) -> Vec<u8> {
     let PlaneShape { tokens, dims, dtype, .. } = *shape;
     let number = |x: f32| to_values(dtype, &to_bytes(dtype, &[x]))[0];
     let levels = ((1_u32 << bits) - 1) as f32;
-    let runs = dims.div_ceil(VALUE_RUN);
+    let runs = dims.div_ceil(VALUE_RANGE_CHANNELS);
     let keys = shape.kind == PlaneKind::Keys;
-    let range_of = |at: usize| if keys { at % dims } else { at / dims * runs + at % dims / VALUE_RUN };
+    let range_of = |at: usize| if keys { at % dims } else { at / dims * runs + at % dims / VALUE_RANGE_CHANNELS };
     let mut out = Vec::new();
     for head in values.chunks_exact(tokens * dims) {
         let mut ends = vec![(f32::INFINITY, f32::NEG_INFINITY); if keys { dims } else { tokens * runs }];

@@ -124,7 +124,7 @@ impl Devices {
 
     /// Whether frames may have copies.
     pub(crate) fn has_replicas(&self) -> bool {
-        self.features().has_replicas()
+        self.features().has_copies()
     }
 
     /// Bytes that the devices took since the store was opened.

@@ -201,8 +201,8 @@ impl CopyJob<'_> {
 
     fn check(&self, descriptor: &Descriptor, first: u64, tokens: u32, plane: u16, data: &[u8], stored: u64) -> bool {
         let (kind, layer) = (descriptor.kind.get(), descriptor.layer.get());
-        let identity =
-            PlaneIdentity::new(self.from.meta.nonce, self.from.meta.origin, kind, layer, first, tokens, plane);
+        let identity = PlaneIdentity::new(self.from.meta.nonce, self.from.meta.origin, kind, layer, first, tokens)
+            .with_plane(plane);
         self.devices.identity.checksum.compute(&identity, data) == stored
     }
 

@@ -93,7 +93,7 @@ pub(super) fn check(
 ) -> Result<bool> {
     let (frame, place, bytes) = (&section.frame, &section.place, section.bytes());
     let (first, tokens) = (place.first_group * group_tokens as u64, u64::from(place.groups) * group_tokens as u64);
-    let identity = PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first, tokens as u32, 0);
+    let identity = PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first, tokens as u32);
     let is_bad = |buffer: &Lease| {
         let records = buffer.bytes().and_then(|all| all.get(*at..at + bytes));
         records.is_none_or(|records| devices.identity.checksum.compute(&identity, covered(records)) != place.checksum)

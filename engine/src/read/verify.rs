@@ -148,8 +148,8 @@ fn mismatch(
             view.layer as u16,
             unit.group * tokens as u64,
             tokens as u32,
-            plane as u16,
-        );
+        )
+        .with_plane(plane as u16);
         let data = block.get(place.clone());
         let found = data.map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
         let expected = frame.checksums.get(first_checksum + nth).copied().unwrap_or(!found);

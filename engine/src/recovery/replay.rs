@@ -240,7 +240,7 @@ fn mark_cut(copies: &[ManifestCopy], page: usize) {
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page: usize) -> Result<()> {
     for record in batch.records() {
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
-        let replicated = copies.iter().any(|copy| copy.features.has_replicas());
+        let replicated = copies.iter().any(|copy| copy.features.has_copies());
         let encoded = copies.iter().any(|copy| copy.features.has_codecs());
         let has_codecs = |bytes: &[u8]| Layout::decode(bytes).is_ok_and(|layout| layout.is_encoded());
         let applied = match &record {

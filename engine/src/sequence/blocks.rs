@@ -183,8 +183,8 @@ pub(super) fn check_block(
             layer.index as u16,
             group * tokens,
             tokens as u32,
-            plane as u16,
-        );
+        )
+        .with_plane(plane as u16);
         let data = block.get(start..start + len).unwrap_or_default();
         let corrupt = |code, at: usize, len: usize, expected, found| {
             Error::corrupt(Corruption {

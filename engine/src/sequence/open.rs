@@ -291,8 +291,8 @@ impl Sequence {
             descriptor.layer.get(),
             descriptor.first_token.get(),
             descriptor.tokens.get(),
-            plane as u16,
-        );
+        )
+        .with_plane(plane as u16);
         let computed = self.store.devices.identity.checksum.compute(&identity, covered(bytes));
         match view.checksums(descriptor).get(plane).map(|c| c.get()) {
             Some(stored) if stored == computed => Ok(bytes),

@@ -109,8 +109,7 @@ fn checked(
     let bytes = pages.get(skip..skip + place.bytes as usize)?;
     let first_token = place.first_group * group_tokens;
     let tokens = u64::from(place.groups) * group_tokens;
-    let identity =
-        PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first_token, tokens as u32, 0);
+    let identity = PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first_token, tokens as u32);
     let good = devices.identity.checksum.compute(&identity, covered(bytes)) == place.checksum;
     good.then(|| bytes.get(place.header_bytes()..).map(<[u8]>::to_vec)).flatten()
 }

@@ -1,121 +1,128 @@
 //! Descriptors: what an extent of a frame's payload holds.
+//!
+//! A descriptor is checked in this order:
+//!
+//! 1. Kind and codec. They come first, because the meaning of the other fields depends on the kind.
+//! 2. The fields that are reserved for encryption, and `record_bytes`.
+//! 3. Tokens, layer and number of pieces. They give the bytes and checksums that the extent must have.
+//! 4. Bytes, offset, alignment and checksums.
+//!
+//! The order of the extents of a frame is checked by the view of the frame.
 
 use super::header::CALLER_STATE_BYTES_MAX;
 use super::summary::{SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_RECORD_BYTES_MAX, SUMMARY_SIGNS, SummaryHeader};
 use crate::codec::PlaneCodec;
 use crate::dtype::DType;
-use crate::error::{FormatError, FormatErrorCode};
-use crate::layout::{LayerGeometry, Layout};
+use crate::error::FormatError;
+use crate::layout::{GROUP_TOKENS_MAX, LayerGeometry, Layout};
 use crate::manifest::ADAPTER_BYTES_MAX;
 use crate::page::PAGE_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Whole groups of one layer.
+/// Kind: whole groups of one layer.
 pub const KIND_GROUPS: u16 = 1;
-/// Summaries of groups of one layer.
+/// Kind: summaries of groups of one layer.
 pub const KIND_SUMMARY: u16 = 2;
-/// Tokens of one layer that do not fill a group.
+/// Kind: tokens of one layer outside groups.
 pub const KIND_TAIL: u16 = 3;
-/// Token ids, 4 bytes each.
+/// Kind: token ids, 4 bytes each.
 pub const KIND_TOKEN_IDS: u16 = 4;
-/// The caller's state, opaque bytes.
+/// Kind: caller state, opaque bytes.
 pub const KIND_CALLER_STATE: u16 = 5;
-/// Room kept: low-rank basis.
+/// Kind, reserved: low-rank basis.
 pub const KIND_LOW_RANK_BASIS: u16 = 6;
-/// Room kept: changes of clusters.
+/// Kind, reserved: changes of clusters.
 pub const KIND_CLUSTER_DELTA: u16 = 7;
-/// Room kept: directory of clusters.
+/// Kind, reserved: directory of clusters.
 pub const KIND_CLUSTER_DIRECTORY: u16 = 8;
-/// Room kept: copy of an extent of another frame.
+/// Kind, reserved: copy of an extent of another frame.
 pub const KIND_REPLICA: u16 = 9;
-/// Room kept: keyed object.
+/// Kind, reserved: keyed object.
 pub const KIND_KEYED_OBJECT: u16 = 10;
-/// Bytes of an adapter of one layer, in a sequence that holds one.
+/// Kind: bytes of an adapter of one layer, in a sequence that holds an adapter.
 pub const KIND_ADAPTER: u16 = 11;
 
-/// Tokens of a sequence end below this one or at it.
+/// The greatest end of the tokens of a sequence.
 pub const TOKENS_MAX: u64 = 1 << 48;
 
-/// Codec of extents other than groups, and of groups whose planes are as they are.
+/// The `codec` field of extents without groups, and of groups whose planes are all raw.
 pub const CODEC_RAW: u16 = 0;
 
-/// A descriptor.
+/// A descriptor of one extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Descriptor {
-    /// Kind.
+    /// The kind.
     pub kind: U16,
-    /// Layer, 0 where there is none.
+    /// The layer, 0 for kinds without one.
     pub layer: U16,
-    /// Groups: codec of the K planes in the lower byte, of the V planes in the upper one, as in the layout. Else 0.
+    /// Groups: codec of the K planes in the lower byte, of the V planes in the upper byte. Else 0.
     pub codec: U16,
-    /// Kind of summary, else 0.
+    /// The summary kind, else 0.
     pub summary: U16,
-    /// First token (token ids: index of the first id; caller state: committed tokens; adapter: first byte).
+    /// The first token. Token ids: index of the first id. Caller state: committed length. Adapter: first byte.
     pub first_token: U64,
-    /// Valid tokens (token ids: ids; caller state, adapter: bytes).
+    /// The number of valid tokens. Token ids: ids. Caller state and adapter: bytes.
     pub tokens: U32,
-    /// Pieces: groups, summary records, else 1.
+    /// The number of groups or summary records, else 1.
     pub pieces: U32,
     /// Byte offset from the start of the frame.
     pub offset: U64,
     /// Bytes, padding included.
     pub bytes: U64,
-    /// First of its checksums in the table of the frame.
+    /// The index of its first checksum in the table of the frame.
     pub checksum_first: U32,
-    /// Its checksums: one per piece and plane for groups, one per plane of a tail, else one.
+    /// The number of its checksums. Groups: one per block and plane. Tail: one per plane. Else one.
     pub checksum_count: U32,
-    /// Element type of a summary ([`DType`]), else 0.
+    /// The element type of a summary ([`DType`]), else 0.
     pub element: u8,
-    /// Room kept for encryption: cipher, zero.
+    /// Reserved for encryption: cipher, zero.
     pub cipher: u8,
-    /// Room kept for encryption: key id, zero.
+    /// Reserved for encryption: key id, zero.
     pub key: U16,
-    /// Bytes of the record of a group, of a summary kind above [`SUMMARY_MIN_MAX`]; else 0.
+    /// Bytes of a summary record of a kind above [`SUMMARY_MIN_MAX`], else 0.
     pub record_bytes: U32,
 }
 
 const _: () = assert!(size_of::<Descriptor>() == 56);
 
-/// Sizes of the pieces of an extent, derived from its descriptor and the layout.
+/// The bytes and the number of checksums that an extent must have, derived from its descriptor and the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PieceGeometry {
-    /// Bytes the extent must have.
-    pub bytes: u64,
-    /// Checksums the extent must have.
-    pub checksums: u64,
+struct ExtentGeometry {
+    bytes: u64,
+    checksums: u64,
 }
 
-/// Bytes of one min/max record: minima `[kv_heads, key_dim]`, then maxima.
+/// Returns the bytes of one min/max record: minima `[kv_heads, key_dim]`, then maxima.
 #[must_use]
 pub const fn summary_record_bytes(layer: &LayerGeometry, element: DType) -> usize {
     2 * layer.key_elements() * element.bytes()
 }
 
-/// Bytes of the K and V planes of `tokens` tail tokens: `[kv_heads, tokens, dim]` each.
+/// Returns the bytes of the K and V planes of `tokens` tail tokens: `[kv_heads, tokens, dim]` each.
 #[must_use]
 pub const fn tail_plane_bytes(layer: &LayerGeometry, dtype: DType, tokens: usize) -> (usize, usize) {
     (layer.key_elements() * tokens * dtype.bytes(), layer.value_elements() * tokens * dtype.bytes())
 }
 
 impl Descriptor {
-    /// First group of a groups or summary extent.
+    /// Returns the first group of a groups or summary extent.
     #[must_use]
     pub fn first_group(&self, layout: &Layout) -> u64 {
         self.first_token.get() / u64::from(layout.group_tokens)
     }
 
-    /// One past the last token.
+    /// Returns the end of the tokens, one past the last.
     #[must_use]
     pub fn end_token(&self) -> u64 {
         self.first_token.get().saturating_add(u64::from(self.tokens.get()))
     }
 
-    /// Checks everything that can be checked without the payload, against the layout and the frame's length.
+    /// Checks everything that does not need the payload, against the layout and the frame's length.
     ///
     /// # Errors
-    /// The first field that is out of range; `base` is the offset of the descriptor in the header.
+    /// The first field that is out of range. `base` is the offset of the descriptor in the header.
     pub(crate) fn check(
         &self,
         layout: &Layout,
@@ -123,25 +130,9 @@ impl Descriptor {
         checksums: u64,
         base: usize,
     ) -> Result<(), FormatError> {
-        let unsupported = |field, offset, found: u64| {
-            Err(FormatError::new(FormatErrorCode::Unsupported, field, base + offset, 0, found))
-        };
-        // First: what the other fields mean follows from it.
-        let kind = self.kind.get();
-        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
-            return unsupported("descriptor kind", 0, u64::from(kind));
-        }
-        let codec = self.codec.get();
-        if codec.to_le_bytes().into_iter().any(|code| PlaneCodec::from_code(code).is_none()) {
-            return unsupported("codec", 4, u64::from(codec));
-        }
-        let layer = layout.layers.get(usize::from(self.layer.get())).filter(|_| kind == KIND_GROUPS);
-        let due = layer.map_or(CODEC_RAW, LayerGeometry::codec_code);
-        if codec != due {
-            return Err(FormatError::range("codec of the layout", base + 4, u64::from(due), u64::from(codec)));
-        }
+        self.check_kind_and_codec(layout, base)?;
         if self.cipher != 0 || self.key.get() != 0 {
-            return unsupported("cipher", 49, u64::from(self.cipher));
+            return Err(FormatError::unsupported("cipher", base + 49, 0, u64::from(self.cipher)));
         }
         if self.kind.get() != KIND_SUMMARY || self.summary.get() == SUMMARY_MIN_MAX {
             crate::verify::check_zeros(self.record_bytes.as_bytes(), "descriptor", base + 52)?;
@@ -165,90 +156,138 @@ impl Descriptor {
         Ok(())
     }
 
-    fn geometry(&self, layout: &Layout, base: usize) -> Result<PieceGeometry, FormatError> {
-        let range = |field, offset, bound, found| Err(FormatError::range(field, base + offset, bound, found));
+    fn check_kind_and_codec(&self, layout: &Layout, base: usize) -> Result<(), FormatError> {
         let kind = self.kind.get();
-        let (tokens, pieces) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
-        let first = self.first_token.get();
+        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
+            return Err(FormatError::unsupported("descriptor kind", base, 0, u64::from(kind)));
+        }
+        let codec = self.codec.get();
+        if codec.to_le_bytes().into_iter().any(|code| PlaneCodec::from_code(code).is_none()) {
+            return Err(FormatError::unsupported("codec", base + 4, 0, u64::from(codec)));
+        }
+        let layer = layout.layers.get(usize::from(self.layer.get())).filter(|_| kind == KIND_GROUPS);
+        let expected = layer.map_or(CODEC_RAW, LayerGeometry::codec_code);
+        if codec != expected {
+            return Err(FormatError::range("codec of the layout", base + 4, u64::from(expected), u64::from(codec)));
+        }
+        Ok(())
+    }
+
+    /// Checks tokens, layer and pieces. Returns the sizes that the extent must have.
+    fn geometry(&self, layout: &Layout, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let kind = self.kind.get();
         if kind != KIND_SUMMARY && (self.summary.get() != 0 || self.element != 0) {
-            return range("summary kind", 6, 0, u64::from(self.summary.get()));
+            return Err(FormatError::range("summary kind", base + 6, 0, u64::from(self.summary.get())));
         }
         if matches!(kind, KIND_TOKEN_IDS | KIND_CALLER_STATE) {
-            if pieces != 1 || self.layer.get() != 0 {
-                return range("pieces", 20, 1, pieces);
-            }
-            if first > TOKENS_MAX {
-                return range("tokens", 8, TOKENS_MAX, first);
-            }
-            if kind == KIND_CALLER_STATE && tokens > CALLER_STATE_BYTES_MAX as u64 {
-                return range("caller state bytes", 16, CALLER_STATE_BYTES_MAX as u64, tokens);
-            }
-            let bytes = if kind == KIND_TOKEN_IDS { tokens * 4 } else { tokens };
-            return Ok(PieceGeometry { bytes, checksums: 1 });
+            return self.bytes_geometry(base);
         }
-        let Some(layer) = layout.layers.get(usize::from(self.layer.get())).filter(|l| l.has_kv()) else {
-            return range("layer", 2, layout.layers.len() as u64, u64::from(self.layer.get()));
+        let Some(layer) = layout.layers.get(usize::from(self.layer.get())).filter(|layer| layer.has_kv()) else {
+            let (layers, found) = (layout.layers.len() as u64, u64::from(self.layer.get()));
+            return Err(FormatError::range("layer", base + 2, layers, found));
         };
         if kind == KIND_ADAPTER {
-            if pieces != 1 || tokens == 0 || first.checked_add(tokens).is_none_or(|end| end > ADAPTER_BYTES_MAX) {
-                return range("adapter bytes", 16, ADAPTER_BYTES_MAX, tokens);
-            }
-            return Ok(PieceGeometry { bytes: tokens, checksums: 1 });
+            return self.adapter_geometry(base);
         }
-        let group = u64::from(layout.group_tokens);
-        if first.checked_add(tokens).is_none_or(|end| end > TOKENS_MAX) || tokens == 0 {
-            return range("tokens", 16, TOKENS_MAX, tokens);
+        let tokens = u64::from(self.tokens.get());
+        if self.first_token.get().checked_add(tokens).is_none_or(|end| end > TOKENS_MAX) || tokens == 0 {
+            return Err(FormatError::range("tokens", base + 16, TOKENS_MAX, tokens));
         }
         match kind {
-            KIND_GROUPS | KIND_SUMMARY => {
-                if pieces.checked_mul(group) != Some(tokens) || !first.is_multiple_of(group) {
-                    return range("groups", 20, tokens / group, pieces);
-                }
-                if kind == KIND_SUMMARY && (SUMMARY_LOW_RANK..=SUMMARY_SIGNS).contains(&self.summary.get()) {
-                    let record = self.record_bytes.get();
-                    if self.element != 0 || record == 0 || record > SUMMARY_RECORD_BYTES_MAX {
-                        return range("summary record", 52, u64::from(SUMMARY_RECORD_BYTES_MAX), u64::from(record));
-                    }
-                    let bytes = size_of::<SummaryHeader>() as u64 + pieces * u64::from(record);
-                    return Ok(PieceGeometry { bytes, checksums: 1 });
-                }
-                if kind == KIND_SUMMARY {
-                    let element = DType::from_code(self.element);
-                    let (Some(element), SUMMARY_MIN_MAX) = (element, self.summary.get()) else {
-                        return Err(FormatError::new(
-                            FormatErrorCode::Unsupported,
-                            "summary",
-                            base + 6,
-                            1,
-                            u64::from(self.summary.get()),
-                        ));
-                    };
-                    let bytes = pieces * summary_record_bytes(layer, element) as u64;
-                    return Ok(PieceGeometry { bytes, checksums: 1 });
-                }
-                let bytes = layout.block(layer).extent_bytes(pieces as usize) as u64;
-                Ok(PieceGeometry { bytes, checksums: pieces * layer.planes() as u64 })
+            KIND_GROUPS => {
+                let groups = self.whole_groups(layout, base)?;
+                let bytes = layout.block(layer).extent_bytes(groups as usize) as u64;
+                Ok(ExtentGeometry { bytes, checksums: groups * layer.planes() as u64 })
             }
-            _ => {
-                if pieces != 1 || tokens > u64::from(crate::layout::GROUP_TOKENS_MAX) {
-                    return range("tail tokens", 16, u64::from(crate::layout::GROUP_TOKENS_MAX), tokens);
-                }
-                let (key, value) = tail_plane_bytes(layer, layout.dtype, tokens as usize);
-                Ok(PieceGeometry { bytes: (key + value) as u64, checksums: layer.planes() as u64 })
+            KIND_SUMMARY => {
+                let groups = self.whole_groups(layout, base)?;
+                self.summary_geometry(layer, groups, base)
             }
+            _ => self.tail_geometry(layout, layer, base),
         }
+    }
+
+    /// Returns the geometry of token ids or caller state.
+    fn bytes_geometry(&self, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let (tokens, pieces) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
+        if pieces != 1 || self.layer.get() != 0 {
+            return Err(FormatError::range("pieces", base + 20, 1, pieces));
+        }
+        if self.first_token.get() > TOKENS_MAX {
+            return Err(FormatError::range("tokens", base + 8, TOKENS_MAX, self.first_token.get()));
+        }
+        if self.kind.get() == KIND_TOKEN_IDS {
+            return Ok(ExtentGeometry { bytes: tokens * 4, checksums: 1 });
+        }
+        let bytes_max = CALLER_STATE_BYTES_MAX as u64;
+        if tokens > bytes_max {
+            return Err(FormatError::range("caller state bytes", base + 16, bytes_max, tokens));
+        }
+        Ok(ExtentGeometry { bytes: tokens, checksums: 1 })
+    }
+
+    fn adapter_geometry(&self, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let bytes = u64::from(self.tokens.get());
+        let end = self.first_token.get().checked_add(bytes);
+        if self.pieces.get() != 1 || bytes == 0 || end.is_none_or(|end| end > ADAPTER_BYTES_MAX) {
+            return Err(FormatError::range("adapter bytes", base + 16, ADAPTER_BYTES_MAX, bytes));
+        }
+        Ok(ExtentGeometry { bytes, checksums: 1 })
+    }
+
+    /// Returns the number of groups, if the tokens are whole groups.
+    fn whole_groups(&self, layout: &Layout, base: usize) -> Result<u64, FormatError> {
+        let (tokens, groups) = (u64::from(self.tokens.get()), u64::from(self.pieces.get()));
+        let group_tokens = u64::from(layout.group_tokens);
+        if groups.checked_mul(group_tokens) != Some(tokens) || !self.first_token.get().is_multiple_of(group_tokens) {
+            return Err(FormatError::range("groups", base + 20, tokens / group_tokens, groups));
+        }
+        Ok(groups)
+    }
+
+    fn summary_geometry(&self, layer: &LayerGeometry, groups: u64, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let kind = self.summary.get();
+        if (SUMMARY_LOW_RANK..=SUMMARY_SIGNS).contains(&kind) {
+            let record = self.record_bytes.get();
+            if self.element != 0 || record == 0 || record > SUMMARY_RECORD_BYTES_MAX {
+                let (bound, found) = (u64::from(SUMMARY_RECORD_BYTES_MAX), u64::from(record));
+                return Err(FormatError::range("summary record", base + 52, bound, found));
+            }
+            let bytes = size_of::<SummaryHeader>() as u64 + groups * u64::from(record);
+            return Ok(ExtentGeometry { bytes, checksums: 1 });
+        }
+        let (Some(element), SUMMARY_MIN_MAX) = (DType::from_code(self.element), kind) else {
+            return Err(FormatError::unsupported("summary", base + 6, 1, u64::from(kind)));
+        };
+        Ok(ExtentGeometry { bytes: groups * summary_record_bytes(layer, element) as u64, checksums: 1 })
+    }
+
+    fn tail_geometry(
+        &self,
+        layout: &Layout,
+        layer: &LayerGeometry,
+        base: usize,
+    ) -> Result<ExtentGeometry, FormatError> {
+        let tokens = self.tokens.get();
+        if self.pieces.get() != 1 || tokens > u32::from(GROUP_TOKENS_MAX) {
+            let bound = u64::from(GROUP_TOKENS_MAX);
+            return Err(FormatError::range("tail tokens", base + 16, bound, u64::from(tokens)));
+        }
+        let (key, value) = tail_plane_bytes(layer, layout.dtype, tokens as usize);
+        Ok(ExtentGeometry { bytes: (key + value) as u64, checksums: layer.planes() as u64 })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::FormatErrorCode;
     use crate::layout::Layout;
     use zerocopy::FromZeros;
 
-    /// What the last bytes of a descriptor mean is for its kind to say: one that is not known is not damage.
+    /// The kind gives the other fields their meaning, so an unknown kind is not damage.
     #[test]
-    fn a_kind_that_is_not_known_is_unsupported_whatever_else_it_says() {
+    fn an_unknown_kind_is_unsupported_whatever_the_other_fields_are() {
         let layout = Layout {
             dtype: DType::F16,
             group_tokens: 4,
@@ -268,7 +307,7 @@ mod tests {
             descriptor.kind = U16::new(kind);
             descriptor.record_bytes = U32::new(7);
             (descriptor.summary, descriptor.element) = (U16::new(3), 9);
-            let error = descriptor.check(&layout, 1 << 20, 1, 256).expect_err("not known");
+            let error = descriptor.check(&layout, 1 << 20, 1, 256).expect_err("an unknown kind");
             assert_eq!((error.code, error.field, error.offset), (FormatErrorCode::Unsupported, "descriptor kind", 256));
         }
     }

@@ -1,21 +1,33 @@
-//! Frames: one atomic append to a log segment. Header pages with descriptors and checksums, then payload pages.
+//! Frames: atomic appends to a segment. Header pages hold descriptors and checksums, payload pages hold extents.
+//!
+//! - `header`: the header structure and its place
+//! - `view`: a header that was checked, with its tables
+//! - `builder`: how a header is written
+//! - `descriptor`: what an extent holds, and how many bytes and checksums it has
+//! - `summary`: the kinds of summaries and their records
+//!
+//! # Invariants of a checked header
+//! - Extents are in the order of their descriptors. They start after the header and do not overlap.
+//! - The front holds every extent except groups, and groups extents start after it.
+//! - Descriptors cover the table of checksums without gaps.
 
 mod builder;
 mod descriptor;
 mod header;
 mod summary;
+mod view;
 
 pub use builder::{HeaderBuilder, header_bytes};
 pub use descriptor::{
     CODEC_RAW, Descriptor, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
-    KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, PieceGeometry,
-    TOKENS_MAX, summary_record_bytes, tail_plane_bytes,
+    KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, TOKENS_MAX,
+    summary_record_bytes, tail_plane_bytes,
 };
 pub use header::{
-    CALLER_STATE_BYTES_MAX, DESCRIPTORS_MAX, FrameHeader, FramePlace, FrameView, HEADER_PAGES_MAX, MAGIC,
-    TOTAL_PAGES_MAX,
+    CALLER_STATE_BYTES_MAX, DESCRIPTORS_MAX, FrameHeader, FramePlace, HEADER_PAGES_MAX, MAGIC, TOTAL_PAGES_MAX,
 };
 pub use summary::{
     SUMMARY_CODES, SUMMARY_LANDMARKS, SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_RECORD_BYTES_MAX, SUMMARY_SIGNS,
     SUMMARY_VERSION, SummaryHeader, SummaryRecords, has_adapter, record_bytes, sign_dims,
 };
+pub use view::FrameView;

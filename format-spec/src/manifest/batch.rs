@@ -1,30 +1,33 @@
-//! Batches: the atomic unit of the manifest. A batch flagged [`FLAG_MORE`] takes effect together with the next one.
+//! Batches: the atomic units of a manifest file.
+//!
+//! A batch is a header, records and zeros, in whole pages. Batches with [`FLAG_MORE`] and the next batch without it
+//! form a run, which takes effect as a whole.
 
 use super::record::Records;
 use crate::checksum::crc_with_hole;
 use crate::error::{FormatError, FormatErrorCode};
 use crate::ids::NUMBER_MAX;
 use crate::page::PAGE_BYTES;
-use crate::verify::check_zeros;
+use crate::verify::{check_crc, check_short_magic, check_zeros};
 use alloc::vec;
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Magic of a batch.
+/// The magic of a batch.
 pub const MAGIC: [u8; 4] = *b"SKMB";
-/// The most pages of a batch; what does not fit goes on in the next one ([`FLAG_MORE`]).
+/// The most pages of a batch. More records need a run of several batches ([`FLAG_MORE`]).
 pub const BATCH_PAGES_MAX: u32 = 256;
 /// The most bytes of records of a batch.
 pub const RECORDS_BYTES_MAX: usize = BATCH_PAGES_MAX as usize * PAGE_BYTES - size_of::<BatchHeader>();
-/// The batch is part of the checkpoint at the front of the file.
+/// Batch flag: the batch is part of the checkpoint at the start of the file.
 pub const FLAG_CHECKPOINT: u16 = 1;
-/// The batch takes effect together with the one behind it.
+/// Batch flag: the batch takes effect together with the next one.
 pub const FLAG_MORE: u16 = 2;
-/// The field of a length that a torn header may claim.
+/// Name of the length in errors. A torn header may have any value there.
 const BATCH_PAGES: &str = "batch pages";
 
-/// Front of a batch.
+/// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BatchHeader {
@@ -32,19 +35,19 @@ pub struct BatchHeader {
     pub magic: [u8; 4],
     /// CRC-32 of the nonce of the generation (8 bytes) and all pages of the batch with this field zero.
     pub crc: U32,
-    /// Sequence number: one more than the batch before, also across generations.
+    /// The sequence number, one more than that of the previous batch, also across generations.
     pub sequence: U64,
-    /// The last batch known durable when this one was written.
+    /// The last batch known to be durable when this one was written.
     pub synced_through: U64,
-    /// Generation of its manifest.
+    /// The generation of its manifest.
     pub generation: U64,
-    /// Membership epoch.
+    /// The membership epoch.
     pub epoch: U64,
-    /// Pages.
+    /// The number of pages.
     pub pages: U32,
-    /// Bytes of records behind this header; zeros up to the end of the last page.
+    /// Bytes of records after this header. Zeros follow up to the end of the last page.
     pub records_bytes: U32,
-    /// Records.
+    /// The number of records.
     pub record_count: U32,
     /// [`FLAG_CHECKPOINT`], [`FLAG_MORE`].
     pub flags: U16,
@@ -54,14 +57,14 @@ pub struct BatchHeader {
 
 const _: () = assert!(size_of::<BatchHeader>() == 56);
 
-/// Where a batch belongs: what its checksum and header are held against.
+/// The place of a batch. Its checksum and header must match it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchPlace {
-    /// Generation of the manifest.
+    /// The generation of the manifest.
     pub generation: u64,
-    /// Nonce of that generation.
+    /// The nonce of that generation.
     pub nonce: u64,
-    /// Sequence number expected here.
+    /// The sequence number that is expected at the place.
     pub sequence: u64,
 }
 
@@ -73,31 +76,24 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Pages the batch at the front of `bytes` claims to have, if its magic and that number are plausible. A hint for
-    /// reading just enough; nothing is verified.
+    /// Returns the pages that the batch at the start of `bytes` claims, if its magic and that number are plausible.
+    ///
+    /// A reader uses it to read just enough bytes. Nothing is verified.
     #[must_use]
     pub fn claimed_pages(bytes: &[u8]) -> Option<u32> {
         let (header, _) = BatchHeader::ref_from_prefix(bytes).ok()?;
         (header.magic == MAGIC && (1..=BATCH_PAGES_MAX).contains(&header.pages.get())).then(|| header.pages.get())
     }
 
-    /// Checks the batch at the front of `bytes`.
+    /// Checks the batch at the start of `bytes`.
     ///
     /// # Errors
-    /// No batch, a damaged one, or one of another place.
+    /// The bytes are no batch, a damaged one, or one of another place.
     pub fn verify(bytes: &'a [u8], place: &BatchPlace) -> Result<Self, FormatError> {
         let Ok((header, _)) = BatchHeader::ref_from_prefix(bytes) else {
             return Err(FormatError::truncated("manifest batch", size_of::<BatchHeader>(), bytes.len()));
         };
-        if header.magic != MAGIC {
-            return Err(FormatError::new(
-                FormatErrorCode::Magic,
-                "manifest batch",
-                0,
-                u64::from(u32::from_be_bytes(MAGIC)),
-                u64::from(u32::from_be_bytes(header.magic)),
-            ));
-        }
+        check_short_magic(header.magic, "manifest batch", MAGIC)?;
         let pages = header.pages.get();
         if !(1..=BATCH_PAGES_MAX).contains(&pages) {
             return Err(FormatError::range(BATCH_PAGES, 40, u64::from(BATCH_PAGES_MAX), u64::from(pages)));
@@ -107,36 +103,8 @@ impl<'a> Batch<'a> {
             return Err(FormatError::truncated("manifest batch", total, bytes.len()));
         };
         let crc = crc_with_hole(&place.nonce.to_le_bytes(), whole, 4..8);
-        if crc != header.crc.get() {
-            return Err(FormatError::new(
-                FormatErrorCode::Checksum,
-                "manifest batch",
-                4,
-                u64::from(crc),
-                u64::from(header.crc.get()),
-            ));
-        }
-        let identity = |field, offset, expected, found| {
-            if expected == found {
-                return Ok(());
-            }
-            Err(FormatError::new(FormatErrorCode::Identity, field, offset, expected, found))
-        };
-        identity("batch generation", 24, place.generation, header.generation.get())?;
-        identity("batch sequence", 8, place.sequence, header.sequence.get())?;
-        for (field, offset, number) in [("batch sequence", 8, header.sequence), ("batch epoch", 32, header.epoch)] {
-            if number.get() > NUMBER_MAX {
-                return Err(FormatError::range(field, offset, NUMBER_MAX, number.get()));
-            }
-        }
-        if header.synced_through.get() >= header.sequence.get() {
-            return Err(FormatError::range("synced through", 16, place.sequence, header.synced_through.get()));
-        }
-        if header.flags.get() & !(FLAG_CHECKPOINT | FLAG_MORE) != 0 {
-            let flags = u64::from(header.flags.get());
-            return Err(FormatError::new(FormatErrorCode::Unsupported, "batch flags", 52, 3, flags));
-        }
-        check_zeros(header.reserved.as_bytes(), "manifest batch", 54)?;
+        check_crc(crc, header.crc.get(), "manifest batch")?;
+        header.check(place)?;
         let start = size_of::<BatchHeader>();
         let end = start + header.records_bytes.get() as usize;
         if end > total {
@@ -146,44 +114,64 @@ impl<'a> Batch<'a> {
         Ok(Self { header, records: &whole[start..end] })
     }
 
-    /// Whether an error of [`Self::verify`] is what a write that a crash cut short may leave. All else has a good checksum: it was
-    /// written so, and is no end of a manifest.
+    /// Returns whether a write that a crash interrupted can cause this error of [`Self::verify`].
+    ///
+    /// Bytes with any other error have a correct checksum. They were written as they are, and do not end a manifest.
     #[must_use]
     pub fn may_be_torn(error: &FormatError) -> bool {
         let torn = [FormatErrorCode::Checksum, FormatErrorCode::Magic, FormatErrorCode::Truncated];
         torn.contains(&error.code) || error.field == BATCH_PAGES
     }
 
-    /// The header.
+    /// Returns the header.
     #[must_use]
     pub fn header(&self) -> &'a BatchHeader {
         self.header
     }
 
-    /// Whether it is part of the checkpoint.
+    /// Returns whether the batch is part of the checkpoint.
     #[must_use]
     pub fn is_checkpoint(&self) -> bool {
         self.header.flags.get() & FLAG_CHECKPOINT != 0
     }
 
-    /// Whether it takes effect together with the one behind it.
+    /// Returns whether the batch takes effect together with the next one.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.header.flags.get() & FLAG_MORE != 0
     }
 
-    /// Its records.
+    /// Returns the records.
     #[must_use]
     pub fn records(&self) -> Records<'a> {
         Records::new(self.records, self.header.record_count.get())
     }
 }
 
-/// The pages of a batch with these encoded records. `records` longer than [`RECORDS_BYTES_MAX`] is cut off by the
-/// caller; here it is an error.
+impl BatchHeader {
+    /// Checks a header with a correct checksum: identity, ranges, flags and reserved bytes.
+    fn check(&self, place: &BatchPlace) -> Result<(), FormatError> {
+        FormatError::check_identity("batch generation", 24, place.generation, self.generation.get())?;
+        FormatError::check_identity("batch sequence", 8, place.sequence, self.sequence.get())?;
+        for (field, offset, number) in [("batch sequence", 8, self.sequence), ("batch epoch", 32, self.epoch)] {
+            if number.get() > NUMBER_MAX {
+                return Err(FormatError::range(field, offset, NUMBER_MAX, number.get()));
+            }
+        }
+        if self.synced_through.get() >= self.sequence.get() {
+            return Err(FormatError::range("synced through", 16, place.sequence, self.synced_through.get()));
+        }
+        if self.flags.get() & !(FLAG_CHECKPOINT | FLAG_MORE) != 0 {
+            return Err(FormatError::unsupported("batch flags", 52, 3, u64::from(self.flags.get())));
+        }
+        check_zeros(self.reserved.as_bytes(), "manifest batch", 54)
+    }
+}
+
+/// Returns the pages of a batch with these encoded records. The caller splits longer lists of records into a run.
 ///
 /// # Errors
-/// Too many bytes of records, or a `synced_through` that is not below the sequence number.
+/// `records` is longer than [`RECORDS_BYTES_MAX`], or `synced_through` is not below the sequence number.
 pub fn encode_batch(
     place: &BatchPlace,
     synced_through: u64,

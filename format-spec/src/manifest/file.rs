@@ -1,4 +1,4 @@
-//! The manifest file and its header page.
+//! The header page of a manifest file, and the names of manifest files.
 
 use crate::error::FormatError;
 use crate::features::Features;
@@ -10,11 +10,11 @@ use alloc::string::String;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Magic of the header page.
+/// The magic of the header page.
 pub const MAGIC: [u8; 8] = *b"SKVMANIF";
 /// The most bytes of a manifest file.
 pub const FILE_BYTES_MAX: u64 = 4 << 30;
-/// Directory of the manifests, inside the device directory.
+/// The directory of the manifests, in the device directory.
 pub const DIRECTORY: &str = "manifest";
 
 /// The first page of a manifest file.
@@ -23,23 +23,23 @@ pub const DIRECTORY: &str = "manifest";
 pub struct ManifestPage {
     /// [`MAGIC`].
     pub magic: [u8; 8],
-    /// Version and features.
+    /// The version and features.
     pub features: Features,
-    /// The store.
+    /// The id of the store.
     pub store_id: [u8; 16],
-    /// Generation: grows with every checkpoint.
+    /// The generation. It grows with every checkpoint.
     pub generation: U64,
-    /// Random number of this generation; seeds the checksums of its batches.
+    /// A random number of this generation. It seeds the checksums of its batches.
     pub nonce: U64,
-    /// The generation this one replaces; 0 for the first.
+    /// The generation that this one replaces, 0 for the first.
     pub previous_generation: U64,
-    /// Sequence number of the first batch in this file.
+    /// The sequence number of the first batch in this file.
     pub first_batch: U64,
-    /// When it was started, seconds since 1970.
+    /// The creation time of the generation, seconds since 1970.
     pub created_unix_s: U64,
-    /// Device the file lies on.
+    /// The index of the device that stores the file.
     pub device: U16,
-    /// Copy on that device, 0 or 1.
+    /// The number of the copy on that device, 0 or 1.
     pub copy: u8,
     /// Zero.
     pub reserved: [u8; 5],
@@ -48,7 +48,7 @@ pub struct ManifestPage {
 const _: () = assert!(size_of::<ManifestPage>() == 104);
 
 impl ManifestPage {
-    /// The page.
+    /// Returns the bytes of the page.
     #[must_use]
     pub fn encode(&self) -> [u8; PAGE_BYTES] {
         seal_page(self)
@@ -56,10 +56,10 @@ impl ManifestPage {
 }
 
 impl Unverified<'_, ManifestPage> {
-    /// Checks the page by itself. Whether it is of this store, generation and nonce is for the caller to compare.
+    /// Checks the page itself. The caller compares store, generation, nonce, device and copy with the place.
     ///
     /// # Errors
-    /// Damage, or a version or feature this code does not know.
+    /// The page is damaged, or this code does not know its version or a feature.
     pub fn verify(&self) -> Result<Verified<ManifestPage>, FormatError> {
         check_page(self.bytes(), "manifest page", MAGIC, size_of::<ManifestPage>())?;
         let page = self.peek();
@@ -82,13 +82,13 @@ impl Unverified<'_, ManifestPage> {
     }
 }
 
-/// The file of a generation, inside the device directory.
+/// Returns the path of a copy of a generation in the device directory.
 #[must_use]
 pub fn file_name(generation: u64, copy: u8) -> String {
     format!("{DIRECTORY}/{generation:016x}-{copy}")
 }
 
-/// Generation and copy of a file of this name inside [`DIRECTORY`], if it is one.
+/// Returns generation and copy of the file with this name in [`DIRECTORY`], or `None` if no manifest has it.
 #[must_use]
 pub fn parse_file_name(name: &str) -> Option<(u64, u8)> {
     let (generation, copy) = name.split_once('-')?;

@@ -1,32 +1,21 @@
-//! Records of the manifest.
+//! The records of a batch: their kinds, and how they are read and written.
+//!
+//! A record is a header, a fixed part, for some kinds a variable part, and zeros up to a multiple of 8.
 
-use crate::error::{FormatError, FormatErrorCode};
-use crate::ids::RawLocation;
+use super::body::{
+    AdapterDefined, CheckpointEnd, Counters, Fork, Frame, FrameMoved, FrameRef, FrameRelease, LayoutDefined, Member,
+    PoolAllocation, Replica, SegmentFree, SegmentOpen, SegmentSeal, SequenceCommit, SequenceCreate, SequenceDelete,
+    SequenceTruncate, Superseded,
+};
+use crate::error::FormatError;
 use alloc::vec::Vec;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Record flag: a reader that does not know the kind passes over the record.
+/// Record flag: a reader that does not know the kind skips the record.
 pub const FLAG_IGNORABLE: u16 = 1;
-/// The longest key of a sequence in bytes.
-pub const KEY_BYTES_MAX: usize = 512;
-/// The most copies of the frames of a sequence.
-pub const REPLICAS_MAX: u8 = 3;
-/// The longest name of an adapter in bytes.
-pub const ADAPTER_NAME_BYTES_MAX: usize = 255;
-/// The most bytes of an adapter.
-pub const ADAPTER_BYTES_MAX: u64 = 1 << 32;
 
-/// Member state: takes part.
-pub const MEMBER_ACTIVE: u8 = 1;
-/// Member state: being emptied.
-pub const MEMBER_DRAINING: u8 = 2;
-/// Member state: gone without notice.
-pub const MEMBER_LOST: u8 = 3;
-/// Member state: emptied and gone.
-pub const MEMBER_REMOVED: u8 = 4;
-
-/// Front of every record. Records start on multiples of 8 from the first.
+/// The header of a record. Records start at multiples of 8 from the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RecordHeader {
@@ -38,349 +27,50 @@ pub struct RecordHeader {
     pub bytes: U32,
 }
 
-macro_rules! body {
-    ($(#[$doc:meta])* $name:ident, $bytes:literal { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-        #[repr(C)]
-        pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
-        const _: () = assert!(size_of::<$name>() == $bytes);
-    };
-}
-
-body!(
-    /// A device of the store.
-    Member, 40 {
-        /// Membership epoch from which this holds.
-        epoch: U64,
-        /// The device's own id.
-        device_id: [u8; 16],
-        /// Index.
-        device: U16,
-        /// [`MEMBER_ACTIVE`], ...
-        state: u8,
-        /// Copies of the manifest it holds, 0 to 2.
-        manifest_copies: u8,
-        /// Placement weight, 0 = by size.
-        weight: U32,
-        /// The most bytes it may take, 0 = no limit of its own.
-        bytes_limit: U64,
-    }
-);
-body!(
-    /// A layout; the encoded layout follows.
-    LayoutDefined, 8 {
-        /// Number by which sequences name it.
-        layout: U32,
-        /// Zero.
-        reserved: U32,
-    }
-);
-body!(
-    /// A new sequence; its key follows.
-    SequenceCreate, 56 {
-        /// Its id.
-        sequence: U64,
-        /// The sequence it was forked from, 0 = none (in checkpoints; a fork itself is a [`Fork`] record).
-        parent: U64,
-        /// Tokens inherited from the parent.
-        parent_tokens: U64,
-        /// When, milliseconds since 1970.
-        created_unix_ms: U64,
-        /// Time to live in milliseconds, 0 = forever.
-        ttl_ms: U64,
-        /// Its layout.
-        layout: U32,
-        /// Summaries it carries: bit `1 << (kind - 1)` per summary kind.
-        summaries: U32,
-        /// Copies of its blocks on distinct devices.
-        replicas: u8,
-        /// Eviction priority: 0 = never evicted.
-        evictable: u8,
-        /// Bytes of the key.
-        key_bytes: U16,
-        /// Zero.
-        reserved: U32,
-    }
-);
-body!(
-    /// A sequence that starts with the tokens of another; its key follows. It has the parent's layout and, at the moment
-    /// of this record, the parent's frames up to `tokens`.
-    Fork, 40 {
-        /// Its id.
-        sequence: U64,
-        /// The sequence it was forked from.
-        parent: U64,
-        /// Tokens inherited.
-        tokens: U64,
-        /// When, milliseconds since 1970.
-        created_unix_ms: U64,
-        /// Bytes of the key.
-        key_bytes: U16,
-        /// Zero.
-        reserved: [u8; 6],
-    }
-);
-body!(
-    /// A sequence is cut to its first tokens.
-    SequenceTruncate, 16 {
-        /// The sequence.
-        sequence: U64,
-        /// Tokens kept.
-        tokens: U64,
-    }
-);
-body!(
-    /// A sequence is gone.
-    SequenceDelete, 8 {
-        /// The sequence.
-        sequence: U64,
-    }
-);
-body!(
-    /// A frame exists.
-    Frame, 64 {
-        /// Its id.
-        frame: U64,
-        /// The sequence that wrote it.
-        origin: U64,
-        /// Log sequence number.
-        lsn: U64,
-        /// Its nonce, which seeds its payload checksums.
-        nonce: U64,
-        /// Where it is.
-        location: RawLocation,
-        /// CRC of its header.
-        header_crc: U32,
-        /// Pages of its header.
-        header_pages: U32,
-        /// Pages before its first groups extent.
-        front_pages: U32,
-        /// Zero.
-        reserved: U32,
-    }
-);
-body!(
-    /// A sequence refers to a frame.
-    FrameRef, 24 {
-        /// The sequence.
-        sequence: U64,
-        /// The frame.
-        frame: U64,
-        /// Only tokens below this one belong to the sequence.
-        token_end: U64,
-    }
-);
-body!(
-    /// A sequence refers to a frame no longer: others took over its tokens.
-    FrameRelease, 16 {
-        /// The sequence.
-        sequence: U64,
-        /// The frame.
-        frame: U64,
-    }
-);
-body!(
-    /// A frame lies elsewhere from now on.
-    FrameMoved, 32 {
-        /// The frame.
-        frame: U64,
-        /// Where it is now.
-        location: RawLocation,
-        /// CRC of its header there.
-        header_crc: U32,
-        /// Zero.
-        reserved: U32,
-    }
-);
-body!(
-    /// Another copy of a frame.
-    Replica, 40 {
-        /// The frame.
-        frame: U64,
-        /// Counts the copies made; a later one replaces an earlier one on the same device.
-        generation: U64,
-        /// Where the copy is.
-        location: RawLocation,
-        /// CRC of the copy's header.
-        header_crc: U32,
-        /// Zero.
-        reserved: U32,
-    }
-);
-body!(
-    /// A segment begins a life.
-    SegmentOpen, 32 {
-        /// Generation.
-        generation: U64,
-        /// Nonce.
-        nonce: U64,
-        /// Segment.
-        segment: U32,
-        /// Pages of its file.
-        pages: U32,
-        /// Device.
-        device: U16,
-        /// Segment kind.
-        kind: u8,
-        /// Zero.
-        reserved: [u8; 5],
-    }
-);
-body!(
-    /// A segment takes no more frames.
-    SegmentSeal, 16 {
-        /// Segment.
-        segment: U32,
-        /// Pages in use, header included.
-        used_pages: U32,
-        /// Device.
-        device: U16,
-        /// Zero.
-        reserved: [u8; 6],
-    }
-);
-body!(
-    /// A segment is free: nothing in it is live, its file may be used for another life.
-    SegmentFree, 16 {
-        /// Generation that ended.
-        generation: U64,
-        /// Segment.
-        segment: U32,
-        /// Device.
-        device: U16,
-        /// 1: the file was removed.
-        removed: u8,
-        /// Zero.
-        reserved: u8,
-    }
-);
-body!(
-    /// A pool of a pool segment is given to a cluster pair, or taken back (room kept; needs the pool feature).
-    PoolAllocation, 32 {
-        /// The sequence.
-        sequence: U64,
-        /// Where.
-        location: RawLocation,
-        /// Layer.
-        layer: U16,
-        /// KV head.
-        kv_head: U16,
-        /// 1 = given, 0 = taken back.
-        allocated: u8,
-        /// Zero.
-        reserved: [u8; 3],
-    }
-);
-body!(
-    /// The tokens of a sequence up to `tokens` are committed.
-    SequenceCommit, 40 {
-        /// The sequence.
-        sequence: U64,
-        /// Committed tokens: the minimum over its layers.
-        tokens: U64,
-        /// Frame that holds the caller's state, 0 = none.
-        state_frame: U64,
-        /// Token ids committed with it, counted from the first token of the sequence.
-        token_ids: U64,
-        /// When, milliseconds since 1970.
-        committed_unix_ms: U64,
-    }
-);
-body!(
-    /// Numbers that never go back.
-    Counters, 40 {
-        /// Frame ids below this one were given out.
-        next_frame: U64,
-        /// Sequence ids below this one were given out.
-        next_sequence: U64,
-        /// Log sequence numbers below this one were given out.
-        next_lsn: U64,
-        /// Bytes written to the devices over the life of the store.
-        lifetime_bytes: U64,
-        /// Layout ids below this one were given out.
-        next_layout: U32,
-        /// Zero.
-        reserved: U32,
-    }
-);
-body!(
-    /// The last record of a checkpoint.
-    CheckpointEnd, 8 {
-        /// Records of the checkpoint before this one.
-        records: U64,
-    }
-);
-body!(
-    /// The last record of a generation: the next one is complete and durable.
-    Superseded, 16 {
-        /// The next generation.
-        generation: U64,
-        /// Its nonce.
-        nonce: U64,
-    }
-);
-
-body!(
-    /// A sequence without tokens holds an adapter; its name follows.
-    AdapterDefined, 32 {
-        /// The sequence.
-        sequence: U64,
-        /// CRC-64/NVME of its bytes, layer after layer.
-        checksum: U64,
-        /// Its bytes, all layers together.
-        bytes: U64,
-        /// Version.
-        version: U32,
-        /// Bytes of the name.
-        name_bytes: U16,
-        /// Zero.
-        reserved: U16,
-    }
-);
-
+/// Defines the kinds of records. `bytes` after the fixed part marks a kind with a variable part.
 macro_rules! records {
-    ($($kind:ident = $code:literal, $name:ident $(, $tail:ident)?;)*) => {
-        /// Kinds of records.
+    ($($kind:ident = $code:literal, $name:ident $(, $variable:ident)?;)*) => {
+        /// The kinds of records.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u16)]
         pub enum Kind { $(#[doc = concat!("[`", stringify!($name), "`]")] $kind = $code),* }
 
         impl Kind {
-            /// The kind with this code.
+            /// Returns the kind with this code, or `None` for an unknown code.
             #[must_use]
             pub const fn from_code(code: u16) -> Option<Self> {
                 match code { $($code => Some(Self::$kind),)* _ => None }
             }
         }
 
-        /// A record; those with bytes of their own behind the fixed part carry them as a slice.
+        /// A record: its fixed part and, for kinds that have one, its variable part.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Record<'a> {
             $(#[doc = concat!("[`", stringify!($name), "`]")]
-            $kind(&'a $name $(, records!(@tail $tail 'a))?),)*
-            /// An ignorable record of a kind this code does not know.
+            $kind(&'a $name $(, records!(@variable $variable 'a))?),)*
+            /// An ignorable record of a kind that this code does not know.
             Unknown(u16),
         }
 
+        /// Views a body as a record of a kind. `base` is the offset of the record.
         fn parse<'a>(kind: Kind, body: &'a [u8], base: usize) -> Result<Record<'a>, FormatError> {
             match kind {
                 $(Kind::$kind => {
-                    let Ok((fixed, tail)) = $name::ref_from_prefix(body) else {
+                    let Ok((fixed, variable)) = $name::ref_from_prefix(body) else {
                         return Err(FormatError::truncated(stringify!($name), size_of::<$name>(), body.len()));
                     };
-                    records!(@make $kind fixed tail base $($tail)?)
+                    records!(@make $kind fixed variable base $($variable)?)
                 })*
             }
         }
     };
-    (@tail $tail:ident $life:lifetime) => { &$life [u8] };
-    (@make $kind:ident $fixed:ident $body_tail:ident $base:ident $tail:ident) => { Ok(Record::$kind($fixed, $body_tail)) };
-    (@make $kind:ident $fixed:ident $body_tail:ident $base:ident) => {
-        if $body_tail.is_empty() {
+    (@variable $variable:ident $life:lifetime) => { &$life [u8] };
+    (@make $kind:ident $fixed:ident $rest:ident $base:ident $variable:ident) => { Ok(Record::$kind($fixed, $rest)) };
+    (@make $kind:ident $fixed:ident $rest:ident $base:ident) => {
+        if $rest.is_empty() {
             Ok(Record::$kind($fixed))
         } else {
-            Err(FormatError::range(stringify!($kind), $base, 0, $body_tail.len() as u64))
+            Err(FormatError::range(stringify!($kind), $base, 0, $rest.len() as u64))
         }
     };
 }
@@ -409,6 +99,8 @@ records! {
 }
 
 /// The records of a batch, in order.
+///
+/// The iterator ends after the first error. Bytes after the last record are an error too.
 #[derive(Clone, Copy, Debug)]
 pub struct Records<'a> {
     bytes: &'a [u8],
@@ -417,7 +109,7 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// `count` records in `bytes`, as [`encode_record`] wrote them.
+    /// Returns an iterator over `count` records in `bytes`, as [`encode_record`] wrote them.
     #[must_use]
     pub fn new(bytes: &'a [u8], count: u32) -> Self {
         Self { bytes, at: 0, left: count }
@@ -438,22 +130,17 @@ impl<'a> Records<'a> {
         self.at += size_of::<RecordHeader>() + padded;
         let flags = header.flags.get();
         if flags & !FLAG_IGNORABLE != 0 {
-            return Err(FormatError::new(FormatErrorCode::Unsupported, "record flags", base + 2, 1, u64::from(flags)));
+            return Err(FormatError::unsupported("record flags", base + 2, 1, u64::from(flags)));
         }
-        match Kind::from_code(header.kind.get()) {
+        let code = header.kind.get();
+        match Kind::from_code(code) {
             Some(kind) => {
                 let record = parse(kind, body, base)?;
                 super::check::check(&record, base)?;
                 Ok(record)
             }
-            None if flags & FLAG_IGNORABLE != 0 => Ok(Record::Unknown(header.kind.get())),
-            None => Err(FormatError::new(
-                FormatErrorCode::Unsupported,
-                "record kind",
-                base,
-                20,
-                u64::from(header.kind.get()),
-            )),
+            None if flags & FLAG_IGNORABLE != 0 => Ok(Record::Unknown(code)),
+            None => Err(FormatError::unsupported("record kind", base, 20, u64::from(code))),
         }
     }
 }
@@ -480,13 +167,13 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-/// Appends one record: header, fixed part, tail, padding.
-pub fn encode_record(out: &mut Vec<u8>, kind: Kind, body: &(impl IntoBytes + Immutable), tail: &[u8]) {
-    let body = body.as_bytes();
-    let bytes = body.len() + tail.len();
+/// Appends one record to `out`: header, fixed part, variable part and zeros. `variable` is empty for kinds without one.
+pub fn encode_record(out: &mut Vec<u8>, kind: Kind, fixed: &(impl IntoBytes + Immutable), variable: &[u8]) {
+    let fixed = fixed.as_bytes();
+    let bytes = fixed.len() + variable.len();
     let header = RecordHeader { kind: U16::new(kind as u16), flags: U16::new(0), bytes: U32::new(bytes as u32) };
     out.extend_from_slice(header.as_bytes());
-    out.extend_from_slice(body);
-    out.extend_from_slice(tail);
+    out.extend_from_slice(fixed);
+    out.extend_from_slice(variable);
     out.resize(out.len().next_multiple_of(8), 0);
 }

@@ -1,10 +1,10 @@
-//! The golden store of a layout with codecs: planes of 8 and of 4 bits, odd numbers of channels, a layer without V, a tail that
-//! is as it is. It is read completely and written again byte for byte.
+//! The golden store `v0.3/store-codecs`: a layout with codecs.
+//!
+//! Its planes have levels of 8 and of 4 bits, odd numbers of channels and a layer without V. Its tails are raw.
 
-use crate::golden_store as g;
-use crate::retrieval::store::{Extent, TOKENS, commit, create, descriptor, files_of, laid_out, refer, store_records};
+use crate::builder::{self as b, Extent, ExtentPlane, GoldenFile, GoldenFrame, TOKEN_SEQUENCE, descriptor, lay_out};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::codec::PlaneShape;
 use stratakv_format::error::FormatErrorCode;
@@ -13,16 +13,16 @@ use stratakv_format::frame::{FrameView, KIND_GROUPS, KIND_TAIL, tail_plane_bytes
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::manifest::{Kind, ManifestPage};
 use stratakv_format::superblock::Slot;
-use stratakv_format::{DType, PAGE_BYTES, PlaneCodec, Unverified};
-use zerocopy::little_endian::{U16, U64};
+use stratakv_format::{DType, FormatError, PAGE_BYTES, PlaneCodec, Unverified};
+use zerocopy::little_endian::U16;
 
 const GROUP: usize = 8;
 
 fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/v0.3/store-codecs")
+    b::golden_directory("v0.3/store-codecs")
 }
 
-/// Groups of eight tokens of two KV heads.
+/// Returns a layout with groups of eight tokens.
 fn layout() -> Layout {
     use PlaneCodec::{Int4, Int8, Raw};
     let layer = |kv_heads, key_dim, value_dim, codecs| LayerGeometry {
@@ -37,7 +37,7 @@ fn layout() -> Layout {
         dtype: DType::F16,
         group_tokens: GROUP as u16,
         padded_planes: false,
-        fingerprint: *b"fingerprint of the golden model.",
+        fingerprint: b::FINGERPRINT,
         layers: vec![
             layer(2, 40, 40, [Int8, Int8]),
             layer(0, 0, 0, RAW_PLANES),
@@ -51,17 +51,19 @@ fn f16(x: f32) -> [u8; 2] {
     half::f16::from_f32(x).to_le_bytes()
 }
 
-/// A plane: the least value of range r is -r / 8 (-r / 64 where there are many), every step 1 / 16, the levels count in steps of 37 from
-/// the number of the group, the head and the plane on.
+/// Returns a stored plane of levels.
+///
+/// The minimum of range r is -r / 8, and every step is 1 / 16. The levels grow by 37 per channel, from a start that
+/// depends on token, head, group and plane.
 fn plane(codec: PlaneCodec, shape: &PlaneShape, group: usize) -> Vec<u8> {
-    let most = if codec == PlaneCodec::Int4 { 16 } else { 256 };
+    let levels = if codec == PlaneCodec::Int4 { 16 } else { 256 };
     let mut bytes = Vec::new();
     for head in 0..shape.heads {
         bytes.extend((0..shape.ranges()).flat_map(|range| f16(-(range as f32) / 8.0)));
         bytes.extend((0..shape.ranges()).flat_map(|_| f16(1.0 / 16.0)));
         for token in 0..shape.tokens {
             let level =
-                |channel: usize| ((channel * 37 + token * 11 + head * 5 + group * 3 + shape.plane) % most) as u8;
+                |channel: usize| ((channel * 37 + token * 11 + head * 5 + group * 3 + shape.plane) % levels) as u8;
             let half = shape.dims.div_ceil(2);
             match codec {
                 PlaneCodec::Int4 => bytes.extend((0..half).map(|channel| {
@@ -75,6 +77,7 @@ fn plane(codec: PlaneCodec, shape: &PlaneShape, group: usize) -> Vec<u8> {
     bytes
 }
 
+/// Returns two groups of a layer.
 fn groups(layer: u16) -> Extent {
     let layout = layout();
     let geometry = layout.layers[usize::from(layer)];
@@ -82,9 +85,10 @@ fn groups(layer: u16) -> Extent {
     let mut planes = Vec::new();
     for group in 0..2_usize {
         for index in 0..geometry.planes() {
-            let data = plane(geometry.codecs[index], &layout.plane_shape(&geometry, index), group);
-            let at = block.block_offset(group) + block.plane(index).0;
-            planes.push(((group * GROUP) as u64, GROUP as u32, index as u16, at, data));
+            let bytes = plane(geometry.codecs[index], &layout.plane_shape(&geometry, index), group);
+            let offset = block.block_offset(group) + block.plane(index).0;
+            let (first_token, tokens) = ((group * GROUP) as u64, GROUP as u32);
+            planes.push(ExtentPlane { first_token, tokens, plane: index as u16, offset, bytes });
         }
     }
     let mut descriptor = descriptor(KIND_GROUPS, layer, 0, 2 * GROUP as u32, 2);
@@ -92,81 +96,53 @@ fn groups(layer: u16) -> Extent {
     Extent { descriptor, planes, bytes: block.extent_bytes(2) as u64 }
 }
 
-/// Three tokens behind the groups, as they are: keys count up, values down, both in steps of 1/16.
+/// Returns the three tokens after the groups, raw. Keys count up and values down, both in steps of 1/16.
 fn tail(layer: u16) -> Extent {
     let geometry = layout().layers[usize::from(layer)];
     let (key, value) = tail_plane_bytes(&geometry, DType::F16, 3);
     let plane = |bytes: usize, sign: f32| (0..bytes / 2).flat_map(|i| f16(sign * i as f32 / 16.0)).collect::<Vec<u8>>();
-    let (keys, values) = (plane(key, 1.0), plane(value, -1.0));
-    let first = 2 * GROUP as u64;
-    let mut planes = vec![(first, 3, 0, 0, keys)];
+    let (first_token, tokens) = (2 * GROUP as u64, 3);
+    let mut planes = vec![ExtentPlane { first_token, tokens, plane: 0, offset: 0, bytes: plane(key, 1.0) }];
     if value > 0 {
-        planes.push((first, 3, 1, key, values));
+        planes.push(ExtentPlane { first_token, tokens, plane: 1, offset: key, bytes: plane(value, -1.0) });
     }
-    Extent { descriptor: descriptor(KIND_TAIL, layer, first, 3, 1), planes, bytes: (key + value) as u64 }
+    let descriptor = descriptor(KIND_TAIL, layer, first_token, tokens, 1);
+    Extent { descriptor, planes, bytes: (key + value) as u64 }
 }
 
-fn frames() -> Vec<g::GoldenFrame> {
+fn frame() -> GoldenFrame {
     let extents = vec![tail(0), tail(2), tail(3), groups(0), groups(2), groups(3)];
-    vec![laid_out(&layout(), 1, TOKENS, (0, 1), extents)]
+    lay_out(&layout(), 1, TOKEN_SEQUENCE, (0, 1), extents)
 }
 
-fn features() -> Features {
-    Features::current().with_codecs()
-}
-
-fn files() -> Vec<(String, Vec<u8>)> {
-    let frames = frames();
-    let mut records = store_records(&layout(), &frames);
-    records.put(Kind::SequenceCreate, &create(TOKENS, b"golden"), b"golden");
-    refer(&mut records, TOKENS, &frames[0]);
-    records.put(Kind::SequenceCommit, &commit(TOKENS, 2 * GROUP as u64 + 3), &[]);
-    let mut files = files_of(frames, records);
-    // Superblock and manifest name the feature.
-    for (name, bytes) in &mut files {
-        if name == "superblock" {
-            let slot = |index: usize| {
-                let synced_through = U64::new([40, 41][index]);
-                let slot = g::slot(index, PayloadChecksum::Crc64Nvme);
-                Slot { features: features(), synced_through, ..slot }.encode()
-            };
-            *bytes = [slot(0), slot(1)].concat();
-        } else if let Some(copy) = name.strip_prefix("manifest/0000000000000003-") {
-            let copy = copy.parse().expect("a copy");
-            let page = ManifestPage { features: features(), ..g::manifest_page(copy) };
-            bytes[..PAGE_BYTES].copy_from_slice(&page.encode());
-        }
-    }
-    files
+fn files() -> Vec<GoldenFile> {
+    let frames = [frame()];
+    let mut records = b::checkpoint_start(&layout(), &frames);
+    records.put(Kind::SequenceCreate, &b::create(TOKEN_SEQUENCE, b::KEY), b::KEY);
+    records.put_reference(TOKEN_SEQUENCE, &frames[0]);
+    records.put(Kind::SequenceCommit, &b::commit(TOKEN_SEQUENCE, 2 * GROUP as u64 + 3), &[]);
+    b::store_files(Features::current().with_codecs(), &frames, records)
 }
 
 #[test]
-#[ignore = "writes the golden files of the version in the making"]
-fn generate() {
-    for (name, bytes) in files() {
-        let path = directory().join(name);
-        fs::create_dir_all(path.parent().expect("a directory")).expect("the directory");
-        fs::write(path, bytes).expect("written");
-    }
+#[ignore = "writes golden files that do not exist yet"]
+fn generate_writes_the_golden_files() {
+    b::write_new_files(&directory(), files());
 }
 
 #[test]
-fn written_again_byte_for_byte() {
-    for (name, bytes) in files() {
-        let golden = fs::read(directory().join(&name)).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let differs = golden.iter().zip(&bytes).position(|(a, b)| a != b);
-        assert_eq!((differs, golden.len()), (None, bytes.len()), "{name} differs");
-    }
+fn golden_files_are_built_byte_for_byte() {
+    b::assert_same_files(&directory(), &files());
 }
 
 #[test]
-fn superblocks_and_manifests_name_the_feature() {
+fn superblocks_and_manifests_name_the_feature_of_codecs() {
     let superblock = fs::read(directory().join("superblock")).expect("a superblock");
     for index in 0..2 {
         let page = &superblock[index * PAGE_BYTES..(index + 1) * PAGE_BYTES];
         let slot = Unverified::<Slot>::at_front(page, "slot").and_then(|slot| slot.verify(index)).expect("valid");
         assert_eq!(slot.features.incompat.get(), 5);
-        assert!(slot.features.has_codecs() && !slot.features.has_replicas());
+        assert!(slot.features.has_codecs() && !slot.features.has_copies());
     }
     for copy in 0..2 {
         let file = fs::read(directory().join(format!("manifest/0000000000000003-{copy}"))).expect("a manifest");
@@ -176,12 +152,10 @@ fn superblocks_and_manifests_name_the_feature() {
 }
 
 #[test]
-fn the_frame_says_what_the_literals_say() {
-    let frame = &frames()[0];
-    let file = fs::read(directory().join("segments/00000001")).expect("a segment");
-    let at = frame.place.location.offset() as usize;
-    let bytes = &file[at..at + frame.place.location.bytes() as usize];
-    let view = FrameView::verify(bytes, &frame.place).expect("valid");
+fn the_frame_holds_the_encoded_planes() {
+    let frame = frame();
+    let bytes = b::read_segment_frame(&directory(), &frame);
+    let view = FrameView::verify(&bytes, &frame.place).expect("valid");
     assert_eq!(view.layout(), &layout());
     let codecs: Vec<u16> = view.descriptors().iter().map(|descriptor| descriptor.codec.get()).collect();
     assert_eq!(codecs, [0, 0, 0, 0x0101, 0x0202, 0x0001]);
@@ -190,11 +164,11 @@ fn the_frame_says_what_the_literals_say() {
         blocks.iter().map(|b| (b.key_bytes, b.value_bytes)).collect::<Vec<_>>(),
         [(960, 768), (536, 400), (1536, 0)]
     );
-    let sums: Vec<u64> = view.descriptors().iter().flat_map(|d| view.checksums(d)).map(|sum| sum.get()).collect();
-    for ((_, identity, at, data), sum) in frame.planes.iter().zip(sums) {
-        assert_eq!(&bytes[*at..at + data.len()], &data[..]);
-        assert_eq!(PayloadChecksum::Crc64Nvme.compute(identity, data), sum);
-    }
+    b::assert_planes_match(PayloadChecksum::Crc64Nvme, &frame, &bytes);
+}
+
+#[test]
+fn first_bad_finds_parameters_that_are_not_finite() {
     for layer in [0, 2, 3] {
         let geometry = &layout().layers[layer];
         for index in 0..geometry.planes() {
@@ -202,7 +176,7 @@ fn the_frame_says_what_the_literals_say() {
             let mut stored = plane(codec, &shape, 1);
             assert_eq!(codec.first_bad(&shape, &stored), None);
             assert_eq!(codec.first_bad(&shape, &stored[1..]), Some(stored.len() - 1));
-            // The first step of the second head: infinite, then no number.
+            // The first step of the second head becomes infinite, then not a number.
             let at = codec.head_bytes(&shape) + 2 * shape.ranges();
             for bits in [0x7c00_u16, 0xfe01] {
                 stored[at..at + 2].copy_from_slice(&bits.to_le_bytes());
@@ -213,7 +187,7 @@ fn the_frame_says_what_the_literals_say() {
 }
 
 #[test]
-fn layouts_and_descriptors_that_say_it_otherwise_are_refused() {
+fn layouts_with_wrong_codecs_are_refused() {
     let mut bytes = Vec::new();
     layout().encode(&mut bytes);
     let codecs = 48 + 4 * 12;
@@ -227,26 +201,31 @@ fn layouts_and_descriptors_that_say_it_otherwise_are_refused() {
     let unknown = refused(&|b| b[codecs + 1] = 3);
     assert_eq!((unknown.code, unknown.field, unknown.offset), (FormatErrorCode::Unsupported, "codec", codecs + 1));
     assert!(refused(&|b| b[9] = 0).to_string().contains("layout bytes"), "the flag is missing");
-    assert!(refused(&|b| b[codecs..].fill(0)).to_string().contains("codecs"), "a flag for nothing");
+    assert!(
+        refused(&|b| b[codecs..].fill(0)).to_string().contains("codecs"),
+        "the flag is set, but all planes are raw"
+    );
     assert!(refused(&|b| b[codecs + 2] = 1).to_string().contains("codec of a layer without KV"));
     assert!(refused(&|b| b[codecs + 7] = 1).to_string().contains("does not shrink"), "there is no V plane");
-    assert!(
-        refused(&|b| b[6] = 4).to_string().contains("does not shrink"),
-        "int8 keys of four tokens are as long as f16"
-    );
+    let four_tokens = refused(&|b| b[6] = 4).to_string();
+    assert!(four_tokens.contains("does not shrink"), "int8 keys of four tokens take as many bytes as f16 keys");
     assert!(refused(&|b| b.truncate(codecs + 7)).to_string().contains("layout"));
+}
 
-    // A descriptor says what the layout says.
+#[test]
+fn descriptors_with_another_codec_than_the_layout_are_refused() {
+    let verify = |extent: Extent| -> FormatError {
+        let frame = lay_out(&layout(), 1, TOKEN_SEQUENCE, (0, 1), vec![extent]);
+        FrameView::verify(&frame.bytes, &frame.place).map(|_| ()).unwrap_err()
+    };
     for (codec, unsupported) in [(0, false), (0x0100, false), (0x0202, false), (0x0103, true), (0x0301, true)] {
         let mut extent = groups(0);
         extent.descriptor.codec = U16::new(codec);
-        let frame = laid_out(&layout(), 1, TOKENS, (0, 1), vec![extent]);
-        let error = FrameView::verify(&frame.bytes, &frame.place).map(|_| ()).unwrap_err();
+        let error = verify(extent);
         assert_eq!(error.code == FormatErrorCode::Unsupported, unsupported, "{error}");
         assert!(error.field.contains("codec"), "{error}");
     }
     let mut extent = tail(0);
     extent.descriptor.codec = U16::new(0x0101);
-    let frame = laid_out(&layout(), 1, TOKENS, (0, 1), vec![extent]);
-    assert_eq!(FrameView::verify(&frame.bytes, &frame.place).map(|_| ()).unwrap_err().field, "codec of the layout");
+    assert_eq!(verify(extent).field, "codec of the layout");
 }

@@ -2,7 +2,8 @@
 //!
 //! - A **table** follows a heading `#### NAME` directly and has a header row and a row of `---`.
 //! - A **byte grid** is a picture of a structure with 8 bytes per line. It starts with a line `=== NAME (N bytes) ===`.
-//!   Each byte takes 12 columns, and each `|` starts a cell. A cell with text starts a field. A blank cell continues one.
+//!   Each byte takes 12 columns, and each `|` starts a cell. A cell with text starts a field. A blank cell continues
+//!   the field above it.
 
 pub(crate) mod structs;
 
@@ -62,9 +63,10 @@ pub(crate) fn number(text: &str) -> u64 {
     }
 }
 
-/// Returns the cells of all tables, whether a `####` heading precedes them or not, that hold an identifier whose first
-/// letter was lower-cased: a word that starts with a lower-case letter and has an upper-case letter later, such as
-/// `fLAG_MORE`, `cRC-32`, `kV` or `dType`.
+/// Returns the cells of all tables that hold an identifier whose first letter was lower-cased.
+///
+/// Such a word starts with a lower-case letter and has an upper-case letter later, as in `fLAG_MORE`, `cRC-32` or `kV`.
+/// Tables without a `####` heading count too.
 pub(crate) fn lower_cased_identifiers(spec: &str) -> Vec<String> {
     let is_lower_cased = |word: &str| {
         word.starts_with(|first: char| first.is_ascii_lowercase()) && word.contains(|c: char| c.is_ascii_uppercase())

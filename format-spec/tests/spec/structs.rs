@@ -67,8 +67,19 @@ macro_rules! structs {
     }};
 }
 
+/// Size and fields of structures, by name.
+type Structures = BTreeMap<String, (usize, Vec<FieldRow>)>;
+
 /// Returns size and fields of every on-disk structure of the crate, by name.
-pub(crate) fn in_code() -> BTreeMap<String, (usize, Vec<FieldRow>)> {
+pub(crate) fn in_code() -> Structures {
+    let mut all = pages_and_headers();
+    all.extend(records());
+    all.extend(layouts_and_frames());
+    all
+}
+
+/// Returns the structures of superblocks and manifest files.
+fn pages_and_headers() -> Structures {
     structs! {
         Features: f::Features { major, minor, reserved, compat, ro_compat, incompat }
         Slot: superblock::Slot {
@@ -85,6 +96,12 @@ pub(crate) fn in_code() -> BTreeMap<String, (usize, Vec<FieldRow>)> {
             magic, crc, sequence, synced_through, generation, epoch, pages, records_bytes, record_count,
             flags, reserved,
         }
+    }
+}
+
+/// Returns the structures of records.
+fn records() -> Structures {
+    structs! {
         RecordHeader: m::RecordHeader { kind, flags, bytes }
         RawLocation: RawLocation { segment, page, pages, device, reserved }
         Member: m::Member { epoch, device_id, device, state, manifest_copies, weight, bytes_limit }
@@ -112,6 +129,12 @@ pub(crate) fn in_code() -> BTreeMap<String, (usize, Vec<FieldRow>)> {
         AdapterDefined: m::AdapterDefined { sequence, checksum, bytes, version, name_bytes, reserved }
         CheckpointEnd: m::CheckpointEnd { records }
         Superseded: m::Superseded { generation, nonce }
+    }
+}
+
+/// Returns the structures of layouts, segments, frames and exported sequences.
+fn layouts_and_frames() -> Structures {
+    structs! {
         RawLayoutHeader: RawLayoutHeader { bytes, layers, group_tokens, dtype, flags, ropes, reserved, fingerprint }
         RawLayer: RawLayer { kv_heads, key_dim, value_dim, kind, rope, window }
         RawCodecs: RawCodecs { keys, values }

@@ -261,7 +261,7 @@ impl<'a> Payload<'a> {
     fn plane_with(&mut self, plane: &Plane, mut show: impl FnMut(&[u8])) -> bool {
         let &Plane { kind, layer, first, tokens, plane: index, bytes, checksum: expected } = plane;
         let sequence = SequenceId(self.frame.origin);
-        let identity = PlaneIdentity::new(self.nonce, sequence, kind, layer, first, tokens, index);
+        let identity = PlaneIdentity::new(self.nonce, sequence, kind, layer, first, tokens).with_plane(index);
         let mut digest = Digest::new(self.context.checksum, &identity);
         let start = self.at;
         let readable = self.feed(bytes, |_, bytes| {

@@ -65,7 +65,7 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
         return None;
     }
     let header = headers.first;
-    manifest.replicas = header.is_none_or(|page| page.features.has_replicas());
+    manifest.replicas = header.is_none_or(|page| page.features.has_copies());
     manifest.codecs = header.is_none_or(|page| page.features.has_codecs());
     let first = match header {
         Some(page) => page.first_batch.get(),

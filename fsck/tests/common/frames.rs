@@ -194,7 +194,7 @@ impl<'a> FrameWriter<'a> {
 
     fn add_checksum(&mut self, e: &Extent, (first, tokens, plane): (u64, u32, u16), range: Range<usize>) {
         let sequence = SequenceId(self.sequence);
-        let identity = PlaneIdentity::new(self.nonce, sequence, e.kind, e.layer, first, tokens, plane);
+        let identity = PlaneIdentity::new(self.nonce, sequence, e.kind, e.layer, first, tokens).with_plane(plane);
         self.checksums.push(CHECKSUM.compute(&identity, &self.bytes[range]));
     }
 

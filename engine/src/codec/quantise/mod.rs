@@ -8,7 +8,7 @@
 mod decode;
 mod encode;
 
-use super::{PlaneKind, PlaneShape, VALUE_RUN as RUN};
+use super::{PlaneKind, PlaneShape, VALUE_RANGE_CHANNELS as RUN};
 pub(super) use decode::{decode_4, decode_8};
 pub(super) use encode::{encode_4, encode_8};
 use half::{bf16, f16};

@@ -214,7 +214,8 @@ impl<'a> FrameTables<'a> {
     fn checksum(&self, piece: &FramePiece, first_token: u64, tokens: u32, plane: u16, parts: &[&[u8]]) -> u64 {
         let layer = piece.layer as u16;
         let sequence = self.identity.sequence;
-        let identity = PlaneIdentity::new(self.nonce, sequence, piece.kind, layer, first_token, tokens, plane);
+        let identity =
+            PlaneIdentity::new(self.nonce, sequence, piece.kind, layer, first_token, tokens).with_plane(plane);
         let mut left = covered_bytes(parts.iter().map(|part| part.len()).sum());
         let covered = parts.iter().map(|part| {
             let bytes = part.len().min(left);
