@@ -1,14 +1,17 @@
-//! Stored planes of every codec: as they come, and encoded and then changed. What does not decode is damage, never a panic;
-//! what was encoded comes back, whole or within its bound.
+//! Stored planes of every codec.
+//!
+//! The target decodes the input itself. It also encodes the input, decodes it, and decodes it again after changes.
+//! A plane that does not decode is an error of kind `Corruption`, never a panic. A lossless codec gives the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use stratakv::codec::{Codec, PlaneKind, PlaneShape, decode, encode};
 use stratakv::{DType, ErrorKind};
 
-/// Bytes of the input that choose codec and shape.
+/// Bytes of the input that choose codec, shape and changes.
 const HEAD: usize = 6;
 
+/// Decodes a plane. The only error is damage.
 fn read(codec: Codec, shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) {
     if let Err(e) = decode(codec, shape, stored, plane) {
         assert_eq!(e.kind(), ErrorKind::Corruption, "{e:?}");
@@ -33,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
     let plane: Vec<u8> = rest.iter().copied().chain(std::iter::repeat(0)).take(bytes).collect();
     let mut stored = Vec::new();
     let used = encode(codec, &shape, &plane, &mut stored).expect("a plane of its shape");
-    decode(used, &shape, &stored, &mut back).expect("what was just encoded");
+    decode(used, &shape, &stored, &mut back).expect("an encoded plane");
     assert!(stored.len() <= bytes);
     assert!(!used.is_lossless() || back == plane, "{used:?} of {shape:?}");
     for flip in 0..usize::from(flips % 4) {

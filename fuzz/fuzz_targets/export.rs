@@ -1,5 +1,6 @@
-//! Exported sequences: as they come, and with the CRCs of page and pieces put right. kvfsck reads them to the end or says
-//! where they stop being one; what it calls clean has the length it says.
+//! Exported sequences: the input itself, and the input with correct checksums of page and pieces.
+//!
+//! kvfsck reads the file and reports findings, and never panics. It calls a file clean only if there is no finding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -14,7 +15,7 @@ fn read(bytes: &[u8]) {
     assert!(!report.clean || report.export.pieces >= 2);
 }
 
-/// Puts the checksums of the page and of every piece right, as far as pieces can be told.
+/// Writes correct checksums of the page and of every piece whose header is in the file.
 fn fix(bytes: &mut [u8]) {
     stratakv_fuzz::fix_page(bytes);
     if bytes.len() < PAGE_BYTES {

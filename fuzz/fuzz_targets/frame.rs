@@ -1,5 +1,7 @@
-//! Frame headers: as they come, and with identity and CRC put right. What verifies is consistent: extents inside the
-//! frame, in order, with all their checksums, and every block inside its extent.
+//! Frame headers: the input itself, and the input with a correct identity and CRC.
+//!
+//! A header that verifies is consistent. Its extents are in order inside the frame and have all their checksums. Every
+//! block is inside its extent, and the front holds all extents except groups.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A store with any bytes changed: what kvfsck calls clean the engine opens and reads whole, and neither panics.
+//! A store with changed bytes. If kvfsck calls it clean, the engine opens it and reads it completely. Neither panics.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,6 @@
-//! Batches and their records: as they come, and with generation, sequence and CRC put right.
+//! Batches and their records: the input itself, and the input with a correct generation, sequence number and CRC.
+//!
+//! A batch that verifies has at most as many records as its header says, then one error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A store with any bytes of its metadata changed and the checksums put right: as `kvfsck_image`, past the checksums.
+//! A store with changed bytes and correct checksums of metadata. The checks are those in `kvfsck_image`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

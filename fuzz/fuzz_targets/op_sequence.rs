@@ -1,4 +1,4 @@
-//! Any sequence of operations, crashes and faults, compared with the model of the crash simulation.
+//! A sequence of operations, crashes and faults, compared with the model of the crash simulation.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

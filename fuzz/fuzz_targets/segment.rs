@@ -1,4 +1,6 @@
-//! Segment headers and trailers, and manifest header pages: as they come, and with the CRC put right.
+//! Segment pages, manifest pages and file names: the input itself, and the input with a correct CRC.
+//!
+//! A page or name that is valid is written with the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,6 @@
-//! Superblock files: as they come, and with the CRC of both slots put right.
+//! Superblock files: the input itself, and the input with a correct CRC in both slots.
+//!
+//! A valid slot is written with the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -13,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(slot) = superblock::newest(&file) {
         let at = (slot.sequence.get() % 2) as usize * PAGE_BYTES;
-        assert_eq!(slot.encode()[..], file[at..at + PAGE_BYTES], "a valid slot is written as it was read");
+        assert_eq!(slot.encode()[..], file[at..at + PAGE_BYTES], "a valid slot is written with the same bytes");
         assert!(superblock::segment_pages(slot.segment_bytes.get()).is_some());
         let _ = (slot.checksum(), slot.features.writable());
     }

@@ -1,4 +1,7 @@
-//! What the fuzz targets share: putting the right checksum over mutated bytes, so that they get past it.
+//! Helpers of the fuzz targets.
+//!
+//! A mutated input almost never has a correct checksum. These helpers write correct checksums over mutated bytes, so
+//! that the code after the checksum is tested too.
 
 use stratakv::ErrorKind;
 use stratakv_format::PAGE_BYTES;
@@ -7,20 +10,22 @@ pub use stratakv_tests::damage::{seal_page as fix_page, seal_seeded as fix_seede
 
 /// The nonce that seeds batches and frame headers of the seed corpora.
 pub const MANIFEST_NONCE: u64 = 0x6d61_6e69_6665_7374;
-/// Likewise of the segment.
+/// The nonce of the segment of the seed corpora.
 pub const SEGMENT_NONCE: u64 = 0x7365_676d_656e_7431;
 
-/// Pads a front to whole pages, so that small mutations are full structures.
+/// Returns `bytes` padded with zeros to whole pages, so that a short input is a full structure.
 pub fn padded(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes[..bytes.len().min(64 * PAGE_BYTES)].to_vec();
     bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
     bytes
 }
 
-/// A small store on simulated disks, changed by the bytes of a fuzz input, and read by kvfsck and by the engine.
+/// Applies the edits in a fuzz input to a small store on simulated disks, and reads it with kvfsck and the engine.
+///
+/// With `fix`, correct checksums are written over the edited metadata.
 ///
 /// # Panics
-/// kvfsck calls clean what the engine does not read, or either panics.
+/// kvfsck reports no finding for a store that the engine does not read, or one of them panics.
 pub fn check_image(data: &[u8], fix: bool) {
     let Some((first, edits)) = data.split_first() else { return };
     let mut image = Image::base(1 + usize::from(first & 1));
@@ -30,8 +35,8 @@ pub fn check_image(data: &[u8], fix: bool) {
     }
     let judgement = judge(&image);
     if let (true, Err(e)) = (judgement.is_clean(), &judgement.held) {
-        // Room and memory are no matter of the bytes being right.
+        // Missing space, memory or a lock say nothing about the bytes.
         let about_bytes = !matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::MemoryLimit | ErrorKind::Busy);
-        assert!(!about_bytes, "kvfsck finds nothing, the engine says {e:?}");
+        assert!(!about_bytes, "kvfsck reports no finding, but the engine fails: {e:?}");
     }
 }
