@@ -16,8 +16,8 @@ pub(crate) type MakeSpace = fn(&Arc<StoreInner>) -> Result<bool>;
 ///
 /// Invariants:
 /// - The maintenance thread ends soon after [`Self::stop`], because it asks [`Self::is_stopping`] between steps.
-/// - `next_expiry_check_ms` is `u64::MAX` while the thread works or when no sequence expires. A handle that closes with an
-///   earlier end wakes the thread.
+/// - `next_expiry_check_ms` is `u64::MAX` while the thread works or when no sequence expires. A handle that closes with
+///   an earlier end wakes the thread.
 pub(crate) struct Background {
     rate_limiter: RateLimiter,
     maintenance_thread: Mutex<Option<JoinHandle<()>>>,
@@ -77,15 +77,16 @@ impl Background {
 
     /// Suspends the rate limit while the guard lives.
     pub(crate) fn urgent(&self) -> UrgentGuard<'_> {
-        self.rate_limiter.hurry()
+        self.rate_limiter.suspend()
     }
 
     /// Waits until `bytes` moved since `start` are within the rate, or the background stops.
     pub(crate) fn limit_rate(&self, start: Instant, bytes: u64) {
-        self.rate_limiter.rest(start, bytes, || self.is_stopping());
+        self.rate_limiter.wait(start, bytes, || self.is_stopping());
     }
 
-    /// Sets when the thread looks for expired sequences next, in milliseconds since 1970. `None`: it does not, or does now.
+    /// Sets when the thread looks for expired sequences next, in milliseconds since 1970. `None`: it does not, or does
+    /// now.
     pub(crate) fn set_next_expiry_check(&self, at_ms: Option<u64>) {
         self.next_expiry_check_ms.store(at_ms.unwrap_or(u64::MAX), Ordering::SeqCst);
     }

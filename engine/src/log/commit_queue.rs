@@ -18,7 +18,7 @@ pub(crate) struct QueuedCommit<T, R> {
 /// The state of a [`CommitQueue`].
 struct QueueState<T, R> {
     waiting: Vec<QueuedCommit<T, R>>,
-    /// Whether a caller leads.
+    /// True if a caller leads.
     busy: bool,
     /// When the earliest request without a waiting caller is due.
     due: Option<Instant>,
@@ -80,8 +80,8 @@ impl<T, R> CommitQueue<T, R> {
 
     /// Adds a request and waits for its outcome.
     ///
-    /// If no caller leads, this one calls `lead` with everything that is queued. `lead` tells each request its outcome. If it
-    /// panics, requests without an outcome get that of `panicked`.
+    /// If no caller leads, this one calls `lead` with everything that is queued. `lead` tells each request its outcome.
+    /// If it panics, requests without an outcome get that of `panicked`.
     pub(crate) fn join(&self, item: T, lead: impl Fn(Vec<QueuedCommit<T, R>>), panicked: impl Fn() -> R) -> R {
         let own = QueuedCommit::new(item);
         let outcome = Arc::clone(&own.outcome);
@@ -107,7 +107,8 @@ impl<T, R> CommitQueue<T, R> {
         }
     }
 
-    /// Puts requests back in front of all others, for the next group or for `due` at the latest. Only a leader calls this.
+    /// Puts requests back in front of all others, for the next group or for `due` at the latest. Only a leader calls
+    /// this.
     pub(crate) fn put_back(&self, items: impl Iterator<Item = T>, due: Instant) {
         let mut again: Vec<_> = items.map(QueuedCommit::new).collect();
         let mut queue = hold(&self.queue);
@@ -179,8 +180,8 @@ mod loom_tests {
 
     type Adding = CommitQueue<usize, usize>;
 
-    /// Two callers and one request without a caller: each is led once, and each caller gets the outcome of its group. Fails if
-    /// the leader does not wake the others when it ends, or if two lead at a time.
+    /// Two callers and one request without a caller: each is led once, and each caller gets the outcome of its group.
+    /// Fails if the leader does not wake the others when it ends, or if two lead at a time.
     #[test]
     fn loom_every_request_is_led_once() {
         loom::model(|| {
@@ -208,8 +209,8 @@ mod loom_tests {
         });
     }
 
-    /// A request that is put back goes with the next group, and its caller gets one outcome. Fails if the request is dropped, or
-    /// if the end of the first attempt wakes no caller.
+    /// A request that is put back goes with the next group, and its caller gets one outcome. Fails if the request is
+    /// dropped, or if the end of the first attempt wakes no caller.
     #[test]
     fn loom_put_back_requests_are_led_again() {
         loom::model(|| {
@@ -237,7 +238,8 @@ mod loom_tests {
         });
     }
 
-    /// A thread in `wait_due` wakes for a request that becomes due, and takes it along. Fails if adding the request wakes no thread.
+    /// A thread in `wait_due` wakes for a request that becomes due, and takes it along. Fails if adding the request
+    /// wakes no thread.
     #[test]
     fn loom_due_requests_wake_the_waiting_thread() {
         loom::model(|| {
@@ -260,8 +262,8 @@ mod loom_tests {
         });
     }
 
-    /// After a final failure nothing is due, so that the waiting thread neither spins nor misses the end. Fails if requests stay
-    /// due, or if closing wakes no thread.
+    /// After a final failure nothing is due, so that the waiting thread neither spins nor misses the end. Fails if
+    /// requests stay due, or if closing wakes no thread.
     #[test]
     fn loom_nothing_is_due_once_it_is_broken() {
         loom::model(|| {

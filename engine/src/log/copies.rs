@@ -1,23 +1,26 @@
-//! Changing where the copies of a frame are, in the words that the manifest has for it.
+//! Changing where the copies of a frame are, as manifest records.
+//!
+//! A record can add a copy or move one, but not drop the first. [`CopyChange::push`] builds any change from these.
 
 use crate::catalog::{FrameMeta, RecordBuffer, ReplicaMeta};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, Location};
 use zerocopy::little_endian::{U32, U64};
 
-/// A copy: where it is, and the CRC of its header there.
+/// A copy: its location, and the CRC of its header there.
 pub(crate) type CopyPlace = (Location, u32);
 
-/// The copies of a frame are to be others. Passed over when they are not any more what they were when that was decided.
+/// New places for the copies of a frame. The change is passed over if the copies have changed since it was decided.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyChange {
     pub(crate) frame: FrameId,
-    /// The copies as they were, the first in front.
+    /// The copies when the change was decided, the first one in front.
     pub(crate) seen: Vec<CopyPlace>,
-    /// The copies as they are to be, each on another device.
+    /// The copies that are wanted, each on a device of its own, the first one in front.
     pub(crate) wanted: Vec<CopyPlace>,
 }
 
+/// Returns the copies of a frame, the first one in front.
 pub(crate) fn places(frame: &FrameMeta) -> Vec<CopyPlace> {
     let replicas = frame.replicas.iter().map(|replica| (replica.location, replica.header_crc));
     std::iter::once((frame.location, frame.header_crc)).chain(replicas).collect()
@@ -32,10 +35,11 @@ impl CopyChange {
         }
         let mut own = frame.clone();
         let next = own.replicas.iter().map(|replica| replica.generation).max().unwrap_or(0) + 1;
-        // Copies that go and whose device gets no other. A frame can only be moved, so the first copy makes way and comes back.
+        // Copies to drop whose device gets no other. The first copy moves onto them and back, because only a move drops
+        // a copy.
         let gone = |place: &CopyPlace| match self.wanted.iter().position(|wanted| wanted.0.device == place.0.device) {
             None => true,
-            // The first copy cannot be moved beside it.
+            // The first copy cannot move to a device that holds another copy.
             Some(at) => at == 0 && first.0 != place.0,
         };
         for replica in own.replicas.clone() {
@@ -130,7 +134,7 @@ mod tests {
     proptest! {
         #[test]
         fn copies_become_what_is_wanted(seen in copies(), wanted in copies()) {
-            // A place is a place of its own unless it stays.
+            // Places differ unless a copy stays.
             let seen: Vec<CopyPlace> = seen.into_iter().map(|(device, page)| at(device, page)).collect();
             let wanted: Vec<CopyPlace> = wanted.into_iter().map(|(device, page)| at(device, page)).collect();
             let mut catalog = catalog(&seen);
@@ -145,7 +149,7 @@ mod tests {
                 let own = wanted.iter().filter(|(at, _)| at.device == *device).count() as u64 * 2;
                 prop_assert_eq!(meta.live_pages, own);
             }
-            // What has changed meanwhile is left alone.
+            // A frame that has changed is left alone.
             let mut late = RecordBuffer::default();
             let other = CopyChange { seen: vec![at(4, 40)], ..change };
             other.push(&catalog.frames[&FrameId(1)].clone(), &mut late);

@@ -1,4 +1,4 @@
-//! The devices of a store by index: some may be missing, some may join while others are in use.
+//! The devices of a store by index. Some may be missing, and some may join while others are in use.
 
 use super::devices::Device;
 use crate::layout::{Candidate, Placed};
@@ -9,13 +9,13 @@ use stratakv_format::DeviceIndex;
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_LOST, MEMBER_REMOVED, Member};
 use stratakv_format::superblock::DEVICES_MAX;
 
-/// What one unit of a member's weight stands for beside devices that are weighed by their size: a GiB.
+/// Bytes that one unit of a member's weight stands for, next to devices that are weighed by size.
 const WEIGHT_BYTES: f64 = (1_u64 << 30) as f64;
 
-/// Devices by index. A place is filled once; who is gone for good keeps it, marked as such.
+/// Devices by index. A place is filled once. A removed device keeps its place, marked as removed.
 pub(crate) struct DeviceList {
     places: Box<[OnceLock<Box<Device>>]>,
-    /// One past the highest index that is or was in use.
+    /// One past the highest index in use, now or before.
     slots: AtomicUsize,
 }
 
@@ -31,7 +31,7 @@ impl DeviceList {
         list
     }
 
-    /// Fills a place; `false` when it is taken.
+    /// Fills a place. Returns false if it is taken.
     pub(crate) fn add(&self, device: Device) -> bool {
         let at = usize::from(device.index.0);
         let Some(place) = self.places.get(at) else { return false };
@@ -40,11 +40,12 @@ impl DeviceList {
         added
     }
 
+    /// Returns a device that is a member.
     pub(crate) fn get(&self, index: usize) -> Option<&Device> {
         self.get_any(index).filter(|device| !device.is_removed())
     }
 
-    /// Also one that is no member any more.
+    /// Returns a device, also one that was removed.
     pub(crate) fn get_any(&self, index: usize) -> Option<&Device> {
         self.places.get(index)?.get().map(AsRef::as_ref)
     }
@@ -53,12 +54,12 @@ impl DeviceList {
         (0..self.slots()).filter_map(|index| self.get(index))
     }
 
-    /// Devices that are there.
+    /// Returns how many members are present.
     pub(crate) fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// One past the highest index that is or was in use.
+    /// Returns one past the highest index in use, now or before.
     pub(crate) fn slots(&self) -> usize {
         self.slots.load(Ordering::Acquire)
     }
@@ -69,7 +70,7 @@ impl Device {
         *lock(&self.member)
     }
 
-    /// It has been lost: nothing is written to it any more.
+    /// Returns whether it was declared lost. Nothing is written to a lost device.
     pub(crate) fn is_lost(&self) -> bool {
         self.member().state == MEMBER_LOST
     }
@@ -78,17 +79,17 @@ impl Device {
         self.member().state == MEMBER_REMOVED
     }
 
-    /// It neither leaves nor is gone.
+    /// Returns whether it neither leaves nor is gone.
     pub(crate) fn is_active(&self) -> bool {
         self.member().state == MEMBER_ACTIVE
     }
 
-    /// Whether new frames may go to it.
+    /// Returns whether it takes new frames.
     pub(crate) fn takes_frames(&self) -> bool {
         self.is_active() && self.directory.poison().check().is_ok()
     }
 
-    /// Its share of the data: as was said or measured when it joined, else by its size.
+    /// Returns its share of the data: the weight it joined with, or its size.
     fn weight(&self) -> f64 {
         match self.member().weight.get() {
             0 => self.total_bytes as f64,
@@ -97,14 +98,16 @@ impl Device {
     }
 }
 
-/// Members that change, and those that have the manifest in place of those of them that go: of these, which take frames.
+/// Returns the changed members, and the members that hold the manifest in place of those that leave.
+///
+/// `takers` are the members that take frames. An heir is one of them.
 pub(crate) fn with_heirs(mut members: Vec<Member>, takers: &[Member]) -> Vec<Member> {
     for at in 0..members.len() {
         let gone = matches!(members[at].state, MEMBER_LOST | MEMBER_REMOVED) && members[at].manifest_copies > 0;
         if gone {
             members[at].manifest_copies = 0;
             let others = takers.iter().filter(|other| members.iter().all(|member| member.device != other.device));
-            // One that is left alone has it twice, as one that was alone from the start.
+            // A device that is left alone holds two copies, like a store of one device.
             let heir = match others.collect::<Vec<_>>().as_slice() {
                 [alone] if alone.manifest_copies < 2 => Some(Member { manifest_copies: 2, ..**alone }),
                 others => others.iter().find(|o| o.manifest_copies == 0).map(|o| Member { manifest_copies: 1, ..**o }),
@@ -116,36 +119,36 @@ pub(crate) fn with_heirs(mut members: Vec<Member>, takers: &[Member]) -> Vec<Mem
 }
 
 impl super::Devices {
-    /// What the manifest says of a device from now on.
+    /// Replaces what the manifest says of a device.
     pub(crate) fn put_member(&self, member: Member) {
         if let Some(device) = self.list.get(usize::from(member.device.get())) {
             *lock(&device.member) = member;
         }
     }
 
-    /// Members as they are when these change: where one goes that has the manifest, another has it in its place.
+    /// Returns the changed members with the heirs of their manifest copies: see [`with_heirs`].
     pub(crate) fn change(&self, changed: impl Iterator<Item = Member>) -> Vec<Member> {
         let others: Vec<Member> = self.list.iter().filter(|device| device.takes_frames()).map(Device::member).collect();
         with_heirs(changed.collect(), &others)
     }
 
-    /// Whether a device is there and has not failed for good.
+    /// Returns whether a device is present and not poisoned.
     pub(crate) fn is_sound(&self, device: DeviceIndex) -> bool {
         let own = self.list.get(usize::from(device.0));
         own.is_some_and(|own| !own.is_lost() && own.directory.poison().check().is_ok())
     }
 
-    /// Devices that take frames.
+    /// Returns how many devices take frames.
     pub(crate) fn open_count(&self) -> usize {
         self.list.iter().filter(|device| device.takes_frames()).count()
     }
 
-    /// Whether reads that are late are tried on other copies.
+    /// Returns whether late reads are tried on other copies.
     pub(crate) fn hedges(&self) -> bool {
         self.latencies.is_on() && !self.list.iter().any(|device| device.directory.is_simulated())
     }
 
-    /// The devices for a frame of these parts, the best first.
+    /// Returns the devices for a frame of these parts, the best first. `parts` are layers with their bytes.
     pub(crate) fn order(&self, placed: &Placed, parts: &[(usize, u64)], pointer: usize) -> Vec<DeviceIndex> {
         let candidate = |index| match self.list.get(index) {
             Some(device) if device.takes_frames() => Candidate { weight: device.weight(), open: true },

@@ -1,7 +1,12 @@
-//! The devices of an open store: directory, shard, counters, superblock.
+//! The devices of an open store, and what they share: buffers, budgets, open files, rings.
+//!
+//! Invariant: no two files of a device are synced at the same time, because they could share one error.
+//!
+//! Lock order: the control buffer, then the sync locks of devices in the order of the list.
 
 use super::device_set::DeviceList;
-use super::suspect_copies::{Latencies, Suspects};
+use super::latency::Latencies;
+use super::suspect_copies::SuspectCopies;
 use crate::cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Arena, Exhausted, Lease};
@@ -22,11 +27,11 @@ use stratakv_format::superblock::{self, SLOTS, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum, SegmentId, segment};
 use zerocopy::little_endian::U64;
 
-/// The most bytes of a write that is made on the calling thread beside another.
+/// Bytes of a write that the calling thread makes beside another one, at most.
 const SMALL_WRITE: usize = 64 << 10;
-/// Bytes of the buffer that is kept back for metadata: a batch of records at its largest.
+/// Bytes of the buffer that is reserved for metadata: the largest batch of records.
 pub(crate) const CONTROL_BYTES: usize = 1 << 20;
-/// How long to wait for a slab that is given up.
+/// How long to wait for a slab that is being freed.
 const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// What never changes while a store is open.
@@ -35,17 +40,17 @@ pub(crate) struct Identity {
     pub(crate) store_id: [u8; 16],
     pub(crate) checksum: PayloadChecksum,
     pub(crate) segment_pages: u32,
-    /// Tells this opening of the store from every other.
+    /// Unique per opening of a store.
     pub(crate) instance: u64,
 }
 
-/// One device.
+/// One device of an open store.
 pub(crate) struct Device {
     pub(crate) index: DeviceIndex,
     pub(crate) directory: Arc<dyn Directory>,
     pub(crate) shard: ShardHandle,
     pub(crate) counters: Arc<DeviceCounters>,
-    /// The slot written last.
+    /// The superblock slot that was written last.
     pub(crate) slot: Mutex<Slot>,
     pub(crate) profile: Arc<Profile>,
     /// What the manifest says of it.
@@ -55,7 +60,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Writes the next superblock slot with what `change` makes of the last one, durably.
+    /// Writes the next superblock slot durably: the last one as `change` alters it.
     pub(crate) fn write_superblock(&self, change: impl Fn(&mut Slot)) -> Result<()> {
         let mut slot = lock(&self.slot);
         let mut next = *slot;
@@ -70,7 +75,7 @@ impl Device {
     }
 }
 
-/// What failed, by device.
+/// The first failure of each device.
 pub(crate) type Failures = BTreeMap<DeviceIndex, Error>;
 
 /// All devices of an open store, by index, and the buffers they share.
@@ -78,32 +83,33 @@ pub(crate) struct Devices {
     pub(crate) list: DeviceList,
     pub(crate) arena: Arena,
     pub(crate) budget: Arc<MemoryBudget>,
-    /// What groups in memory may take that small frames hold as well: a part of what the arena has.
+    /// The memory of groups that commits gather, because small frames hold their tokens. It is a part of the arena's.
     pub(crate) gathering: Arc<MemoryBudget>,
-    /// The buffer of [`Devices::write_all`], kept back so that a commit never waits for what reads and views hold.
+    /// The buffer of [`Devices::write_all`], reserved so that a commit never waits for the memory of reads and
+    /// selections.
     pub(crate) control: Mutex<Lease>,
     pub(crate) identity: Identity,
-    /// Segment files that are open.
+    /// Open segment files.
     pub(crate) files: Arc<FdCache>,
-    /// Copies that failed to give what they hold.
-    pub(crate) suspects: Suspects,
+    /// Copies that could not be read.
+    pub(crate) suspects: SuspectCopies,
     /// How long parts of reads take.
     pub(crate) latencies: Latencies,
     pub(crate) balance: BalancePolicy,
-    /// Bytes that a read takes along between two blocks at most.
+    /// Bytes between two blocks that one read may cover, at most.
     pub(crate) gap_limit: usize,
-    /// What serves the devices, those that join later too.
+    /// The threads that serve the devices, also those that join later.
     pub(crate) threads: ShardThreads,
-    /// Incompatible features that the store has: of copies, of codecs.
+    /// Incompatible features that the store uses: copies, codecs.
     pub(crate) incompat: AtomicU64,
-    /// Rings of threads that read for themselves.
+    /// Rings of threads that read by themselves.
     pub(crate) lanes: ThreadRings,
-    /// Told when a segment is taken: whoever tends the store looks whether there are enough left.
+    /// Notified when a segment is taken, so that the maintenance thread checks how many are left.
     pub(crate) tend: Arc<EventCount>,
 }
 
 impl Devices {
-    /// The file of a segment, open already or to be opened when it is needed.
+    /// Returns the file of a segment. It is opened when it is first used, unless `open` is given.
     pub(crate) fn segment_file(
         &self,
         device: &Device,
@@ -117,38 +123,39 @@ impl Devices {
         }
     }
 
-    /// What new metadata says of the format.
+    /// Returns the feature bits for new metadata.
     pub(crate) fn features(&self) -> Features {
         Features::current().with(self.incompat.load(Ordering::Relaxed))
     }
 
-    /// Whether frames may have copies.
+    /// Returns whether frames may have copies.
     pub(crate) fn has_replicas(&self) -> bool {
         self.features().has_copies()
     }
 
-    /// Bytes that the devices took since the store was opened.
+    /// Returns the bytes written to devices since the store was opened.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.list.iter().map(|device| device.counters.write_bytes.get()).sum()
     }
 
-    /// The device of this index; one that left while the store is open counts: views may still read what it held.
+    /// Returns the device of this index. A device that left while the store is open counts, because selections may
+    /// still read it.
     ///
     /// # Errors
-    /// None such.
+    /// [`ErrorKind::Io`]: there is no such device.
     pub(crate) fn get(&self, index: DeviceIndex) -> Result<&Device> {
         let found = self.list.get_any(usize::from(index.0));
-        found.ok_or_else(|| Error::new(ErrorKind::Io, format!("device {index} of the store is not there")))
+        found.ok_or_else(|| Error::new(ErrorKind::Io, format!("device {index} of the store is not present")))
     }
 
-    /// Counts what was read of a device and is not what was written, if that is what this error says.
+    /// Counts a checksum failure of a device, if the error is one.
     pub(crate) fn count_damage(&self, device: DeviceIndex, e: &Error) {
         if let (ErrorKind::Corruption, Ok(device)) = (e.kind(), self.get(device)) {
             device.counters.checksum_failures.add(1);
         }
     }
 
-    /// Takes memory off the budget for something else than buffers, if need be from slabs of buffers that are idle.
+    /// Reserves memory that is not for buffers. Idle slabs of buffers are freed if that is needed.
     pub(crate) fn reserve(&self, bytes: usize, category: Category) -> Option<Reservation> {
         let mut got = None;
         self.make_room(|| {
@@ -158,24 +165,26 @@ impl Devices {
         got
     }
 
-    /// [`Reservation::resize`], if need be with memory from slabs of buffers that are idle.
+    /// Resizes a reservation. Idle slabs of buffers are freed if that is needed.
     pub(crate) fn resize(&self, reservation: &mut Reservation, bytes: usize) -> bool {
         self.make_room(|| reservation.resize(bytes))
     }
 
-    /// A cache of resident blocks, its capacity taken off the budget.
+    /// Makes a cache of resident blocks and reserves its capacity.
     ///
     /// # Errors
-    /// [`ErrorKind::MemoryLimit`]: the budget has less left; [`ErrorKind::Configuration`]: too small to hold anything.
+    /// [`ErrorKind::MemoryLimit`]: the budget has less left. [`ErrorKind::Configuration`]: it is too small for any
+    /// block.
     pub(crate) fn block_cache(&self, options: &CacheOptions) -> Result<Arc<BlockCache>> {
         let bytes = usize::try_from(options.bytes.bytes()).unwrap_or(usize::MAX);
         let account = self.reserve(bytes, Category::Cache).ok_or_else(|| {
-            let text = format!("a cache of {} does not fit in what memory_limit has left; raise it", options.bytes);
+            let text = format!("cache: {} does not fit in what memory_limit leaves; raise memory_limit", options.bytes);
             Error::new(ErrorKind::MemoryLimit, text)
         })?;
         BlockCache::new(options, account)
     }
 
+    /// Tries to reserve memory, frees idle slabs if it fails, and tries again until [`TRIM_WAIT`] is over.
     fn make_room(&self, mut attempt: impl FnMut() -> bool) -> bool {
         if attempt() {
             return true;
@@ -183,7 +192,7 @@ impl Devices {
         if self.arena.trim() == 0 {
             return false;
         }
-        // A ring that has a slab registered lets go of it when it wakes.
+        // A ring unregisters a freed slab when it wakes.
         self.lanes.close_idle();
         self.list.iter().for_each(|device| device.shard.nudge());
         let deadline = std::time::Instant::now() + TRIM_WAIT;
@@ -198,10 +207,10 @@ impl Devices {
         }
     }
 
-    /// A zeroed buffer; waits until what is in flight gives memory back.
+    /// Leases a zeroed buffer. Waits up to ten seconds for reads and writes in flight to return memory.
     ///
     /// # Errors
-    /// [`ErrorKind::MemoryLimit`] when it can never fit, [`ErrorKind::Busy`] when nothing came back for a while.
+    /// [`ErrorKind::MemoryLimit`]: it can never fit. [`ErrorKind::Busy`]: no memory came back in time.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Lease> {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {
@@ -210,8 +219,9 @@ impl Devices {
                 Ok(lease) => return Ok(lease),
                 Err(Exhausted::Now) => {
                     if !self.arena.returned().wait_past(seen, Some(deadline)) {
-                        let text =
-                            format!("no buffer of {bytes} bytes within memory_limit; reads or views hold it all");
+                        let text = format!(
+                            "no buffer of {bytes} bytes within memory_limit: reads or selections hold it all; drop some or raise memory_limit"
+                        );
                         return Err(Error::new(ErrorKind::Busy, text));
                     }
                 }
@@ -220,12 +230,12 @@ impl Devices {
         }
     }
 
-    /// Writes `bytes`, at most [`CONTROL_BYTES`], at `offset` of files, and waits; the first error.
+    /// Writes `bytes`, at most [`CONTROL_BYTES`], at `offset` of each file, and waits. Returns the first error.
     pub(crate) fn write_all(&self, writes: &[(DeviceIndex, Arc<DeviceFile>)], offset: u64, bytes: &[u8]) -> Result<()> {
         self.write_each(writes, offset, bytes)?.into_values().next().map_or(Ok(()), Err)
     }
 
-    /// As [`Self::write_all`], with what failed by device.
+    /// Writes as [`Self::write_all`] does. Returns the failures by device.
     pub(crate) fn write_each(
         &self,
         writes: &[(DeviceIndex, Arc<DeviceFile>)],
@@ -244,7 +254,9 @@ impl Devices {
         Ok(self.run_each(ops))
     }
 
-    /// Syncs files, all at once, and waits; the first error. A failure poisons the device; it is never repeated.
+    /// Syncs files at the same time and waits. Returns the first error.
+    ///
+    /// A failure poisons the device. No sync is ever retried.
     pub(crate) fn sync_all<'a>(
         &self,
         files: impl ExactSizeIterator<Item = (DeviceIndex, &'a Arc<DeviceFile>)>,
@@ -252,19 +264,19 @@ impl Devices {
         self.sync_each(files).into_values().next().map_or(Ok(()), Err)
     }
 
-    /// As [`Self::sync_all`], with what failed by device.
+    /// Syncs as [`Self::sync_all`] does. Returns the failures by device.
     pub(crate) fn sync_each<'a>(
         &self,
         files: impl ExactSizeIterator<Item = (DeviceIndex, &'a Arc<DeviceFile>)>,
     ) -> Failures {
         let ops: Vec<_> = files.map(|(device, file)| (device, Op::Sync { file: Arc::clone(file) })).collect();
-        // In the order of the list, so that no two callers wait for each other.
+        // Locked in the order of the list, so that no two callers wait for each other.
         let involved = |device: &&Device| ops.iter().any(|(index, _)| *index == device.index);
         let _exclusive: Vec<_> = self.list.iter().filter(involved).map(|device| device.shard.lock_syncs()).collect();
         self.run_each(ops)
     }
 
-    /// Executes operations and waits: those of one device on this thread, the others beside it.
+    /// Runs operations and waits: those of the first device on this thread, the others on the devices' threads.
     fn run_each(&self, ops: Vec<(DeviceIndex, Op)>) -> Failures {
         let mut failures = Failures::new();
         let Some(first) = ops.first().map(|(device, _)| *device) else { return failures };
@@ -272,7 +284,8 @@ impl Devices {
         for (device, op) in ops {
             match op {
                 Op::Sync { .. } if device == first => syncs.push(op),
-                // Large writes of one device go side by side. Small ones would wait behind the frames that its shard has queued.
+                // A second large write goes to the device's thread, beside the first. A small one would wait there
+                // behind frames.
                 op if device == first && (own.is_empty() || op.len() <= SMALL_WRITE) => own.push(op),
                 op => others.push((device, op)),
             }
@@ -301,6 +314,7 @@ impl Devices {
         failures
     }
 
+    /// Submits one operation to a device's thread.
     fn submit_one(&self, device: DeviceIndex, op: Op, waiter: &Arc<Waiter>) -> Result<()> {
         let batch = Batch {
             requests: vec![Request { op, tag: 0 }],
@@ -318,13 +332,13 @@ impl Devices {
     }
 }
 
-/// The error for a buffer that cannot be had.
+/// Returns the error for a buffer that cannot be leased.
 pub(crate) fn exhausted(why: Exhausted, bytes: usize) -> Error {
     match why {
         Exhausted::Now => Error::new(ErrorKind::Busy, format!("no buffer of {bytes} bytes is free at the moment")),
         Exhausted::Never => Error::new(
             ErrorKind::MemoryLimit,
-            format!("a buffer of {bytes} bytes can never fit within memory_limit; raise it"),
+            format!("a buffer of {bytes} bytes can never fit within memory_limit; raise memory_limit"),
         ),
         Exhausted::System => {
             Error::new(ErrorKind::MemoryLimit, format!("the system has no memory for a buffer of {bytes} bytes"))

@@ -1,4 +1,4 @@
-//! What a frame will hold, before it is written.
+//! The contents of a frame before it is written.
 
 use crate::catalog::GroupBuffer;
 use crate::error::Result;
@@ -8,7 +8,7 @@ use stratakv_format::frame::{Descriptor, SummaryHeader, SummaryRecords};
 use stratakv_format::{DType, LayoutId, SequenceId};
 use zerocopy::IntoBytes;
 
-/// Who writes a frame.
+/// The sequence that writes a frame, as its header names it.
 #[derive(Clone)]
 pub(crate) struct SequenceIdentity {
     pub(crate) sequence: SequenceId,
@@ -17,30 +17,32 @@ pub(crate) struct SequenceIdentity {
     pub(crate) summaries: u32,
     pub(crate) layout_id: LayoutId,
     pub(crate) layout: KvLayout,
-    /// What ends it, as in its options.
+    /// Its time to live in milliseconds, or 0.
     pub(crate) ttl_ms: u64,
     pub(crate) evictable: u8,
-    /// Copies that each of its frames is to have.
+    /// How many copies each of its frames gets.
     pub(crate) copies: usize,
 }
 
-/// Tokens of a layer by themselves, not as groups: planes `[kv_heads, tokens, dim]`. Their bytes stay where they are until the
-/// frame is written.
+/// Tokens of a layer that are not in groups: planes `[kv_heads, tokens, dim]`.
+///
+/// Their bytes stay in the sequence until the frame is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail {
     pub(crate) layer: usize,
     pub(crate) first_token: u64,
     pub(crate) tokens: u32,
-    /// Bytes of its planes together.
+    /// Bytes of all planes.
     pub(crate) bytes: usize,
 }
 
-/// Where the bytes of tails are.
+/// The source of the bytes of tails.
 pub(crate) trait TailRows {
-    /// The parts of a plane of a tail (0: keys, 1: values), in order; none when the layer has no such plane.
+    /// Appends the parts of a plane of a tail (0: keys, 1: values) to `out`, in order. Adds none if the layer has no
+    /// such plane.
     ///
     /// # Errors
-    /// Tokens that are not in memory.
+    /// The tokens are not in memory.
     fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()>;
 }
 
@@ -50,7 +52,7 @@ pub(super) struct SummaryPart {
     pub(super) first_group: u64,
     pub(super) groups: usize,
     pub(super) what: Recorded,
-    /// Records, and the header in front of them where there is one.
+    /// The records, behind their header if they have one.
     pub(super) pieces: Vec<RecordBytes>,
 }
 
@@ -77,30 +79,32 @@ impl RecordBytes {
     }
 }
 
-/// What the records of a summary are.
+/// The kind of the records of a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recorded {
-    /// Minima and maxima of this element type.
+    /// Minima and maxima, of this element type.
     MinMax(DType),
-    /// Records of a selector's summary.
+    /// The records of a selector's summary.
     Stored(SummaryRecords),
 }
 
-/// Bytes of an adapter of one layer, from byte `first` on.
+/// A part of the bytes of an adapter's layer, from byte `first` on.
 pub(crate) struct AdapterPart {
     pub(crate) layer: usize,
     pub(crate) first: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Ends of what a frame without groups holds: of its tokens, and of its token ids.
+/// The ends of what a frame without groups holds: one past its last token, and one past its last token id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CoveredEnds {
     pub(crate) tokens: u64,
     pub(crate) ids: u64,
 }
 
-/// What one frame will hold.
+/// The contents of one frame.
+///
+/// It counts an upper bound of its bytes, so that the sequence starts the next frame in time.
 #[derive(Default)]
 pub(crate) struct FrameBuilder {
     pub(super) runs: Vec<Arc<GroupBuffer>>,
@@ -115,6 +119,7 @@ pub(crate) struct FrameBuilder {
 }
 
 impl FrameBuilder {
+    /// Notes that the frame holds something of this token.
     fn holds(&mut self, first_token: u64) {
         self.first_token = Some(self.first_token.map_or(first_token, |first| first.min(first_token)));
     }
@@ -124,17 +129,17 @@ impl FrameBuilder {
         no_tokens && self.state.is_none() && self.adapters.is_empty()
     }
 
-    /// Whether it holds no groups: tails, token ids and state alone.
+    /// Returns whether it holds no groups.
     pub(crate) fn is_small(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Bytes it takes on disk, at most, but for the fixed part of the header.
+    /// Returns an upper bound of its bytes on disk, without the fixed part of the header.
     pub(crate) fn bytes(&self) -> usize {
         self.front_bytes + self.run_bytes
     }
 
-    /// Layers with the bytes of their groups, for placement.
+    /// Returns its layers with the bytes of their groups, for placement.
     pub(crate) fn parts(&self) -> Vec<(usize, u64)> {
         let mut parts: Vec<(usize, u64)> = Vec::new();
         for run in &self.runs {
@@ -146,7 +151,7 @@ impl FrameBuilder {
         parts
     }
 
-    /// Adds a run with the summary records of its first groups: element type, number, bytes.
+    /// Adds groups with the min/max records of the first of them: element type, number of groups, bytes.
     pub(crate) fn run(
         &mut self,
         run: Arc<GroupBuffer>,
@@ -164,7 +169,8 @@ impl FrameBuilder {
         self.runs.push(run);
     }
 
-    /// Adds records of the first groups of the last run, those of a selector's summary, made with this adapter of the store.
+    /// Adds records of a selector's summary for the first groups of the last run. `adapter` is the id of its adapter in
+    /// the store.
     pub(crate) fn stored_summary(&mut self, stored: SummaryRecords, adapter: u64, groups: usize, records: Vec<u8>) {
         let Some(run) = self.runs.last().map(Arc::clone) else { return };
         let header = stored.header(adapter);
@@ -173,10 +179,10 @@ impl FrameBuilder {
         part.pieces.push(RecordBytes::Made(records));
     }
 
-    /// Bytes that [`Self::stored_summary`] may add beside the records.
+    /// Bytes that [`Self::stored_summary`] may add beyond the records.
     pub(crate) const STORED_OVERHEAD: usize = size_of::<SummaryHeader>() + size_of::<Descriptor>() + 16;
 
-    /// The records that those of the first groups of a run continue, or new ones with `header` in front.
+    /// Returns the records that the first groups of a run continue, or new ones behind `header`.
     fn summaries_of(&mut self, run: &GroupBuffer, groups: usize, what: Recorded, header: &[u8]) -> &mut SummaryPart {
         let goes_on = |part: &SummaryPart| {
             part.layer == run.layer && part.what == what && part.first_group + part.groups as u64 == run.first_group
@@ -193,7 +199,7 @@ impl FrameBuilder {
         part
     }
 
-    /// The ends of what it holds, when that is no groups.
+    /// Returns the ends of what it holds, if it holds no groups.
     pub(super) fn small(&self) -> Option<CoveredEnds> {
         let tokens = self.tails.iter().map(|tail| tail.first_token + u64::from(tail.tokens)).max();
         let ids = self.token_ids.as_ref().map(|(first, _, count)| first + u64::from(*count));
@@ -201,13 +207,14 @@ impl FrameBuilder {
         self.runs.is_empty().then_some(ends)
     }
 
+    /// Adds tokens that are not in groups.
     pub(crate) fn tail(&mut self, tail: Tail) {
         self.front_bytes += tail.bytes + 16 + size_of::<Descriptor>() + 16;
         self.holds(tail.first_token);
         self.tails.push(tail);
     }
 
-    /// Token ids from index `first` on.
+    /// Adds token ids, from index `first` on.
     pub(crate) fn token_ids(&mut self, first: u64, ids: &[u32]) {
         self.front_bytes += ids.len() * 4 + 16 + size_of::<Descriptor>();
         self.holds(first);
@@ -215,12 +222,13 @@ impl FrameBuilder {
         self.token_ids = Some((first, bytes, ids.len() as u32));
     }
 
+    /// Adds a part of an adapter.
     pub(crate) fn adapter(&mut self, part: AdapterPart) {
         self.front_bytes += part.bytes.len() + 16 + size_of::<Descriptor>();
         self.adapters.push(part);
     }
 
-    /// The caller's state with the committed length it belongs to.
+    /// Adds the caller's state, with the committed length that it belongs to.
     pub(crate) fn state(&mut self, tokens: u64, state: Vec<u8>) {
         self.front_bytes += state.len() + 16 + size_of::<Descriptor>();
         self.state = Some((tokens, state));

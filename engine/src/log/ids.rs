@@ -5,7 +5,8 @@ use stratakv_format::{FrameId, SequenceId};
 
 /// The next ids to give out.
 ///
-/// Invariant: no id is given out twice. The counters start at the manifest's, beyond every id that a lost process may have used.
+/// Invariant: no id is given out twice. The counters start at the manifest's, beyond every id that a lost process may
+/// have used.
 #[derive(Debug)]
 pub(crate) struct IdAllocator {
     frame: AtomicU64,

@@ -1,4 +1,13 @@
-//! The log: frames in segments, and the manifest that says which of them exist.
+//! The log: frames in segments, and the manifest that records which of them exist.
+//!
+//! - Write: [`FrameBuilder`] collects, [`write_frame`] takes pages from the [`SegmentAllocator`] and submits the
+//!   writes.
+//! - Commit: the [`Committer`] syncs segments, appends a batch to the manifest and syncs that.
+//! - Shared state: [`StoreInner`] holds what all handles of an open store share.
+//!
+//! The room knows no selector and no query: summaries come in as bytes.
+//!
+//! Lock order: maintenance locks, the manifest, the catalog, the segment allocator, open handles.
 
 mod background_state;
 mod commit;
@@ -10,6 +19,7 @@ mod devices;
 mod frame_builder;
 mod frame_writer;
 mod ids;
+mod latency;
 mod manifest;
 mod open_handles;
 mod rate_limiter;
@@ -27,11 +37,12 @@ pub(crate) use devices::{CONTROL_BYTES, Device, Devices, Identity, exhausted};
 pub(crate) use frame_builder::{AdapterPart, CoveredEnds, FrameBuilder, RecordBytes, SequenceIdentity, Tail, TailRows};
 pub(crate) use frame_writer::{FrameTarget, WrittenFrame, front_limit, write as write_frame};
 pub(crate) use ids::{IdAllocator, NextIds};
+pub(crate) use latency::Latencies;
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
 pub(crate) use open_handles::OpenHandles;
 pub(crate) use segment_allocator::{SegmentAllocator, Writer, allocate, open_ahead};
 pub(crate) use sequence_lock::SequenceLock;
 pub(crate) use store_state::{FRAMES_IN_FLIGHT, MaintenanceLocks, StoreActivity, StoreInner, Watermarks, WriteLimits};
-pub(crate) use suspect_copies::{Latencies, Suspects};
+pub(crate) use suspect_copies::SuspectCopies;
 
 pub(crate) use crate::io::seams::{random_u64, unix_ms};

@@ -7,21 +7,22 @@ use crate::metrics::lock;
 use std::sync::Arc;
 use stratakv_format::SequenceId;
 
-/// The right to be the only handle of a sequence, and to a key that no commit has made its own yet. Whoever lets go of it has
-/// queued all that it commits.
+/// The right to be the only handle of a sequence, and to a key that no commit names yet.
+///
+/// Invariant: when it is dropped, its handle has queued everything that it commits.
 pub(crate) struct SequenceLock {
     pub(crate) store: Arc<StoreInner>,
     id: SequenceId,
-    /// Empty when no key is reserved.
+    /// The reserved key, or empty.
     key: String,
-    /// It may be over when it is let go: whoever tends the store looks then.
+    /// True if the sequence may have expired when the lock is dropped. The maintenance thread is woken then.
     pub(crate) expires: bool,
-    /// A handle has it: when that goes is when it was used last.
+    /// True if dropping the lock counts as a use of the sequence.
     pub(crate) uses: bool,
 }
 
 impl SequenceLock {
-    /// None when another handle has the sequence or the key.
+    /// Returns the lock, or none if another handle has the sequence or the key.
     pub(crate) fn new(store: &Arc<StoreInner>, id: SequenceId, key: &str) -> Option<Self> {
         if !store.handles.register(id, key) {
             return None;
@@ -34,7 +35,8 @@ impl Drop for SequenceLock {
     fn drop(&mut self) {
         self.store.handles.release_key(&self.key);
         lock(&self.store.space).settle(self.id);
-        // Before it may be evicted. One that only a queued commit names counts from that.
+        // Set before the sequence may be evicted. A sequence that only a queued commit names gets its time with the
+        // commit.
         if self.uses
             && let Some(meta) = lock(&self.store.catalog).sequences.get_mut(&self.id)
         {
@@ -44,7 +46,7 @@ impl Drop for SequenceLock {
         if !self.expires {
             return;
         }
-        // One that only a queued commit names is known once the background has flushed.
+        // A sequence that only a queued commit names is known after the next flush.
         let soon = |meta: Option<&SequenceMeta>| {
             let end = meta.map_or(Some(0), SequenceMeta::ends_ms);
             end.is_some_and(|end| end <= unix_ms() || self.store.background.misses_expiry(end))

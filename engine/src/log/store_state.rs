@@ -1,4 +1,4 @@
-//! What all parts of an open store share: devices, space, catalog, committer, and the ids given out.
+//! What all handles of an open store share: devices, space, catalog, committer, ids, background.
 
 use super::background_state::Background;
 use super::commit::{CommitRequest, Committer};
@@ -22,14 +22,13 @@ use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, SequenceId};
 use zerocopy::little_endian::U64;
 
-/// Frames of a sequence that may be on their way to one device: with fewer it waits for the next ones now and then, with more of
-/// them, or larger ones, it writes no faster.
+/// Frames of a sequence in flight per device, at most. Fewer leave the device idle at times, and more write no faster.
 pub(crate) const FRAMES_IN_FLIGHT: usize = 12;
 
 /// What all handles of an open store share.
 ///
-/// Lock order, from the outside: one of `locks`, the catalog, the space, the open handles. The manifest's lock in the committer is
-/// taken before the catalog.
+/// Lock order, from the outside: one of `locks`, the catalog, the space, the open handles. The manifest's lock in the
+/// committer is taken before the catalog.
 pub(crate) struct StoreInner {
     pub(crate) committer: Arc<Committer>,
     pub(crate) catalog: Arc<Mutex<Catalog>>,
@@ -78,8 +77,8 @@ pub(crate) struct MaintenanceLocks {
     pub(crate) cleaning: Mutex<()>,
     /// Held while sequences are evicted for space.
     pub(crate) evicting: Mutex<()>,
-    /// Segments that left the catalog and whose files still exist, each with the generation that ended. Held while files are
-    /// removed, the commit included.
+    /// Segments that left the catalog and whose files still exist, each with the generation that ended. Held while
+    /// files are removed, the commit included.
     pub(crate) removals: Mutex<Vec<(SegmentKey, u64)>>,
 }
 
@@ -104,21 +103,23 @@ impl StoreActivity {
 }
 
 impl StoreInner {
-    /// The right to a new sequence with this key, empty for none.
+    /// Locks a new sequence with this key, empty for none.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the key is too long. [`ErrorKind::AlreadyExists`]: it is taken.
     pub(crate) fn claim(self: &Arc<Self>, key: &str) -> Result<(SequenceId, SequenceLock)> {
         self.committer.check()?;
         if key.len() > m::KEY_BYTES_MAX {
-            let text = format!("key of {} bytes; at most {}", key.len(), m::KEY_BYTES_MAX);
+            let text =
+                format!("create sequence: the key has {} bytes; at most {} are allowed", key.len(), m::KEY_BYTES_MAX);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let id = self.ids.next_sequence();
-        let taken = || Error::new(ErrorKind::AlreadyExists, format!("a sequence with the key {key:?} exists"));
+        let taken =
+            || Error::new(ErrorKind::AlreadyExists, format!("create sequence: a sequence with the key {key:?} exists"));
         let claim = SequenceLock::new(self, id, key).ok_or_else(taken)?;
         if !key.is_empty() {
-            // Whoever had the key before let go of it with its last commit queued at least: now it is in the catalog.
+            // The last handle with this key has queued its commit. After a flush the catalog has it.
             self.flush_others()?;
             if lock(&self.catalog).keys.contains_key(key) {
                 return Err(taken());
@@ -127,7 +128,7 @@ impl StoreInner {
         Ok((id, claim))
     }
 
-    /// The slot of a committed frame that was read as `body` says, wherever it lies by now.
+    /// Returns the slot of a committed frame that was read as `body`, with its copies where they are now.
     pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
         let catalog = lock(&self.catalog);
         let mut space = lock(&self.space);
@@ -138,7 +139,7 @@ impl StoreInner {
         Ok(slot)
     }
 
-    /// Makes room for an append that found none, by all means there are. Whether there is more now.
+    /// Makes space for an append that found none, by cleaning and evicting. Returns whether there is more now.
     ///
     /// # Errors
     /// A commit failed.
@@ -147,16 +148,16 @@ impl StoreInner {
         (self.background.make_space())(self).map_err(Error::not_queued)
     }
 
-    /// An empty share of the memory for groups that commits gather.
+    /// Returns an empty reservation of the memory for groups that commits gather.
     ///
     /// # Errors
-    /// Never in fact: nothing always fits.
+    /// [`ErrorKind::MemoryLimit`], which an empty reservation never meets.
     pub(crate) fn gathering(&self) -> Result<Reservation> {
         let none = || Error::new(ErrorKind::MemoryLimit, "no memory for groups that commits gather");
         self.devices.gathering.try_reserve(0, Category::Arena).ok_or_else(none)
     }
 
-    /// Records durably what a device is from now on.
+    /// Commits a changed member durably.
     pub(crate) fn change_member(&self, member: m::Member) -> Result<()> {
         let members = self.devices.change([member].into_iter());
         self.committer.commit(CommitRequest { members, ..CommitRequest::default() })
@@ -170,11 +171,12 @@ impl StoreInner {
         self.committer.flush()
     }
 
-    /// Makes what others queued take effect.
+    /// Commits what other handles queued.
     pub(crate) fn flush_others(&self) -> Result<()> {
         self.flush_commits().map_err(Error::not_queued)
     }
 
+    /// Deletes a sequence. With [`Durability::Sync`] the deletion is durable when this returns.
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
         self.committer.check()?;
         let mut request = CommitRequest::default();
@@ -192,12 +194,13 @@ impl StoreInner {
         }
     }
 
+    /// Commits everything and marks the store closed.
     pub(crate) fn shut(&self) -> Result<()> {
         if self.committer.is_read_only() {
             self.committer.stop();
             return Ok(());
         }
-        // Counters go along, so that ids given out are not given out again.
+        // The counters are recorded, so that no id is given out twice.
         let mut request = CommitRequest::default();
         let known = lock(&self.catalog).counters;
         self.activity.written.store(0, Ordering::Relaxed);
@@ -217,7 +220,7 @@ impl StoreInner {
 
 impl Drop for StoreInner {
     fn drop(&mut self) {
-        // An error here leaves the store as a crash would: recovery takes care of it. A second close finds nothing to do.
+        // An error leaves the store as a crash would, which recovery handles. A closed store has nothing to do.
         if !self.committer.is_closed() {
             let _ = self.shut();
         }

@@ -78,7 +78,7 @@ impl<'a> Repair<'a> {
     /// # Errors
     /// A commit failed.
     pub(crate) fn all(&self) -> Result<RepairReport> {
-        let again = self.inner.devices.suspects.take_given_up();
+        let again = self.inner.devices.suspects.take_deferred();
         again.into_iter().for_each(|(frame, device)| self.inner.devices.suspects.add_at(frame, device));
         let mut all = repair(self.inner)?;
         // What it moved may have been the last that a device held.
@@ -104,11 +104,11 @@ impl<'a> Repair<'a> {
 fn repair(inner: &StoreInner) -> Result<RepairReport> {
     inner.committer.check()?;
     let mut done = RepairReport::default();
-    inner.devices.suspects.paid();
+    inner.devices.suspects.clear_owed();
     let suspects = inner.devices.suspects.take();
     {
         let catalog = lock(&inner.catalog);
-        inner.devices.suspects.retain_given_up(|frame| catalog.frames.contains_key(&frame));
+        inner.devices.suspects.retain_deferred(|frame| catalog.frames.contains_key(&frame));
     }
     let mut bad: BTreeMap<FrameId, BTreeSet<DeviceIndex>> = BTreeMap::new();
     for (frame, device) in suspects {
@@ -120,7 +120,7 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
     let members = Members::of(inner);
     let unrepairable = inner.devices.suspects.unrepairable();
     for (frame, devices) in bad.iter().filter(|(frame, _)| unrepairable.contains(frame)) {
-        inner.devices.suspects.give_up(devices.iter().map(|device| (*frame, *device)));
+        inner.devices.suspects.defer(devices.iter().map(|device| (*frame, *device)));
     }
     let mut due = due(inner, &members, &bad);
     due.retain(|(frame, _)| !unrepairable.contains(frame));
@@ -136,7 +136,7 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
             };
             if !whole {
                 done.left += 1;
-                inner.devices.suspects.give_up(damaged.iter().map(|device| (*id, *device)));
+                inner.devices.suspects.defer(damaged.iter().map(|device| (*id, *device)));
             }
         }
         if request.copies.is_empty() {

@@ -10,7 +10,7 @@ use crate::io::file::instrumented::InstrumentedDirectory;
 use crate::io::scheduler::profile::{Probe, Profile};
 use crate::io::scheduler::{Affinity, Priority, Request, ShardThreads, ThreadRings};
 use crate::io::seams::sizes;
-use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, Suspects, exhausted};
+use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, SuspectCopies, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recovery::SUPERBLOCK_NEW;
@@ -70,7 +70,7 @@ pub(super) fn start_devices(
         control: Mutex::new(control),
         identity,
         files: FdCache::new(),
-        suspects: Suspects::new(Arc::clone(&tend)),
+        suspects: SuspectCopies::new(Arc::clone(&tend)),
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
         gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),

@@ -1,7 +1,7 @@
 //! Admission: whether the manifest has space for the records of a commit.
 //!
-//! A commit that adds records is refused before the files of the next generation are too small for a checkpoint. Deletions therefore
-//! always find space for their records.
+//! A commit that adds records is refused before the files of the next generation are too small for a checkpoint.
+//! Deletions therefore always find space for their records.
 
 use super::Committer;
 use super::failure::CommitFailure;
@@ -78,7 +78,8 @@ impl Committer {
         Ok(())
     }
 
-    /// Makes the files of the manifest larger, if the capacity allows it. Returns whether `more` bytes of records fit now.
+    /// Makes the files of the manifest larger, if the capacity allows it. Returns whether `more` bytes of records fit
+    /// now.
     fn enlarge(&self, more: u64) -> Result<bool> {
         let mut manifest = lock(&self.manifest);
         let fits = || self.needed(more) <= self.room.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ pub(super) struct NewGeneration<'a> {
     pub(super) room: u64,
     /// Records that its checkpoint already contains.
     pub(super) with: Option<&'a RecordBuffer>,
-    /// Whether it may take more than the capacity leaves.
+    /// True if it may take more than the capacity leaves.
     pub(super) beyond: bool,
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn keep_spare(devices: &Devices, space: &Mutex<SegmentAllocator>, man
 impl Committer {
     /// Applies records to the catalog and appends them to the manifest, in a new generation if this one is full.
     ///
-    /// The catalog comes first, because records that contradict it must never reach the manifest: replay would fail on them.
-    /// Returns the devices that failed. The other devices have the records.
+    /// The catalog comes first, because records that contradict it must never reach the manifest: replay would fail on
+    /// them. Returns the devices that failed. The other devices have the records.
     pub(super) fn append(
         &self,
         mut records: RecordBuffer,
@@ -57,7 +57,8 @@ impl Committer {
         counted: bool,
     ) -> Result<Failures, CommitFailure> {
         let mut manifest = lock(&self.manifest);
-        // The first records of copies or codecs start a generation that says so, so that an older reader stops before them.
+        // The first records of copies or codecs start a generation that says so, so that an older reader stops before
+        // them.
         let needed = records.features();
         let first = needed & !self.devices.incompat.fetch_or(needed, Ordering::Relaxed);
         let mut is_recorded = false;
@@ -85,12 +86,14 @@ impl Committer {
         Ok(manifest.append(&self.devices, &records)?)
     }
 
-    /// Starts a generation for records that the current one has no room for. Returns whether its checkpoint contains them.
+    /// Starts a generation for records that the current one has no room for. Returns whether its checkpoint contains
+    /// them.
     ///
     /// 1. A checkpoint of the catalog, with room for the records.
-    /// 2. If the capacity leaves too little: a checkpoint of the catalog after the records. It is smaller when they delete.
-    /// 3. If that does not fit: the same beyond the capacity. That happens when the capacity was lowered, or when commits were
-    ///    admitted too early.
+    /// 2. If the capacity leaves too little: a checkpoint of the catalog after the records. It is smaller when they
+    ///    delete.
+    /// 3. If that does not fit: the same beyond the capacity. That happens when the capacity was lowered, or when
+    ///    commits were admitted too early.
     fn start_generation(&self, manifest: &mut ManifestLog, records: &RecordBuffer) -> Result<bool, CommitFailure> {
         match self.checkpoint(manifest, &NewGeneration { room: room_for(records), ..NewGeneration::for_more() }) {
             Err(CommitFailure::Stalled(_)) => {}
@@ -104,7 +107,8 @@ impl Committer {
         Ok(true)
     }
 
-    /// Writes a checkpoint as a new generation. Nothing changes until it is complete, so that a full device breaks nothing.
+    /// Writes a checkpoint as a new generation. Nothing changes until it is complete, so that a full device breaks
+    /// nothing.
     pub(super) fn checkpoint(
         &self,
         manifest: &mut ManifestLog,

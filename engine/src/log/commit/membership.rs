@@ -83,12 +83,13 @@ impl Committer {
         wanted.chain(failed).map(|member| m::Member { epoch, ..member }).collect()
     }
 
-    /// Makes recorded changes of members take effect before anything is acknowledged: the remaining devices get the next generation,
-    /// and the new epoch in their superblocks. Without space for a generation both happen with the next one that finds some.
+    /// Makes recorded changes of members take effect before anything is acknowledged: the remaining devices get the
+    /// next generation, and the new epoch in their superblocks. Without space for a generation both happen with the
+    /// next one that finds some.
     pub(super) fn change_members(&self, members: &[m::Member]) -> Result<(), CommitFailure> {
         let Some(epoch) = members.iter().map(|member| member.epoch.get()).max() else { return Ok(()) };
-        // All members, as they are by now. One may have failed while these were recorded. Devices that join must get the epoch in
-        // the same two rounds as the others.
+        // All members, as they are by now. One may have failed while these were recorded. Devices that join must get
+        // the epoch in the same two rounds as the others.
         lock(&self.catalog).members.values().for_each(|member| self.devices.put_member(*member));
         self.devices.suspects.owe();
         let mut manifest = lock(&self.manifest);
@@ -105,8 +106,9 @@ impl Committer {
         }
     }
 
-    /// Stops writing to devices that leave. Another device must hold the manifest that says so: a store opened with them would
-    /// refuse them, and one opened without them would miss them. A request that cannot be met loses its change of members only.
+    /// Stops writing to devices that leave. Another device must hold the manifest that says so: a store opened with
+    /// them would refuse them, and one opened without them would miss them. A request that cannot be met loses its
+    /// change of members only.
     pub(super) fn release_leaving_devices(
         &self,
         group: &mut [Queued],
@@ -135,8 +137,8 @@ impl Committer {
     /// Stops writing to a device. If it alone has the manifest, other devices get the manifest first.
     ///
     /// # Errors
-    /// [`CommitFailure::Stalled`]: the other devices have no space for the manifest. Nothing changed. [`CommitFailure::Broken`]: a
-    /// write failed.
+    /// [`CommitFailure::Stalled`]: the other devices have no space for the manifest. Nothing changed.
+    /// [`CommitFailure::Broken`]: a write failed.
     pub(super) fn release_device(&self, device: DeviceIndex) -> Result<(), CommitFailure> {
         let mut manifest = lock(&self.manifest);
         if !manifest.survives(device) {

@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! - One leader runs at a time.
-//! - After a failure midway the committer is broken for good: no sync is retried, and the store is read-only until it is opened
-//!   again.
+//! - After a failure midway the committer is broken for good: no sync is retried, and the store is read-only until it
+//!   is opened again.
 //! - A commit that finds no space for a checkpoint changes nothing. It stays queued.
 //!
 //! Lock order: the manifest, the catalog, the space. `broken` and `memory` are taken last.
@@ -53,7 +53,7 @@ pub(crate) struct Committer {
     manifest: Mutex<ManifestLog>,
     /// The error of the first commit that failed midway.
     broken: Mutex<Option<Error>>,
-    /// Whether the store was opened for reading only.
+    /// True if the store was opened for reading only.
     read_only: bool,
     /// Bytes written to the devices over the life of the store, before this opening.
     lifetime_bytes: u64,
@@ -71,7 +71,7 @@ struct CatalogMemory {
     account: Reservation,
     /// The catalog's entries when it was last measured.
     entries: usize,
-    /// Whether it has outgrown what `memory_limit` leaves.
+    /// True if it has outgrown what `memory_limit` leaves.
     short: bool,
 }
 
@@ -142,7 +142,8 @@ impl Committer {
     /// Checks that commits are possible.
     ///
     /// # Errors
-    /// [`ErrorKind::Poisoned`]: an earlier commit failed midway. [`ErrorKind::ReadOnly`]: the store is open for reading only.
+    /// [`ErrorKind::Poisoned`]: an earlier commit failed midway. [`ErrorKind::ReadOnly`]: the store is open for reading
+    /// only.
     pub(crate) fn check(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
@@ -156,7 +157,8 @@ impl Committer {
         }
     }
 
-    /// Queues a commit without waiting. It becomes durable with the next commit, at `due` at the latest if that is given.
+    /// Queues a commit without waiting. It becomes durable with the next commit, at `due` at the latest if that is
+    /// given.
     pub(crate) fn enqueue(&self, request: CommitRequest, due: Option<Instant>) {
         if self.queue.waiting() >= QUEUE_MAX {
             // The caller queues faster than the background commits. A failure is kept in `broken`.

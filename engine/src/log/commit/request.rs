@@ -19,17 +19,17 @@ pub(crate) struct CommitRequest {
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
     /// New places of copies of frames. A change of a frame that has changed since is passed over.
     pub(crate) copies: Vec<CopyChange>,
-    /// Free segments whose files are removed, with the generation that ended. A segment that the catalog has in another state
-    /// or generation is passed over.
+    /// Free segments whose files are removed, with the generation that ended. A segment that the catalog has in another
+    /// state or generation is passed over.
     pub(crate) removed: Vec<(SegmentKey, u64)>,
     /// Members as they are from now on, except for their epoch.
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
-    /// Segments that must not be reused before it has taken effect, because its records name frames in them that it did not
-    /// write.
+    /// Segments that must not be reused before it has taken effect, because its records name frames in them that it did
+    /// not write.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
-    /// Whether its frames have fewer copies than they should have.
+    /// True if its frames have fewer copies than they should have.
     pub(crate) owes_copies: bool,
     /// Why its members are not changed, if the rest of it succeeds.
     pub(crate) refused: Option<Error>,

@@ -1,11 +1,13 @@
 //! The steps of one group commit, in order. The leader runs them for every commit that waits.
 //!
 //! 1. [`collect`](GroupCommit::collect): the records that open segments owe, and the segments to sync.
-//! 2. [`sync_data`](Committer::sync_data): sync every segment once. Devices that fail are given up, if every frame has another copy.
+//! 2. [`sync_data`](Committer::sync_data): sync every segment once. Devices that fail are given up, if every frame has
+//!    another copy.
 //! 3. [`push_changes`](Committer::push_changes): records of moved copies and of removed segments.
 //! 4. [`push_members`](Committer::push_members): records of devices that join or leave.
 //! 5. [`push_requests`](Committer::push_requests): layouts and records of the commits themselves.
-//! 6. [`record`](Committer::record): append the batch to the manifest and sync it. From here on the commits are durable.
+//! 6. [`record`](Committer::record): append the batch to the manifest and sync it. From here on the commits are
+//!    durable.
 //! 7. [`publish`](Committer::publish): tell readers where copies are, wake the repair, let go of idle segments.
 //! 8. [`free_dead_segments`](Committer::free_dead_segments): free what no record refers to any more.
 //!
@@ -37,7 +39,7 @@ struct GroupCommit {
     segments: BTreeMap<SegmentKey, Arc<SegmentHandle>>,
     /// Frames whose copies the batch moves.
     moved: BTreeSet<FrameId>,
-    /// Whether the batch also records the counters, so that a crash forgets little of what was written.
+    /// True if the batch also records the counters, so that a crash forgets little of what was written.
     counted: bool,
 }
 
@@ -56,7 +58,8 @@ impl Committer {
     /// Makes the commits of `group` durable together.
     ///
     /// # Errors
-    /// [`CommitFailure::Stalled`]: the manifest has no space. Nothing changed. [`CommitFailure::Broken`]: a sync or write failed.
+    /// [`CommitFailure::Stalled`]: the manifest has no space. Nothing changed. [`CommitFailure::Broken`]: a sync or
+    /// write failed.
     pub(super) fn perform(&self, group: &mut [Queued]) -> Result<(), CommitFailure> {
         coverage!(GroupCommit);
         let mut commit = GroupCommit::collect(self, group);
@@ -114,8 +117,8 @@ impl Committer {
         Ok(lost)
     }
 
-    /// Adds the records of moved copies and of removed segments. They come before the records of the group, which may delete the
-    /// same frames.
+    /// Adds the records of moved copies and of removed segments. They come before the records of the group, which may
+    /// delete the same frames.
     fn push_changes(&self, commit: &mut GroupCommit, group: &[Queued], lost: &BTreeSet<DeviceIndex>) {
         let catalog = lock(&self.catalog);
         let is_durable = |change: &&CopyChange| change.wanted.iter().all(|(at, _)| !lost.contains(&at.device));

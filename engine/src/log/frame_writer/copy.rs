@@ -73,8 +73,8 @@ impl PlacedFrame<'_> {
         Ok(CopyFlight { location, header_crc, segment, flight: Some(flight), waiter, front: front_buffers })
     }
 
-    /// Leases buffers for the front. Returns none if the arena is full now: groups that wait to be written hold its memory, so
-    /// that writing them must not wait for it.
+    /// Leases buffers for the front. Returns none if the arena is full now: groups that wait to be written hold its
+    /// memory, so that writing them must not wait for it.
     fn lease_front(&self, devices: &Devices) -> Result<Vec<Lease>> {
         let mut buffers = Vec::new();
         let mut left = self.front_bytes;

@@ -39,7 +39,7 @@ pub(crate) struct FrameTarget<'a> {
     pub(crate) space: &'a Arc<Mutex<SegmentAllocator>>,
     /// Devices to try for copies, the best first.
     pub(crate) order: &'a [DeviceIndex],
-    /// Whether this thread writes and waits, because the caller would only wait.
+    /// True if this thread writes and waits, because the caller would only wait.
     pub(crate) blocking: bool,
 }
 
@@ -147,7 +147,7 @@ fn write_copies(
     identity: &SequenceIdentity,
     is_small: bool,
 ) -> Result<Vec<CopyFlight>> {
-    let writer = if is_small { Writer::Brief(identity.sequence) } else { Writer::Sequence(identity.sequence) };
+    let writer = if is_small { Writer::ShortLived(identity.sequence) } else { Writer::Sequence(identity.sequence) };
     let target = FrameTarget { blocking: target.blocking && identity.copies == 1, ..*target };
     let mut copies: Vec<CopyFlight> = Vec::with_capacity(identity.copies);
     let mut refused = None;

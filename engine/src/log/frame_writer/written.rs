@@ -24,7 +24,7 @@ pub(crate) struct WrittenFrame {
     pub(crate) body: Arc<FrameSlot>,
     /// Its copies. After [`Self::wait`]: those that were written.
     pub(super) copies: Vec<CopyFlight>,
-    /// Whether [`Self::wait`] saw every write complete.
+    /// True if [`Self::wait`] saw every write complete.
     pub(super) written: bool,
     pub(super) space: Arc<Mutex<SegmentAllocator>>,
     pub(crate) runs: Vec<PlacedRun>,

@@ -35,7 +35,7 @@ pub(crate) struct GenerationStart {
     pub(crate) room: u64,
     /// Bytes that all copies together should not exceed.
     pub(crate) limit: u64,
-    /// Whether they may exceed it.
+    /// True if they may exceed it.
     pub(crate) beyond: bool,
     /// Bytes of the previous generation's files, which are free once this generation is in force.
     pub(crate) released: u64,
@@ -73,10 +73,11 @@ pub(super) fn copies(devices: &Devices, gone: &BTreeSet<DeviceIndex>) -> Vec<(De
     written.flat_map(|device| (0..device.member().manifest_copies).map(move |copy| (device.index, copy))).collect()
 }
 
-/// Returns the copies that a generation gets: all that the previous generation has, and new ones for which there is space.
+/// Returns the copies that a generation gets: all that the previous generation has, and new ones for which there is
+/// space.
 ///
-/// `new_copies` is the bytes of a new copy and the bytes that a generation may take, or `None` for no new copies. A new copy needs
-/// space on its device for itself and for its successor, so that it never takes a device's last space.
+/// `new_copies` is the bytes of a new copy and the bytes that a generation may take, or `None` for no new copies. A new
+/// copy needs space on its device for itself and for its successor, so that it never takes a device's last space.
 pub(super) fn affordable(
     devices: &Devices,
     all: &[(DeviceIndex, u8)],
@@ -121,8 +122,8 @@ pub(super) fn kept_bytes(directory: &dyn Directory, name: &str) -> Result<u64> {
     }
 }
 
-/// Returns how many bytes, in whole pages, each file may have so that all together have `limit` bytes. `kept` are their present
-/// sizes, below which none shrinks.
+/// Returns how many bytes, in whole pages, each file may have so that all together have `limit` bytes. `kept` are their
+/// present sizes, below which none shrinks.
 fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
     kept.sort_unstable();
     let mut left = limit;
@@ -137,10 +138,11 @@ fn share(limit: u64, mut kept: Vec<u64>) -> u64 {
     0
 }
 
-/// Returns the bytes of each file of a generation, and whether all together exceed both `limit` and what they took before.
+/// Returns the bytes of each file of a generation, and whether all together exceed both `limit` and what they took
+/// before.
 ///
-/// Each file gets `wanted` bytes, reduced to its share of `limit` and of `half`, and at least `least`. A spare file that is so large
-/// that another one could not get `least` is removed.
+/// Each file gets `wanted` bytes, reduced to its share of `limit` and of `half`, and at least `least`. A spare file
+/// that is so large that another one could not get `least` is removed.
 pub(super) fn sizes_of_copies(
     devices: &Devices,
     (copies, generation): (&[(DeviceIndex, u8)], u64),
@@ -166,8 +168,8 @@ pub(super) fn sizes_of_copies(
     Ok((wanted, takes(&kept, wanted) > limit.max(there)))
 }
 
-/// Takes the spare file of this name, or creates it, with `wanted` bytes, or with `least` if there is no space for more. Returns
-/// the file and its bytes.
+/// Takes the spare file of this name, or creates it, with `wanted` bytes, or with `least` if there is no space for
+/// more. Returns the file and its bytes.
 pub(super) fn take_file(
     directory: &dyn Directory,
     name: &str,

@@ -4,8 +4,8 @@
 //!
 //! 1. [`ManifestLog::append`] writes a batch to every copy and syncs them.
 //! 2. [`ManifestLog::successor`] writes the next generation beside this one.
-//! 3. [`ManifestLog::give_way`] records that this generation is superseded, names the next one in every superblock, and keeps the
-//!    old files for the generation after it.
+//! 3. [`ManifestLog::give_way`] records that this generation is superseded, names the next one in every superblock, and
+//!    keeps the old files for the generation after it.
 //!
 //! Invariants:
 //! - All copies hold the same bytes except for the device and copy number in their first page.
@@ -95,7 +95,8 @@ fn all_well(failures: Failures) -> Result<()> {
     failures.into_values().next().map_or(Ok(()), Err)
 }
 
-/// Returns the pages that must be free to append `records`: with one for the counters and one for the generation's last record.
+/// Returns the pages that must be free to append `records`: with one for the counters and one for the generation's last
+/// record.
 pub(super) fn room_for(records: &RecordBuffer) -> u64 {
     pages_of(records) + 2
 }
@@ -111,7 +112,8 @@ impl ManifestLog {
         for (device, copy) in copies(devices, &log.gone) {
             let name = m::file_name(place.generation, copy);
             let file = match devices.get(device)?.directory.open_file(&name, Access::ReadWrite) {
-                // There was no space for this copy. No superblock counts on it, because the manifest would not be resumed then.
+                // There was no space for this copy. No superblock counts on it, because the manifest would not be
+                // resumed then.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 other => other?,
             };
@@ -152,7 +154,8 @@ impl ManifestLog {
 
     /// Writes `state` as the checkpoint of a new generation and makes it durable, with its directories.
     ///
-    /// The superblocks do not name it yet. Copies that the previous generation does not have are made only if there is space.
+    /// The superblocks do not name it yet. Copies that the previous generation does not have are made only if there is
+    /// space.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`]: the devices or the capacity have too little space. Those of writing.
@@ -247,8 +250,8 @@ impl ManifestLog {
         Ok((wanted, least))
     }
 
-    /// Takes a file for each copy, of `wanted` bytes or at least `least`. Returns them, the bytes of the shortest in whole pages, and
-    /// the bytes of all.
+    /// Takes a file for each copy, of `wanted` bytes or at least `least`. Returns them, the bytes of the shortest in
+    /// whole pages, and the bytes of all.
     fn take_files(
         devices: &Devices,
         generation: u64,
@@ -317,8 +320,8 @@ impl ManifestLog {
         copies(devices, &self.gone).iter().filter(|copy| missing(copy)).count() as u64
     }
 
-    /// Returns whether a missing copy and its successor would find space. `limit` is what the capacity leaves to the next
-    /// generation, in bytes.
+    /// Returns whether a missing copy and its successor would find space. `limit` is what the capacity leaves to the
+    /// next generation, in bytes.
     pub(crate) fn may_complete(&self, devices: &Devices, limit: u64) -> bool {
         let (all, place) = (copies(devices, &self.gone), self.place.generation);
         let bytes = self.shortest();
@@ -466,8 +469,8 @@ impl ManifestLog {
 
     /// Syncs every copy. Returns the devices that failed.
     fn sync(&mut self, devices: &Devices) -> Result<Failures> {
-        // Both copies of a device are written before the sync. If the file system has no metadata of its own to write for them,
-        // the sync of one file flushes the device for both.
+        // Both copies of a device are written before the sync. If the file system has no metadata of its own to write
+        // for them, the sync of one file flushes the device for both.
         let mut synced: Vec<(DeviceIndex, &Arc<DeviceFile>)> = Vec::new();
         for (device, file) in &self.files {
             let covered = synced.iter().any(|(known, _)| known == device);
@@ -481,7 +484,8 @@ impl ManifestLog {
         Ok(failures)
     }
 
-    /// Writes the next generation: `state` as its checkpoint, and `room` free pages. [`Self::give_way`] puts it in force.
+    /// Writes the next generation: `state` as its checkpoint, and `room` free pages. [`Self::give_way`] puts it in
+    /// force.
     ///
     /// # Errors
     /// As [`Self::create`]. Nothing changed then.

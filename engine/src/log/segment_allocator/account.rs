@@ -1,4 +1,4 @@
-//! Where the bytes are.
+//! The account of bytes: what is live, dead, in flight, free or reserved, per device.
 
 use super::SegmentAllocator;
 use crate::catalog::Catalog;
@@ -12,7 +12,8 @@ pub(crate) struct DeviceBytes {
     pub(crate) live: u64,
     pub(crate) dead: u64,
     pub(crate) in_flight: u64,
-    /// Room in open segments, and free segments beyond the reserve. Dead on a device that takes nothing more.
+    /// Free pages of open segments, and free segments beyond the reserve. On a device that takes no frames they count
+    /// as dead.
     pub(crate) free: u64,
     pub(crate) reserved: u64,
     /// Headers and trailers of segments.
@@ -26,7 +27,7 @@ pub(crate) struct SpaceBytes {
     pub(crate) devices: Vec<(DeviceIndex, DeviceBytes)>,
     pub(crate) manifest: u64,
     pub(crate) spare_manifest: u64,
-    /// What no segment may take of the room that the capacity leaves.
+    /// Bytes that the capacity leaves and that are kept for the next manifest generation.
     pub(crate) owed_manifest: u64,
     pub(crate) superblocks: u64,
     pub(crate) capacity: Option<u64>,
@@ -34,19 +35,19 @@ pub(crate) struct SpaceBytes {
 }
 
 impl SegmentAllocator {
-    /// Bytes of all files: segments, manifest, superblocks.
+    /// Returns the bytes of all files: segments, manifest, superblocks.
     pub(crate) fn file_bytes(&self, devices: &Devices) -> u64 {
         let segments: u64 = self.devices.values().map(super::DeviceSpace::files).sum();
         let superblocks = (devices.list.len() * SLOTS * PAGE_BYTES) as u64;
         segments * self.segment_bytes() + self.metadata_bytes + self.spare_bytes + superblocks
     }
 
-    /// Bytes that the capacity still allows.
+    /// Returns the bytes that the capacity still allows.
     pub(crate) fn allowance(&self, devices: &Devices) -> u64 {
         self.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.file_bytes(devices)))
     }
 
-    /// Bytes that the next manifest generation needs beyond the files kept for it.
+    /// Returns the bytes that the next manifest generation needs beyond its spare files.
     pub(super) fn owed_bytes(&self) -> u64 {
         self.metadata_bytes.saturating_sub(self.spare_bytes)
     }
@@ -63,7 +64,9 @@ impl SegmentAllocator {
         self.capacity = capacity;
     }
 
-    /// Where all bytes are. `catalog` is as of this moment: what is live moves from in flight to there under its lock.
+    /// Returns the account of all bytes.
+    ///
+    /// The caller holds the catalog's lock, because pages move from in flight to live under it.
     pub(crate) fn bytes(&self, devices: &Devices, catalog: &Catalog) -> SpaceBytes {
         let list = self.devices.iter().map(|(device, own)| {
             let mut bytes = DeviceBytes { files: own.files() * self.segment_bytes(), ..DeviceBytes::default() };
@@ -75,11 +78,11 @@ impl SegmentAllocator {
             }
             let kept = super::reserve(own.used()).min(own.free.len() as u64);
             bytes.reserved = kept * self.segment_bytes();
-            // A file that is being made has nothing in it yet, one that is being removed nothing any more.
+            // Files that are being created or removed hold nothing.
             let others = own.aside.len() as u64 + own.opening + own.leaving;
             bytes.free += (own.free.len() as u64 - kept + others) * self.segment_bytes();
             if !super::takes_frames(devices, *device) {
-                // Nobody may use it; it is had back when the device leaves.
+                // No frame may use this space. It comes back when the device leaves.
                 bytes.dead += std::mem::take(&mut bytes.free) + std::mem::take(&mut bytes.reserved);
             }
             (*device, bytes)
@@ -95,13 +98,13 @@ impl SegmentAllocator {
         }
     }
 
-    /// Adds a segment that is not free, with `room` pages that may still be written.
+    /// Adds a used segment with `room` free pages.
     fn add(&self, bytes: &mut DeviceBytes, catalog: &Catalog, key: (DeviceIndex, SegmentId), room: u64) {
         let page = PAGE_BYTES as u64;
         let in_flight = self.in_flight(key);
         let used = u64::from(self.segment_pages) - 2 - room;
         let live = catalog.segments.get(&key).map_or(0, |meta| meta.live_pages);
-        // Frames that lie over each other, as only a damaged manifest has them, make more than there is.
+        // A damaged manifest may have frames that overlap and sum up to more than the segment has.
         let live = live.min(used.saturating_sub(in_flight));
         bytes.live += live * page;
         bytes.in_flight += in_flight * page;
@@ -112,7 +115,7 @@ impl SegmentAllocator {
 }
 
 impl super::DeviceSpace {
-    /// Open segments with the pages they have left.
+    /// Returns the open segments with their free pages.
     fn open_segments(&self) -> impl Iterator<Item = (SegmentId, u32)> {
         let open = self.streams.values().chain(&self.partial);
         open.map(|active| (active.handle.key.1, active.room()))

@@ -1,4 +1,15 @@
-//! Taking pages for a frame: from the segment of its stream, from one with room that nobody uses, or from a new one.
+//! Taking pages for a frame.
+//!
+//! In this order:
+//!
+//! 1. the open segment of the frame's stream;
+//! 2. a partial segment with enough free pages;
+//! 3. a free segment beyond the reserve;
+//! 4. a new segment, if the capacity allows it;
+//! 5. the segment that another thread is opening, after waiting for it;
+//! 6. any open segment with enough free pages.
+//!
+//! Files are created and written without the allocator's lock.
 
 use super::{DeviceSpace, OWN_MAX, OpenSegment, SegmentAllocator, SegmentLifetime, WriteStream, reserve};
 use crate::catalog::{Flight, Pin, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
@@ -18,45 +29,48 @@ use stratakv_format::segment::{self, KIND_LOG, POSITION_HEADER, POSITION_TRAILER
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Free segments that one allocation passes over because they cannot be opened or written to, at most.
+/// Free segments that one allocation passes over because they cannot be opened or written, at most.
 const SKIPS_MAX: usize = 16;
-/// The last segments that there are or may be are not opened ahead: they are for those who need them.
+/// Free segments that [`open_ahead`] leaves to the writers that need them.
 const AHEAD_LEAVES: u64 = 2;
 
 /// What an allocation does next.
 enum AllocationStep {
+    /// It has its pages.
     Took(Location, Flight),
+    /// It opens a segment.
     Open(Opening),
-    /// Somebody else opens a segment; look again when this count has passed.
+    /// Another thread opens a segment. It looks again after this epoch.
     Wait(u64),
 }
 
-/// A segment that is about to begin a life.
+/// A segment that is about to begin a generation.
 struct Opening {
     device: DeviceIndex,
     id: SegmentId,
     generation: u64,
-    /// It has no file yet.
+    /// True if it has no file yet.
     fresh: bool,
-    /// It stays free, for the reserve.
+    /// True if it stays free, for the reserve.
     spare: bool,
 }
 
-/// Whom pages are taken for.
+/// The writer of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
-    /// A sequence, for what stays as long as it does.
+    /// A sequence, for a frame that lives as long as the sequence.
     Sequence(SequenceId),
-    /// A sequence, for a small frame.
-    Brief(SequenceId),
-    /// Cleaning, for a frame that is moved out of the way.
+    /// A sequence, for a small frame that groups will replace.
+    ShortLived(SequenceId),
+    /// Cleaning, for a frame that it moves.
     Cleaning,
 }
 
 /// Takes `pages` on `device`.
 ///
 /// # Errors
-/// [`ErrorKind::NoSpace`]: the capacity or the device is full but for the reserve. Nothing changed.
+/// [`ErrorKind::NoSpace`]: the capacity or the device is full except for the reserve. Nothing changed.
+/// [`ErrorKind::Configuration`]: the frame is larger than a segment.
 pub(crate) fn allocate(
     devices: &Devices,
     space: &Mutex<SegmentAllocator>,
@@ -66,7 +80,8 @@ pub(crate) fn allocate(
 ) -> Result<(Location, Flight)> {
     let usable = devices.identity.segment_pages - 2;
     if pages > usable {
-        let text = format!("a frame of {pages} pages does not fit in a segment of {usable}; use larger segments");
+        let text =
+            format!("allocate: a frame of {pages} pages does not fit in a segment of {usable}; use larger segments");
         return Err(Error::new(ErrorKind::Configuration, text));
     }
     let (mut full, mut skipped) = (None, 0);
@@ -74,13 +89,13 @@ pub(crate) fn allocate(
         let (stream, step, changed) = {
             let mut space = lock(space);
             if !devices.get(device)?.is_active() {
-                // Under this lock: whoever finds the device unused knows that it stays so.
-                return Err(Error::new(ErrorKind::NoSpace, format!("device {device} takes no more frames")));
+                // Checked under this lock, so that a device found unused stays unused.
+                return Err(Error::new(ErrorKind::NoSpace, format!("allocate: device {device} takes no more frames")));
             }
             let (stream, sequence) = match writer {
                 Writer::Sequence(sequence) => (space.stream_of(devices, sequence, device), Some(sequence)),
-                Writer::Brief(sequence) => (WriteStream::Brief, Some(sequence)),
-                Writer::Cleaning => (WriteStream::Moved, None),
+                Writer::ShortLived(sequence) => (WriteStream::ShortLived, Some(sequence)),
+                Writer::Cleaning => (WriteStream::Relocated, None),
             };
             let step = space.step(devices, device, (stream, sequence), pages, full.as_ref())?;
             (stream, step, Arc::clone(&space.changed))
@@ -103,7 +118,7 @@ pub(crate) fn allocate(
                 let outcome = lock(space).opened(devices, Some(stream), &opening, opened);
                 changed.notify();
                 match outcome {
-                    // There may be room elsewhere.
+                    // Another segment may have free pages.
                     Err(e) if e.kind() == ErrorKind::NoSpace => full = Some(e),
                     Err(e) if e.kind() != ErrorKind::Poisoned && !opening.fresh && skipped < SKIPS_MAX => skipped += 1,
                     other => other?,
@@ -113,18 +128,19 @@ pub(crate) fn allocate(
     }
 }
 
-/// Opens a segment on every device where a sequence fills one after the other and none with room is left: making a file takes longer
-/// than a device takes to write what is on its way to it.
+/// Opens a segment in advance on every device where a sequence fills segment after segment.
+///
+/// Creating a file takes longer than writing the frames that are in flight.
 pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<SegmentAllocator>) {
     for device in devices.list.iter().filter(|device| device.takes_frames()) {
         let room = device.directory.space().map_or(0, |space| space.available);
-        // Spares first, one at a time: others wait for what is being opened.
+        // Spare segments come first, one at a time, because writers wait for a segment that is being opened.
         loop {
             let Some(opening) = lock(space).ahead(devices, device.index, room) else { break };
             let opened = open_segment(devices, &opening);
             let outcome = lock(space).opened(devices, None, &opening, opened);
             lock(space).changed.notify();
-            // Whoever needs one meets the same failure, and says so.
+            // A writer that needs a segment gets the same failure and reports it.
             if outcome.is_err() || !opening.spare {
                 break;
             }
@@ -133,7 +149,7 @@ pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<SegmentAllocator>) {
 }
 
 impl SegmentAllocator {
-    /// What [`open_ahead`] is to open next on a device whose file system has so many bytes left.
+    /// Returns the segment that [`open_ahead`] opens next on a device. `room` is the free bytes of its file system.
     fn ahead(&mut self, devices: &Devices, device: DeviceIndex, room: u64) -> Option<Opening> {
         let (whole, segment) = (nearly_whole(self.segment_pages - 2), self.segment_bytes());
         if self.allowance(devices) == 0 {
@@ -142,12 +158,12 @@ impl SegmentAllocator {
         let allowed = self.allowance(devices).saturating_sub(self.owed_bytes());
         let may_grow = allowed.min(room) / segment > AHEAD_LEAVES;
         let own = self.devices.get_mut(&device)?;
-        let grows = own.streams.keys().any(|stream| matches!(stream, WriteStream::Own(_)));
+        let grows = own.streams.keys().any(|stream| matches!(stream, WriteStream::Dedicated(_)));
         let ready = own.opening > 0 || own.partial.iter().any(|active| active.room() >= whole);
         if !grows || ready {
             return None;
         }
-        // What it adds needs its share of the reserve.
+        // One more used segment may need a larger reserve.
         let (kept, free) = (reserve(own.used() + 1), own.free.len() as u64);
         if free > kept + if may_grow { 0 } else { AHEAD_LEAVES } {
             return own.reopen(device);
@@ -155,25 +171,27 @@ impl SegmentAllocator {
         may_grow.then(|| own.grow(device, free < kept))
     }
 
-    /// Where frames of a sequence go on a device.
+    /// Returns the stream that frames of a sequence belong to on a device.
+    ///
+    /// A sequence gets segments of its own once it has filled a quarter of a segment, while few sequences have them.
     pub(crate) fn stream_of(&mut self, devices: &Devices, sequence: SequenceId, device: DeviceIndex) -> WriteStream {
         let usable = u64::from(self.segment_pages - 2);
         let growth = self.growing.entry(sequence).or_default();
         let (class, written) = (growth.class, growth.pages.get(&device).copied().unwrap_or(0));
-        let Some(own) = self.devices.get_mut(&device) else { return WriteStream::Shared(class) };
-        let stream = WriteStream::Own(sequence);
+        let Some(own) = self.devices.get_mut(&device) else { return WriteStream::Small(class) };
+        let stream = WriteStream::Dedicated(sequence);
         if own.streams.contains_key(&stream) {
             return stream;
         }
         let segment = u64::from(self.segment_pages) * PAGE_BYTES as u64;
         let most =
             self.capacity.map_or(OWN_MAX, |capacity| (capacity / segment / devices.list.len() as u64 / 8).min(OWN_MAX));
-        let owned = own.streams.keys().filter(|stream| matches!(stream, WriteStream::Own(_))).count() as u64;
+        let owned = own.streams.keys().filter(|stream| matches!(stream, WriteStream::Dedicated(_))).count() as u64;
         if written * 4 < usable || owned >= most {
-            return WriteStream::Shared(class);
+            return WriteStream::Small(class);
         }
-        // What it shared with nobody becomes its own.
-        let shared = WriteStream::Shared(class);
+        // A small segment that it alone wrote to becomes its own.
+        let shared = WriteStream::Small(class);
         if own.streams.get(&shared).is_some_and(|active| active.only == Some(sequence))
             && let Some(active) = own.streams.remove(&shared)
         {
@@ -182,11 +200,12 @@ impl SegmentAllocator {
         stream
     }
 
-    /// Notes pages written for a sequence.
+    /// Counts pages written for a sequence.
     fn grew(&mut self, sequence: SequenceId, device: DeviceIndex, pages: u32) {
         *self.growing.entry(sequence).or_default().pages.entry(device).or_default() += u64::from(pages);
     }
 
+    /// Takes pages from the open segment of a stream.
     fn took(
         &mut self,
         device: DeviceIndex,
@@ -196,7 +215,7 @@ impl SegmentAllocator {
     ) -> Result<AllocationStep> {
         let active = self.space_of(device)?.streams.get_mut(&stream);
         let active = active
-            .ok_or_else(|| Error::new(ErrorKind::NoSpace, format!("device {device} has no segment to write to")))?;
+            .ok_or_else(|| Error::new(ErrorKind::NoSpace, format!("allocate: device {device} has no open segment")))?;
         let location = Location { device, segment: active.handle.key.1, page: active.next_page, pages };
         active.only = if active.next_page == 1 { writer } else { active.only.filter(|only| Some(*only) == writer) };
         active.next_page += pages;
@@ -204,6 +223,7 @@ impl SegmentAllocator {
         Ok(AllocationStep::Took(location, Flight::new(&active.handle, pages)))
     }
 
+    /// Decides what an allocation does next: see the list at the top of this file.
     fn step(
         &mut self,
         devices: &Devices,
@@ -219,29 +239,29 @@ impl SegmentAllocator {
         if own.streams.get(&stream).is_some_and(fits) {
             return self.took(device, stream, writer, pages);
         }
-        // One with room: the emptiest, and for a sequence of its own nearly a whole one.
-        let wanted = if matches!(stream, WriteStream::Own(_)) { nearly_whole(usable) } else { pages };
+        // The emptiest partial segment. A sequence with segments of its own takes only one that is nearly empty.
+        let wanted = if matches!(stream, WriteStream::Dedicated(_)) { nearly_whole(usable) } else { pages };
         if let Some(at) = own.partial.iter().rposition(|active| active.room() >= wanted.max(pages)) {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
         }
-        let kept = if stream == WriteStream::Moved || lent { 0 } else { reserve(own.used()) };
+        let kept = if stream == WriteStream::Relocated || lent { 0 } else { reserve(own.used()) };
         if own.free.len() as u64 > kept
             && let Some(opening) = own.reopen(device)
         {
             return Ok(AllocationStep::Open(opening));
         }
         let spare = (own.free.len() as u64) < kept;
-        // What is moved in the background comes again: where many files cannot be written to, no more of them are made.
-        let in_vain = stream == WriteStream::Moved && own.aside.len() >= SKIPS_MAX;
-        if full.is_none() && !in_vain && self.may_grow(devices) {
+        // Cleaning tries again later. If many files cannot be written, it creates no more of them.
+        let is_futile = stream == WriteStream::Relocated && own.aside.len() >= SKIPS_MAX;
+        if full.is_none() && !is_futile && self.may_grow(devices) {
             return Ok(AllocationStep::Open(self.space_of(device)?.grow(device, spare)));
         }
         let own = self.space_of(device)?;
         if own.opening > 0 {
             return Ok(AllocationStep::Wait(self.changed.epoch()));
         }
-        // Apart from its own kind, rather than not at all.
+        // Better beside other frames than nowhere.
         if let Some(at) = own.partial.iter().rposition(fits) {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
@@ -253,7 +273,7 @@ impl SegmentAllocator {
         Err(full.map_or_else(|| self.no_room(devices, device), Error::duplicate))
     }
 
-    /// From now on the stream writes to this segment.
+    /// Makes a segment the open one of a stream, and takes pages from it.
     fn switch(
         &mut self,
         device: DeviceIndex,
@@ -268,7 +288,7 @@ impl SegmentAllocator {
         self.took(device, stream, writer, pages)
     }
 
-    /// Whether the capacity allows one more segment file.
+    /// Returns whether the capacity allows one more segment file.
     fn may_grow(&self, devices: &Devices) -> bool {
         let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
         if planted!(CapacityIgnored) {
@@ -277,16 +297,17 @@ impl SegmentAllocator {
         self.capacity.is_none_or(|capacity| self.file_bytes(devices) + self.owed_bytes() + bytes <= capacity)
     }
 
+    /// Returns the error of an allocation that the capacity refuses.
     fn no_room(&self, devices: &Devices, device: DeviceIndex) -> Error {
         let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
         let (total, capacity) = (self.file_bytes(devices), self.capacity.unwrap_or(u64::MAX));
         let text = format!(
-            "the capacity of {capacity} bytes does not allow another segment of {bytes} on device {device} beside the {total} there are"
+            "allocate: capacity is {capacity} bytes and files take {total}; no space for a segment of {bytes} on device {device}"
         );
         Error::new(ErrorKind::NoSpace, text)
     }
 
-    /// Takes note of a segment that was opened, or could not be; one that was opened for no `stream` yet is there for any.
+    /// Registers a segment that was opened, or that could not be. Without a `stream` it becomes partial.
     fn opened(
         &mut self,
         devices: &Devices,
@@ -300,7 +321,7 @@ impl SegmentAllocator {
         let opened = match outcome {
             Ok(opened) => opened,
             Err(AllocateFailure { error, exists }) => {
-                // Not tried again at once: others may be well.
+                // Set aside, because other files may work.
                 if exists {
                     own.aside.push((id, opening.generation - 1));
                 }
@@ -350,7 +371,7 @@ impl SegmentAllocator {
 }
 
 impl DeviceSpace {
-    /// A free segment begins another life.
+    /// Takes a free segment for its next generation.
     fn reopen(&mut self, device: DeviceIndex) -> Option<Opening> {
         let (id, ended) = self.free.pop()?;
         self.opening += 1;
@@ -358,7 +379,7 @@ impl DeviceSpace {
         Some(Opening { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
     }
 
-    /// A segment that is not there yet.
+    /// Takes the id of a segment without a file.
     fn grow(&mut self, device: DeviceIndex, spare: bool) -> Opening {
         self.opening += 1;
         let id = SegmentId(self.next_segment);
@@ -367,25 +388,28 @@ impl DeviceSpace {
     }
 }
 
-/// The room that makes a segment as good as a new one, of so many pages.
+/// Returns the free pages from which on a segment is as good as a new one.
 fn nearly_whole(usable: u32) -> u32 {
     usable - usable / 8
 }
 
+/// A segment whose file is ready.
 struct OpenedSegment {
     file: Arc<DeviceFile>,
     nonce: u64,
-    /// The file was made now.
+    /// True if the file was created now.
     made: bool,
 }
 
+/// Why a segment could not be opened.
 struct AllocateFailure {
     error: Error,
-    /// The segment stays one of the device.
+    /// True if the segment exists and stays one of the device.
     exists: bool,
 }
 
-/// Makes or opens the file of a segment, and writes its header and trailer unless it stays free. Not synced.
+/// Creates or opens the file of a segment, and writes its header and trailer unless it stays free. The pages are not
+/// synced.
 fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<OpenedSegment, AllocateFailure> {
     let (device, id) = (opening.device, opening.id);
     let bytes = u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64;
@@ -396,7 +420,7 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         let nonce = random_u64()?;
         if !opening.fresh {
             match directory.open_file(&name, Access::ReadWrite) {
-                // Somebody removed it: there was nothing in it.
+                // The file was removed behind the store's back. It held nothing.
                 Err(error) if error.kind() == ErrorKind::NotFound => own.counters.failed(OpKind::Names, false),
                 other => return Ok((other?, nonce, false)),
             }
@@ -405,13 +429,13 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
     };
     let (file, nonce, made) = open().map_err(|error| AllocateFailure { error, exists: !opening.fresh })?;
     let failed = |error| AllocateFailure { error, exists: true };
-    // In its first life also where that was begun before and failed: no sync may have covered the name yet.
+    // Also for a first generation that failed before: no sync may have covered its name.
     if (made || opening.generation == 1) && !planted!(SegmentNameNotSynced) {
         let synced = devices.get(device).and_then(|own| own.directory.sync_dir(segment::DIRECTORY));
         synced.map_err(failed)?;
     }
     if opening.spare {
-        // Its length and its blocks are to be there after a crash as well.
+        // A spare keeps its length and its blocks after a crash.
         devices.sync_all([(device, &file)].into_iter()).map_err(failed)?;
         return Ok(OpenedSegment { file, nonce, made });
     }

@@ -1,7 +1,16 @@
-//! Space in segments: where the next frame goes, which segments are free, and what the manifest must be told of them.
+//! The space in segments: which segment takes the next frame, which segments are free, and what the manifest must
+//! record of them.
 //!
-//! Every segment of a device is in exactly one place: written to by a stream, open with room left and nobody's, sealed, free, set
-//! aside, or being opened. The lock of [`SegmentAllocator`] is never held over I/O.
+//! Invariants:
+//! - A segment of a device is in exactly one state: open for a stream, partial (open, without a stream), sealed, free,
+//!   set aside, being opened, or being removed.
+//! - A segment is sealed before it is freed. A free segment is reused only after the manifest says durably that it is
+//!   free.
+//! - No segment is freed while a reader or an uncommitted frame pins it.
+//! - Appends leave a reserve of free segments alone, so that cleaning always has a target.
+//! - The lock of [`SegmentAllocator`] is never held over I/O.
+//!
+//! Lock order: the catalog, then this.
 
 mod account;
 mod allocate;
@@ -22,33 +31,33 @@ use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
 
 pub(crate) use allocate::{Writer, allocate, open_ahead};
 
-/// Open segments with room that nobody writes to, at most, per device.
+/// Partial segments per device, at most.
 const PARTIAL_MAX: usize = 4;
-/// One free segment is kept for so many that are in use, but for the reserve.
+/// Used segments per free segment that is kept, beside the reserve.
 const FREE_SHARE: u64 = 4;
-/// Free segments that are kept at least, per device, beside the reserve.
+/// Free segments that are kept per device at least, beside the reserve.
 const FREE_MIN: u64 = 2;
-/// Sequences that write to segments of their own at a time, at most, per device.
+/// Sequences with segments of their own at a time, per device, at most.
 const OWN_MAX: u64 = 16;
 
-/// What is written together, because it dies together.
+/// Frames that share segments because they are likely to die together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum WriteStream {
-    /// Sequences that are small so far, by what ends them: nothing known, a time to live, eviction.
-    Shared(u8),
-    /// A sequence that is large enough for segments of its own.
-    Own(SequenceId),
-    /// Small frames, which go when the groups of their tokens are written.
-    Brief,
-    /// Frames that outlived their segment.
-    Moved,
+    /// Sequences that are small so far, by what ends them: 0 nothing known, 1 a time to live, 2 eviction.
+    Small(u8),
+    /// One sequence that is large enough for segments of its own.
+    Dedicated(SequenceId),
+    /// Small frames, which are released when the groups of their tokens are written.
+    ShortLived,
+    /// Frames that cleaning moved here, because they outlived their segment.
+    Relocated,
 }
 
 /// A segment that takes frames.
 struct OpenSegment {
     handle: Arc<SegmentHandle>,
     next_page: u32,
-    /// The only sequence that wrote to it so far.
+    /// The sequence that wrote everything in it so far, if it is one.
     only: Option<SequenceId>,
 }
 
@@ -58,7 +67,7 @@ impl OpenSegment {
     }
 }
 
-/// The present life of a segment, for as long as anybody has it.
+/// The current generation of a segment, observed without keeping it.
 struct SegmentLifetime {
     handle: Weak<SegmentHandle>,
     held: PinWatch,
@@ -74,25 +83,26 @@ impl SegmentLifetime {
     }
 }
 
+/// The segments of one device.
 #[derive(Default)]
 struct DeviceSpace {
     streams: BTreeMap<WriteStream, OpenSegment>,
-    /// Open, with room, and nobody writes to them.
+    /// Open segments with free pages that no stream writes to, the fullest first.
     partial: Vec<OpenSegment>,
     sealed: BTreeSet<SegmentId>,
     /// Free segments with the generation that ended.
     free: Vec<(SegmentId, u64)>,
-    /// Free segments whose file could not be opened or written to; not tried again before [`SegmentAllocator::retry`].
+    /// Free segments whose file could not be opened or written. [`SegmentAllocator::retry`] frees them again.
     aside: Vec<(SegmentId, u64)>,
-    /// Segments whose file is being made or written to.
+    /// How many segments are being opened.
     opening: u64,
-    /// Segments that are taken out, and whose files are still there.
+    /// How many segments are being removed: taken out, with files that still exist.
     leaving: u64,
     next_segment: u32,
 }
 
 impl DeviceSpace {
-    /// Segments that are not free.
+    /// Returns how many segments are in use.
     fn used(&self) -> u64 {
         (self.streams.len() + self.partial.len() + self.sealed.len()) as u64 + self.opening
     }
@@ -101,19 +111,19 @@ impl DeviceSpace {
         self.used() + (self.free.len() + self.aside.len()) as u64 + self.leaving
     }
 
-    /// Free segments that are kept to be used again, which is faster than making them anew.
+    /// Returns how many free segments are kept for reuse, because reuse is faster than creation.
     fn kept_free(&self) -> usize {
         let used = self.used();
         (reserve(used) + (used / FREE_SHARE).max(FREE_MIN)) as usize
     }
 
-    /// Whether there are so many more free segments than are kept that giving them back is worth the records.
-    fn is_lavish(&self) -> bool {
+    /// Returns whether free segments exceed those kept by half, so that removing them is worth the records.
+    fn has_surplus(&self) -> bool {
         self.free.len() > self.kept_free() + self.kept_free() / 2
     }
 
-    /// Takes free segments out, at most so many. The last id stays, so that none is given out twice, and so do those that no
-    /// commit knows.
+    /// Takes at most `most` free segments out. The last id stays, so that no id is given out twice. Segments that no
+    /// commit knows stay as well.
     fn take_free(&mut self, device: DeviceIndex, most: usize) -> Vec<(SegmentKey, u64)> {
         let last = self.next_segment.saturating_sub(1);
         let mut left = most;
@@ -128,12 +138,12 @@ impl DeviceSpace {
     }
 }
 
-/// Whether new frames may go to a device.
+/// Returns whether a device takes new frames.
 fn takes_frames(devices: &Devices, device: DeviceIndex) -> bool {
     devices.list.get(usize::from(device.0)).is_some_and(Device::takes_frames)
 }
 
-/// Segments of a device that appends leave alone, so that cleaning always has somewhere to go.
+/// Returns how many free segments of a device appends leave to cleaning.
 fn reserve(used: u64) -> u64 {
     match used {
         0 => 0,
@@ -142,45 +152,49 @@ fn reserve(used: u64) -> u64 {
     }
 }
 
-/// What is known about a sequence that is being written.
+/// What a sequence that is being written has written so far.
 #[derive(Default)]
 struct WriteHistory {
     class: u8,
-    /// Pages written by this handle, by device.
+    /// Pages that this handle wrote, by device.
     pages: BTreeMap<DeviceIndex, u64>,
 }
 
-/// Space of all devices.
+/// The segments of all devices.
 pub(crate) struct SegmentAllocator {
     devices: BTreeMap<DeviceIndex, DeviceSpace>,
     handles: HashMap<SegmentKey, SegmentLifetime>,
     frames: HashMap<FrameId, Weak<FrameSlot>>,
-    /// Entries of `frames` from which on dead ones are looked for.
+    /// Entries of `frames` from which on dead entries are dropped.
     frames_sweep: usize,
     growing: HashMap<SequenceId, WriteHistory>,
-    /// Segment records that go into the next commit.
+    /// Segment records for the next commit.
     pending: RecordBuffer,
-    /// Segments that `pending` opens: their headers are written, not synced.
+    /// Segments that `pending` opens. Their headers are written, not synced.
     opened: Vec<Arc<SegmentHandle>>,
     capacity: Option<u64>,
-    /// Bytes of manifest files, and of those kept for the next generation.
+    /// Bytes of manifest files.
     metadata_bytes: u64,
+    /// Bytes of spare manifest files.
     spare_bytes: u64,
     segment_pages: u32,
-    /// Segments that cannot be emptied.
+    /// Segments that cannot be cleaned.
     stuck: BTreeSet<SegmentKey>,
-    /// Some file could not be preallocated.
+    /// True if some file could not be preallocated.
     sparse: bool,
-    /// See [`Self::next_frame`].
+    /// The number of frames placed so far: see [`Self::next_frame`].
     pointer: usize,
     /// Sequences whose next frame may take from the reserve.
     lent: BTreeSet<SequenceId>,
-    /// Told when a segment was opened, or could not be.
+    /// Notified when a segment was opened, or could not be.
     changed: Arc<EventCount>,
 }
 
 impl SegmentAllocator {
-    /// The space that `catalog` leaves.
+    /// Builds the allocator from the segments that the catalog knows.
+    ///
+    /// # Errors
+    /// A segment on a device that is not given.
     pub(crate) fn new(devices: &Devices, catalog: &Catalog, capacity: Option<u64>) -> Result<Self> {
         let mut space = Self {
             devices: devices.list.iter().map(|d| (d.index, DeviceSpace::default())).collect(),
@@ -217,7 +231,7 @@ impl SegmentAllocator {
         Ok(space)
     }
 
-    /// The handle of a segment that the catalog knows. No I/O.
+    /// Returns the handle of a segment that the catalog knows. No I/O.
     pub(crate) fn handle(
         &mut self,
         devices: &Devices,
@@ -242,7 +256,7 @@ impl SegmentAllocator {
         Ok(handle)
     }
 
-    /// The slot of a frame that is read as `body` says; the one there is already, when somebody else has it.
+    /// Returns the slot of a frame: the existing one if another reader has it, else a new one with `body`.
     pub(crate) fn place_frame(&mut self, id: FrameId, body: FrameBody) -> Arc<FrameSlot> {
         if let Some(slot) = self.frames.get(&id).and_then(Weak::upgrade) {
             return slot;
@@ -256,24 +270,25 @@ impl SegmentAllocator {
         slot
     }
 
-    /// The slot of a frame, if anybody reads it.
+    /// Returns the slot of a frame, if a reader has it.
     pub(crate) fn frame_slot(&self, id: FrameId) -> Option<Arc<FrameSlot>> {
         self.frames.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Counts the frames, so that each begins to look for its device behind the one before.
+    /// Returns the number of the next frame. The search for its device starts there, so that frames spread over
+    /// devices.
     pub(crate) fn next_frame(&mut self) -> usize {
         let pointer = self.pointer;
         self.pointer = pointer.wrapping_add(1);
         pointer
     }
 
-    /// Says what ends a sequence: see [`WriteStream::Shared`].
+    /// Sets what ends a sequence: see [`WriteStream::Small`].
     pub(crate) fn classify(&mut self, sequence: SequenceId, class: u8) {
         self.growing.entry(sequence).or_default().class = class;
     }
 
-    /// Frames of this sequence may take from the reserve, or no more: one that gives space back needs some first.
+    /// Lets frames of a sequence take from the reserve, or stops that. A commit that gives space back needs some first.
     pub(crate) fn lend(&mut self, sequence: SequenceId, lent: bool) {
         match lent {
             true => self.lent.insert(sequence),
@@ -281,19 +296,21 @@ impl SegmentAllocator {
         };
     }
 
-    /// Nobody writes this sequence any more: the room left in its segments is for others.
+    /// Ends the writing of a sequence. Its open segments become partial or sealed.
     pub(crate) fn settle(&mut self, sequence: SequenceId) {
         self.growing.remove(&sequence);
         let own = self.devices.iter_mut();
         let left: Vec<_> = own
-            .filter_map(|(device, own)| own.streams.remove(&WriteStream::Own(sequence)).map(|active| (*device, active)))
+            .filter_map(|(device, own)| {
+                own.streams.remove(&WriteStream::Dedicated(sequence)).map(|active| (*device, active))
+            })
             .collect();
         for (device, active) in left {
             self.retire(device, active);
         }
     }
 
-    /// Puts an open segment aside for whoever needs its room, or seals it.
+    /// Makes an open segment partial if an eighth of it is free, else seals it.
     fn retire(&mut self, device: DeviceIndex, active: OpenSegment) {
         let usable = self.segment_pages - 2;
         let Some(own) = self.devices.get_mut(&device) else { return };
@@ -309,6 +326,7 @@ impl SegmentAllocator {
         }
     }
 
+    /// Seals a segment: nothing is written to it any more, and the next commit records that.
     fn seal(&mut self, active: OpenSegment) {
         if active.handle.in_flight_pages() == 0 {
             active.handle.lazy.hold(false);
@@ -320,21 +338,23 @@ impl SegmentAllocator {
         }
     }
 
-    /// A device joins.
+    /// Adds a device without segments.
     pub(crate) fn join(&mut self, device: DeviceIndex) {
         self.devices.entry(device).or_default();
     }
 
-    /// Whether nobody has, or is about to write, anything on a device that no commit names: frames of sequences that were not
-    /// committed, of forks, of readers of what was deleted. And whether nobody who took a place there, as a view does, may still
-    /// read it, unless the device is `lost` and whoever does has other copies or nothing.
+    /// Returns whether a device may be removed, as far as open handles are concerned.
+    ///
+    /// - No uncommitted frame is on it, neither of a sequence, nor of a fork, nor of a reader of deleted frames.
+    /// - No reader holds a place on it. A `lost` device is an exception, because its readers have other copies or
+    ///   nothing.
     pub(crate) fn is_unused(&self, device: DeviceIndex, lost: bool) -> bool {
         let here = |segment: &SegmentHandle| segment.key.0 == device;
         let own = self.devices.get(&device);
         let opening = own.is_some_and(|own| own.opening > 0);
         let written = own.into_iter().flat_map(|own| own.streams.values().chain(&own.partial)).map(|own| &own.handle);
         let written: Vec<&Arc<SegmentHandle>> = written.chain(&self.opened).collect();
-        // Beside those who write, and this one.
+        // A reader holds a reference beyond those of the writers and of this iteration.
         let read = |handle: &Arc<SegmentHandle>| {
             let own = written.iter().filter(|other| Arc::ptr_eq(other, handle)).count();
             Arc::strong_count(handle) > own + 1
@@ -346,20 +366,20 @@ impl SegmentAllocator {
             && frames.all(|frame| (0..frame.copies()).all(|copy| !here(frame.copy(copy).0)))
     }
 
-    /// The devices of each frame that somebody has open or has not committed yet.
+    /// Returns, for each frame that is open or not committed yet, the devices of its copies.
     pub(crate) fn open_frames(&self) -> Vec<Vec<DeviceIndex>> {
         let frames = self.frames.values().filter_map(Weak::upgrade).map(|slot| slot.now());
         frames.map(|frame| (0..frame.copies()).map(|copy| frame.copy(copy).0.key.0).collect()).collect()
     }
 
-    /// A device is no member from now on: nothing more is said of its segments.
+    /// Removes a device. No record names its segments any more.
     pub(crate) fn forget(&mut self, device: DeviceIndex) {
         self.devices.remove(&device);
         self.pending.forget_seals(device);
         self.stuck.retain(|key| key.0 != device);
     }
 
-    /// After a failed write: nothing more goes into this segment.
+    /// Seals a segment after a failed write.
     pub(crate) fn abandon(&mut self, segment: &SegmentHandle) {
         let Some(own) = self.devices.get_mut(&segment.key.0) else { return };
         let stream = own.streams.iter().find(|(_, active)| active.handle.key == segment.key).map(|(stream, _)| *stream);
@@ -375,7 +395,7 @@ impl SegmentAllocator {
         }
     }
 
-    /// A segment that cannot be emptied, because something in it is damaged.
+    /// Marks a segment that cannot be cleaned because a frame in it is damaged.
     pub(crate) fn set_stuck(&mut self, key: SegmentKey) {
         self.stuck.insert(key);
     }
@@ -388,7 +408,7 @@ impl SegmentAllocator {
         self.stuck.contains(&key)
     }
 
-    /// Seals open segments of which less than half of what was written lives, so that the rest can be had back.
+    /// Seals open segments with less than half of their written pages live, so that they can be cleaned.
     pub(crate) fn seal_wasted(&mut self, catalog: &Catalog) {
         let wasted = |active: &OpenSegment| {
             let used = u64::from(active.next_page - 1);
@@ -405,8 +425,9 @@ impl SegmentAllocator {
         sealed.into_iter().for_each(|active| self.seal(active));
     }
 
-    /// Seals segments that were opened for whoever comes, and that nobody has written to, so that their files can be had back.
-    /// Whether there were any: the commit after the one that names them frees them.
+    /// Seals partial segments without frames, so that their files can be removed. Returns whether there were any.
+    ///
+    /// The next commit records them. The commit after that frees them.
     pub(crate) fn seal_unused(&mut self) -> bool {
         let unused = |active: &mut OpenSegment| active.next_page == 1;
         let own = self.devices.values_mut();
@@ -416,15 +437,16 @@ impl SegmentAllocator {
         any
     }
 
-    /// Free segments whose file could not be used are tried again, after all others.
+    /// Makes segments that were set aside free again. They are used after all others.
     pub(crate) fn retry(&mut self) {
         for own in self.devices.values_mut() {
             own.free.splice(0..0, own.aside.drain(..));
         }
     }
 
-    /// Takes free segments out, beyond the reserve, until the files are within the capacity. Each with the generation that
-    /// ended. Their files count until [`Self::left`].
+    /// Takes free segments out, except for the reserve, until the files are within the capacity.
+    ///
+    /// Returns them with the generation that ended. Their files count until [`Self::left`].
     pub(crate) fn take_removable(&mut self, devices: &Devices) -> Vec<(SegmentKey, u64)> {
         let capacity = self.capacity.unwrap_or(u64::MAX);
         let mut over = self.file_bytes(devices).saturating_sub(capacity).div_ceil(self.segment_bytes()) as usize;
@@ -441,12 +463,12 @@ impl SegmentAllocator {
         taken
     }
 
-    /// Takes at most so many free segments out where there are many more than will be used again soon.
+    /// Takes at most `most` free segments out of devices with a surplus.
     pub(crate) fn take_surplus(&mut self, devices: &Devices, mut most: usize) -> Vec<(SegmentKey, u64)> {
         let mut taken = Vec::new();
         for (device, own) in &mut self.devices {
             let there = devices.get(*device).is_ok_and(|device| !device.is_lost());
-            if there && own.is_lavish() {
+            if there && own.has_surplus() {
                 let more = own.take_free(*device, most.min(own.free.len() - own.kept_free()));
                 most -= more.len();
                 taken.extend(more);
@@ -455,7 +477,7 @@ impl SegmentAllocator {
         taken
     }
 
-    /// A segment that was taken out is free again, with its file.
+    /// Makes a segment that was taken out free again, with its file.
     pub(crate) fn stays(&mut self, (device, id): SegmentKey, ended: u64) {
         self.left(device);
         if let Some(own) = self.devices.get_mut(&device) {
@@ -463,14 +485,14 @@ impl SegmentAllocator {
         }
     }
 
-    /// The file of a segment that was taken out is gone.
+    /// Notes that the file of a segment that was taken out is removed.
     pub(crate) fn left(&mut self, device: DeviceIndex) {
         if let Some(own) = self.devices.get_mut(&device) {
             own.leaving = own.leaving.saturating_sub(1);
         }
     }
 
-    /// Segments that appends may still begin.
+    /// Returns how many segments appends may still open.
     pub(crate) fn free_segments(&self, devices: &Devices) -> u64 {
         let kept = |own: &DeviceSpace| (own.free.len() as u64).saturating_sub(reserve(own.used()));
         let open = self.devices.iter().filter(|(device, _)| takes_frames(devices, **device));
@@ -478,7 +500,7 @@ impl SegmentAllocator {
         free + self.growth(devices)
     }
 
-    /// Segments there are, and those that may still be made.
+    /// Returns how many segments exist or may still be created.
     pub(crate) fn all_segments(&self, devices: &Devices) -> u64 {
         self.files() + self.growth(devices)
     }
@@ -487,7 +509,7 @@ impl SegmentAllocator {
         self.devices.values().map(DeviceSpace::files).sum()
     }
 
-    /// Segment files that may still be made.
+    /// Returns how many segment files may still be created.
     fn growth(&self, devices: &Devices) -> u64 {
         let allowed = self.capacity.map(|_| self.allowance(devices).saturating_sub(self.owed_bytes()));
         let room = || {
@@ -498,19 +520,20 @@ impl SegmentAllocator {
         allowed.unwrap_or_else(room) / self.segment_bytes()
     }
 
-    /// Segment records for the next commit, and the segments to sync before they are recorded.
+    /// Takes the segment records for the next commit, and the segments to sync before they are recorded.
     pub(crate) fn take_pending(&mut self) -> (RecordBuffer, Vec<Arc<SegmentHandle>>) {
         (std::mem::take(&mut self.pending), std::mem::take(&mut self.opened))
     }
 
-    /// Takes back what [`Self::take_pending`] gave and no commit has recorded.
+    /// Puts back what [`Self::take_pending`] returned, if no commit recorded it.
     pub(crate) fn put_back(&mut self, mut records: RecordBuffer, opened: Vec<Arc<SegmentHandle>>) {
         records.append(&self.pending);
         self.pending = records;
         self.opened.splice(0..0, opened);
     }
 
-    /// Whether a segment with nothing live may be freed: sealed, and neither a reader nor an uncommitted frame holds it.
+    /// Returns whether a segment without live frames may be freed: it is sealed, and neither a reader nor an
+    /// uncommitted frame pins it.
     pub(crate) fn reclaimable(&self, key: SegmentKey) -> bool {
         let pinned = self.handles.get(&key).is_some_and(|life| life.held.is_held());
         self.is_sealed(key) && (!pinned || planted!(PinsIgnored))
@@ -520,13 +543,13 @@ impl SegmentAllocator {
         self.devices.get(&key.0).is_some_and(|own| own.sealed.contains(&key.1))
     }
 
-    /// Pages of a segment that no commit has named yet.
+    /// Returns the pages of a segment that no commit names yet.
     pub(crate) fn in_flight(&self, key: SegmentKey) -> u64 {
         self.handles.get(&key).and_then(SegmentLifetime::handle).map_or(0, |handle| handle.in_flight_pages())
     }
 
-    /// The manifest says durably that this segment is free: its file may live again. Whether there are many more such files than
-    /// are kept.
+    /// Makes a segment free after the manifest recorded that durably. Returns whether its device has a surplus of free
+    /// segments.
     pub(crate) fn freed(&mut self, key: SegmentKey, generation: u64) -> bool {
         self.handles.remove(&key);
         self.stuck.remove(&key);
@@ -535,7 +558,7 @@ impl SegmentAllocator {
         {
             own.free.push((key.1, generation));
         }
-        self.devices.get(&key.0).is_some_and(DeviceSpace::is_lavish)
+        self.devices.get(&key.0).is_some_and(DeviceSpace::has_surplus)
     }
 
     pub(crate) fn set_metadata_bytes(&mut self, bytes: u64, spare: u64) {
@@ -544,6 +567,8 @@ impl SegmentAllocator {
 
     fn space_of(&mut self, device: DeviceIndex) -> Result<&mut DeviceSpace> {
         let own = self.devices.get_mut(&device);
-        own.ok_or_else(|| Error::new(ErrorKind::Corruption, format!("device {device} is not part of the store")))
+        own.ok_or_else(|| {
+            Error::new(ErrorKind::Corruption, format!("allocate: device {device} is not a member of the store"))
+        })
     }
 }
