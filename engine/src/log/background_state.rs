@@ -1,16 +1,12 @@
 //! What the store knows of its background threads: the threads, when they stop, how fast they work.
 
 use super::rate_limiter::{RateLimiter, UrgentGuard};
-use super::store_state::StoreInner;
 use crate::error::Result;
 use crate::metrics::{EventCount, lock};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
-
-/// Makes space for an append that found none. Returns whether there is more now.
-pub(crate) type MakeSpace = fn(&Arc<StoreInner>) -> Result<bool>;
 
 /// The background of a store: a maintenance thread, and a thread of lazy commits.
 ///
@@ -25,19 +21,17 @@ pub(crate) struct Background {
     stopping: AtomicBool,
     /// In milliseconds since 1970.
     next_expiry_check_ms: AtomicU64,
-    make_space: MakeSpace,
 }
 
 impl Background {
     /// Returns a background that runs no maintenance yet. `rate` is in bytes moved per second, `None` for no limit.
-    pub(crate) fn new(rate: Option<u64>, lazy_thread: Option<JoinHandle<()>>, make_space: MakeSpace) -> Self {
+    pub(crate) fn new(rate: Option<u64>, lazy_thread: Option<JoinHandle<()>>) -> Self {
         Self {
             rate_limiter: RateLimiter::new(rate),
             maintenance_thread: Mutex::default(),
             lazy_thread: Mutex::new(lazy_thread),
             stopping: AtomicBool::new(false),
             next_expiry_check_ms: AtomicU64::new(u64::MAX),
-            make_space,
         }
     }
 
@@ -95,19 +89,15 @@ impl Background {
     pub(crate) fn misses_expiry(&self, end_ms: u64) -> bool {
         end_ms < self.next_expiry_check_ms.load(Ordering::SeqCst)
     }
-
-    /// Returns the function that makes space.
-    pub(crate) fn make_space(&self) -> MakeSpace {
-        self.make_space
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     fn background() -> Background {
-        Background::new(None, None, |_| Ok(false))
+        Background::new(None, None)
     }
 
     #[test]

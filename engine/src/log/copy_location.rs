@@ -1,6 +1,7 @@
 //! Where the copies of a frame are: looked up in the catalog, and handed to the slots that readers read from.
 
-use super::devices::{Device, Devices};
+use super::device::Device;
+use super::devices::Devices;
 use super::segment_allocator::SegmentAllocator;
 use crate::catalog::{Catalog, FrameCopy, FrameMeta, FrameSlot};
 use crate::error::{Error, ErrorKind, Result};

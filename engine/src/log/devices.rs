@@ -4,6 +4,7 @@
 //!
 //! Lock order: the control buffer, then the sync locks of devices in the order of the list.
 
+use super::device::Device;
 use super::device_set::DeviceList;
 use super::latency::Latencies;
 use super::suspect_copies::SuspectCopies;
@@ -13,19 +14,14 @@ use crate::io::buffer::arena::{Arena, Exhausted, Lease};
 use crate::io::driver::interface::Op;
 use crate::io::file::cached_file::{CachedFile, FdCache};
 use crate::io::file::device_file::DeviceFile;
-use crate::io::file::directory::{Access, Directory};
-use crate::io::scheduler::profile::Profile;
-use crate::io::scheduler::{Batch, Priority, Request, ShardHandle, ShardThreads, Sink, ThreadRings, Waiter};
-use crate::metrics::{Category, DeviceCounters, EventCount, MemoryBudget, Reservation, lock};
+use crate::io::scheduler::{Batch, Priority, Request, ShardThreads, Sink, ThreadRings, Waiter};
+use crate::metrics::{Category, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::features::Features;
-use stratakv_format::manifest::Member;
-use stratakv_format::superblock::{self, SLOTS, Slot};
-use stratakv_format::{DeviceIndex, PAGE_BYTES, PayloadChecksum, SegmentId, segment};
-use zerocopy::little_endian::U64;
+use stratakv_format::{DeviceIndex, PayloadChecksum, SegmentId, segment};
 
 /// Bytes of a write that the calling thread makes beside another one, at most.
 const SMALL_WRITE: usize = 64 << 10;
@@ -36,43 +32,12 @@ const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// What never changes while a store is open.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct StoreIdentity {
     pub(crate) store_id: [u8; 16],
     pub(crate) checksum: PayloadChecksum,
     pub(crate) segment_pages: u32,
     /// Unique per opening of a store.
     pub(crate) instance: u64,
-}
-
-/// One device of an open store.
-pub(crate) struct Device {
-    pub(crate) index: DeviceIndex,
-    pub(crate) directory: Arc<dyn Directory>,
-    pub(crate) shard: ShardHandle,
-    pub(crate) counters: Arc<DeviceCounters>,
-    /// The superblock slot that was written last.
-    pub(crate) slot: Mutex<Slot>,
-    pub(crate) profile: Arc<Profile>,
-    /// What the manifest says of it.
-    pub(crate) member: Mutex<Member>,
-    /// Bytes of its file system.
-    pub(crate) total_bytes: u64,
-}
-
-impl Device {
-    /// Writes the next superblock slot durably: the last one as `change` alters it.
-    pub(crate) fn write_superblock(&self, change: impl Fn(&mut Slot)) -> Result<()> {
-        let mut slot = lock(&self.slot);
-        let mut next = *slot;
-        change(&mut next);
-        next.sequence = U64::new(slot.sequence.get() + 1);
-        let file = self.directory.open_file(superblock::FILE, Access::ReadWrite)?;
-        let at = next.sequence.get() % SLOTS as u64 * PAGE_BYTES as u64;
-        self.directory.write_small(&file, at, &next.encode())?;
-        self.directory.sync_small(&file)?;
-        *slot = next;
-        Ok(())
-    }
 }
 
 /// The first failure of each device.
@@ -88,7 +53,7 @@ pub(crate) struct Devices {
     /// The buffer of [`Devices::write_all`], reserved so that a commit never waits for the memory of reads and
     /// selections.
     pub(crate) control: Mutex<Lease>,
-    pub(crate) identity: Identity,
+    pub(crate) identity: StoreIdentity,
     /// Open segment files.
     pub(crate) files: Arc<FdCache>,
     /// Copies that could not be read.

@@ -3,9 +3,38 @@
 use super::store_state::StoreInner;
 use super::unix_ms;
 use crate::catalog::SequenceMeta;
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use std::sync::Arc;
 use stratakv_format::SequenceId;
+use stratakv_format::manifest::KEY_BYTES_MAX;
+
+impl StoreInner {
+    /// Locks a new sequence with this key, empty for none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the key is too long. [`ErrorKind::AlreadyExists`]: it is taken.
+    pub(crate) fn claim(self: &Arc<Self>, key: &str) -> Result<(SequenceId, SequenceLock)> {
+        self.committer.check()?;
+        if key.len() > KEY_BYTES_MAX {
+            let text =
+                format!("create sequence: the key has {} bytes; at most {} are allowed", key.len(), KEY_BYTES_MAX);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let id = self.ids.next_sequence();
+        let taken =
+            || Error::new(ErrorKind::AlreadyExists, format!("create sequence: a sequence with the key {key:?} exists"));
+        let claim = SequenceLock::new(self, id, key).ok_or_else(taken)?;
+        if !key.is_empty() {
+            // The last handle with this key has queued its commit. After a flush the catalog has it.
+            self.flush_others()?;
+            if lock(&self.catalog).keys.contains_key(key) {
+                return Err(taken());
+            }
+        }
+        Ok((id, claim))
+    }
+}
 
 /// The right to be the only handle of a sequence, and to a key that no commit names yet.
 ///

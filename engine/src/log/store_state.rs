@@ -7,7 +7,6 @@ use super::devices::Devices;
 use super::ids::IdAllocator;
 use super::open_handles::OpenHandles;
 use super::segment_allocator::SegmentAllocator;
-use super::sequence_lock::SequenceLock;
 use crate::cache::BlockCache;
 use crate::catalog::{Catalog, Counters, FrameBody, FrameSlot, SegmentKey};
 use crate::error::{Error, ErrorKind, Result};
@@ -46,8 +45,8 @@ pub(crate) struct StoreInner {
     pub(crate) activity: StoreActivity,
 }
 
-/// Limits on what a store writes, fixed when it is opened.
-#[derive(Clone, Copy, Debug)]
+/// Limits on what a store writes, and how it makes space. Fixed when it is opened.
+#[derive(Clone, Copy)]
 pub(crate) struct WriteLimits {
     /// Bytes of group data from which on a frame is written.
     pub(crate) frame_bytes: usize,
@@ -57,6 +56,8 @@ pub(crate) struct WriteLimits {
     pub(crate) lazy_delay: Duration,
     /// Shares of the space for frames: eviction starts above `high` and stops at `low`.
     pub(crate) watermarks: Watermarks,
+    /// Makes space for an append that found none. Returns whether there is more now.
+    pub(crate) make_space: fn(&Arc<StoreInner>) -> Result<bool>,
 }
 
 /// Shares of the space for frames, from 0 to 1.
@@ -103,31 +104,6 @@ impl StoreActivity {
 }
 
 impl StoreInner {
-    /// Locks a new sequence with this key, empty for none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: the key is too long. [`ErrorKind::AlreadyExists`]: it is taken.
-    pub(crate) fn claim(self: &Arc<Self>, key: &str) -> Result<(SequenceId, SequenceLock)> {
-        self.committer.check()?;
-        if key.len() > m::KEY_BYTES_MAX {
-            let text =
-                format!("create sequence: the key has {} bytes; at most {} are allowed", key.len(), m::KEY_BYTES_MAX);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let id = self.ids.next_sequence();
-        let taken =
-            || Error::new(ErrorKind::AlreadyExists, format!("create sequence: a sequence with the key {key:?} exists"));
-        let claim = SequenceLock::new(self, id, key).ok_or_else(taken)?;
-        if !key.is_empty() {
-            // The last handle with this key has queued its commit. After a flush the catalog has it.
-            self.flush_others()?;
-            if lock(&self.catalog).keys.contains_key(key) {
-                return Err(taken());
-            }
-        }
-        Ok((id, claim))
-    }
-
     /// Returns the slot of a committed frame that was read as `body`, with its copies where they are now.
     pub(crate) fn place_frame(&self, id: FrameId, body: FrameBody) -> Result<Arc<FrameSlot>> {
         let catalog = lock(&self.catalog);
@@ -145,7 +121,7 @@ impl StoreInner {
     /// A commit failed.
     pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
         self.activity.counters.no_space.add(1);
-        (self.background.make_space())(self).map_err(Error::not_queued)
+        (self.limits.make_space)(self).map_err(Error::not_queued)
     }
 
     /// Returns an empty reservation of the memory for groups that commits gather.

@@ -5,7 +5,7 @@ use super::{Store, start};
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::directory::Directory;
-use crate::log::{GenerationStart, Identity, ManifestLog, copies_for, random_u64, unix_ms};
+use crate::log::{GenerationStart, ManifestLog, StoreIdentity, copies_for, random_u64, unix_ms};
 use crate::metrics::lock;
 use crate::options::StoreOptions;
 use crate::recovery::{ProbedDirectory, SUPERBLOCK_NEW};
@@ -21,7 +21,7 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDir
         let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
         return Err(Error::new(ErrorKind::Configuration, text));
     };
-    let identity = Identity {
+    let identity = StoreIdentity {
         store_id: random_id()?,
         checksum: options.checksum.kind(),
         segment_pages: pages.get(),

@@ -28,9 +28,9 @@ use crate::io::file::directory::{Access, Directory};
 use crate::io::planted;
 use crate::layout::KvLayout;
 use crate::log::{
-    Background, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, IdAllocator, Identity, MaintenanceLocks,
-    ManifestLog, NextIds, OpenHandles, SegmentAllocator, SequenceIdentity, SequenceLock, StoreActivity, StoreInner,
-    Watermarks, WriteLimits, keep_spare, random_u64, unix_ms, with_heirs,
+    Background, Committer, Device, Devices, FRAMES_IN_FLIGHT, GenerationStart, IdAllocator, MaintenanceLocks,
+    ManifestLog, NextIds, OpenHandles, SegmentAllocator, SequenceIdentity, SequenceLock, StoreActivity, StoreIdentity,
+    StoreInner, Watermarks, WriteLimits, keep_spare, random_u64, unix_ms, with_heirs,
 };
 use crate::maintenance::{self, level_epochs, remove_leftovers, settle_generation};
 use crate::metrics::lock;
@@ -420,7 +420,7 @@ fn open_existing(options: &StoreOptions, memory: usize, found: Vec<ProbedDirecto
     let Some(first) = slots.first() else {
         return Err(Error::new(ErrorKind::Configuration, "no device directory holds a store"));
     };
-    let identity = Identity {
+    let identity = StoreIdentity {
         store_id: first.store_id,
         checksum: first.checksum(),
         segment_pages: (first.segment_bytes.get() / PAGE_BYTES as u64) as u32,
@@ -604,8 +604,9 @@ fn start(options: &StoreOptions, devices: Devices, catalog: Catalog, manifest: M
             flight_bytes: (frame_bytes.saturating_mul(FRAMES_IN_FLIGHT)).min(limit / 6),
             lazy_delay: Duration::from_millis(options.lazy_delay_ms),
             watermarks: Watermarks { high: options.high_watermark, low: options.low_watermark },
+            make_space: maintenance::make_room,
         },
-        background: Background::new(options.cleaning_rate.map(|rate| rate.bytes()), lazy, maintenance::make_room),
+        background: Background::new(options.cleaning_rate.map(|rate| rate.bytes()), lazy),
         locks: MaintenanceLocks::default(),
         held_adapters: Mutex::default(),
         activity: StoreActivity::default(),

@@ -10,7 +10,7 @@ use crate::io::file::instrumented::InstrumentedDirectory;
 use crate::io::scheduler::profile::{Probe, Profile};
 use crate::io::scheduler::{Affinity, Priority, Request, ShardThreads, ThreadRings};
 use crate::io::seams::sizes;
-use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Identity, Latencies, SuspectCopies, exhausted};
+use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Latencies, StoreIdentity, SuspectCopies, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recovery::SUPERBLOCK_NEW;
@@ -48,7 +48,7 @@ fn driver_kind(options: &StoreOptions) -> DriverKind {
 pub(super) fn start_devices(
     options: &StoreOptions,
     memory: usize,
-    identity: Identity,
+    identity: StoreIdentity,
     known: Vec<MemberDevice>,
     slots: usize,
 ) -> Result<Devices> {

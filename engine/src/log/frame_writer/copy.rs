@@ -1,8 +1,8 @@
 //! Writing one copy of a frame to one device.
 
 use super::tables::{Front, fill_front};
+use super::target::{FrameTarget, WRITE_BYTES};
 use super::written::{CopyFlight, PlacedRun};
-use super::{FrameTarget, WRITE_BYTES};
 use crate::catalog::SegmentHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Exhausted, Lease};

@@ -10,38 +10,26 @@
 
 mod copy;
 mod tables;
+mod target;
 mod written;
 
+pub(crate) use target::FrameTarget;
 pub(crate) use written::WrittenFrame;
 
 use super::devices::Devices;
 use super::frame_builder::{FrameBuilder, SequenceIdentity, TailRows};
-use super::segment_allocator::{SegmentAllocator, Writer};
+use super::segment_allocator::Writer;
 use super::{random_u64, unix_ms};
 use crate::catalog::{FrameBody, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use copy::PlacedFrame;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use stratakv_format::frame::{self, HeaderBuilder};
 use stratakv_format::page::round_up_to_page;
-use stratakv_format::{DeviceIndex, FrameId, PAGE_BYTES};
+use stratakv_format::{FrameId, PAGE_BYTES};
 use tables::FrameTables;
 use written::CopyFlight;
-
-/// Bytes of one write: large enough for the device, small enough to come from one slab.
-const WRITE_BYTES: usize = 1 << 20;
-
-/// Where a frame is written.
-#[derive(Clone, Copy)]
-pub(crate) struct FrameTarget<'a> {
-    pub(crate) devices: &'a Devices,
-    pub(crate) space: &'a Arc<Mutex<SegmentAllocator>>,
-    /// Devices to try for copies, the best first.
-    pub(crate) order: &'a [DeviceIndex],
-    /// True if this thread writes and waits, because the caller would only wait.
-    pub(crate) blocking: bool,
-}
 
 /// Returns the most bytes that a [`FrameBuilder`] may hold, given the size of segments.
 ///

@@ -19,7 +19,8 @@ mod files;
 
 pub(crate) use files::{GenerationStart, copies_for};
 
-use super::devices::{Device, Devices, Failures};
+use super::device::Device;
+use super::devices::{Devices, Failures};
 use super::random_u64;
 use super::unix_ms;
 use crate::catalog::RecordBuffer;

@@ -15,7 +15,8 @@
 mod account;
 mod allocate;
 
-use super::devices::{Device, Devices};
+use super::device::Device;
+use super::devices::Devices;
 use crate::catalog::{
     Catalog, FrameBody, FrameSlot, Pin, PinWatch, RecordBuffer, SegmentHandle, SegmentKey, SegmentMeta, SegmentState,
     seal_record,
