@@ -48,6 +48,8 @@ pub struct Coverage {
     pub crashes: u64,
     /// Operations of the histories.
     pub operations: u64,
+    /// The sum of the trace hashes of all cases, in any order.
+    pub traces: u64,
     /// What was seen, how often.
     pub seen: BTreeMap<&'static str, u64>,
 }
@@ -74,6 +76,7 @@ impl Coverage {
         self.cases += other.cases;
         self.crashes += other.crashes;
         self.operations += other.operations;
+        self.traces = self.traces.wrapping_add(other.traces);
         for (what, count) in other.seen {
             *self.seen.entry(what).or_default() += count;
         }
@@ -167,6 +170,7 @@ fn name(event: Event) -> &'static str {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cases, {} operations, {} crashes", self.cases, self.operations, self.crashes)?;
+        write!(f, "\n  trace hash of all cases: {:016x}", self.traces)?;
         self.seen.iter().try_for_each(|(what, count)| write!(f, "\n  {what}: {count}"))
     }
 }

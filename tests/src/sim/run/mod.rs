@@ -175,6 +175,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
     runner.simulation.crash();
     runner.let_go();
     let trace = runner.simulation.trace();
+    runner.coverage.traces = runner.coverage.traces.wrapping_add(trace);
     let outcome = match outcome {
         Ok(()) => Ok(Verdict::Passed),
         Err(Stop::Reported) => Ok(Verdict::Reported),
