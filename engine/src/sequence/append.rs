@@ -68,7 +68,7 @@ impl Sequence {
         self.reserve_for(layer, tokens).map_err(|e| e.during(&place))?;
         let outcome = self.append_checked(layer, &keys, &values, tokens);
         if outcome.is_err() {
-            self.layer_mut(layer)?.reset(before);
+            self.layer_mut(layer)?.undo(before);
         }
         outcome.map_err(|e| e.during(&place))
     }
@@ -89,7 +89,7 @@ impl Sequence {
         }
         let outcome = self.layer_mut(layer)?.take_stored(planes);
         if outcome.is_err() {
-            self.layer_mut(layer)?.reset(before);
+            self.layer_mut(layer)?.undo(before);
         }
         outcome?;
         self.write_full(layer)

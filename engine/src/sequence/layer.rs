@@ -153,6 +153,17 @@ impl Layer {
         LayerMark { tokens: self.tokens, tail: overwritten.then(|| Arc::clone(&self.tail)) }
     }
 
+    /// Goes back to `mark` after an append that failed. A frame may hold the group that the tail was about to fill, as its codec
+    /// rounded it. The next commit writes the tail again, because a reader takes tokens from the latest frame.
+    pub(crate) fn undo(&mut self, mark: LayerMark) {
+        let sealed = mark.tokens / self.group_tokens as u64 * self.group_tokens as u64;
+        let rounded = self.coder.is_some() && self.grouped_tokens() > sealed;
+        self.reset(mark);
+        if rounded {
+            self.written = self.written.min(sealed);
+        }
+    }
+
     /// Back to `mark`, which is not further than now. Groups beyond it in frames on their way stand behind the length of the
     /// sequence until later ones take their place.
     pub(crate) fn reset(&mut self, mark: LayerMark) {
