@@ -76,6 +76,8 @@ pub enum Mutant {
     CapacityIgnored,
     /// An import is committed before it has been read to its end.
     ImportVisible,
+    /// Recovery takes a tail token that was cut off instead of the committed one.
+    StaleTail,
 }
 
 /// Returns `false`: faults are planted with the feature `sim` only.

@@ -5,6 +5,7 @@ use super::blocks::{read, read_each};
 use super::open::corrupt;
 use crate::catalog::{Catalog, FrameMeta, SegmentHandle, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::planted;
 use crate::log::{CopyAt, StoreInner, copies_of};
 use crate::metrics::lock;
 use std::ops::Range;
@@ -21,6 +22,8 @@ pub(super) struct FrameReference {
     pub(super) meta: FrameMeta,
     /// Committed tokens below this belong to the sequence.
     pub(super) clip: u64,
+    /// The same of tokens by themselves.
+    pub(super) tail_clip: u64,
     /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
     pub(super) token_end: u64,
     /// Token ids below this belong to it.
@@ -61,8 +64,9 @@ pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<
         let copies =
             copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
         let clip = token_end.min(meta.tokens);
+        let tail_clip = if planted!(StaleTail) { meta.tokens } else { clip };
         let ids_clip = usize::try_from(token_end.min(meta.token_ids)).unwrap_or(usize::MAX);
-        let mut reference = FrameReference { id, meta: frame, clip, token_end, ids_clip, copies };
+        let mut reference = FrameReference { id, meta: frame, clip, tail_clip, token_end, ids_clip, copies };
         reference.name_first();
         references.push(reference);
     }

@@ -9,7 +9,7 @@ use crate::catalog::{
 };
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::coverage;
-use crate::io::planted::covered;
+use crate::io::planted::{covered, planted};
 use crate::log::{AdapterPart, CoveredEnds, Devices, SequenceIdentity, SequenceLock};
 use crate::metrics::{Category, lock};
 use crate::options::SummaryResidency;
@@ -212,7 +212,8 @@ impl Sequence {
         let descriptors = view.descriptors().iter();
         for descriptor in descriptors.clone().filter(|d| !is_tail(d)).chain(descriptors.filter(is_tail)) {
             let kind = descriptor.kind.get();
-            if has_tokens(kind) && descriptor.first_token.get() >= reference.token_end {
+            let behind = if kind == KIND_TAIL { reference.tail_clip } else { reference.token_end };
+            if has_tokens(kind) && descriptor.first_token.get() >= behind {
                 checksum += if kind == KIND_GROUPS { descriptor.checksum_count.get() as usize } else { 0 };
                 continue;
             }
@@ -378,7 +379,7 @@ impl Sequence {
         let index = usize::from(descriptor.layer.get());
         let first_token = descriptor.first_token.get();
         let stored = descriptor.tokens.get() as usize;
-        let tokens = reference.clip.saturating_sub(first_token).min(stored as u64) as usize;
+        let tokens = reference.tail_clip.saturating_sub(first_token).min(stored as u64) as usize;
         if tokens == 0 {
             return Ok(());
         }
@@ -410,7 +411,10 @@ impl Sequence {
         let lost = |what: String| {
             Error::new(ErrorKind::Corruption, format!("sequence {id} has {tokens} committed tokens, but {what}"))
         };
-        for (index, loose) in rest.loose.iter().enumerate() {
+        for (index, loose) in rest.loose.iter_mut().enumerate() {
+            if planted!(StaleTail) {
+                loose.reverse();
+            }
             self.regroup(index, tokens, loose)?.map_err(lost)?;
         }
         let ids = usize::try_from(meta.token_ids).unwrap_or(usize::MAX);

@@ -2,6 +2,7 @@
 
 use super::case::Case;
 use crate::content::encode;
+use std::ops::Range;
 use stratakv::retrieval::KeyShape;
 use stratakv::{DType, KvLayout, PlaneCodec, Selection, Sequence, Store, TensorView, attend};
 
@@ -11,14 +12,18 @@ pub(super) struct Shape {
     pub(super) layers: usize,
     heads: usize,
     dim: usize,
-    group: usize,
+    pub(super) group: usize,
     dtype: DType,
+    /// By layer, of K and V.
+    codecs: Vec<[PlaneCodec; 2]>,
     /// Some layer is under a codec: elements are few and far between, so that rounding never makes one of another.
     encoded: bool,
 }
 
-/// How far a decoded element may be from what was appended: elements under a codec are whole steps of 1 apart.
+/// How far a decoded element may be from what was appended at most: elements under a codec are whole steps of 1 apart.
 const ROUNDING: f32 = 0.45;
+/// How far the elements of a range under a codec are apart at most, with what earlier roundings add.
+const SPREAD: f32 = 3.0 + ROUNDING;
 
 /// The element of a token: exact in every dtype.
 fn element(salt: u64, layer: usize, plane: usize, index: usize, encoded: bool) -> f32 {
@@ -28,12 +33,57 @@ fn element(salt: u64, layer: usize, plane: usize, index: usize, encoded: bool) -
     if encoded { (x >> 62) as f32 - 1.5 } else { ((x >> 56) as f32 - 128.0) / 64.0 }
 }
 
-fn number(bytes: &[u8], dtype: DType) -> f32 {
-    match dtype {
-        DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-        DType::Bf16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        _ => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+/// The elements of a row as numbers.
+fn numbers(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    fn each<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
+        bytes.as_chunks::<N>().0.iter().zip(out).for_each(|(bytes, out)| *out = number(*bytes));
     }
+    match dtype {
+        DType::F32 => each(bytes, out, f32::from_le_bytes),
+        DType::Bf16 => each(bytes, out, |bytes| half::bf16::from_le_bytes(bytes).to_f32()),
+        _ => each(bytes, out, |bytes| half::f16::from_le_bytes(bytes).to_f32()),
+    }
+}
+
+/// A token as it was appended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Token {
+    /// What its elements follow from.
+    pub(super) salt: u64,
+    /// How often a cut took it out of a full group. A codec has rounded it as often, at most.
+    roundings: u8,
+}
+
+/// Tokens are equal when the same elements were appended.
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        self.salt == other.salt
+    }
+}
+
+impl Eq for Token {}
+
+impl Token {
+    /// A token that was just appended.
+    pub(super) const fn new(salt: u64) -> Self {
+        Self { salt, roundings: 0 }
+    }
+
+    /// Cuts a layer to its first `len` tokens. Those that stay of a full group are in the tail from now on, as the group has them.
+    pub(super) fn cut(tokens: &mut Vec<Self>, len: usize, group: usize) {
+        let first = len / group * group;
+        if len < tokens.len() && first + group <= tokens.len() {
+            for token in &mut tokens[first..len] {
+                token.roundings = token.roundings.saturating_add(1);
+            }
+        }
+        tokens.truncate(len);
+    }
+}
+
+/// What a read of a whole layer brought: K and V, `[tokens, kv_heads, head_dim]` each.
+pub(super) struct Contents {
+    planes: [Vec<f32>; 2],
 }
 
 impl Shape {
@@ -48,9 +98,11 @@ impl Shape {
         };
         let builder = builder.dtype(case.dtype).codec(codec).codec_share(share);
         let layout = builder.build().map_err(|e| format!("layout: {e:?}"))?;
+        let codecs = (0..usize::from(layers)).map(|layer| layout.codecs(layer)).collect::<stratakv::Result<_>>();
+        let codecs = codecs.map_err(|e| format!("codecs: {e:?}"))?;
         let (heads, dim) = (usize::from(heads), usize::from(dim));
         let encoded = bits > 0;
-        Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype: case.dtype, encoded })
+        Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype: case.dtype, codecs, encoded })
     }
 
     fn element(&self, salt: u64, layer: usize, plane: usize, index: usize) -> f32 {
@@ -59,7 +111,7 @@ impl Shape {
 
     /// Whether a plane of a layer's groups is under a codec.
     pub(super) fn encodes(&self, layer: usize, plane: usize) -> bool {
-        self.layout.codecs(layer).is_ok_and(|codecs| codecs[plane] != PlaneCodec::Raw)
+        self.codecs[layer][plane] != PlaneCodec::Raw
     }
 
     /// What summaries know of the keys.
@@ -68,12 +120,12 @@ impl Shape {
     }
 
     /// The K plane of the group of these tokens, as it is stored.
-    pub(super) fn key_plane(&self, layer: usize, salts: &[u64]) -> Vec<u8> {
+    pub(super) fn key_plane(&self, layer: usize, tokens: &[Token]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for head in 0..self.heads {
-            for salt in salts {
+            for token in tokens {
                 for i in 0..self.dim {
-                    bytes.extend(encode(self.element(*salt, layer, 0, head * self.dim + i), self.dtype));
+                    bytes.extend(encode(self.element(token.salt, layer, 0, head * self.dim + i), self.dtype));
                 }
             }
         }
@@ -85,132 +137,195 @@ impl Shape {
         self.heads * self.dim
     }
 
-    pub(super) fn append(&self, sequence: &mut Sequence, layer: usize, salts: &[u64]) -> stratakv::Result<()> {
+    pub(super) fn append(&self, sequence: &mut Sequence, layer: usize, added: &[Token]) -> stratakv::Result<()> {
         let row = self.heads * self.dim;
         let plane = |plane| {
-            let tokens = salts.iter();
-            tokens.flat_map(|&salt| (0..row).map(move |i| self.element(salt, layer, plane, i))).collect::<Vec<f32>>()
+            let tokens = added.iter();
+            tokens
+                .flat_map(|token| (0..row).map(move |i| self.element(token.salt, layer, plane, i)))
+                .collect::<Vec<f32>>()
         };
         let (keys, values) = (plane(0), plane(1));
-        let view = |data| TensorView::token_major(data, salts.len(), self.heads, self.dim);
+        let view = |data| TensorView::token_major(data, added.len(), self.heads, self.dim);
         sequence.append(layer, view(&keys), view(&values))
     }
 
-    /// Reads a layer whole and holds it against what was appended. `Ok(Err)` is an error of the store.
+    /// Whether a plane of a layer's groups is rounded.
+    pub(super) fn is_encoded(&self, layer: usize) -> bool {
+        (0..2).any(|plane| self.encodes(layer, plane))
+    }
+
+    /// Reads a whole layer and compares every token with what was appended. `Ok(Err)` is an error of the store.
     /// `select` takes a view of the whole layer.
     pub(super) fn check(
         &self,
         store: &Store,
         select: impl Fn(usize) -> stratakv::Result<Selection>,
         layer: usize,
-        salts: &[u64],
+        tokens: &[Token],
     ) -> Result<stratakv::Result<()>, String> {
-        if salts.is_empty() {
-            return Ok(Ok(()));
+        match self.read(store, select, layer, tokens)? {
+            Ok(contents) => self.compare_tail(layer, &contents, tokens).map(Ok),
+            Err(e) => Ok(Err(e)),
+        }
+    }
+
+    /// Reads a whole layer. Compares the groups with what was appended, and attention with the naive one over what was read.
+    /// The tail is left to [`Self::compare_tail`].
+    pub(super) fn read(
+        &self,
+        store: &Store,
+        select: impl Fn(usize) -> stratakv::Result<Selection>,
+        layer: usize,
+        tokens: &[Token],
+    ) -> Result<stratakv::Result<Contents>, String> {
+        let len = tokens.len() * self.width();
+        let mut contents = Contents { planes: [0, 1].map(|_| vec![0.0; len]) };
+        if tokens.is_empty() {
+            return Ok(Ok(contents));
         }
         let view = match select(layer) {
             Ok(view) => view,
             Err(e) => return Ok(Err(e)),
         };
-        if !view.positions().eq(0..salts.len() as u64) {
-            return Err(format!("layer {layer}: the view has {} tokens, not {}", view.tokens(), salts.len()));
+        if !view.positions().eq(0..tokens.len() as u64) {
+            return Err(format!("layer {layer}: the view has {} tokens, not {}", view.tokens(), tokens.len()));
         }
         let batch = match store.read(&[&view]).and_then(stratakv::ReadTicket::wait) {
             Ok(batch) => batch,
             Err(e) => return Ok(Err(e)),
         };
-        // What attention sees: of groups what came back, which is checked below, of the tail what was appended.
-        let row = |salt: u64, plane: usize| (0..self.width()).map(|i| self.element(salt, layer, plane, i)).collect();
-        let mut rows: [Vec<Vec<f32>>; 2] = [0, 1].map(|plane| salts.iter().map(|salt| row(*salt, plane)).collect());
         let blocks = match batch.get(0) {
             Ok(blocks) => blocks,
             Err(e) => return Ok(Err(e)),
         };
         for (nth, group) in view.groups().enumerate() {
-            let (keys, values) = match blocks.group(nth) {
-                Ok(planes) => planes,
+            let planes = match blocks.group(nth) {
+                Ok((keys, values)) => [keys, values],
                 Err(e) => return Ok(Err(e)),
             };
             let first = group as usize * self.group;
-            let salts = &salts[first..][..self.group];
-            for (plane, bytes) in [keys, values].into_iter().enumerate() {
-                let rows = &mut rows[plane][first..][..self.group];
-                self.check_plane(layer, plane, salts, &bytes, rows).map_err(|e| format!("group {group}: {e}"))?;
+            let range = first..first + self.group;
+            for (plane, bytes) in planes.iter().enumerate() {
+                self.take_plane(bytes, range.clone(), &mut contents.planes[plane])
+                    .map_err(|e| format!("layer {layer}, group {group}: {e}"))?;
+            }
+            self.compare(layer, &contents, tokens, range)?;
+        }
+        let tail = self.sealed(tokens)..tokens.len();
+        if !tail.is_empty() {
+            let Some(planes) = stratakv::sim::tail(&view) else {
+                return Err(format!("layer {layer}: the view has no tail"));
+            };
+            for (plane, bytes) in planes.into_iter().enumerate() {
+                self.take_plane(bytes, tail.clone(), &mut contents.planes[plane])
+                    .map_err(|e| format!("layer {layer}, tail: {e}"))?;
             }
         }
-        let query: Vec<f32> =
-            (0..self.heads * self.dim).map(|i| self.element(salts[0] ^ 77, layer, 2, i) / 2.0).collect();
+        let query: Vec<f32> = (0..self.width()).map(|i| self.element(tokens[0].salt ^ 77, layer, 2, i) / 2.0).collect();
         let mut out = vec![0.0; query.len()];
         if let Err(e) = attend(&query, &view, blocks, &mut out) {
             return Ok(Err(e));
         }
-        // Tokens of a tail are rounded where they come from a group that was cut, and exact elsewhere: which, is not known here.
-        let unknown = (0..2).any(|plane| self.encodes(layer, plane)) && !salts.len().is_multiple_of(self.group);
-        if !unknown {
-            self.check_attention(layer, &rows, &query, &out)?;
-        }
-        Ok(Ok(()))
+        self.check_attention(layer, &contents, &query, &out)?;
+        Ok(Ok(contents))
     }
 
-    /// Holds a plane against what was appended; its elements go to the rows of its tokens.
-    fn check_plane(
-        &self,
-        layer: usize,
-        plane: usize,
-        salts: &[u64],
-        bytes: &[u8],
-        rows: &mut [Vec<f32>],
-    ) -> Result<(), String> {
-        let rounded = self.encodes(layer, plane);
-        let size = self.dtype.bytes();
-        if bytes.len() != self.heads * self.group * self.dim * size {
-            return Err(format!("a plane of {} bytes", bytes.len()));
-        }
-        for (index, stored) in bytes.chunks_exact(size).enumerate() {
-            let (head, rest) = (index / (self.group * self.dim), index % (self.group * self.dim));
-            let (token, i) = (rest / self.dim, rest % self.dim);
-            let want = self.element(salts[token], layer, plane, head * self.dim + i);
-            let found = number(stored, self.dtype);
-            rows[token][head * self.dim + i] = found;
-            let same = match self.dtype {
-                _ if rounded => (found - want).abs() < ROUNDING,
-                DType::F32 => stored == want.to_le_bytes(),
-                DType::Bf16 => stored == half::bf16::from_f32(want).to_le_bytes(),
-                _ => stored == half::f16::from_f32(want).to_le_bytes(),
-            };
-            if !same {
-                return Err(format!("layer {layer}, plane {plane}: token {token} of the group has wrong bytes"));
+    /// Compares everything that was read of a layer with these tokens.
+    pub(super) fn compare_all(&self, layer: usize, contents: &Contents, tokens: &[Token]) -> Result<(), String> {
+        self.compare(layer, contents, tokens, 0..tokens.len())
+    }
+
+    /// Compares the tail that was read of a layer with these tokens.
+    pub(super) fn compare_tail(&self, layer: usize, contents: &Contents, tokens: &[Token]) -> Result<(), String> {
+        self.compare(layer, contents, tokens, self.sealed(tokens)..tokens.len())
+    }
+
+    /// Tokens in full groups.
+    fn sealed(&self, tokens: &[Token]) -> usize {
+        tokens.len() / self.group * self.group
+    }
+
+    /// Compares the tokens of a range: exactly, but for what a codec rounded.
+    fn compare(&self, layer: usize, contents: &Contents, tokens: &[Token], range: Range<usize>) -> Result<(), String> {
+        let (width, sealed) = (self.width(), self.sealed(tokens));
+        for (plane, found) in contents.planes.iter().enumerate() {
+            if found.len() != tokens.len() * width {
+                return Err(format!("layer {layer}, plane {plane}: {} elements", found.len()));
             }
-        }
-        Ok(())
-    }
-
-    fn check_attention(
-        &self,
-        layer: usize,
-        rows: &[Vec<Vec<f32>>; 2],
-        query: &[f32],
-        out: &[f32],
-    ) -> Result<(), String> {
-        let [keys, values] = rows;
-        for head in 0..self.heads {
-            let at = head * self.dim;
-            let scores: Vec<f32> = keys
-                .iter()
-                .map(|key| (0..self.dim).map(|i| query[at + i] * key[at + i]).sum::<f32>())
-                .map(|dot| dot / (self.dim as f32).sqrt())
-                .collect();
-            let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let weights: Vec<f32> = scores.iter().map(|score| (score - best).exp()).collect();
-            let total: f32 = weights.iter().sum();
-            for i in 0..self.dim {
-                let weighed = values.iter().zip(&weights).map(|(value, w)| w * value[at + i]);
-                let want = weighed.sum::<f32>() / total;
-                if (out[at + i] - want).abs() > 2e-4 {
-                    return Err(format!("layer {layer}: attention gives {}, not {want}", out[at + i]));
+            for (at, token) in range.clone().zip(&tokens[range.clone()]) {
+                let roundings = token.roundings.saturating_add(u8::from(at < sealed));
+                let bound = self.bound(self.codecs[layer][plane], roundings);
+                let same = |(i, found): (usize, &f32)| {
+                    let want = self.element(token.salt, layer, plane, i);
+                    if bound > 0.0 { (found - want).abs() <= bound } else { found.to_bits() == want.to_bits() }
+                };
+                if !found[at * width..][..width].iter().enumerate().all(same) {
+                    let part = if at < sealed { "a group" } else { "the tail" };
+                    return Err(format!("layer {layer}, plane {plane}: token {at}, of {part}, has wrong bytes"));
                 }
             }
         }
         Ok(())
     }
+
+    /// How far an element may be from what was appended, after a codec rounded it so many times; 0: not at all.
+    fn bound(&self, codec: PlaneCodec, roundings: u8) -> f32 {
+        let levels = match codec {
+            PlaneCodec::Raw => return 0.0,
+            PlaneCodec::Int4 => 15.0,
+            _ => 255.0,
+        };
+        let dtype = match self.dtype {
+            DType::F32 => f32::EPSILON,
+            DType::Bf16 => 1.0 / 128.0,
+            _ => 1.0 / 1024.0,
+        };
+        // Half of a step, which is rounded up to the dtype, and the rounding of the element to the dtype.
+        let once = SPREAD / levels * (1.0 + dtype) / 2.0 + SPREAD / 2.0 * dtype;
+        (once * f32::from(roundings)).min(ROUNDING)
+    }
+
+    /// Takes the elements of a plane of a block, `[heads, group, dim]`, of the tokens of a range from its start on.
+    fn take_plane(&self, bytes: &[u8], range: Range<usize>, out: &mut [f32]) -> Result<(), String> {
+        let row = self.dim * self.dtype.bytes();
+        if bytes.len() != self.heads * self.group * row {
+            return Err(format!("a plane of {} bytes", bytes.len()));
+        }
+        for (head, bytes) in bytes.chunks_exact(self.group * row).enumerate() {
+            for (token, bytes) in range.clone().zip(bytes.chunks_exact(row)) {
+                numbers(bytes, self.dtype, &mut out[token * self.width() + head * self.dim..][..self.dim]);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_attention(&self, layer: usize, contents: &Contents, query: &[f32], out: &[f32]) -> Result<(), String> {
+        let mut want = vec![0.0; self.dim];
+        for head in 0..self.heads {
+            let at = head * self.dim..(head + 1) * self.dim;
+            let rows = |plane: usize| contents.planes[plane].chunks_exact(self.width()).map(|row| &row[at.clone()]);
+            let scores = rows(0).map(|key| dot(&query[at.clone()], key) / (self.dim as f32).sqrt());
+            let scores: Vec<f32> = scores.collect();
+            let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            want.fill(0.0);
+            let mut total = 0.0;
+            for (value, score) in rows(1).zip(&scores) {
+                let weight = (score - best).exp();
+                total += weight;
+                want.iter_mut().zip(value).for_each(|(want, value)| *want += weight * value);
+            }
+            for (found, want) in out[at.clone()].iter().zip(&want) {
+                let want = want / total;
+                if (found - want).abs() > 2e-4 || found.is_nan() {
+                    return Err(format!("layer {layer}: attention gives {found}, not {want}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

@@ -1,6 +1,7 @@
 //! What must be there: the history of commits and deletions, and how much of it is known durable.
 
 use super::case::End;
+use super::content::Token;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,7 +15,7 @@ const UNTOLD: u64 = 1 << 63;
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Version {
     /// Per layer what its tokens hold.
-    pub(super) layers: Vec<Vec<u64>>,
+    pub(super) layers: Vec<Vec<Token>>,
     pub(super) ids: Vec<u32>,
     pub(super) state: Option<Vec<u8>>,
 }
@@ -25,8 +26,9 @@ impl Version {
         self.layers.iter().map(Vec::len).min().unwrap_or(0)
     }
 
-    pub(super) fn cut(&mut self, tokens: usize) {
-        self.layers.iter_mut().for_each(|layer| layer.truncate(tokens));
+    /// Keeps so many tokens of every layer, whose groups have `group` tokens.
+    pub(super) fn cut(&mut self, tokens: usize, group: usize) {
+        self.layers.iter_mut().for_each(|layer| Token::cut(layer, tokens, group));
     }
 }
 
@@ -46,10 +48,10 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// What a commit of it now holds.
-    pub(super) fn committed(&self) -> Version {
+    /// What a commit of it now holds, in groups of `group` tokens.
+    pub(super) fn committed(&self, group: usize) -> Version {
         let mut version = self.now.clone();
-        version.cut(version.tokens());
+        version.cut(version.tokens(), group);
         version
     }
 
@@ -140,9 +142,8 @@ impl Model {
     }
 
     /// Notes a sequence that may have been made, with its only commit.
-    pub(super) fn may_be_born(&mut self, life: Life) {
+    pub(super) fn may_be_born(&mut self, life: Life, version: Version) {
         let id = UNTOLD + self.id_last;
-        let version = life.committed();
         self.lives.insert(id, life);
         self.commit(id, version);
     }

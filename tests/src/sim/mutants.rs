@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault, with the cases within which it must be found.
-const BUDGETS: [(Mutant, u64); 28] = [
+const BUDGETS: [(Mutant, u64); 29] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -35,6 +35,7 @@ const BUDGETS: [(Mutant, u64); 28] = [
     (Mutant::ExpiredEarly, 5_000),
     (Mutant::CapacityIgnored, 5_000),
     (Mutant::ImportVisible, 5_000),
+    (Mutant::StaleTail, 10_000),
 ];
 
 /// How the search for one of them went.

@@ -101,7 +101,11 @@ impl Runner<'_> {
         {
             return failed(format!("a fork has layers of {lengths:?} tokens, ids {:?}", fork.token_ids()));
         }
-        self.coverage.add(if parent.now == life.committed() { coverage::FORKED } else { coverage::FORKED_BETWEEN });
+        self.coverage.add(if parent.now == life.committed(self.shape.group) {
+            coverage::FORKED
+        } else {
+            coverage::FORKED_BETWEEN
+        });
         self.model.born(fork.id().0, life).or_else(failed)?;
         self.handles[to] = Some((fork.id().0, fork));
         Ok(())
@@ -131,7 +135,7 @@ impl Runner<'_> {
                 if self.readers.len() == READERS_MAX {
                     self.readers.remove(0);
                 }
-                self.readers.push((reader, life.committed()));
+                self.readers.push((reader, life.committed(self.shape.group)));
                 Ok(())
             }
             Err(e) => self.fault("reader", &e),
@@ -166,7 +170,7 @@ impl Runner<'_> {
         let (Some((_, sequence)), Some(life)) = (&mut self.handles[slot], self.model.lives.get(&id)) else {
             return Ok(());
         };
-        let (now, end) = (life.committed(), life.end);
+        let (now, end) = (life.committed(self.shape.group), life.end);
         let mut file = Vec::new();
         if let Err(e) = sequence.export(&mut file) {
             return self.fault("export", &e);
@@ -184,7 +188,7 @@ impl Runner<'_> {
         self.by_itself(u64::from(imported.is_ok()), imported.is_ok())?;
         let created = (start, self.simulation.now());
         let life = Life { slot: to, now, end, created, ..Life::default() };
-        let version = life.committed();
+        let version = life.committed(self.shape.group);
         match imported {
             Ok(_) if part.is_some() => failed("a part of an export was imported"),
             Ok(sequence) => {
@@ -201,7 +205,7 @@ impl Runner<'_> {
                 // Its commit may have been on its way, or that of another was in front of it.
                 let own = e.to_string().contains("commit of sequence");
                 if part.is_none() && (self.simulation.is_down() || (own && is_doubtful(&e))) {
-                    self.model.may_be_born(life);
+                    self.model.may_be_born(life, version);
                     self.model.attempted(false);
                 }
                 self.fault("import", &e)

@@ -23,23 +23,23 @@ impl Runner<'_> {
         let wrong = |e: stratakv::Error| Stop::Failed(format!("summary: {e}"));
         // Rounded keys are not known here.
         let exact = |layer: &usize| !self.shape.encodes(*layer, 0);
-        for (layer, salts) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
+        for (layer, tokens) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
             let keys = self.shape.keys();
             let kinds = selector.summaries();
             let Some(kind) = kinds.first() else { continue };
             let mut own = kind.layer(layer, keys).map_err(wrong)?;
-            for (group, salts) in salts.chunks_exact(keys.group_tokens).enumerate() {
-                let plane = self.shape.key_plane(layer, salts);
+            for (group, tokens) in tokens.chunks_exact(keys.group_tokens).enumerate() {
+                let plane = self.shape.key_plane(layer, tokens);
                 own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
             }
             if self.case.streamed {
                 // It keeps the newest alone: what it chooses by shows in what it chooses.
-                if let Some((query, budget)) = asked(keys, layer, salts.len()) {
+                if let Some((query, budget)) = asked(keys, layer, tokens.len()) {
                     let chosen: Vec<u64> = match sequence.select_with(attached, layer, &query, budget) {
                         Ok(view) => view.groups().collect(),
                         Err(e) => return self.fault("select", &e),
                     };
-                    best_are_chosen(selector.as_ref(), own.as_ref(), (&query, keys, salts.len()), &chosen)
+                    best_are_chosen(selector.as_ref(), own.as_ref(), (&query, keys, tokens.len()), &chosen)
                         .or_else(|e| failed(format!("sequence {id}, layer {layer}: {e}")))?;
                 }
                 continue;
@@ -62,19 +62,19 @@ impl Runner<'_> {
         let wrong = |e: stratakv::Error| Stop::Failed(format!("bounds: {e}"));
         let keys = self.shape.keys();
         let exact = |layer: &usize| !self.shape.encodes(*layer, 0);
-        for (layer, salts) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
+        for (layer, tokens) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
             let Some((_, sequence)) = &self.handles[slot] else { return Ok(()) };
-            let Some((query, budget)) = asked(keys, layer, salts.len()) else { continue };
+            let Some((query, budget)) = asked(keys, layer, tokens.len()) else { continue };
             let chosen: Vec<u64> = match sequence.select(layer, &query, budget) {
                 Ok(view) => view.groups().collect(),
                 Err(e) => return self.fault("select", &e),
             };
             let mut own = BoundsSpec { levels: 1 }.layer(layer, keys).map_err(wrong)?;
-            for (group, salts) in salts.chunks_exact(keys.group_tokens).enumerate() {
-                let plane = self.shape.key_plane(layer, salts);
+            for (group, tokens) in tokens.chunks_exact(keys.group_tokens).enumerate() {
+                let plane = self.shape.key_plane(layer, tokens);
                 own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
             }
-            best_are_chosen(&Quest, own.as_ref(), (&query, keys, salts.len()), &chosen)
+            best_are_chosen(&Quest, own.as_ref(), (&query, keys, tokens.len()), &chosen)
                 .or_else(|e| failed(format!("sequence {id}, layer {layer}: {e}")))?;
             self.coverage.add(coverage::STREAMED);
         }

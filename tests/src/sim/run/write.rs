@@ -2,6 +2,7 @@
 
 use super::{Runner, Stop, Stopped, failed};
 use crate::sim::case::SLOTS;
+use crate::sim::content::Token;
 use stratakv::{Durability, Error, ErrorKind};
 
 /// Whether a commit that failed like this may take effect.
@@ -13,15 +14,15 @@ impl Runner<'_> {
     pub(super) fn append(&mut self, slot: usize, tokens: usize, layers: u8) -> Stopped {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         for layer in (0..self.shape.layers).filter(|layer| layers >> layer & 1 == 1) {
-            let salts: Vec<u64> = (0..tokens).map(|_| self.salts.next_u64()).collect();
+            let added: Vec<Token> = (0..tokens).map(|_| Token::new(self.salts.next_u64())).collect();
             self.mark_commits();
             let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
-            let appended = self.shape.append(sequence, layer, &salts);
+            let appended = self.shape.append(sequence, layer, &added);
             let len = sequence.layer_len(layer).ok();
             self.by_itself(0, appended.is_ok())?;
             let own = &mut self.model.lives.entry(id).or_default().now.layers[layer];
             if appended.is_ok() {
-                own.extend(salts);
+                own.extend(added);
             }
             if len != Some(own.len() as u64) {
                 let text = format!("layer {layer} has {len:?} tokens, not {}", own.len());
@@ -62,7 +63,7 @@ impl Runner<'_> {
         if state.is_some() {
             life.now.state = state;
         }
-        let version = life.committed();
+        let version = life.committed(self.shape.group);
         // One that found no room for a checkpoint waits for the next commit, with its state.
         let made = committed.as_ref().err().is_none_or(Error::is_queued);
         if !made {
@@ -102,7 +103,7 @@ impl Runner<'_> {
         let lengths: Vec<_> = (0..self.shape.layers).map(|layer| sequence.layer_len(layer).ok()).collect();
         let life = self.model.lives.entry(id).or_default();
         if cut.is_ok() {
-            life.now.cut(tokens);
+            life.now.cut(tokens, self.shape.group);
             life.now.ids.truncate(tokens);
             let ids = life.now.ids.len();
             life.owed = life.owed.map(|(owed, owed_ids)| (owed.min(tokens), owed_ids.min(ids)));
@@ -144,7 +145,7 @@ impl Runner<'_> {
             && closed.is_ok()
         {
             let mut version = life.now.clone();
-            version.cut(tokens);
+            version.cut(tokens, self.shape.group);
             version.ids.truncate(ids);
             self.model.commit(id, version);
         }
