@@ -5,7 +5,11 @@ set shell := ["bash", "-euo", "pipefail", "-c"]
 export CARGO_TERM_COLOR := "never"
 
 cases := env("STRATAKV_SIM_CASES", "200000")
-seed := env("STRATAKV_SIM_SEED", "1")
+seed := `.ci/seed`
+sim_seed := env("STRATAKV_SIM_SEED", seed)
+kill_seed := env("STRATAKV_KILL_SEED", seed)
+replay_seed := env("STRATAKV_REPLAY_SEED", seed)
+model_seed := env("STRATAKV_TEST_SEED", seed)
 kills := env("STRATAKV_KILLS", "500")
 images := env("STRATAKV_IMAGES", "2000")
 histories := env("STRATAKV_HISTORIES", "10000")
@@ -31,12 +35,17 @@ test:
 # Simulated crashes, planted faults, killed processes, power failures under ext4 and XFS (root), random histories.
 crash:
   cargo build --release --quiet -p stratakv-tests --bin crash
-  target/release/crash sim --cases {{cases}} --seed {{seed}}
+  target/release/crash sim --cases {{cases}} --seed {{sim_seed}}
   target/release/crash history tests/histories/*.json
   target/release/crash mutants
-  target/release/crash kill --cycles {{kills}} --dir {{scratch}}
-  target/release/crash replay --images {{images}}
-  STRATAKV_TEST_HISTORIES={{histories}} cargo test --release --quiet -p stratakv-tests --test model
+  target/release/crash kill --cycles {{kills}} --seed {{kill_seed}} --dir {{scratch}}
+  target/release/crash replay --images {{images}} --seed {{replay_seed}}
+  STRATAKV_TEST_HISTORIES={{histories}} STRATAKV_TEST_SEED={{model_seed}} cargo test --release --quiet -p stratakv-tests --test model
+
+# Every crash layer in turn with seeds from the clock, for example `just soak 8`. What fails is kept in soak/.
+soak hours:
+  cargo build --release --quiet -p stratakv-tests --bin crash
+  target/release/crash soak --hours {{hours}} --dir {{scratch}}
 
 # Every interleaving of the engine's threads, up to a bound on preemptions.
 loom:

@@ -8,6 +8,7 @@ pub mod image;
 pub mod real;
 pub mod rng;
 pub mod sim;
+pub mod soak;
 
 /// Makes tests of functions that take how many threads serve the devices at most: with one for each device, and with one for all.
 #[macro_export]

@@ -2,7 +2,7 @@
 //! there up to some commit or not at all, and views show what they saw.
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use stratakv::{
@@ -532,9 +532,10 @@ fn history(devices: usize, crc32: bool, ops: &[Op]) {
     world.reopen(false);
 }
 
-/// Runs `cases` random histories; the smallest that fails.
-fn random_histories(cases: u32) -> Result<(), String> {
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 600, ..Config::default() };
+/// Runs `cases` random histories from a seed. Returns the smallest that fails.
+fn random_histories(cases: u32, seed: u64) -> Result<(), String> {
+    let rng_seed = RngSeed::Fixed(seed);
+    let config = Config { cases, rng_seed, failure_persistence: None, max_shrink_iters: 600, ..Config::default() };
     let strategy = (1_usize..4, any::<bool>(), proptest::collection::vec(op(), 10..60));
     let run = |(devices, crc32, ops): (usize, bool, Vec<Op>)| {
         history(devices, crc32, &ops);
@@ -546,14 +547,20 @@ fn random_histories(cases: u32) -> Result<(), String> {
 #[test]
 fn histories_follow_the_model() {
     let cases = count_from_env("STRATAKV_TEST_HISTORIES", 40) as u32;
+    // From the clock, if no seed is given: every run has new histories.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock that is set");
+    let seed = count_from_env("STRATAKV_TEST_SEED", now.as_micros() as usize) as u64;
     // Most of a history is waiting for threads and rings.
     let workers = (cases / 40).clamp(1, 8);
     let failures: Vec<String> = std::thread::scope(|scope| {
         let share = |nth| cases / workers + u32::from(nth < cases % workers);
-        let running: Vec<_> = (0..workers).map(|nth| scope.spawn(move || random_histories(share(nth)))).collect();
+        let running: Vec<_> = (0..workers)
+            .map(|nth| scope.spawn(move || random_histories(share(nth), seed.wrapping_add(nth.into()))))
+            .collect();
         let ended = running.into_iter().map(|worker| worker.join().expect("a worker that does not panic"));
         ended.filter_map(Result::err).collect()
     });
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    println!("{cases} histories passed, 0 failed");
+    let repeat = format!("STRATAKV_TEST_HISTORIES={cases} STRATAKV_TEST_SEED={seed}");
+    assert!(failures.is_empty(), "repeat with {repeat}\n{}", failures.join("\n"));
+    println!("{cases} histories passed, 0 failed, {repeat}");
 }

@@ -1,16 +1,17 @@
 //! `crash sim`: crash cases on simulated devices. `crash mutants`: faults planted in the engine, which `sim` must find.
-//! `crash kill`: processes killed on the real driver. `crash replay`: power failures under real file systems.
+//! `crash soak`: all layers in turn, for hours. `crash kill`: processes killed on the real driver. `crash replay`: power failures under real file systems.
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stratakv_tests::disk::device_dirs;
 use stratakv_tests::real::{Job, kill, replay};
 use stratakv_tests::sim::{
     Case, Coverage, Failure, History, MutantOutcome, minimise, mutants, named, run_many, with_mutant,
 };
+use stratakv_tests::soak;
 
 /// Crash tests of stratakv.
 #[derive(Parser)]
@@ -76,6 +77,31 @@ enum Command {
         #[arg(long)]
         mutant: Option<String>,
     },
+    /// Every layer in turn with seeds from the clock, for as long as asked: sim, kill, replay (where root) and the model.
+    ///
+    /// What fails is kept as a file: a simulated case as a history for `crash history`, everything else with its seed and the
+    /// command that repeats it. Ctrl-C ends the run early.
+    #[command(after_help = "Example: crash soak --hours 8 --keep found --dir /mnt/scratch --json")]
+    Soak {
+        /// Hours, as a decimal number. The share of work that is under way at the end is finished.
+        #[arg(long)]
+        hours: f64,
+        /// Directory for what fails.
+        #[arg(long, default_value = "soak")]
+        keep: PathBuf,
+        /// Directory for the stores of killed processes; they go at the end.
+        #[arg(long, default_value = "/tmp")]
+        dir: PathBuf,
+        /// First seed; from the clock when left out.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Threads; 0 for one per core.
+        #[arg(long, default_value_t = 0)]
+        jobs: usize,
+        /// Ends with one line of JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
     /// The process that `kill` kills.
     #[command(hide = true)]
     Worker {
@@ -104,6 +130,7 @@ fn main() -> ExitCode {
         Command::History { files } => histories(&files),
         Command::Kill { cycles, dir, seed, jobs } => kill_processes(cycles, dir, seed, jobs),
         Command::Replay { images, seed, mutant } => replay_images(images, seed, mutant.as_deref()),
+        Command::Soak { hours, keep, dir, seed, jobs, json } => soak_for(hours, keep, dir, seed, cores(jobs), json),
         Command::Worker { seed, next, devices, dir } => {
             let job = Job { dirs: device_dirs(&dir, devices), seed, next };
             kill::worker(&job).inspect_err(|e| eprintln!("{e}")).is_ok()
@@ -197,6 +224,55 @@ fn kill_processes(cycles: u64, dir: PathBuf, seed: u64, jobs: usize) -> bool {
     );
     println!("{} passed, {} failed", outcome.passed, outcome.failures.len());
     outcome.failures.is_empty() && outcome.passed == cycles
+}
+
+/// A first seed from the clock: microseconds, so that runs that follow each other share none.
+fn seed_from_clock() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_micros() as u64
+}
+
+fn soak_for(hours: f64, keep: PathBuf, dir: PathBuf, seed: Option<u64>, jobs: usize, json: bool) -> bool {
+    let time = match Duration::try_from_secs_f64(hours * 3600.0) {
+        Ok(time) => time,
+        Err(e) => {
+            eprintln!("--hours {hours}: {e}");
+            return false;
+        }
+    };
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(e) => {
+            eprintln!("this program: {e}");
+            return false;
+        }
+    };
+    end_on_interrupt();
+    let seed = seed.unwrap_or_else(seed_from_clock);
+    eprintln!("first seed {seed}");
+    let outcome = soak::run(&soak::Plan { time, seed, keep, dir, jobs, program }, &STOP, |line| eprintln!("{line}"));
+    let failed: u64 = outcome.layers.values().map(|done| done.failed).sum();
+    let missing = outcome.coverage.missing();
+    if json {
+        let layer = |done: &soak::Done| serde_json::json!({ "passed": done.passed, "failed": done.failed, "seconds": done.seconds });
+        let layers: serde_json::Map<_, _> =
+            outcome.layers.iter().map(|(name, done)| ((*name).to_owned(), layer(done))).collect();
+        let report = serde_json::json!({
+            "hours": hours, "first_seed": seed, "jobs": jobs, "layers": layers, "skipped": outcome.skipped, "failed": failed,
+            "kept": outcome.kept, "never_seen": missing,
+        });
+        println!("{report}");
+    } else {
+        for (name, soak::Done { passed, failed, seconds }) in &outcome.layers {
+            println!("{name}: {passed} passed, {failed} failed, {seconds:.0} s");
+        }
+        if !missing.is_empty() {
+            println!("never seen: {}", missing.join(", "));
+        }
+        let passed: u64 = outcome.layers.values().map(|done| done.passed).sum();
+        println!("{passed} passed, {failed} failed");
+    }
+    failed == 0 && missing.is_empty()
 }
 
 fn replay_images(images: u64, seed: u64, mutant: Option<&str>) -> bool {
