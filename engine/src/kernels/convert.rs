@@ -3,6 +3,7 @@
 //! The types [`F32`], [`F16`] and [`Bf16`] stand for the element type of a plane or record. In a register, the
 //! operations `load_f16` and `load_bf16` of the [`Vector`] widen.
 
+use super::dispatch::multiversion;
 use super::vector::Vector;
 use half::f16;
 
@@ -104,5 +105,30 @@ pub(super) unsafe fn widen<S: Vector, E: StoredElement>(from: *const u8, dims: u
         if d < dims {
             S::store(to.add(d), E::load_part::<S>(from.add(d * E::BYTES), dims - d));
         }
+    }
+}
+
+multiversion! {
+    /// Narrows to the nearest bf16, ties to even. A NaN stays NaN.
+    pub(crate) fn narrow_bf16(from: &[f32], to: &mut [u16]) = narrow_each_bf16;
+}
+
+#[inline(always)]
+fn narrow_each_bf16(from: &[f32], to: &mut [u16]) {
+    for (from, to) in from.iter().zip(to) {
+        let bits = from.to_bits();
+        *to = if from.is_nan() { 0x7fc0 } else { (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16 };
+    }
+}
+
+multiversion! {
+    /// Widens the bits of bf16 elements.
+    pub(crate) fn widen_bf16(from: &[u16], to: &mut [f32]) = widen_each_bf16;
+}
+
+#[inline(always)]
+fn widen_each_bf16(from: &[u16], to: &mut [f32]) {
+    for (from, to) in from.iter().zip(to) {
+        *to = f32::from_bits(u32::from(*from) << 16);
     }
 }

@@ -6,8 +6,12 @@
 //! | `scores`, `softmax`, `values` | the three passes of attention |
 //! | `row_scores`, `row_query` | query vectors against summary records of 16-bit elements |
 //! | `dot` | one weighted sum over a record of 16-bit elements |
-//! | `sign_sums`, `code_sums` | sums of table entries by sign bits, by code bytes |
-//! | `softmax_parts` | the softmax of selection |
+//! | `sign_sums`, `code_sums`, `table_sums` | sums of table entries by sign bits, by code bytes |
+//! | `softmax_parts`, `lane_softmax` | the softmax of selection, in bf16 and in f32 |
+//! | `maxima` | the best units of groups |
+//! | `extremes` | minima and maxima of keys |
+//! | `matmul`, `subspace` | products of matrices, and the strongest directions of one |
+//! | `rope`, `hadamard` | rotations of keys |
 //! | `convert` | f16 and bf16 to f32, and back |
 //!
 //! Below them:
@@ -27,26 +31,43 @@ mod code_sums;
 mod convert;
 pub(crate) mod dispatch;
 mod dot;
+mod extremes;
+mod hadamard;
 mod isa;
 mod kernel;
+mod lane_softmax;
+mod matmul;
+mod maxima;
 mod plane;
 mod prefetch;
+mod rope;
 mod row_query;
 mod row_scores;
 mod scores;
 mod sign_sums;
 mod softmax;
 mod softmax_parts;
+mod subspace;
+mod table_sums;
 mod values;
 mod vector;
 
 pub(crate) use code_sums::{CodeSums, HalfPrecisionTables, code_sums};
+pub(crate) use convert::{narrow_bf16, widen_bf16};
 pub(crate) use dispatch::multiversion;
 pub(crate) use dot::dot_fn;
+pub(crate) use extremes::{extremes, merge_extremes};
+pub(crate) use hadamard::rotate_randomly;
 pub use kernel::{Kernel, kernel_name};
+pub(crate) use lane_softmax::{exponentiate, lane_weights, powers};
+pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, multiply_by_lanes};
+pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
 pub(crate) use prefetch::{PrefetchCursor, Prefetcher, prefetch};
+pub(crate) use rope::{Angles, Rotation};
 pub(crate) use row_query::RowQuery;
-pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, sign_sums};
+pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, pack_signs, sign_sums, signed_sum};
 pub(crate) use softmax::SoftmaxOutcome;
 pub(crate) use softmax_parts::{WeightedSums, softmax_parts};
+pub(crate) use subspace::strongest_directions;
+pub(crate) use table_sums::{QuantisedTables, look_up};

@@ -10,6 +10,18 @@
 //!
 //! Without AVX-512BW the caller looks up f32 tables of eight bits instead.
 
+/// Writes the signs of a vector, one bit per element, the first in the lowest bit. A set bit is a positive element.
+pub(crate) fn pack_signs(x: &[f32], out: &mut [u8]) {
+    for (out, run) in out.iter_mut().zip(x.chunks_exact(8)) {
+        *out = run.iter().enumerate().fold(0, |bits, (i, x)| bits | u8::from(*x > 0.0) << i);
+    }
+}
+
+/// Returns the sum of signed weights. Bit `i` of `value` adds weight `i` if it is set, and subtracts it if not.
+pub(crate) fn signed_sum(weights: &[f32], value: usize) -> f32 {
+    weights.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w }).sum()
+}
+
 /// Bytes of the signs of a token. Other lengths have no such sums.
 pub(crate) const SIGN_BYTES: usize = 16;
 /// The signs of four consecutive tokens.
@@ -41,8 +53,7 @@ impl SignTables {
         let mut entries = [[MIDDLE; 16]; 2 * SIGN_BYTES];
         for (entries, four) in entries.iter_mut().zip(fours) {
             for (value, entry) in entries.iter_mut().enumerate() {
-                let signed = four.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w });
-                *entry = (signed.sum::<f32>() / step + f32::from(MIDDLE)).round() as u8;
+                *entry = (signed_sum(four, value) / step + f32::from(MIDDLE)).round() as u8;
             }
         }
         Self { entries, step }
@@ -272,7 +283,8 @@ mod tests {
                 let length = f16::from_bits(bits[token]).to_f32();
                 for (vector, tables) in tables.iter().enumerate() {
                     let nibbles = signs.iter().flat_map(|byte| [byte & 15, byte >> 4]);
-                    let entries = nibbles.zip(&tables.entries).map(|(nibble, entries)| i32::from(entries[usize::from(nibble)]));
+                    let entry = |(nibble, entries): (u8, &[u8; 16])| i32::from(entries[usize::from(nibble)]);
+                    let entries = nibbles.zip(&tables.entries).map(entry);
                     let whole = entries.sum::<i32>() - i32::from(MIDDLE) * 2 * SIGN_BYTES as i32;
                     let by_entries = whole as f32 * tables.step * length;
                     let weights = &weights[vector * 8 * SIGN_BYTES..][..8 * SIGN_BYTES];

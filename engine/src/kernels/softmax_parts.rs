@@ -1,10 +1,10 @@
 //! The softmax of selection: exponentials that are kept in bf16 between the pass that sums them and the pass that
 //! weighs them.
 //!
-//! 1. [`Exponentials`] turns a tile of scores `[tokens, lanes]` into `2^((score - max) * factor)`, and updates the maxima
-//!    and sums of the lanes. `max` is the maximum up to this tile.
-//! 2. After the last tile the caller knows the final maxima and sums. For each tile it computes the weight of each lane,
-//!    which also corrects the exponentials for a maximum that grew later.
+//! 1. [`Exponentials`] turns a tile of scores `[tokens, lanes]` into `2^((score - max) * factor)`, and updates the
+//!    maxima and sums of the lanes. `max` is the maximum up to this tile.
+//! 2. After the last tile the caller knows the final maxima and sums. For each tile it computes the weight of each
+//!    lane, which also corrects the exponentials for a maximum that grew later.
 //! 3. [`WeightedSums`] adds, for each token, the exponentials of its lanes times the weights.
 //!
 //! bf16 halves the memory traffic between the passes. On a processor without bf16 instructions the caller computes the

@@ -2,9 +2,11 @@
 //! implementation of [`Selector`], with a summary of this crate or of its own.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::{RowQuery, WeightedSums, multiversion, softmax_parts};
-use crate::retrieval::lanes::Lanes;
+use crate::kernels::{
+    RowQuery, WeightedSums, best_scores, best_units, exponentiate, lane_weights, narrow_bf16, softmax_parts, widen_bf16,
+};
 use crate::retrieval::low_rank::summary::LowRank;
+use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::summary::{KeyShape, LayerSummary, SummarySpec};
 use std::any::Any;
 use std::ops::Range;
@@ -112,55 +114,18 @@ pub fn aggregate(
     match aggregation {
         HeadAggregation::Sum => {
             let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
-            best(units, &weights, lanes, per_group, scores);
+            best_scores(units, &weights, lanes, per_group, scores);
         }
         HeadAggregation::Softmax => {
             softmax.add(units);
-            best(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
+            best_scores(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
         }
         HeadAggregation::GroupSoftmax => {
             let mut groups = vec![0.0; units.len().div_ceil(lanes.saturating_mul(per_group)) * lanes];
             best_units(units, lanes, per_group, &mut groups);
             softmax.add(&mut groups);
-            best(&groups, &softmax.weights(&softmax.maxima, heads), lanes, 1, scores);
+            best_scores(&groups, &softmax.weights(&softmax.maxima, heads), lanes, 1, scores);
         }
-    }
-}
-
-multiversion! {
-    /// The best unit of each group, lane by lane: `[units, lanes]` to `[groups, lanes]`.
-    fn best_units(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) = best_units_of_lanes;
-}
-
-#[inline(always)]
-fn best_units_of_lanes(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) {
-    match lanes {
-        8 => best_units_by::<8>(units, per_group, out),
-        16 => best_units_by::<16>(units, per_group, out),
-        32 => best_units_by::<32>(units, per_group, out),
-        _ => {
-            for (group, out) in units.chunks(lanes.saturating_mul(per_group)).zip(out.chunks_exact_mut(lanes)) {
-                out.fill(f32::MIN);
-                for unit in group.chunks_exact(lanes) {
-                    for (best, x) in out.iter_mut().zip(unit) {
-                        *best = if *x > *best { *x } else { *best };
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn best_units_by<const N: usize>(units: &[f32], per_group: usize, out: &mut [f32]) {
-    for (group, out) in units.as_chunks::<N>().0.chunks(per_group).zip(out.as_chunks_mut::<N>().0) {
-        let mut best = [f32::MIN; N];
-        for unit in group {
-            for i in 0..N {
-                best[i] = if unit[i] > best[i] { unit[i] } else { best[i] };
-            }
-        }
-        *out = best;
     }
 }
 
@@ -182,168 +147,15 @@ impl Softmax {
 
     /// `units` `[units, lanes]` become `exp(scale * (x - max))` per lane, with the maxima so far.
     fn add(&mut self, units: &mut [f32]) {
-        exponentials(units, &mut self.maxima, &mut self.sums, self.factor);
+        exponentiate(units, &mut self.maxima, &mut self.sums, self.factor);
     }
 
     /// What the exponentials with these maxima are to be multiplied by; 0 for lanes that do not count.
     fn weights(&self, maxima: &[f32], heads: usize) -> Vec<f32> {
         let mut weights = vec![0.0; maxima.len()];
-        weights_of(maxima, (&self.maxima, &self.sums), self.factor, &mut weights[..heads.min(maxima.len())]);
+        lane_weights(maxima, (&self.maxima, &self.sums), self.factor, &mut weights[..heads.min(maxima.len())]);
         weights
     }
-}
-
-multiversion! {
-    fn weights_of(maxima: &[f32], last: (&[f32], &[f32]), factor: f32, weights: &mut [f32]) = weights_of_lanes;
-}
-
-#[inline(always)]
-fn weights_of_lanes(maxima: &[f32], (last, sums): (&[f32], &[f32]), factor: f32, weights: &mut [f32]) {
-    for (((weight, max), last), sum) in weights.iter_mut().zip(maxima).zip(last).zip(sums) {
-        // Of parts far below the last maximum nothing is left.
-        *weight = exp2((max - last) * factor) / if *sum > f32::MIN_POSITIVE { *sum } else { f32::MIN_POSITIVE };
-    }
-}
-
-multiversion! {
-    fn exponentials(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) = exponentials_of_lanes;
-}
-
-#[inline(always)]
-fn exponentials_of_lanes(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) {
-    match maxima.len() {
-        lanes if lanes.is_multiple_of(32) => exponentials_by::<32>(units, maxima, sums, factor),
-        lanes if lanes.is_multiple_of(16) => exponentials_by::<16>(units, maxima, sums, factor),
-        lanes if lanes.is_multiple_of(8) => exponentials_by::<8>(units, maxima, sums, factor),
-        _ => exponentials_by::<1>(units, maxima, sums, factor),
-    }
-}
-
-/// `N` lanes at a time, which divides their number.
-#[inline(always)]
-fn exponentials_by<const N: usize>(units: &mut [f32], maxima: &mut [f32], sums: &mut [f32], factor: f32) {
-    let lanes = maxima.len();
-    let each = maxima.as_chunks_mut::<N>().0.iter_mut().zip(sums.as_chunks_mut::<N>().0);
-    for (at, (last_maxima, last_sums)) in each.enumerate() {
-        let (mut maxima, mut sums) = (*last_maxima, *last_sums);
-        for unit in units.chunks_exact(lanes) {
-            let Some(unit) = unit[at * N..].first_chunk::<N>() else { continue };
-            for i in 0..N {
-                maxima[i] = if unit[i] > maxima[i] { unit[i] } else { maxima[i] };
-            }
-        }
-        for i in 0..N {
-            sums[i] *= exp2((last_maxima[i] - maxima[i]) * factor);
-        }
-        for unit in units.chunks_exact_mut(lanes) {
-            let Some(unit) = unit[at * N..].first_chunk_mut::<N>() else { continue };
-            for i in 0..N {
-                unit[i] = exp2((unit[i] - maxima[i]) * factor);
-                sums[i] += unit[i];
-            }
-        }
-        (*last_maxima, *last_sums) = (maxima, sums);
-    }
-}
-
-multiversion! {
-    /// `units` `[units, lanes]`, lanes a multiple of 8 and none above its maximum, become `2^(factor * (x - maximum))`.
-    pub(crate) fn powers(units: &mut [f32], maxima: &[f32], factor: f32) = powers_of_lanes;
-}
-
-#[inline(always)]
-fn powers_of_lanes(units: &mut [f32], maxima: &[f32], factor: f32) {
-    for unit in units.chunks_exact_mut(maxima.len()) {
-        for (units, maxima) in unit.as_chunks_mut::<8>().0.iter_mut().zip(maxima.as_chunks::<8>().0) {
-            for i in 0..8 {
-                units[i] = exp2((units[i] - maxima[i]) * factor);
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// As [`aggregate`] does at last.
-    pub(crate) fn best(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) = best_of_groups;
-}
-
-#[inline(always)]
-fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
-    match (lanes, per_group) {
-        (1, 8) if units.len().is_multiple_of(8) => {
-            let weight = weights[0];
-            for (units, score) in units.as_chunks::<8>().0.iter().zip(scores) {
-                let x = units.map(|x| x * weight);
-                let half: [f32; 4] = std::array::from_fn(|i| x[i].max(x[i + 4]));
-                *score = half[0].max(half[2]).max(half[1].max(half[3]));
-            }
-        }
-        (16, _) => best_of_lanes::<16>(units, weights, per_group, scores),
-        (32, _) => best_of_lanes::<32>(units, weights, per_group, scores),
-        _ => best_of_any(units, weights, lanes, per_group, scores),
-    }
-}
-
-#[inline(always)]
-fn best_of_lanes<const N: usize>(units: &[f32], weights: &[f32], per_group: usize, scores: &mut [f32]) {
-    let Some(weights) = weights.first_chunk::<N>() else { return };
-    for (group, score) in units.chunks(per_group.saturating_mul(N)).zip(scores) {
-        let mut highest = f32::NEG_INFINITY;
-        for unit in group.as_chunks::<N>().0 {
-            let mut sums = [0.0_f32; 16];
-            for first in (0..N).step_by(16) {
-                for i in 0..16 {
-                    sums[i] += unit[first + i] * weights[first + i];
-                }
-            }
-            let sums: [f32; 8] = std::array::from_fn(|i| sums[i] + sums[i + 8]);
-            highest = highest.max(sum8(sums));
-        }
-        *score = highest;
-    }
-}
-
-#[inline(always)]
-fn best_of_any(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
-    for (group, score) in units.chunks(lanes.saturating_mul(per_group)).zip(scores) {
-        let mut highest = f32::NEG_INFINITY;
-        for unit in group.chunks_exact(lanes) {
-            let mut sums = [0.0_f32; 8];
-            let ((units, rest), (weights, rest_weights)) = (unit.as_chunks::<8>(), weights.as_chunks::<8>());
-            for (x, weights) in units.iter().zip(weights) {
-                for i in 0..8 {
-                    sums[i] += x[i] * weights[i];
-                }
-            }
-            for ((sum, x), weight) in sums.iter_mut().zip(rest).zip(rest_weights) {
-                *sum += x * weight;
-            }
-            highest = highest.max(sum8(sums));
-        }
-        *score = highest;
-    }
-}
-
-/// In pairs: the additions of a plain sum would wait for each other.
-#[inline(always)]
-fn sum8(x: [f32; 8]) -> f32 {
-    let x: [f32; 4] = std::array::from_fn(|i| x[i] + x[i + 4]);
-    (x[0] + x[2]) + (x[1] + x[3])
-}
-
-/// `2^x` for `x <= 0`, to about 2e-7; no less than 2^-126.
-#[inline(always)]
-fn exp2(x: f32) -> f32 {
-    let x = if x < -126.0 { -126.0 } else { x };
-    let shifted = x + 12_582_912.0;
-    let f = x - (shifted - 12_582_912.0);
-    let p = 1.333_355_8e-3_f32;
-    let p = p * f + 9.618_129e-3;
-    let p = p * f + 5.550_411e-2;
-    let p = p * f + 2.402_265e-1;
-    let p = p * f + 6.931_472e-1;
-    let p = p * f + 1.0;
-    f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
 /// Scores that are filled in at a time: they stay in the caches until they are added up.
@@ -358,14 +170,14 @@ const FEW: usize = 4096;
 pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
     ask: &ScoreRequest<'_>,
     scores: &mut [f32],
-    prepare: impl FnOnce(&Lanes) -> (usize, F),
+    prepare: impl FnOnce(&QueryBatch) -> (usize, F),
 ) {
     let (heads, dim, per_group) = (ask.shape.kv_heads, ask.shape.key_dim, ask.shape.group_tokens);
-    let lanes = match ask.aggregation {
-        HeadAggregation::Softmax | HeadAggregation::GroupSoftmax => Lanes::heads(ask.query, heads, dim),
-        HeadAggregation::Sum => Lanes::joint(ask.query, heads, dim),
+    let batch = match ask.aggregation {
+        HeadAggregation::Softmax | HeadAggregation::GroupSoftmax => QueryBatch::query_heads(ask.query, heads, dim),
+        HeadAggregation::Sum => QueryBatch::joint(ask.query, heads, dim),
     };
-    let (columns, mut fill) = prepare(&lanes);
+    let (columns, mut fill) = prepare(&batch);
     if ask.aggregation == HeadAggregation::GroupSoftmax {
         let few = (FEW / (per_group * columns).max(1)).max(1);
         let mut room = Vec::new();
@@ -377,12 +189,12 @@ pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
                 best_units(&room, columns, per_group, out);
             }
         };
-        each_tile(ask, 1, (lanes.count(), columns), fill, |groups, mut tile| {
+        each_tile(ask, 1, (batch.count(), columns), fill, |groups, mut tile| {
             tile.best(1, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
         });
         return;
     }
-    each_tile(ask, per_group, (lanes.count(), columns), fill, |groups, mut tile| {
+    each_tile(ask, per_group, (batch.count(), columns), fill, |groups, mut tile| {
         tile.best(per_group, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
     });
 }
@@ -407,7 +219,7 @@ impl Tile<'_> {
             Units::Whole(units) => (units, self.weights),
             Units::Parts(parts) => {
                 let room = &mut self.room[..parts.len()];
-                widen(parts, room);
+                widen_bf16(parts, room);
                 (room, self.weights)
             }
         }
@@ -420,38 +232,13 @@ impl Tile<'_> {
             (Units::Parts(parts), Some(weighted)) => {
                 let sums = &mut self.room[..parts.len() / columns];
                 weighted(parts, self.weights, sums);
-                best(sums, &[1.0], 1, per_group, scores);
+                best_scores(sums, &[1.0], 1, per_group, scores);
             }
             _ => {
                 let (units, weights) = self.units();
-                best(units, weights, columns, per_group, scores);
+                best_scores(units, weights, columns, per_group, scores);
             }
         }
-    }
-}
-
-multiversion! {
-    /// To bf16, the nearest.
-    fn narrow(from: &[f32], to: &mut [u16]) = narrow_each;
-}
-
-#[inline(always)]
-fn narrow_each(from: &[f32], to: &mut [u16]) {
-    for (from, to) in from.iter().zip(to) {
-        let bits = from.to_bits();
-        // No number stays none.
-        *to = if from.is_nan() { 0x7fc0 } else { (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16 };
-    }
-}
-
-multiversion! {
-    fn widen(from: &[u16], to: &mut [f32]) = widen_each;
-}
-
-#[inline(always)]
-fn widen_each(from: &[u16], to: &mut [f32]) {
-    for (from, to) in from.iter().zip(to) {
-        *to = f32::from_bits(u32::from(*from) << 16);
     }
 }
 
@@ -496,7 +283,7 @@ pub(crate) fn each_tile(
             }
             None => {
                 softmax.add(scores);
-                narrow(scores, parts);
+                narrow_bf16(scores, parts);
             }
         }
         maxima.extend_from_slice(&softmax.maxima);
@@ -512,13 +299,13 @@ pub(crate) fn each_tile(
 pub(crate) fn low_rank<'a>(
     keys: &'a LowRank,
     ask: &ScoreRequest<'_>,
-    lanes: &Lanes,
+    batch: &QueryBatch,
 ) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
-    let (rank, queries) = (keys.rank(), keys.queries(lanes));
-    let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
+    let (rank, queries) = (keys.rank(), keys.queries(batch));
+    let columns = if batch.count() == 1 { 1 } else { batch.padded() };
     let (heads, own) = (ask.shape.kv_heads, rank / ask.shape.kv_heads);
     // Where each head has columns of its own, a query vector meets those alone.
-    let per_head = lanes.count() / heads;
+    let per_head = batch.count() / heads;
     let others = |(lane, row): (usize, &[f32])| {
         let first = lane / per_head.max(1) * own;
         row.iter().enumerate().any(|(j, q)| *q != 0.0 && !(first..first + own).contains(&j))
@@ -543,11 +330,6 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #[test]
-        fn powers_of_two(x in -100.0_f32..0.0) {
-            prop_assert!((exp2(x) / x.exp2() - 1.0).abs() < 1e-5, "{} {}", exp2(x), x.exp2());
-        }
-
         #[test]
         fn tiles_are_as_one(
             (groups, per_group, heads) in (1_usize..400, 1_usize..6, 1_usize..20), first in 0_usize..50,

@@ -1,6 +1,6 @@
 //! Which groups: those that must be, then the best by score until the budget is used.
 
-use crate::kernels::multiversion;
+use crate::kernels::all_below;
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -65,15 +65,6 @@ pub(crate) fn highest(scores: &[f32], count: usize, counts: impl Fn(usize) -> bo
     }
     keep(&mut found);
     found
-}
-
-multiversion! {
-    fn all_below(scores: &[f32], limit: f32) -> bool = are_all_below;
-}
-
-#[inline(always)]
-fn are_all_below(scores: &[f32], limit: f32) -> bool {
-    scores.iter().fold(true, |all, score| all & (*score < limit))
 }
 
 #[cfg(test)]

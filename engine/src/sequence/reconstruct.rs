@@ -2,8 +2,9 @@
 
 use super::{Layer, Sequence};
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::Rotation;
 use crate::metrics::Category;
-use crate::retrieval::{FirstPass, KeptKeys, KeyGroup, ReconstructOptions, ReconstructedKeys, Rotation};
+use crate::retrieval::{FirstPass, KeptKeys, KeyGroup, ReconstructOptions, ReconstructedKeys};
 use std::sync::Arc;
 
 impl Sequence {

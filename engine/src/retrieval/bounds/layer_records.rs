@@ -1,8 +1,9 @@
 //! Min/max records of a layer that are in memory for a selection or two: in the buffers they were read into, or made from keys.
 
 use crate::io::buffer::arena::Lease;
+use crate::kernels::extremes;
 use crate::metrics::Reservation;
-use crate::retrieval::bounds::records::{MinMax, extremes};
+use crate::retrieval::bounds::records::MinMax;
 use crate::retrieval::summary::KeyShape;
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,9 +3,10 @@
 //! of all groups would choose: with raw scores to the bit, with a softmax but for its normaliser, which is estimated.
 
 use crate::error::Result;
+use crate::kernels::{best_scores, powers};
 use crate::retrieval::bounds::query::BoundQuery;
 use crate::retrieval::bounds::summary::{Bounds, BoundsSpec};
-use crate::retrieval::selector::{HeadAggregation, ScoreRequest, Selector, best, powers, summary_as};
+use crate::retrieval::selector::{HeadAggregation, ScoreRequest, Selector, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -120,7 +121,7 @@ impl Heads {
     /// What `[chunks, lanes]` of bounds, which are used up, come to.
     fn sum(&self, bounds: &mut [f32], out: &mut [f32]) {
         powers(bounds, &self.maxima, self.factor);
-        best(bounds, &self.weights, self.weights.len(), 1, out);
+        best_scores(bounds, &self.weights, self.weights.len(), 1, out);
     }
 }
 
@@ -213,7 +214,7 @@ impl<'a> Scorer<'a> {
         };
         let weights: Vec<f32> = (0..lanes).map(weight).collect();
         let mut sums = vec![0.0; chunks.len()];
-        best(&units, &weights, lanes, 1, &mut sums);
+        best_scores(&units, &weights, lanes, 1, &mut sums);
         chunks.iter_mut().zip(&sums).for_each(|(chunk, sum)| chunk.upper = *sum);
         (Self { bounds, query, heads: Some(Heads { maxima, weights, factor }), units, sums }, chunks)
     }

@@ -4,9 +4,8 @@
 //! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
 //! maximum up, so that the bound holds in any case.
 
-use crate::kernels::multiversion;
+use crate::kernels::extremes;
 use crate::metrics::Reservation;
-use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -260,133 +259,12 @@ pub(crate) fn upper_bounds<'a>(
     }
 }
 
-multiversion! {
-    /// Minima and maxima `[kv_heads, key_dim]` of a K plane `[kv_heads, tokens, key_dim]`.
-    pub(crate) fn extremes(
-        key_plane: &[u8],
-        heads: usize,
-        tokens: usize,
-        dtype: DType,
-        minima: &mut [u16],
-        maxima: &mut [u16],
-    ) = extremes_of_heads;
-}
-
-#[inline(always)]
-fn extremes_of_heads(
-    key_plane: &[u8],
-    heads: usize,
-    tokens: usize,
-    dtype: DType,
-    minima: &mut [u16],
-    maxima: &mut [u16],
-) {
-    let dim = minima.len() / heads;
-    let head_bytes = tokens * dim * dtype.bytes();
-    for head in 0..heads {
-        let plane = &key_plane[head * head_bytes..(head + 1) * head_bytes];
-        let (minima, maxima) = (&mut minima[head * dim..][..dim], &mut maxima[head * dim..][..dim]);
-        match dtype {
-            DType::F32 => extremes_f32(plane, minima, maxima),
-            DType::F16 | DType::Bf16 => extremes_16(plane, minima, maxima),
-        }
-    }
-}
-
-/// Maps the bits of a 16-bit float to an integer of the same order.
-#[inline(always)]
-pub(crate) fn ordered(bits: u16) -> i16 {
-    (bits ^ (((bits as i16) >> 15) as u16 & 0x7fff)) as i16
-}
-
-/// The inverse of [`ordered`], which is its own inverse.
-#[inline(always)]
-fn unordered(ordered: i16) -> u16 {
-    ordered as u16 ^ ((ordered >> 15) as u16 & 0x7fff)
-}
-
-/// Columns that are worked on together: their minima and maxima stay in registers over all tokens.
-const COLUMNS: usize = 32;
-
-#[inline(always)]
-fn extremes_16(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
-    let row_bytes = minima.len() * 2;
-    for (start, (minima, maxima)) in minima.chunks_mut(COLUMNS).zip(maxima.chunks_mut(COLUMNS)).enumerate() {
-        let first = start * COLUMNS * 2;
-        let mut low = [i16::MAX; COLUMNS];
-        let mut high = [i16::MIN; COLUMNS];
-        for row in plane.chunks_exact(row_bytes) {
-            let bytes = &row[first..first + minima.len() * 2];
-            match bytes.as_chunks::<2>().0.try_into() {
-                Ok(columns) => extend_16::<COLUMNS>(columns, &mut low, &mut high),
-                Err(_) => {
-                    for (at, bits) in bytes.as_chunks::<2>().0.iter().enumerate() {
-                        let value = ordered(u16::from_le_bytes(*bits));
-                        (low[at], high[at]) = (low[at].min(value), high[at].max(value));
-                    }
-                }
-            }
-        }
-        // Each by itself: a loop over both in turn is no vector instruction.
-        minima.iter_mut().zip(&low).for_each(|(out, value)| *out = unordered(*value));
-        maxima.iter_mut().zip(&high).for_each(|(out, value)| *out = unordered(*value));
-    }
-}
-
-/// Of fixed length, so that it becomes vector instructions.
-#[inline(always)]
-fn extend_16<const N: usize>(columns: &[[u8; 2]; N], low: &mut [i16; N], high: &mut [i16; N]) {
-    for at in 0..N {
-        let value = ordered(u16::from_le_bytes(columns[at]));
-        low[at] = low[at].min(value);
-        high[at] = high[at].max(value);
-    }
-}
-
-#[inline(always)]
-fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
-    let dim = minima.len();
-    let mut low = vec![f32::INFINITY; dim];
-    let mut high = vec![f32::NEG_INFINITY; dim];
-    for row in plane.chunks_exact(dim * 4) {
-        for (j, bits) in row.chunks_exact(4).enumerate() {
-            // A zero without its sign: which of two zeros is the lesser one depends on the processor.
-            let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]) + 0.0;
-            low[j] = low[j].min(value);
-            high[j] = high[j].max(value);
-        }
-    }
-    for j in 0..dim {
-        minima[j] = round_down(low[j]);
-        maxima[j] = round_down(-high[j]) ^ 0x8000;
-    }
-}
-
-/// The largest bf16 not above `x`; for `x` below every finite bf16 the lowest finite one (an element of that size is
-/// refused by append).
-#[inline(always)]
-fn round_down(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let cut = (bits >> 16) as u16;
-    if x < 0.0 && bits & 0xffff != 0 { (cut + 1).min(bf16::MIN.to_bits()) } else { cut }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::metrics::{Category, MemoryBudget};
-    use half::f16;
+    use half::{bf16, f16};
     use proptest::prelude::*;
-
-    #[test]
-    fn a_zero_has_no_sign_whatever_the_order() {
-        for column in [[0.0_f32, -0.0], [-0.0, 0.0], [-0.0, -0.0]] {
-            let plane: Vec<u8> = column.iter().flat_map(|x| x.to_le_bytes()).collect();
-            let (mut low, mut high) = ([1], [1]);
-            extremes_f32(&plane, &mut low, &mut high);
-            assert_eq!((low, high), ([0], [0]), "{column:?}");
-        }
-    }
 
     fn layer(kv_heads: u16, key_dim: u16) -> LayerGeometry {
         LayerGeometry {
@@ -465,23 +343,6 @@ mod tests {
             }
         }
 
-        #[test]
-        fn f32_records_are_rounded_outward(bits in any::<u32>()) {
-            let x = f32::from_bits(bits);
-            prop_assume!(x.is_finite() && x.abs() < f32::from_bits(0x7f7f_8000));
-            let (mut low, mut high) = ([0], [0]);
-            extremes_f32(&x.to_le_bytes(), &mut low, &mut high);
-            let (low, high) = (bf16::from_bits(low[0]).to_f32(), bf16::from_bits(high[0]).to_f32());
-            prop_assert!(low <= x && x <= high && (high - low) <= x.abs() / 64.0 + f32::MIN_POSITIVE);
-        }
-
-        #[test]
-        fn ordered_bits_keep_the_order(a in any::<u16>(), b in any::<u16>()) {
-            let (x, y) = (f16::from_bits(a), f16::from_bits(b));
-            prop_assume!(x.is_finite() && y.is_finite() && x != y);
-            prop_assert_eq!(x < y, ordered(a) < ordered(b));
-            prop_assert_eq!(unordered(ordered(a)), a);
-        }
     }
 
     proptest! {

@@ -2,9 +2,10 @@
 //! them for selectors that look closer only where it matters.
 
 use crate::error::Result;
+use crate::kernels::{extremes, merge_extremes};
 use crate::metrics::Reservation;
 use crate::retrieval::bounds::layer_records::LayerRecords;
-use crate::retrieval::bounds::records::{MinMax, Reserve, extremes, ordered};
+use crate::retrieval::bounds::records::{MinMax, Reserve};
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
@@ -107,32 +108,20 @@ impl Bounds {
                 1 => {
                     let mut halves = records.slices(first..end).flat_map(|piece| piece.chunks_exact(record));
                     while let (Some(left), Some(right)) = (halves.next(), halves.next()) {
-                        merged(left, right, own.add());
+                        merge_extremes(left, right, own.add());
                     }
                 }
                 _ => {
                     let below = &below[level - 1];
                     let skip = first.saturating_sub(before[level - 1]).min(below.count());
                     for pair in below.slice(skip..below.count()).chunks_exact(2 * record) {
-                        merged(&pair[..record], &pair[record..], own.add());
+                        merge_extremes(&pair[..record], &pair[record..], own.add());
                     }
                 }
             }
         }
         let streamed = OfLayer { records: Some((Arc::clone(records), held)), before };
         Some(Self { shape: self.shape, element: self.element, levels, streamed: Some(streamed) })
-    }
-}
-
-/// The record of a run from those of its halves.
-fn merged(left: &[u16], right: &[u16], out: &mut [u16]) {
-    let width = out.len() / 2;
-    let (minima, maxima) = out.split_at_mut(width);
-    for (out, (a, b)) in minima.iter_mut().zip(left[..width].iter().zip(&right[..width])) {
-        *out = if ordered(*a) <= ordered(*b) { *a } else { *b };
-    }
-    for (out, (a, b)) in maxima.iter_mut().zip(left[width..].iter().zip(&right[width..])) {
-        *out = if ordered(*a) <= ordered(*b) { *b } else { *a };
     }
 }
 
@@ -147,7 +136,7 @@ impl Bounds {
             let (halves, own) = self.levels.split_at_mut(level);
             let pair = halves[level - 1].slice(below - 2..below);
             let (left, right) = pair.split_at(pair.len() / 2);
-            merged(left, right, own[0].add());
+            merge_extremes(left, right, own[0].add());
         }
     }
 }

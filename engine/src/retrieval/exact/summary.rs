@@ -1,7 +1,8 @@
 //! All keys, as they are: what the exact oracle scores. For evaluation; it costs as much memory as the keys.
 
 use crate::error::Result;
-use crate::retrieval::lanes::{Lanes, multiply};
+use crate::kernels::multiply_by_lanes;
+use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec, widen};
 use std::ops::Range;
 
@@ -27,11 +28,11 @@ pub(crate) struct Exact {
 
 impl Exact {
     /// What gives the raw scores of all tokens of groups, `[tokens, columns]`; the columns.
-    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
-        let (padded, width) = (lanes.padded(), self.shape.width());
+        let (padded, width) = (batch.padded(), self.shape.width());
         let mut weights = vec![0.0; width * padded];
-        for (lane, head, row) in lanes.rows() {
+        for (lane, head, row) in batch.rows() {
             for (i, q) in row.iter().enumerate() {
                 weights[(head * key_dim + i) * padded + lane] += q;
             }
@@ -47,7 +48,7 @@ impl Exact {
                         widen(&plane[(head * group_tokens + token) * row..][..row], dtype, to);
                     }
                 }
-                multiply(&keys, &weights, width, padded, out);
+                multiply_by_lanes(&keys, &weights, width, padded, out);
             }
         };
         (padded, score)

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
-use crate::retrieval::lanes::Lanes;
+use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use half::f16;
@@ -68,10 +68,10 @@ impl LowRank {
     }
 
     /// The queries of the lanes in the space of the rows: `[lanes, rank]`.
-    pub(crate) fn queries(&self, lanes: &Lanes) -> Vec<f32> {
-        let (rank, padded) = (self.rank(), lanes.padded());
-        let projected = lanes.project(self.matrix.matrix(), rank);
-        (0..lanes.count()).flat_map(|lane| projected.chunks_exact(padded).map(move |row| row[lane])).collect()
+    pub(crate) fn queries(&self, batch: &QueryBatch) -> Vec<f32> {
+        let (rank, padded) = (self.rank(), batch.padded());
+        let projected = batch.project(self.matrix.matrix(), rank);
+        (0..batch.count()).flat_map(|lane| projected.chunks_exact(padded).map(move |row| row[lane])).collect()
     }
 }
 

@@ -2,10 +2,9 @@
 //! Kept in memory in place of being read; built in two passes over the stored keys.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::{Angles, Rotation, multiply_add, multiply_add_upper, strongest_directions};
 use crate::layout::narrow;
 use crate::metrics::Reservation;
-use crate::retrieval::matrix::{multiply_add, multiply_add_upper, strongest};
-use crate::retrieval::rotation::{Angles, Rotation};
 use crate::retrieval::shadowkv::summary::mean_and_cosine;
 use crate::retrieval::summary::{KeyGroup, KeyShape};
 use half::slice::HalfFloatSliceExt;
@@ -202,7 +201,7 @@ impl FirstPass {
                 self.moment[i * width + j] = self.moment[j * width + i];
             }
         }
-        let basis = strongest(&self.moment, width, rank);
+        let basis = strongest_directions(&self.moment, width, rank);
         let mut order: Vec<usize> = (0..self.cosines.len()).collect();
         order.sort_by(|a, b| self.cosines[*a].total_cmp(&self.cosines[*b]).then(a.cmp(b)));
         let outliers = order[..outliers.min(order.len())].iter().map(|group| *group as u64).collect();

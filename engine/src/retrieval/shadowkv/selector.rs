@@ -3,7 +3,7 @@
 //! says so ([`PlaneSet::Reconstructed`](super::Planes)).
 
 use crate::error::Result;
-use crate::kernels::{RowQuery, multiversion};
+use crate::kernels::{RowQuery, best_query_heads};
 use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
 use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -52,51 +52,5 @@ impl Selector for ShadowKv {
             scores[group - ask.groups.start] = f32::INFINITY;
         }
         Ok(())
-    }
-}
-
-multiversion! {
-    /// The sum over KV heads of the best of their query heads, `ratio` each.
-    fn best_query_heads(
-        units: &[f32],
-        weights: &[f32],
-        lanes: (usize, usize),
-        ratio: usize,
-        scores: &mut [f32],
-    ) = sums_of_best;
-}
-
-#[inline(always)]
-fn sums_of_best(units: &[f32], weights: &[f32], (heads, lanes): (usize, usize), ratio: usize, scores: &mut [f32]) {
-    match ratio {
-        1 => sums_of::<1>(units, weights, (heads, lanes), scores),
-        2 => sums_of::<2>(units, weights, (heads, lanes), scores),
-        4 => sums_of::<4>(units, weights, (heads, lanes), scores),
-        8 => sums_of::<8>(units, weights, (heads, lanes), scores),
-        _ => {
-            for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
-                let mut sum = 0.0;
-                for (x, w) in unit[..heads].chunks_exact(ratio).zip(weights.chunks_exact(ratio)) {
-                    sum += x.iter().zip(w).fold(f32::NEG_INFINITY, |best, (x, w)| best.max(x * w));
-                }
-                *score = sum;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn sums_of<const R: usize>(units: &[f32], weights: &[f32], (heads, lanes): (usize, usize), scores: &mut [f32]) {
-    for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
-        let mut sum = 0.0;
-        for (x, w) in unit[..heads].as_chunks::<R>().0.iter().zip(weights.as_chunks::<R>().0) {
-            let mut best = f32::NEG_INFINITY;
-            for i in 0..R {
-                let x = x[i] * w[i];
-                best = if x > best { x } else { best };
-            }
-            sum += best;
-        }
-        *score = sum;
     }
 }

@@ -1,8 +1,10 @@
 //! Sign bits: each head's key after a fixed random rotation, one bit per dimension, and its length in f16. No calibration.
 
 use crate::error::Result;
-use crate::kernels::{SIGN_BYTES, SignQuad, SignSums, SignTables, prefetch, sign_sums};
-use crate::retrieval::lanes::{Lanes, look_up};
+use crate::kernels::{
+    SIGN_BYTES, SignQuad, SignSums, SignTables, look_up, pack_signs, prefetch, rotate_randomly, sign_sums, signed_sum,
+};
+use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use half::f16;
@@ -34,37 +36,11 @@ pub(crate) struct Signs {
     lengths: Records<u16>,
 }
 
-/// Random signs, then a Walsh-Hadamard transform: a rotation that costs `n log n`. Lengths are kept.
-fn rotate(x: &mut [f32]) {
-    let n = x.len();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for x in x.iter_mut() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        if state & 1 << 40 != 0 {
-            *x = -*x;
-        }
-    }
-    let mut half = 1;
-    while half < n {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            for (a, b) in low.iter_mut().zip(high) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
-    }
-    let scale = 1.0 / (n as f32).sqrt();
-    x.iter_mut().for_each(|x| *x *= scale);
-}
-
 impl Signs {
     /// What gives the estimated scores of all tokens of groups, `[tokens, columns]`; the columns.
-    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
-        let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
-        let heads = self.weights(lanes);
+    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+        let columns = if batch.count() == 1 { 1 } else { batch.padded() };
+        let heads = self.weights(batch);
         let fits = self.dims == 8 * SIGN_BYTES && self.shape.group_tokens.is_multiple_of(4);
         let mut by_nibbles = sign_sums().filter(|_| fits).map(|sums| Nibbles::new(sums, &heads));
         let mut by_bytes = by_nibbles.is_none().then(|| SignTableBytes::new(self, &heads));
@@ -79,24 +55,19 @@ impl Signs {
     }
 
     /// Of each head its lanes, for a head's bits matter to them alone, with what a bit adds or takes off.
-    fn weights(&self, lanes: &Lanes) -> Vec<Vec<(usize, Vec<f32>)>> {
+    fn weights(&self, batch: &QueryBatch) -> Vec<Vec<(usize, Vec<f32>)>> {
         // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
         let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
         let mut heads: Vec<Vec<(usize, Vec<f32>)>> = vec![Vec::new(); self.shape.kv_heads];
-        for (lane, head, row) in lanes.rows() {
+        for (lane, head, row) in batch.rows() {
             let mut rotated = vec![0.0; self.dims];
             rotated[..row.len()].copy_from_slice(row);
-            rotate(&mut rotated);
+            rotate_randomly(&mut rotated);
             rotated.iter_mut().for_each(|x| *x *= factor);
             heads[head].push((lane, rotated));
         }
         heads
     }
-}
-
-/// The sums of signed weights, by each value of so many bits.
-fn signed_sums(weights: &[f32], value: usize) -> f32 {
-    weights.iter().enumerate().map(|(i, w)| if value >> i & 1 == 1 { *w } else { -w }).sum()
 }
 
 /// A table for every eight bits.
@@ -115,7 +86,7 @@ impl SignTableBytes {
             for (slot, (_, rotated)) in own.iter().enumerate() {
                 for (weights, table) in rotated.chunks_exact(8).zip(tables.chunks_exact_mut(256 * wide)) {
                     for (value, out) in table.chunks_exact_mut(wide).enumerate() {
-                        out[slot] = signed_sums(weights, value);
+                        out[slot] = signed_sum(weights, value);
                     }
                 }
             }
@@ -237,13 +208,11 @@ impl LayerSummary for Signs {
             for (head, key) in key.chunks_exact(key_dim).enumerate() {
                 rotated.fill(0.0);
                 rotated[..key_dim].copy_from_slice(key);
-                rotate(&mut rotated);
+                rotate_randomly(&mut rotated);
                 let length = key.iter().map(|x| x * x).sum::<f32>().sqrt().min(65504.0);
                 lengths[head * group_tokens + token] = f16::from_f32(length).to_bits();
                 let to = &mut signs[(head * group_tokens + token) * bytes..][..bytes];
-                for (out, run) in to.iter_mut().zip(rotated.chunks_exact(8)) {
-                    *out = run.iter().enumerate().fold(0, |bits, (i, x)| bits | u8::from(*x > 0.0) << i);
-                }
+                pack_signs(&rotated, to);
             }
         }
     }
@@ -330,9 +299,9 @@ mod tests {
                 signs.push(&KeyGroup::new(shape, &plane, index as u64).unwrap());
             }
             let query: Vec<f32> = (0..kv_heads * per_head * key_dim).map(|_| random()).collect();
-            let lanes = if joint { Lanes::joint(&query, kv_heads, key_dim) } else { Lanes::heads(&query, kv_heads, key_dim) };
-            let columns = if lanes.count() == 1 { 1 } else { lanes.padded() };
-            let (heads, groups) = (signs.weights(&lanes), count / 3..count);
+            let batch = if joint { QueryBatch::joint(&query, kv_heads, key_dim) } else { QueryBatch::query_heads(&query, kv_heads, key_dim) };
+            let columns = if batch.count() == 1 { 1 } else { batch.padded() };
+            let (heads, groups) = (signs.weights(&batch), count / 3..count);
             let mut expected = vec![0.0; groups.len() * group * columns];
             // By tables of four bits: half a step for each of 32, a step being a 31st of the largest entry.
             let mut errors = vec![1e-3; expected.len()];

@@ -294,7 +294,7 @@ mod tests {
                 (0..lanes).for_each(|i| expected[i] += level * weights[dim * lanes + i]);
             }
             let mut out = vec![0.0; lanes];
-            crate::retrieval::lanes::look_up(&code, &tables, code.len(), lanes, &mut out);
+            crate::kernels::look_up(&code, &tables, code.len(), lanes, &mut out);
             prop_assert!((error - expected_error).abs() < 1e-4);
             for (a, b) in out.iter().zip(&expected) { prop_assert!((a - b).abs() < 1e-4, "{a} {b}"); }
             let first: Vec<f32> = weights.iter().step_by(lanes).copied().collect();

@@ -1,9 +1,9 @@
 //! Transform-coded keys: a few bytes per token, scored by table look-ups.
 
 use crate::error::Result;
-use crate::kernels::{CodeSums, HalfPrecisionTables, code_sums};
+use crate::kernels::{CodeSums, HalfPrecisionTables, QuantisedTables, code_sums, look_up};
 use crate::retrieval::adapter::{Adapter, LayerAdapter};
-use crate::retrieval::lanes::{Lanes, Whole, look_up};
+use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use crate::retrieval::transform_coded::codebook::Codebook;
@@ -65,24 +65,24 @@ impl Codes {
     }
 
     /// What gives the scores of all tokens of groups, less what is the same for all of them, `[tokens, columns]`; the columns.
-    pub(crate) fn scorer<'a>(&'a self, lanes: &Lanes) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
-        let padded = lanes.padded();
-        let weights = lanes.project(self.book.query(), self.book.dims());
+    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+        let padded = batch.padded();
+        let weights = batch.project(self.book.query(), self.book.dims());
         let bytes = self.book.code_bytes();
-        let (columns, weights) = match lanes.count() {
+        let (columns, weights) = match batch.count() {
             1 => (1, weights.into_iter().step_by(padded).collect()),
             _ => (padded, weights),
         };
         let tables = self.book.tables(&weights, columns);
         let tables = match self.halves(&tables, columns) {
             Some((sums, halves)) => CodeTables::Halves(sums, halves),
-            None if columns > 1 => CodeTables::Whole(Whole::new(&tables, bytes, columns)),
+            None if columns > 1 => CodeTables::Quantised(QuantisedTables::new(&tables, bytes, columns)),
             None => CodeTables::Bytes(tables),
         };
         let score = move |groups: Range<usize>, out: &mut [f32]| {
             let codes = self.codes.slice(groups);
             match &tables {
-                CodeTables::Whole(whole) => whole.look_up(codes, out),
+                CodeTables::Quantised(tables) => tables.look_up(codes, out),
                 CodeTables::Halves(sums, halves) => sums(codes, halves, out),
                 CodeTables::Bytes(tables) => look_up(codes, tables, bytes, columns, out),
             }
@@ -100,7 +100,7 @@ impl Codes {
 /// What code bytes are looked up in.
 enum CodeTables {
     /// 16-bit numbers, for several columns.
-    Whole(Whole),
+    Quantised(QuantisedTables),
     /// For one column, in vector registers.
     Halves(CodeSums, Vec<HalfPrecisionTables>),
     /// For one column.

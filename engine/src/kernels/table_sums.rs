@@ -1,117 +1,18 @@
-//! Scoring of many tokens for many query heads at once: one lane of a vector register per query head.
+//! Sums of table entries by code bytes, for one or many lanes.
+//!
+//! A token has a few code bytes. Each selects a row of a table of 256 rows, and the rows are added lane by lane. A
+//! lane is a query head.
+//! - [`look_up`] reads tables of f32.
+//! - [`QuantisedTables`] have 16-bit integers, for many lanes whose tables would not fit the caches.
+//!
+//! [`code_sums`](super::code_sums) is the variant for one lane in registers.
+//!
+//! Addition order: the code bytes of a token in ascending order.
 
-use crate::kernels::multiversion;
-
-/// Query vectors, each with the KV heads whose keys it meets. Lanes are padded to 8 or a multiple of 16.
-pub(crate) struct Lanes {
-    /// Lane, KV head, `[key_dim]`.
-    rows: Vec<(usize, usize, Vec<f32>)>,
-    count: usize,
-    key_dim: usize,
-}
-
-impl Lanes {
-    /// A lane per query head. `query` is `[q_heads, key_dim]`, `q_heads` a multiple of `kv_heads`.
-    pub(crate) fn heads(query: &[f32], kv_heads: usize, key_dim: usize) -> Self {
-        let count = query.len() / key_dim;
-        let ratio = count / kv_heads;
-        let rows = query.chunks_exact(key_dim).enumerate().map(|(h, row)| (h, h / ratio, row.to_vec()));
-        Self { rows: rows.collect(), count, key_dim }
-    }
-
-    /// A lane per KV head: the sum over its query heads. What is linear in the query needs no more for a raw sum.
-    pub(crate) fn sums(query: &[f32], kv_heads: usize, key_dim: usize) -> Self {
-        let per_head = query.len() / kv_heads;
-        let mut rows = Vec::with_capacity(kv_heads);
-        for (head, queries) in query.chunks_exact(per_head).enumerate() {
-            let mut sum = vec![0.0; key_dim];
-            for row in queries.chunks_exact(key_dim) {
-                sum.iter_mut().zip(row).for_each(|(sum, q)| *sum += q);
-            }
-            rows.push((head, head, sum));
-        }
-        Self { rows, count: kv_heads, key_dim }
-    }
-
-    /// One lane for the sum over all query heads, for summaries that take all KV heads together.
-    pub(crate) fn joint(query: &[f32], kv_heads: usize, key_dim: usize) -> Self {
-        let mut lanes = Self::sums(query, kv_heads, key_dim);
-        lanes.rows.iter_mut().for_each(|row| row.0 = 0);
-        Self { count: 1, ..lanes }
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    pub(crate) fn padded(&self) -> usize {
-        self.count.next_multiple_of(if self.count > 8 { 16 } else { 8 })
-    }
-
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, usize, &[f32])> {
-        self.rows.iter().map(|(lane, head, row)| (*lane, *head, row.as_slice()))
-    }
-
-    /// The queries times `matrix` `[kv_heads * key_dim, rank]`: `[rank, padded]`.
-    pub(crate) fn project(&self, matrix: &[f32], rank: usize) -> Vec<f32> {
-        let mut out = vec![0.0; rank * self.padded()];
-        let padded = self.padded();
-        let mut sums = vec![0.0; rank];
-        for (lane, head, row) in self.rows() {
-            sums.fill(0.0);
-            weighted_rows(row, &matrix[head * self.key_dim * rank..], &mut sums);
-            for (j, sum) in sums.iter().enumerate() {
-                out[j * padded + lane] += sum;
-            }
-        }
-        out
-    }
-}
+use super::dispatch::multiversion;
 
 multiversion! {
-    /// `sums[j] += sum_i weights[i] * matrix[i][j]`.
-    fn weighted_rows(weights: &[f32], matrix: &[f32], sums: &mut [f32]) = add_weighted_rows;
-}
-
-#[inline(always)]
-fn add_weighted_rows(weights: &[f32], matrix: &[f32], sums: &mut [f32]) {
-    for (weight, row) in weights.iter().zip(matrix.chunks_exact(sums.len().max(1))) {
-        for (sum, x) in sums.iter_mut().zip(row) {
-            *sum += weight * x;
-        }
-    }
-}
-
-multiversion! {
-    /// `out[token][lane] = sum_j keys[token][j] * weights[j][lane]`: keys `[tokens, rank]`, weights `[rank, lanes]`, out
-    /// `[tokens, lanes]`, lanes a multiple of 8.
-    pub(crate) fn multiply(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out: &mut [f32]) = multiply_inner;
-}
-
-#[inline(always)]
-fn multiply_inner(keys: &[f32], weights: &[f32], rank: usize, lanes: usize, out: &mut [f32]) {
-    for (keys, out) in keys.chunks(rank * 4).zip(out.chunks_mut(lanes * 4)) {
-        let tokens = keys.len() / rank;
-        for first in (0..lanes).step_by(8) {
-            let mut sums = [[0.0_f32; 8]; 4];
-            for j in 0..rank {
-                let Some(weights) = weights[j * lanes + first..].first_chunk::<8>() else { continue };
-                for (token, sums) in sums.iter_mut().enumerate().take(tokens) {
-                    let key = keys[token * rank + j];
-                    for i in 0..8 {
-                        sums[i] += key * weights[i];
-                    }
-                }
-            }
-            for (token, sums) in sums.iter().enumerate().take(tokens) {
-                out[token * lanes + first..][..8].copy_from_slice(sums);
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// Table look-ups: `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`; codes `[tokens, code_bytes]`, tables
+    /// Writes `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`. Codes are `[tokens, code_bytes]` and tables
     /// `[code_bytes, 256, lanes]`.
     pub(crate) fn look_up(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, out: &mut [f32]) = look_up_any;
 }
@@ -152,36 +53,40 @@ fn look_up_wide(codes: &[u8], tables: &[f32], code_bytes: usize, lanes: usize, o
     }
 }
 
-/// Look-up tables of 16-bit numbers, in steps of each lane's own: half of the bytes to read that [`look_up`] reads.
-pub(crate) struct Whole {
+/// Tables of 16-bit integers, in steps of each lane. A look-up reads half the bytes that [`look_up`] reads.
+pub(crate) struct QuantisedTables {
     /// `[code_bytes, 256, lanes]`.
     tables: Vec<i16>,
+    /// The step of each lane.
     steps: Vec<f32>,
     code_bytes: usize,
 }
 
-impl Whole {
-    /// From tables as [`look_up`] has them. What all tokens have alike is left out. A sum is wrong by half a step for each code
-    /// byte at most, and all sums lie within 32511 steps of zero.
+impl QuantisedTables {
+    /// Quantises tables as [`look_up`] takes them, less the middle of the range of each table.
+    ///
+    /// The middles add the same to all tokens, so that the order of the tokens is kept. A sum is wrong by at most
+    /// half a step for each code byte, and its magnitude is at most 32511 steps.
     pub(crate) fn new(tables: &[f32], code_bytes: usize, lanes: usize) -> Self {
-        let mut whole = Self { tables: vec![0; tables.len()], steps: vec![0.0; lanes], code_bytes };
+        let mut quantised = Self { tables: vec![0; tables.len()], steps: vec![0.0; lanes], code_bytes };
         let mut middles = vec![0.0; code_bytes * lanes];
-        middles_of(tables, &mut middles, &mut whole.steps);
-        in_steps(tables, &middles, &whole.steps, &mut whole.tables);
-        whole
+        middles_of(tables, &mut middles, &mut quantised.steps);
+        in_steps(tables, &middles, &quantised.steps, &mut quantised.tables);
+        quantised
     }
 
-    /// `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`, less what is the same for all tokens.
+    /// Writes `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`, less a number that all tokens share.
     pub(crate) fn look_up(&self, codes: &[u8], out: &mut [f32]) {
-        look_up_whole(codes, &self.tables, &self.steps, self.code_bytes, out);
+        look_up_quantised(codes, &self.tables, &self.steps, self.code_bytes, out);
     }
 }
 
-/// The most of a sum, in steps: with half a step for each of 256 code bytes it is a 16-bit number.
+/// The largest magnitude of an exact sum, in steps. It leaves half a step of error for each of 256 code bytes.
 const STEPS: f32 = (i16::MAX - 256) as f32;
 
 multiversion! {
-    /// `[code_bytes, lanes]` middles of the tables' ranges, and the steps that the sums of ranges are [`STEPS`] of.
+    /// Writes the middles `[code_bytes, lanes]` of the ranges of the tables, and adds to `steps` a [`STEPS`]th of the
+    /// larger half of each range.
     fn middles_of(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) = middles_of_lanes;
 }
 
@@ -199,10 +104,10 @@ fn middles_of_lanes(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
                 }
             }
             for i in 0..8 {
-                // Halves first: their difference is finite.
+                // Each end is halved first, because the sum of both may be infinite.
                 let middle = low[i] * 0.5 + high[i] * 0.5;
                 middles[first + i] = middle;
-                // A middle that was rounded is nearer to one end.
+                // Rounding may have moved the middle towards one end.
                 let (up, down) = (high[i] - middle, middle - low[i]);
                 steps[first + i] += (if up > down { up } else { down }) / STEPS;
             }
@@ -211,6 +116,7 @@ fn middles_of_lanes(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
 }
 
 multiversion! {
+    /// Writes the tables less their middles, in whole steps.
     fn in_steps(tables: &[f32], middles: &[f32], steps: &[f32], whole: &mut [i16]) = in_steps_of_lanes;
 }
 
@@ -236,23 +142,30 @@ fn in_steps_of_lanes(tables: &[f32], middles: &[f32], steps: &[f32], whole: &mut
 }
 
 multiversion! {
-    fn look_up_whole(codes: &[u8], tables: &[i16], steps: &[f32], code_bytes: usize, out: &mut [f32])
-        = look_up_whole_any;
+    /// [`QuantisedTables::look_up`].
+    fn look_up_quantised(codes: &[u8], tables: &[i16], steps: &[f32], code_bytes: usize, out: &mut [f32])
+        = look_up_quantised_any;
 }
 
 #[inline(always)]
-fn look_up_whole_any(codes: &[u8], tables: &[i16], steps: &[f32], code_bytes: usize, out: &mut [f32]) {
+fn look_up_quantised_any(codes: &[u8], tables: &[i16], steps: &[f32], code_bytes: usize, out: &mut [f32]) {
     match steps.len() {
-        8 => look_up_whole_by::<8>(codes, tables, steps, code_bytes, out),
-        16 => look_up_whole_by::<16>(codes, tables, steps, code_bytes, out),
-        lanes if lanes.is_multiple_of(32) => look_up_whole_by::<32>(codes, tables, steps, code_bytes, out),
-        _ => look_up_whole_by::<16>(codes, tables, steps, code_bytes, out),
+        8 => look_up_quantised_by::<8>(codes, tables, steps, code_bytes, out),
+        16 => look_up_quantised_by::<16>(codes, tables, steps, code_bytes, out),
+        lanes if lanes.is_multiple_of(32) => look_up_quantised_by::<32>(codes, tables, steps, code_bytes, out),
+        _ => look_up_quantised_by::<16>(codes, tables, steps, code_bytes, out),
     }
 }
 
-/// `N` lanes at a time, which divides their number.
+/// Looks up `N` lanes at a time. `N` divides the number of lanes.
 #[inline(always)]
-fn look_up_whole_by<const N: usize>(codes: &[u8], tables: &[i16], steps: &[f32], code_bytes: usize, out: &mut [f32]) {
+fn look_up_quantised_by<const N: usize>(
+    codes: &[u8],
+    tables: &[i16],
+    steps: &[f32],
+    code_bytes: usize,
+    out: &mut [f32],
+) {
     let runs = (steps.len() / N).max(1);
     let tables = tables.as_chunks::<N>().0;
     for (at, steps) in steps.as_chunks::<N>().0.iter().enumerate() {
@@ -277,21 +190,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Ranges of a last bit, whose middle is one of their ends.
+    /// The middle of a range of one last bit is one of its ends.
     #[test]
-    fn neighbouring_numbers_stay_in_order() {
+    fn quantised_tables_keep_neighbouring_numbers_in_order() {
         for low in [1.0_f32, 1.000_000_2, -3.0, 1e-30] {
             let high = low.next_up();
             let tables: Vec<f32> = (0..256 * 8).map(|i| if i / 8 < 128 { low } else { high }).collect();
-            let (whole, mut out) = (Whole::new(&tables, 1, 8), vec![0.0; 16]);
-            whole.look_up(&[0, 255], &mut out);
+            let (tables, mut out) = (QuantisedTables::new(&tables, 1, 8), vec![0.0; 16]);
+            tables.look_up(&[0, 255], &mut out);
             assert!((0..8).all(|lane| out[lane] < out[8 + lane]), "{low}: {out:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn whole_numbers_are_as_exact_as_they_say(
+        fn quantised_tables_are_as_exact_as_documented(
             (bytes, lanes) in (1_usize..6, prop::sample::select(vec![8_usize, 16, 32, 48, 64])),
             size in -12_i32..12, tokens in 0_usize..20, seed in any::<u64>(),
         ) {
@@ -309,8 +222,8 @@ mod tests {
             let codes: Vec<u8> = (0..tokens * bytes).map(|_| (random() * 127.0 + 128.0) as u8).collect();
             let (mut expected, mut found) = (vec![0.0; tokens * lanes], vec![7.0; tokens * lanes]);
             look_up(&codes, &tables, bytes, lanes, &mut expected);
-            let whole = Whole::new(&tables, bytes, lanes);
-            whole.look_up(&codes, &mut found);
+            let quantised = QuantisedTables::new(&tables, bytes, lanes);
+            quantised.look_up(&codes, &mut found);
             for lane in 0..lanes {
                 let entries = |b: usize| tables[b * 256 * lanes..][..256 * lanes].iter().skip(lane).step_by(lanes);
                 let ends = |b| entries(b).fold((f32::MAX, f32::MIN), |(low, high), x| (low.min(*x), high.max(*x)));

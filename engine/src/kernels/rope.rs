@@ -1,4 +1,9 @@
-//! Rotary position embedding (Su et al. 2021): turning keys back and forth, as a layout describes it.
+//! Rotary position embedding: rotates keys to their positions and back.
+//!
+//! Each pair of elements of a key is rotated by an angle proportional to its position. Frequencies and angles are
+//! rounded to f32 where the code of the models rounds them, so that rotated keys have the same bits.
+//!
+//! Source: Su et al. 2021, "RoFormer".
 
 use std::ops::Range;
 use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
@@ -6,16 +11,18 @@ use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
 /// The rotation of the keys of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
+    /// The first rotated element.
     first: usize,
     pairing: RopePairing,
-    /// One per pair, rounded to f32 as in the models' own code.
+    /// The frequency of each pair, rounded to f32 as in the code of the models.
     frequencies: Vec<f32>,
 }
 
-/// Cosine and sine of each pair at one position.
+/// The cosine and sine of each pair at one position.
 pub(crate) type Angles = Vec<(f32, f32)>;
 
 impl Rotation {
+    /// Returns the rotation that a layout describes.
     pub(crate) fn new(rope: &Rope) -> Self {
         let dims = rope.dims() as f64;
         let frequency = |pair: usize| {
@@ -41,7 +48,7 @@ impl Rotation {
         Self { first: rope.first(), pairing: rope.pairing(), frequencies }
     }
 
-    /// Angles at a position: f32 products, as in the models' own code.
+    /// Writes the angles at a position. Products are rounded to f32 as in the code of the models.
     pub(crate) fn angles(&self, position: u64, out: &mut Angles) {
         out.clear();
         out.extend(self.frequencies.iter().map(|f| {
@@ -50,21 +57,22 @@ impl Rotation {
         }));
     }
 
-    /// The rotated elements of a key.
+    /// Returns the range of the rotated elements of a key.
     fn rotated(&self) -> Range<usize> {
         self.first..self.first + 2 * self.frequencies.len()
     }
 
-    /// Turns the key of one head.
+    /// Rotates the key of one head to the position of `angles`.
     pub(crate) fn turn(&self, angles: &Angles, key: &mut [f32]) {
         self.pairs(angles, key, |(cos, sin), (a, b)| (a * cos - b * sin, b * cos + a * sin));
     }
 
-    /// Turns it back.
+    /// Rotates the key of one head back from the position of `angles`.
     pub(crate) fn turn_back(&self, angles: &Angles, key: &mut [f32]) {
         self.pairs(angles, key, |(cos, sin), (a, b)| (a * cos + b * sin, b * cos - a * sin));
     }
 
+    /// Replaces each rotated pair by `by(angle, pair)`.
     #[inline(always)]
     fn pairs(&self, angles: &Angles, key: &mut [f32], by: impl Fn((f32, f32), (f32, f32)) -> (f32, f32)) {
         let key = &mut key[self.rotated()];
@@ -103,7 +111,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn turned_and_turned_back(rope in ropes(), key in prop::collection::vec(-4.0_f32..4.0, 24), position in 0..100_000_u64) {
+        fn turned_keys_turn_back(
+            rope in ropes(), key in prop::collection::vec(-4.0_f32..4.0, 24), position in 0..100_000_u64,
+        ) {
             let (rotation, mut angles) = (Rotation::new(&rope), Vec::new());
             rotation.angles(position, &mut angles);
             let mut turned = key.clone();
@@ -114,7 +124,7 @@ mod tests {
             }
             let length = |key: &[f32]| key.iter().map(|x| x * x).sum::<f32>();
             prop_assert!((length(&turned) - length(&key)).abs() < 1e-3);
-            // Against the definition: a pair as a complex number, times e^(i angle).
+            // By definition a pair is a complex number that is multiplied by e^(i angle).
             for (pair, (cos, sin)) in angles.iter().enumerate() {
                 let (a, b) = match rope.pairing() {
                     RopePairing::Halves => (pair, pair + rope.dims() / 2),
@@ -131,7 +141,10 @@ mod tests {
         }
 
         #[test]
-        fn what_two_tokens_have_in_common_depends_on_their_distance(rope in ropes(), seed in prop::collection::vec(-1.0_f32..1.0, 48), at in 0..400_u64, distance in 0..400_u64) {
+        fn dot_products_of_turned_keys_depend_on_their_distance(
+            rope in ropes(), seed in prop::collection::vec(-1.0_f32..1.0, 48), at in 0..400_u64,
+            distance in 0..400_u64,
+        ) {
             let rotation = Rotation::new(&rope);
             let dot = |p: u64, q: u64| {
                 let turned = |position, key: &[f32]| {

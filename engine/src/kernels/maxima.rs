@@ -1,0 +1,246 @@
+//! Maxima of scores: the best units of groups, over lanes that are weighted and added in different ways.
+//!
+//! A lane is a query head. A unit is a token or a group, and a group has `per_group` units.
+
+use super::dispatch::multiversion;
+
+multiversion! {
+    /// Writes, for each group, the highest of its units. A unit is the sum of its lanes times their weights. `units` is
+    /// `[groups * per_group, lanes]`.
+    pub(crate) fn best_scores(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32])
+        = best_of_groups;
+}
+
+#[inline(always)]
+fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
+    match (lanes, per_group) {
+        (1, 8) if units.len().is_multiple_of(8) => {
+            let weight = weights[0];
+            for (units, score) in units.as_chunks::<8>().0.iter().zip(scores) {
+                let x = units.map(|x| x * weight);
+                let half: [f32; 4] = std::array::from_fn(|i| x[i].max(x[i + 4]));
+                *score = half[0].max(half[2]).max(half[1].max(half[3]));
+            }
+        }
+        (16, _) => best_of_lanes::<16>(units, weights, per_group, scores),
+        (32, _) => best_of_lanes::<32>(units, weights, per_group, scores),
+        _ => best_of_any(units, weights, lanes, per_group, scores),
+    }
+}
+
+#[inline(always)]
+fn best_of_lanes<const N: usize>(units: &[f32], weights: &[f32], per_group: usize, scores: &mut [f32]) {
+    let Some(weights) = weights.first_chunk::<N>() else { return };
+    for (group, score) in units.chunks(per_group.saturating_mul(N)).zip(scores) {
+        let mut highest = f32::NEG_INFINITY;
+        for unit in group.as_chunks::<N>().0 {
+            let mut sums = [0.0_f32; 16];
+            for first in (0..N).step_by(16) {
+                for i in 0..16 {
+                    sums[i] += unit[first + i] * weights[first + i];
+                }
+            }
+            let sums: [f32; 8] = std::array::from_fn(|i| sums[i] + sums[i + 8]);
+            highest = highest.max(sum8(sums));
+        }
+        *score = highest;
+    }
+}
+
+#[inline(always)]
+fn best_of_any(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
+    for (group, score) in units.chunks(lanes.saturating_mul(per_group)).zip(scores) {
+        let mut highest = f32::NEG_INFINITY;
+        for unit in group.chunks_exact(lanes) {
+            let mut sums = [0.0_f32; 8];
+            let ((units, rest), (weights, rest_weights)) = (unit.as_chunks::<8>(), weights.as_chunks::<8>());
+            for (x, weights) in units.iter().zip(weights) {
+                for i in 0..8 {
+                    sums[i] += x[i] * weights[i];
+                }
+            }
+            for ((sum, x), weight) in sums.iter_mut().zip(rest).zip(rest_weights) {
+                *sum += x * weight;
+            }
+            highest = highest.max(sum8(sums));
+        }
+        *score = highest;
+    }
+}
+
+/// Returns the sum of eight numbers, added in pairs so that the additions do not wait for each other.
+#[inline(always)]
+fn sum8(x: [f32; 8]) -> f32 {
+    let x: [f32; 4] = std::array::from_fn(|i| x[i] + x[i + 4]);
+    (x[0] + x[2]) + (x[1] + x[3])
+}
+
+multiversion! {
+    /// Writes the highest unit of each group, lane by lane: `[units, lanes]` to `[groups, lanes]`.
+    pub(crate) fn best_units(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) = best_units_of_lanes;
+}
+
+#[inline(always)]
+fn best_units_of_lanes(units: &[f32], lanes: usize, per_group: usize, out: &mut [f32]) {
+    match lanes {
+        8 => best_units_by::<8>(units, per_group, out),
+        16 => best_units_by::<16>(units, per_group, out),
+        32 => best_units_by::<32>(units, per_group, out),
+        _ => {
+            for (group, out) in units.chunks(lanes.saturating_mul(per_group)).zip(out.chunks_exact_mut(lanes)) {
+                out.fill(f32::MIN);
+                for unit in group.chunks_exact(lanes) {
+                    for (best, x) in out.iter_mut().zip(unit) {
+                        *best = if *x > *best { *x } else { *best };
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn best_units_by<const N: usize>(units: &[f32], per_group: usize, out: &mut [f32]) {
+    for (group, out) in units.as_chunks::<N>().0.chunks(per_group).zip(out.as_chunks_mut::<N>().0) {
+        let mut best = [f32::MIN; N];
+        for unit in group {
+            for i in 0..N {
+                best[i] = if unit[i] > best[i] { unit[i] } else { best[i] };
+            }
+        }
+        *out = best;
+    }
+}
+
+multiversion! {
+    /// Writes the best token of each group for each KV head, by the weighted sum of the lanes of that head.
+    ///
+    /// `lanes` are the columns and the lanes of a head. `best` is `[kv_heads, row]`, and `place` has the index of the
+    /// first group and `row`.
+    pub(crate) fn best_by_head(
+        units: &[f32],
+        weights: &[f32],
+        lanes: (usize, usize),
+        group: usize,
+        place: (usize, usize),
+        best: &mut [f32],
+    ) = best_of_heads;
+}
+
+#[inline(always)]
+fn best_of_heads(
+    units: &[f32],
+    weights: &[f32],
+    (columns, ratio): (usize, usize),
+    group: usize,
+    (first, row): (usize, usize),
+    best: &mut [f32],
+) {
+    match (columns, ratio) {
+        (8, 1) => best_of::<8, 1>(units, weights, group, (first, row), best),
+        (16, 2) => best_of::<16, 2>(units, weights, group, (first, row), best),
+        (32, 4) => best_of::<32, 4>(units, weights, group, (first, row), best),
+        _ => {
+            for (tokens, at) in units.chunks_exact(columns * group).zip(first..) {
+                for (head, best) in best.chunks_exact_mut(row).enumerate() {
+                    let lanes = head * ratio..(head + 1) * ratio;
+                    let mut highest = f32::NEG_INFINITY;
+                    for unit in tokens.chunks_exact(columns) {
+                        let lanes = unit[lanes.clone()].iter().zip(&weights[lanes.clone()]);
+                        highest = highest.max(lanes.map(|(x, w)| x * w).sum());
+                    }
+                    best[at] = highest;
+                }
+            }
+        }
+    }
+}
+
+/// [`best_by_head`] for `N` columns and `R` lanes of a head, if the columns have no padding.
+#[inline(always)]
+fn best_of<const N: usize, const R: usize>(
+    units: &[f32],
+    weights: &[f32],
+    group: usize,
+    (first, row): (usize, usize),
+    best: &mut [f32],
+) {
+    let Some(weights) = weights.first_chunk::<N>() else { return };
+    let mut rows = best.chunks_exact_mut(row);
+    let mut best: [&mut [f32]; 8] = std::array::from_fn(|_| rows.next().unwrap_or_default());
+    for (tokens, at) in units.chunks_exact(N * group).zip(first..) {
+        let mut highest = [f32::NEG_INFINITY; 8];
+        for unit in tokens.as_chunks::<N>().0 {
+            for head in 0..8 {
+                let mut sum = 0.0;
+                for i in 0..R {
+                    sum += unit[head * R + i] * weights[head * R + i];
+                }
+                highest[head] = if sum > highest[head] { sum } else { highest[head] };
+            }
+        }
+        // There may be fewer than 8 heads.
+        for (best, highest) in best.iter_mut().zip(highest) {
+            if let Some(best) = best.get_mut(at) {
+                *best = highest;
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Writes, for each unit, the sum over KV heads of the best of their `ratio` query heads. `lanes` are the heads
+    /// and the columns.
+    pub(crate) fn best_query_heads(
+        units: &[f32],
+        weights: &[f32],
+        lanes: (usize, usize),
+        ratio: usize,
+        scores: &mut [f32],
+    ) = sums_of_best;
+}
+
+#[inline(always)]
+fn sums_of_best(units: &[f32], weights: &[f32], (heads, lanes): (usize, usize), ratio: usize, scores: &mut [f32]) {
+    match ratio {
+        1 => sums_of::<1>(units, weights, (heads, lanes), scores),
+        2 => sums_of::<2>(units, weights, (heads, lanes), scores),
+        4 => sums_of::<4>(units, weights, (heads, lanes), scores),
+        8 => sums_of::<8>(units, weights, (heads, lanes), scores),
+        _ => {
+            for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
+                let mut sum = 0.0;
+                for (x, w) in unit[..heads].chunks_exact(ratio).zip(weights.chunks_exact(ratio)) {
+                    sum += x.iter().zip(w).fold(f32::NEG_INFINITY, |best, (x, w)| best.max(x * w));
+                }
+                *score = sum;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn sums_of<const R: usize>(units: &[f32], weights: &[f32], (heads, lanes): (usize, usize), scores: &mut [f32]) {
+    for (score, unit) in scores.iter_mut().zip(units.chunks_exact(lanes)) {
+        let mut sum = 0.0;
+        for (x, w) in unit[..heads].as_chunks::<R>().0.iter().zip(weights.as_chunks::<R>().0) {
+            let mut best = f32::NEG_INFINITY;
+            for i in 0..R {
+                let x = x[i] * w[i];
+                best = if x > best { x } else { best };
+            }
+            sum += best;
+        }
+        *score = sum;
+    }
+}
+
+multiversion! {
+    /// Returns whether all scores are below `limit`. A NaN is not.
+    pub(crate) fn all_below(scores: &[f32], limit: f32) -> bool = are_all_below;
+}
+
+#[inline(always)]
+fn are_all_below(scores: &[f32], limit: f32) -> bool {
+    scores.iter().fold(true, |all, score| all & (*score < limit))
+}
