@@ -21,8 +21,12 @@ pub struct Method {
     pub adapter: AdapterFit,
     /// Whether it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys), by the rank that is its parameter.
     pub reconstructs_keys: bool,
-    pub(crate) make: fn(Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>,
+    /// Makes its selector with an adapter.
+    pub(crate) make: MakeSelector,
 }
+
+/// Makes the selector of a method with the adapter it needs, if any.
+type MakeSelector = fn(Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>;
 
 /// Whether a method takes a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
