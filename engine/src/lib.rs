@@ -1,43 +1,48 @@
 //! stratakv: an embeddable, log-structured storage engine for the KV cache of language models.
 //!
 //! Keys and values of attention live on SSD. At each decode step and layer the engine scores small key summaries, chooses
-//! what matters, reads just that in one batch, and attention consumes it as it arrives. See `docs/architecture.md` for the
-//! shape and `format-spec/SPEC.md` for the bytes on disk.
+//! what matters, reads just that in one batch, and attention consumes it as it arrives. `docs/start.md` has the steps for a
+//! runtime, `docs/internals` the map of the engine, and `format-spec/SPEC.md` the bytes on disk.
 //!
 //! ```
 //! use stratakv::{Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, Store, StoredSummary, TensorView, attend};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // 1. Open a store. A device is a directory: give one per SSD.
 //!     let dir = std::env::temp_dir().join(format!("stratakv-example-{}", std::process::id()));
-//!     std::fs::create_dir(&dir)?; // a device is a directory; give one per SSD
+//!     std::fs::create_dir(&dir)?;
 //!     let store = Store::options().device(&dir).memory_limit(ByteSize::mib(64)).open()?;
+//!
+//!     // 2. Describe the model and create a sequence. The fingerprint is a hash of the model.
 //!     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(128).dtype(DType::F16).group_tokens(8);
-//!     let layout = layout.fingerprint([7; 32]).build()?; // a hash of the model: no other one reads this sequence
+//!     let layout = layout.fingerprint([7; 32]).build()?;
 //!     let options = CreateOptions::new().key("session-42").store_summary(StoredSummary::MinMax);
 //!     let mut sequence = store.create_sequence(&layout, options)?;
 //!
-//!     // Prefill: many tokens of one layer at once, `[tokens, kv_heads, head_dim]`.
+//!     // 3. Prefill: append many tokens of a layer at once, `[tokens, kv_heads, head_dim]`.
 //!     let kv: Vec<f32> = (0..1024 * 8 * 128).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
 //!     for layer in 0..2 {
 //!         let prompt = TensorView::token_major(&kv, 1024, 8, 128);
 //!         sequence.append(layer, prompt, prompt)?;
 //!     }
+//!
+//!     // 4. Commit, with bytes of your own. From here on a crash loses none of this.
 //!     sequence.commit_with(b"sampler state", Durability::Sync)?;
 //!
-//!     // Decode: append the token, select, read what was selected, attend.
+//!     // 5. Decode: append the token, select groups, read them, attend.
 //!     let (query, mut out) = (vec![0.1; 32 * 128], vec![0.0; 32 * 128]); // `[q_heads, head_dim]`
 //!     for layer in 0..2 {
 //!         let token = TensorView::token_major(&kv[..8 * 128], 1, 8, 128);
 //!         sequence.append(layer, token, token)?;
-//!         let view = sequence.select(layer, &query, Budget::tokens(128))?;
-//!         let batch = store.read(&[&view])?.wait()?;
-//!         attend(&query, &view, batch.get(0)?, &mut out)?;
+//!         let selection = sequence.select(layer, &query, Budget::tokens(128))?;
+//!         let batch = store.read(&[&selection])?.wait()?;
+//!         attend(&query, &selection, batch.get(0)?, &mut out)?;
 //!     }
 //!     sequence.commit(Durability::Sync)?;
 //!     drop(sequence);
 //!     store.close()?;
 //!
-//!     // A session survives its process: tokens, summaries and the caller's state come back.
+//!     // 6. Resume in another process: tokens, summaries and your bytes are there.
 //!     let store = Store::options().device(&dir).open()?;
 //!     let sequence = store.open_sequence("session-42")?;
 //!     assert_eq!((sequence.len(), sequence.state()), (1025, Some(&b"sampler state"[..])));
