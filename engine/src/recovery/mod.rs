@@ -7,4 +7,4 @@ pub(crate) use probe::{
     ProbeResult, ProbedDirectory, SUPERBLOCK_NEW, open_directories, read_devices, read_only_features, read_superblock,
     stale_device,
 };
-pub(crate) use replay::replay;
+pub(crate) use replay::{Replayed, replay};

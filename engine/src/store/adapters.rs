@@ -37,15 +37,17 @@ pub struct AdapterInfo {
 }
 
 impl Store {
-    /// Stores an adapter for sequences of this layout, durably, and gives its id. It stays until [`Self::delete_adapter`],
-    /// whatever becomes of sequences. An adapter that is there already, with the same numbers, is not stored again.
+    /// Stores an adapter for sequences of this layout, durably, and gives its id. It stays until
+    /// [`Self::delete_adapter`], whatever becomes of sequences. An adapter that is there already, with the same
+    /// numbers, is not stored again.
     ///
     /// `replicas`: copies on distinct devices, as of a sequence ([`CreateOptions::replicas`](crate::SequenceOptions)).
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout. [`ErrorKind::LayoutMismatch`]:
-    /// it has another number of layers than the layout, or another width in one. [`ErrorKind::InvalidArgument`]: it has
-    /// nothing for any layer, or is too large. [`ErrorKind::Corruption`]: what is there already is damaged. Those of [`Sequence::commit`](crate::Sequence::commit).
+    /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout.
+    /// [`ErrorKind::LayoutMismatch`]: it has another number of layers than the layout, or another width in one.
+    /// [`ErrorKind::InvalidArgument`]: it has nothing for any layer, or is too large. [`ErrorKind::Corruption`]: what
+    /// is there already is damaged. Those of [`Sequence::commit`](crate::Sequence::commit).
     pub fn put_adapter(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
         self.put(layout, adapter, replicas).map_err(|e| e.during(format!("put adapter {}", adapter.id())))
     }
@@ -168,8 +170,8 @@ impl Store {
         catalog.adapters.iter().filter_map(info).collect()
     }
 
-    /// Deletes an adapter, durably. Summaries that were made with it stay with their sequences and are not used any more,
-    /// unless the same adapter comes from elsewhere.
+    /// Deletes an adapter, durably. Summaries that were made with it stay with their sequences and are not used any
+    /// more, unless the same adapter comes from elsewhere.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; the commit of the deletion failed.

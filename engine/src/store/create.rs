@@ -1,24 +1,33 @@
-//! Making a store, and directories those of a device.
+//! Creating a store: superblocks, the first manifest generation, directories.
+//!
+//! A superblock is renamed into place after it is durable, so that a creation cut short leaves directories without a
+//! store.
 
+use super::components::start;
 use super::start::{MemberDevice, measure, start_devices};
-use super::{Store, start};
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::directory::Directory;
-use crate::log::{GenerationStart, ManifestLog, StoreIdentity, copies_for, random_u64, unix_ms};
+use crate::log::{GenerationStart, ManifestLog, StoreIdentity, StoreInner, copies_for, random_u64, unix_ms};
 use crate::metrics::lock;
 use crate::options::StoreOptions;
 use crate::recovery::{ProbedDirectory, SUPERBLOCK_NEW};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use stratakv_format::features::Features;
 use stratakv_format::manifest as m;
 use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot, segment_pages};
 use stratakv_format::{DeviceIndex, PAGE_BYTES, segment};
 use zerocopy::little_endian::{U16, U32, U64};
 
-pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDirectory>) -> Result<Store> {
+/// Creates a store in these directories.
+///
+/// # Errors
+/// [`ErrorKind::Configuration`]: segments of an impossible size. Those of writing.
+pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDirectory>) -> Result<Arc<StoreInner>> {
     let segment_bytes = options.segment_size().bytes();
     let Some(pages) = segment_pages(segment_bytes) else {
-        let text = format!("segment_bytes {segment_bytes} must be whole pages, at least 8 and at most 2^24 of them");
+        let text = format!("create: segment_bytes {segment_bytes} is not a whole number of pages from 8 to 2^24");
         return Err(Error::new(ErrorKind::Configuration, text));
     };
     let identity = StoreIdentity {
@@ -28,6 +37,41 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDir
         instance: random_u64()?,
     };
     let count = found.len();
+    let (slots, catalog) = first_members(identity, segment_bytes, count)?;
+    for found in &found {
+        prepare(&*found.directory)?;
+    }
+    let members: Vec<_> = catalog.members.values().copied().collect();
+    let parts = found.into_iter().zip(slots).zip(&members);
+    let known = parts.map(|((found, slot), member)| MemberDevice { directory: found.directory, slot, member: *member });
+    let devices = start_devices(options, memory, identity, known.collect(), count)?;
+    // Measured for the profiles only: a busy moment must not decide for good where data is placed.
+    measure(&devices)?;
+    let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
+    let first = GenerationStart {
+        generation: 1,
+        previous: 0,
+        first_batch: 1,
+        epoch: 1,
+        room: 0,
+        limit,
+        beyond: true,
+        released: 0,
+        gone: BTreeSet::new(),
+    };
+    let manifest = ManifestLog::create(&devices, &first, &catalog.checkpoint())?;
+    for device in devices.list.iter() {
+        let mut slot = lock(&device.slot);
+        slot.manifest_generation = U64::new(manifest.place().generation);
+        slot.manifest_nonce = U64::new(manifest.place().nonce);
+        slot.synced_through = U64::new(manifest.place().synced_through);
+        write_first_superblock(&*device.directory, &mut slot)?;
+    }
+    start(options, devices, catalog, manifest)
+}
+
+/// Returns the superblock slots of `count` new devices, and a catalog with these members.
+fn first_members(identity: StoreIdentity, segment_bytes: u64, count: usize) -> Result<(Vec<Slot>, Catalog)> {
     let mut slots = Vec::new();
     let mut catalog = Catalog::default();
     for index in 0..count {
@@ -63,45 +107,14 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDir
         catalog.members.insert(device, member);
         slots.push(slot);
     }
-    for found in &found {
-        prepare(&*found.directory)?;
-    }
-    let members: Vec<_> = catalog.members.values().copied().collect();
-    let parts = found.into_iter().zip(slots).zip(&members);
-    let known = parts.map(|((found, slot), member)| MemberDevice { directory: found.directory, slot, member: *member });
-    let devices = start_devices(options, memory, identity, known.collect(), count)?;
-    // For the profiles alone: a busy moment must not decide where data lies for good.
-    measure(&devices)?;
-    let manifest = {
-        let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
-        let start = GenerationStart {
-            generation: 1,
-            previous: 0,
-            first_batch: 1,
-            epoch: 1,
-            room: 0,
-            limit,
-            beyond: true,
-            released: 0,
-            gone: std::collections::BTreeSet::new(),
-        };
-        ManifestLog::create(&devices, &start, &catalog.checkpoint())?
-    };
-    for device in devices.list.iter() {
-        let mut slot = lock(&device.slot);
-        slot.manifest_generation = U64::new(manifest.place().generation);
-        slot.manifest_nonce = U64::new(manifest.place().nonce);
-        slot.synced_through = U64::new(manifest.place().synced_through);
-        write_first_superblock(&*device.directory, &mut slot)?;
-    }
-    start(options, devices, catalog, manifest)
+    Ok((slots, catalog))
 }
 
-/// Makes a directory that of a device.
+/// Writes the first superblock of a device.
 pub(super) fn write_first_superblock(directory: &dyn Directory, slot: &mut Slot) -> Result<()> {
-    // Under another name until it is durable: a superblock is whole from the moment it is there.
+    // Under another name until it is durable, so that a superblock is complete as soon as it exists.
     let file = directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
-    // Both slots, so that one that does not verify is damage ever after.
+    // Both slots are written, so that a slot that does not verify is always damage.
     let first = slot.encode();
     slot.sequence = U64::new(1);
     directory.write_small(&file, 0, &[first, slot.encode()].concat())?;
@@ -110,7 +123,7 @@ pub(super) fn write_first_superblock(directory: &dyn Directory, slot: &mut Slot)
     directory.sync_dir(".")
 }
 
-/// Directories of a device, with nothing in them.
+/// Makes the directories of a device, empty.
 pub(super) fn prepare(directory: &dyn Directory) -> Result<()> {
     for name in [m::DIRECTORY, segment::DIRECTORY] {
         directory.mkdir(name)?;
@@ -119,7 +132,7 @@ pub(super) fn prepare(directory: &dyn Directory) -> Result<()> {
     directory.sync_dir(".")
 }
 
-/// Files that a creation cut short left.
+/// Removes files that a creation cut short left behind.
 fn clear(directory: &dyn Directory) -> Result<()> {
     for parent in [m::DIRECTORY, segment::DIRECTORY] {
         for entry in directory.list(parent)? {
@@ -132,6 +145,7 @@ fn clear(directory: &dyn Directory) -> Result<()> {
     }
 }
 
+/// Returns 16 random bytes.
 pub(super) fn random_id() -> Result<[u8; 16]> {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&random_u64()?.to_le_bytes());

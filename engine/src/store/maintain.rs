@@ -60,7 +60,8 @@ pub struct Health {
     pub avoided: Vec<u16>,
     /// Copies that failed a read and were not looked at yet, or were found damaged and could not be helped.
     pub suspect_copies: u64,
-    /// Copies of the manifest that there should be and for which devices have no room. They are made as soon as there is.
+    /// Copies of the manifest that there should be and for which devices have no room. They are made as soon as there
+    /// is.
     pub owed_manifests: u64,
 }
 
@@ -120,14 +121,15 @@ impl Store {
         }
     }
 
-    /// Who is told of sequences that are evicted or expire, from now on and of those that went since the store was opened.
-    /// It is called on the thread that met the need, holding no lock of the store: it may use the store, and should be quick.
+    /// Who is told of sequences that are evicted or expire, from now on and of those that went since the store was
+    /// opened. It is called on the thread that met the need, holding no lock of the store: it may use the store, and
+    /// should be quick.
     pub fn on_eviction(&self, observer: impl Fn(&Evicted) + Send + Sync + 'static) {
         self.inner.activity.observers.set(Arc::new(observer));
     }
 
-    /// Does what is due now, instead of the background: sequences expire, evictable ones go when what lives is above the high
-    /// watermark, and segments are cleaned when few are free.
+    /// Does what is due now, instead of the background: sequences expire, evictable ones go when what lives is above
+    /// the high watermark, and segments are cleaned when few are free.
     ///
     /// # Errors
     /// A commit failed.
@@ -143,8 +145,8 @@ impl Store {
         maintenance::clean_all(&self.inner).map(CleanReport::from)
     }
 
-    /// The most bytes of all files from now on; none: what the devices take. A smaller one is reached at once by removing free
-    /// files, cleaning, and evicting what may go. It holds for this opening of the store.
+    /// The most bytes of all files from now on; none: what the devices take. A smaller one is reached at once by
+    /// removing free files, cleaning, and evicting what may go. It holds for this opening of the store.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`]: what stays takes more. Nothing grows until it is reached. Or a commit failed.
@@ -156,9 +158,9 @@ impl Store {
     /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way are:
-    /// then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise what the
-    /// last commit brought.
+    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way
+    /// are: then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise
+    /// what the last commit brought.
     pub fn close(self) -> Result<()> {
         self.inner.background.stop(&self.inner.devices.tend);
         match Arc::try_unwrap(self.inner) {
@@ -177,7 +179,7 @@ impl Store {
                 }
             }
             Err(inner) => {
-                super::start_maintenance(&inner)?;
+                super::components::start_maintenance(&inner)?;
                 Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"))
             }
         }

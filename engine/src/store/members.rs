@@ -1,7 +1,8 @@
 //! Changing who is a member: devices that join, leave, and are lost.
 
+use super::Store;
+use super::create::{prepare, random_id, write_first_superblock};
 use super::start::{MemberDevice, measure_device, start_device};
-use super::{Store, prepare, random_id, write_first_superblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::directory::{Access, Directory};
 use crate::maintenance::{Repair, RepairReport};
@@ -22,16 +23,17 @@ const HOLDERS_LOOK: Duration = Duration::from_millis(10);
 const MANIFESTS: usize = 3;
 
 impl Store {
-    /// Adds a device to the store: an empty directory, or one that left this store. What the latter has the only copy of is saved
-    /// first; then all that it holds is removed. Gives the index of the device, which is always a new one. New frames go to it from
-    /// now on; frames with fewer copies than their sequences ask for get the others there by and by ([`Store::repair`] waits for
-    /// it). What lies on other devices stays where it is.
+    /// Adds a device to the store: an empty directory, or one that left this store. What the latter has the only copy
+    /// of is saved first; then all that it holds is removed. Gives the index of the device, which is always a new one.
+    /// New frames go to it from now on; frames with fewer copies than their sequences ask for get the others there by
+    /// and by ([`Store::repair`] waits for it). What lies on other devices stays where it is.
     ///
     /// # Errors
-    /// [`ErrorKind::Configuration`]: the directory belongs to another store, holds something else, or does not fit as in
-    /// [`crate::StoreOptions::open`]. [`ErrorKind::InUse`]: somebody has it open, this store included, which may have been
-    /// opened with it before it was lost. [`ErrorKind::InvalidArgument`]: it is a device of this store, or there have been as many
-    /// as a store can have. [`ErrorKind::NoSpace`]: the other devices have no room for what only it has. Or a commit failed.
+    /// [`ErrorKind::Configuration`]: the directory belongs to another store, holds something else, or does not fit as
+    /// in [`crate::StoreOptions::open`]. [`ErrorKind::InUse`]: somebody has it open, this store included, which may
+    /// have been opened with it before it was lost. [`ErrorKind::InvalidArgument`]: it is a device of this store, or
+    /// there have been as many as a store can have. [`ErrorKind::NoSpace`]: the other devices have no room for what
+    /// only it has. Or a commit failed.
     pub fn add_device(&self, path: impl AsRef<Path>) -> Result<u16> {
         self.inner.committer.check()?;
         let path = path.as_ref();
@@ -105,8 +107,8 @@ impl Store {
         Ok(index as u16)
     }
 
-    /// Sees that a directory with a superblock may become another device, and saves what it has the only copy of. Nothing else on it
-    /// is believed: what the manifest names and what its checksums prove.
+    /// Sees that a directory with a superblock may become another device, and saves what it has the only copy of.
+    /// Nothing else on it is believed: what the manifest names and what its checksums prove.
     fn rescue(&self, directory: &Arc<dyn Directory>, slot: &Slot, repair: &Repair<'_>) -> Result<()> {
         let inner = &self.inner;
         if slot.store_id != inner.devices.identity.store_id {
@@ -136,14 +138,14 @@ impl Store {
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 
-    /// Takes a device out of the store: nothing new goes to it, what it holds moves to the others, then it is no member any more.
-    /// Its directory may be given up once this returns.
+    /// Takes a device out of the store: nothing new goes to it, what it holds moves to the others, then it is no member
+    /// any more. Its directory may be given up once this returns.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: no such device, or the only one. [`ErrorKind::NoSpace`]: the others have no room for what it
-    /// holds. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it that no commit names, or views and reads under
-    /// way were taken when frames still lay on it. In both cases it stays a
-    /// member, takes nothing new, and goes when there is room and nobody holds it any more, or the call is repeated.
+    /// [`ErrorKind::InvalidArgument`]: no such device, or the only one. [`ErrorKind::NoSpace`]: the others have no room
+    /// for what it holds. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it that no commit names, or
+    /// views and reads under way were taken when frames still lay on it. In both cases it stays a member, takes nothing
+    /// new, and goes when there is room and nobody holds it any more, or the call is repeated.
     pub fn remove_device(&self, device: u16) -> Result<RepairReport> {
         // Held throughout, so that what moves is told here and not to the background.
         let repair = Repair::new(&self.inner);
@@ -178,8 +180,8 @@ impl Store {
         }
     }
 
-    /// Declares a device lost: it is not written to or read from any more where there is another copy, and what had a copy on it gets
-    /// another one elsewhere by [`Store::repair`].
+    /// Declares a device lost: it is not written to or read from any more where there is another copy, and what had a
+    /// copy on it gets another one elsewhere by [`Store::repair`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: no such device, or the only one.

@@ -1,9 +1,13 @@
 //! What a store tells about itself and its sequences.
 
+use super::Store;
 use crate::cache::CacheStatus;
+use crate::io::buffer::slab::PageBacking;
 use crate::io::scheduler::profile::ProfileStatus;
-use crate::metrics::{DeviceSnapshot, MemoryUsage};
+use crate::log::Device;
+use crate::metrics::{DeviceSnapshot, MemoryUsage, lock};
 use serde::Serialize;
+use stratakv_format::PAGE_BYTES;
 
 /// What is stored about a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -68,6 +72,54 @@ pub struct StoreStatus {
     pub written_bytes: u64,
     /// Sequences stored.
     pub sequences: usize,
-    /// Resident blocks of the store's cache, if it has one. Caches of single sequences: [`crate::Sequence::cache_status`].
+    /// Resident blocks of the store's cache, if it has one. Caches of single sequences:
+    /// [`crate::Sequence::cache_status`].
     pub cache: Option<CacheStatus>,
+}
+
+impl Store {
+    /// Returns how the store runs: drivers, memory, bytes.
+    #[must_use]
+    pub fn status(&self) -> StoreStatus {
+        let inner = &self.inner;
+        let devices = &inner.devices;
+        let device = |device: &Device| {
+            let status = device.shard.status();
+            DeviceStatus {
+                index: device.index.0,
+                path: device.directory.path().display().to_string(),
+                driver: status.name.to_owned(),
+                notes: status.notes,
+                direct: device.directory.direct_io().is_direct(),
+                available_bytes: device.directory.space().ok().map(|space| space.available),
+                counters: device.counters.snapshot(),
+                profile: device.profile.status(),
+            }
+        };
+        let pages = devices.arena.usage().backing.map(|backing| {
+            match backing {
+                PageBacking::Explicit => "explicit",
+                PageBacking::Transparent => "transparent",
+                PageBacking::Plain => "plain",
+            }
+            .to_owned()
+        });
+        let (live_bytes, sequences) = {
+            let catalog = lock(&inner.catalog);
+            let live: u64 = catalog.segments.values().map(|s| s.live_pages * PAGE_BYTES as u64).sum();
+            (live, catalog.sequences.len() - catalog.adapters.len())
+        };
+        // Taken after the catalog is released, so that one lock is held at a time.
+        let file_bytes = lock(&inner.space).file_bytes(devices);
+        StoreStatus {
+            devices: devices.list.iter().map(device).collect(),
+            memory: devices.budget.usage(),
+            pages,
+            file_bytes,
+            live_bytes,
+            written_bytes: inner.activity.written_bytes(),
+            sequences,
+            cache: inner.cache.as_ref().map(|cache| cache.status()),
+        }
+    }
 }

@@ -90,8 +90,8 @@ fn sum(status: &StoreStatus, of: impl Fn(&crate::metrics::DeviceSnapshot) -> u64
     status.devices.iter().map(|device| of(&device.counters)).sum()
 }
 
-/// What must be the same before and after: descriptors of the store's files, by file, and slabs that can be had. Descriptors of
-/// others of this process are their business.
+/// What must be the same before and after: descriptors of the store's files, by file, and slabs that can be had.
+/// Descriptors of others of this process are their business.
 fn resources(store: &Store, dir: &Path) -> (BTreeMap<PathBuf, usize>, usize) {
     let arena = &store.inner.devices.arena;
     let slabs: Vec<_> = std::iter::from_fn(|| arena.lease(SLAB_BYTES).ok()).collect();

@@ -29,8 +29,9 @@ pub struct Usage {
     pub in_flight_bytes: u64,
     /// Bytes of all files.
     pub file_bytes: u64,
-    /// Whether all segment files made since the store was opened have their blocks reserved. Where the file system cannot do
-    /// that (`false`), they take space only as they are written, and a device may be full although `free_bytes` says it is not.
+    /// Whether all segment files made since the store was opened have their blocks reserved. Where the file system
+    /// cannot do that (`false`), they take space only as they are written, and a device may be full although
+    /// `free_bytes` says it is not.
     pub preallocated: bool,
     /// Bytes written to the devices since the store was created: data, metadata, moves.
     pub lifetime_bytes: u64,
@@ -40,7 +41,8 @@ pub struct Usage {
     pub namespaces: Vec<NamespaceUsage>,
 }
 
-/// One device's part of [`Usage`]: its segments. Always `live + dead + free + reserved + metadata + in_flight == segment_bytes`.
+/// One device's part of [`Usage`]: its segments. Always `live + dead + free + reserved + metadata + in_flight ==
+/// segment_bytes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceUsage {
     /// Index.

@@ -14,7 +14,8 @@ fn copies_that_could_not_be_made_either_are_tried_again() {
     not_written_and_made(true);
 }
 
-/// Copies that are not written while a sequence grows, and where they `cannot_be_made` neither for a while after its commit.
+/// Copies that are not written while a sequence grows, and where they `cannot_be_made` neither for a while after its
+/// commit.
 fn not_written_and_made(cannot_be_made: bool) {
     let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();

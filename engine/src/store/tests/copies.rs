@@ -16,7 +16,8 @@ fn first_frame(store: &Store) -> (FrameId, FrameMeta) {
     (*first.0, first.1.clone())
 }
 
-/// Of two changes of one frame in one group commit the first counts: the second was decided for what was there before it.
+/// Of two changes of one frame in one group commit the first counts: the second was decided for what was there before
+/// it.
 #[test]
 fn two_changes_of_a_frame_in_one_commit() {
     let dir = tempfile::tempdir().unwrap();
@@ -49,7 +50,8 @@ fn two_changes_of_a_frame_in_one_commit() {
     assert_eq!(store.open_sequence("s").unwrap().len(), GROUPS * GROUP as u64);
 }
 
-/// A frame that is damaged in the same place of every copy is not copied over and over; whoever asks for a repair has it tried again.
+/// A frame that is damaged in the same place of every copy is not copied over and over; whoever asks for a repair has
+/// it tried again.
 #[test]
 fn what_cannot_be_copied_is_tried_once() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,211 @@
+//! Sequences of a store: creating, opening, listing and deleting them.
+
+use super::{SequenceInfo, Store};
+use crate::catalog::{COPIES_MAX, RecordBuffer, SequenceMeta};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::planted;
+use crate::layout::KvLayout;
+use crate::log::{SequenceIdentity, SequenceLock, unix_ms};
+use crate::metrics::lock;
+use crate::options::{CreateOptions, Durability, StoredSummary};
+use crate::sequence::{OpenSequence, Sequence, load};
+use stratakv_format::manifest::Kind;
+use stratakv_format::{LayoutId, SequenceId};
+
+impl Store {
+    /// Creates a sequence. Its first commit stores it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: the key is taken. [`ErrorKind::InvalidArgument`]: a key over 512 bytes.
+    /// [`ErrorKind::MemoryLimit`]: no memory for its tails. [`ErrorKind::Configuration`]: more copies than devices.
+    pub fn create_sequence(&self, layout: &KvLayout, options: CreateOptions) -> Result<Sequence> {
+        let inner = &self.inner;
+        inner.committer.check_memory()?;
+        let copies = options.replicas.max(1);
+        if usize::from(copies) > COPIES_MAX {
+            let text = format!("create sequence: {copies} copies are asked for; from 1 to {COPIES_MAX} are possible");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let members = inner.devices.list.slots();
+        if usize::from(copies) > members {
+            let text = format!("create sequence: {copies} copies need as many devices; the store has {members}");
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
+        let (id, claim) = inner.claim(&options.key)?;
+        let mut records = RecordBuffer::default();
+        if copies > 1 {
+            records.require_replicas();
+        }
+        let layout_id = self.layout_id(layout);
+        let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
+            StoredSummary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
+        });
+        let meta = SequenceMeta {
+            key: options.key.clone(),
+            layout: layout_id,
+            summaries,
+            created_unix_ms: unix_ms(),
+            ttl_ms: options.ttl_ms,
+            replicas: copies,
+            evictable: options.evictable,
+            parent: None,
+            tokens: 0,
+            token_ids: 0,
+            state_frame: None,
+            committed_unix_ms: 0,
+            used_unix_ms: 0,
+            adapter: None,
+            refs: Vec::new(),
+        };
+        records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
+        let who = SequenceIdentity {
+            sequence: id,
+            parent: None,
+            key: options.key.clone(),
+            summaries,
+            layout_id,
+            layout: layout.clone(),
+            ttl_ms: options.ttl_ms,
+            evictable: options.evictable,
+            copies: usize::from(copies),
+        };
+        lock(&inner.space).classify(id, class_of(&meta));
+        Sequence::new(claim, who, records, options.residency)
+    }
+
+    /// Returns the number of a layout, a new one if the store does not have it yet.
+    pub(super) fn layout_id(&self, layout: &KvLayout) -> LayoutId {
+        let mut catalog = lock(&self.inner.catalog);
+        catalog.find_layout(layout).unwrap_or_else(|| {
+            let id = catalog.counters.layout;
+            catalog.counters.layout += 1;
+            LayoutId(id)
+        })
+    }
+
+    /// Opens a sequence by its key, as its last commit left it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: no sequence has the key. [`ErrorKind::InUse`]: it is open. [`ErrorKind::Corruption`]:
+    /// its frames are damaged.
+    pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
+        self.open_sequence_with(key, OpenSequence::default())
+    }
+
+    /// Opens a sequence by its key, with options.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_sequence`]. [`ErrorKind::LayoutMismatch`]: it was written with another layout than the
+    /// options want.
+    pub fn open_sequence_with(&self, key: &str, options: OpenSequence) -> Result<Sequence> {
+        self.inner.flush_others()?;
+        let id = lock(&self.inner.catalog).keys.get(key).copied();
+        let id = id.ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("open sequence: no sequence has the key {key:?}"))
+        })?;
+        self.open_sequence_id_with(id, options)
+    }
+
+    /// Opens a sequence by its id.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_sequence`].
+    pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
+        self.open_sequence_id_with(id, OpenSequence::default())
+    }
+
+    /// Opens a sequence by its id, with options.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_sequence_with`].
+    pub fn open_sequence_id_with(&self, id: SequenceId, options: OpenSequence) -> Result<Sequence> {
+        let claim = SequenceLock::new(&self.inner, id, "");
+        // The last handle has queued its commit or its deletion. After a flush the catalog has it.
+        self.inner.flush_others()?;
+        let meta = {
+            let mut catalog = lock(&self.inner.catalog);
+            let found = catalog.sequences.get_mut(&id).filter(|meta| meta.adapter.is_none());
+            found.map(|meta| {
+                meta.used_unix_ms = unix_ms();
+                meta.clone()
+            })
+        };
+        let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")))?;
+        let claim = claim.ok_or_else(|| {
+            Error::new(ErrorKind::InUse, format!("sequence {id} is open; drop its other handle first"))
+        })?;
+        lock(&self.inner.space).classify(id, class_of(&meta));
+        let load = |claim| load(claim, id, &meta, options.summaries);
+        let loaded = load(claim).or_else(|e| match (e.kind(), SequenceLock::new(&self.inner, id, "")) {
+            // The damage may be of the transfer, not of the medium, so it is read once more.
+            (ErrorKind::Corruption, Some(claim)) if !planted!(NotReadAgain) => load(claim),
+            _ => Err(e),
+        });
+        let sequence = loaded.map_err(|e| e.during(format!("open sequence {id}")))?;
+        match options.layout.filter(|layout| layout != sequence.layout()) {
+            None => Ok(sequence),
+            Some(layout) => {
+                let what = layout.difference(sequence.layout().raw());
+                let text = format!(
+                    "open sequence: {:?} was written with another {what}; the model, dtype, group size or codec differs",
+                    sequence.key()
+                );
+                Err(Error::new(ErrorKind::LayoutMismatch, text))
+            }
+        }
+    }
+
+    /// Deletes a sequence without opening it, as [`Sequence::delete`] does. A sequence may be too damaged to be opened.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: there is none. [`ErrorKind::InUse`]: it is open. Those of the commit.
+    pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
+        let claim = SequenceLock::new(&self.inner, id, "");
+        self.inner.flush_others()?;
+        if lock(&self.inner.catalog).sequences.get(&id).is_none_or(|meta| meta.adapter.is_some()) {
+            return Err(Error::new(ErrorKind::NotFound, format!("sequence {id} does not exist")));
+        }
+        let _claim = claim
+            .ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open; drop its handle first")))?;
+        self.inner.delete_sequence(id, durability)
+    }
+
+    /// Opens the sequence with this key, which must have exactly this layout, fingerprint included.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_sequence`]. [`ErrorKind::LayoutMismatch`]: it was written with another layout.
+    pub fn open_sequence_as(&self, key: &str, layout: &KvLayout) -> Result<Sequence> {
+        self.open_sequence_with(key, OpenSequence::new().layout(layout))
+    }
+
+    /// Returns the committed sequences, by id.
+    #[must_use]
+    pub fn sequences(&self) -> Vec<SequenceInfo> {
+        let catalog = lock(&self.inner.catalog);
+        let info = |(id, meta): (&SequenceId, &SequenceMeta)| SequenceInfo {
+            id: id.0,
+            key: meta.key.clone(),
+            tokens: meta.tokens,
+            disk_bytes: {
+                let frames = meta.refs.iter().filter_map(|(frame, _)| catalog.frames.get(frame));
+                frames.flat_map(|frame| frame.locations()).map(|location| location.bytes()).sum()
+            },
+            frames: meta.refs.len(),
+            parent: meta.parent.map(|(parent, _)| parent.0),
+            created_unix_ms: meta.created_unix_ms,
+            committed_unix_ms: meta.committed_unix_ms,
+            ttl_ms: meta.ttl_ms,
+            evictable: meta.evictable,
+        };
+        catalog.sequences.iter().filter(|(_, meta)| meta.adapter.is_none()).map(info).collect()
+    }
+}
+
+/// Returns the class of a sequence. Small sequences that end in the same way share segments.
+fn class_of(meta: &SequenceMeta) -> u8 {
+    match (meta.ttl_ms, meta.evictable) {
+        (0, 0) => 0,
+        (_, 0) => 1,
+        _ => 2,
+    }
+}
