@@ -1,45 +1,46 @@
-//! The one error type. [`ErrorKind`] answers "what do I do now?"; the context names the place.
+//! The error type of the crate. [`ErrorKind`] says what the caller can do. The context says where it happened.
 
 use std::fmt;
 
-/// Result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in terms of what the caller can do about it.
+/// The kind of an error, by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The call's arguments are wrong (shape, NaN, range). Nothing changed; correct the call.
+    /// The arguments of the call are wrong (shape, NaN, range). Nothing changed. Correct the call.
     InvalidArgument,
-    /// The options or the environment do not fit (missing, foreign or doubled device, permissions). Fix the configuration.
+    /// The options do not fit the environment (a missing, foreign or repeated device, permissions). Correct the
+    /// configuration.
     Configuration,
-    /// A device directory is as it was before the membership of its store changed without it. Leave it out; it can be added anew.
+    /// A device directory is older than the last change of membership. Leave it out. It can be added as a new device.
     StaleDevice,
-    /// No such sequence or store.
+    /// There is no such sequence or store.
     NotFound,
     /// The name is taken.
     AlreadyExists,
-    /// Another process or handle holds it. Retry when that one is done.
+    /// Another process or handle has it open. Retry after that one closes.
     InUse,
-    /// Written by a newer or other version of the format. Use a build that knows it.
+    /// Another version of the format wrote it. Use a build that reads that version.
     Unsupported,
-    /// The stored sequence has another layout or fingerprint. Drop the data or use the model that wrote it.
+    /// The stored sequence has another layout or fingerprint. Use the model that wrote it, or delete the data.
     LayoutMismatch,
-    /// Bytes on disk are not what was written; [`Error::corruption`] has the place. Restore or drop the data.
+    /// Bytes on disk differ from what was written. [`Error::corruption`] has the place. Restore or delete the data.
     Corruption,
-    /// The operating system refused an operation; the source is its error.
+    /// The operating system refused an operation. The source is its error.
     Io,
-    /// No space on a device or within the capacity. Nothing changed, unless [`Error::is_queued`]; delete something and retry.
+    /// A device or the capacity is full. Nothing changed, unless [`Error::is_queued`]. Delete something and retry.
     NoSpace,
     /// The request can never fit in `memory_limit`. Raise the limit or ask for less.
     MemoryLimit,
-    /// Resources are in use at the moment. Retry later.
+    /// Resources are in use. Retry later.
     Busy,
-    /// An earlier sync or write failed; the store is read-only until it is opened again.
+    /// An earlier sync or write failed. The store is read-only until it is opened again.
     Poisoned,
     /// The store is open for reading only. Open it for writing.
     ReadOnly,
-    /// A commit failed midway: whether it is durable is known only after the store is opened again.
+    /// A commit failed midway. After the store is opened again it is known whether the commit is durable.
     Indeterminate,
     /// The store or sequence was closed.
     Closed,
@@ -49,10 +50,10 @@ pub enum ErrorKind {
     Deadline,
 }
 
-/// Where bytes on disk are not what was written. `code` is the finding code that `kvfsck` uses for the same damage.
+/// The place of damaged bytes on disk. `code` is the finding code that `kvfsck` prints for the same damage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Corruption {
-    /// Finding code, as in kvfsck: `frame-header`, `payload-checksum`, `manifest-batch`, ...
+    /// The finding code, as in kvfsck: `frame-header`, `payload-checksum`, `manifest-batch`, ...
     pub code: &'static str,
     /// Device index in the store.
     pub device: u16,
@@ -62,9 +63,9 @@ pub struct Corruption {
     pub offset: u64,
     /// Length in bytes of the damaged piece.
     pub len: u64,
-    /// What was expected, in words (a checksum, a magic number).
+    /// The expected value, in words (a checksum, a magic number).
     pub expected: String,
-    /// What was found.
+    /// The value that was found.
     pub found: String,
 }
 
@@ -78,7 +79,7 @@ impl fmt::Display for Corruption {
     }
 }
 
-/// Error of this crate: a kind, a context in words, and where there is one its source.
+/// An error: its kind, its context in words, and its source if it has one.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -90,13 +91,14 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of this kind with this context.
+    /// Returns an error of this kind with this context.
     #[must_use]
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: None, queued: false }))
     }
 
-    /// The operating system's error in doing `context`. ENOSPC, EDQUOT and EFBIG become [`ErrorKind::NoSpace`].
+    /// Returns an error of the operating system during `context`. ENOSPC, EDQUOT and EFBIG become
+    /// [`ErrorKind::NoSpace`].
     #[must_use]
     pub fn io(context: impl Into<String>, source: std::io::Error) -> Self {
         let no_space = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT, rustix::io::Errno::FBIG];
@@ -107,7 +109,7 @@ impl Error {
         Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: Some(source), queued: false }))
     }
 
-    /// Damaged bytes at a known place.
+    /// Returns an error for damaged bytes at a known place.
     #[must_use]
     pub fn corrupt(place: Corruption) -> Self {
         Self(Box::new(Inner {
@@ -119,61 +121,63 @@ impl Error {
         }))
     }
 
-    /// The same error, with what was being done put in front of its context.
+    /// Puts an operation in front of the context.
     #[must_use]
     pub fn during(mut self, doing: impl fmt::Display) -> Self {
         self.0.context = format!("{doing}: {}", self.0.context);
         self
     }
 
-    /// The same error under another kind.
+    /// Changes the kind.
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
     }
 
-    /// What the caller can do about it.
+    /// Returns the kind: what the caller can do about it.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The same error of a commit that is kept all the same.
+    /// Marks the error as one of a commit that stays queued.
     #[must_use]
     pub(crate) fn queued(mut self) -> Self {
         self.0.queued = true;
         self
     }
 
-    /// The same error met on behalf of others: what stays queued is not what the caller asked for.
+    /// Marks the error as one of another caller's commit, so that nothing of this caller stays queued.
     #[must_use]
     pub(crate) fn not_queued(mut self) -> Self {
         self.0.queued = false;
         self
     }
 
-    /// Whether the commit or deletion that brought this error was kept: it is not durable yet, and is made as it was, with
-    /// the caller's state it carries, by the next commit of anybody that finds room, or by the store itself once there is
-    /// some. A crash before loses it whole. Where this is false, an error of kind [`ErrorKind::NoSpace`] undid it.
+    /// Returns whether the commit or deletion with this error stays queued.
+    ///
+    /// It is not durable yet. The next commit of any sequence that finds space makes it durable, with the caller's
+    /// state it carries, or the store does so itself. A crash before that loses it completely. If this returns false,
+    /// an error of kind [`ErrorKind::NoSpace`] undid the commit.
     #[must_use]
     pub fn is_queued(&self) -> bool {
         self.0.queued
     }
 
-    /// The damaged place, for [`ErrorKind::Corruption`].
+    /// Returns the damaged place, for [`ErrorKind::Corruption`].
     #[must_use]
     pub fn corruption(&self) -> Option<&Corruption> {
         self.0.corruption.as_ref()
     }
 
-    /// The operating system's error number, where one stands behind this error.
+    /// Returns the error number of the operating system, if it caused this error.
     #[must_use]
     pub fn raw_os_error(&self) -> Option<i32> {
         self.0.source.as_ref().and_then(std::io::Error::raw_os_error)
     }
 
-    /// The same error once more, for a second waiter on the same failed operation.
+    /// Copies the error, for another caller that waits for the same operation.
     #[must_use]
     pub fn duplicate(&self) -> Self {
         let source = self.0.source.as_ref().map(|e| match e.raw_os_error() {

@@ -1,6 +1,8 @@
-//! Accounts that every floor writes to: memory held against `memory_limit`, and what the devices did.
+//! The accounts of a store: memory against `memory_limit`, counters of devices, events for an observer.
 //!
-//! Invariant: `MemoryBudget::used` is the sum of all live reservations and never exceeds the limit.
+//! Invariants:
+//! - `MemoryBudget::used` is the sum of all live reservations. It never exceeds the limit.
+//! - No lock is held while an observer runs.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,15 +11,15 @@ use std::time::Duration;
 pub(crate) use crate::sync::{EventCount, lock};
 use serde::Serialize;
 
-/// What memory is held for.
+/// A use of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum Category {
     /// Slabs of I/O buffers.
     Arena,
-    /// Rolling tails of sequences: tokens that do not fill a group yet.
+    /// Tails of sequences: tokens that do not fill a group yet.
     Tails,
-    /// Key summaries kept in memory.
+    /// Key summaries in memory.
     Summaries,
     /// Sequence, frame and segment tables.
     Index,
@@ -32,7 +34,7 @@ impl Category {
     pub const ALL: [Self; 6] = [Self::Arena, Self::Tails, Self::Summaries, Self::Index, Self::Cache, Self::Other];
 }
 
-/// A level with its high-water mark.
+/// A level with its peak.
 #[derive(Default)]
 struct Gauge {
     used: AtomicUsize,
@@ -58,7 +60,7 @@ impl Gauge {
     }
 }
 
-/// The account of memory: nothing large is allocated without a [`Reservation`] from here.
+/// The account of memory. Every large allocation needs a [`Reservation`] from it.
 pub(crate) struct MemoryBudget {
     limit: usize,
     total: Gauge,
@@ -76,7 +78,7 @@ impl MemoryBudget {
         })
     }
 
-    /// Takes `bytes` off the free budget, or nothing when they do not fit now.
+    /// Reserves `bytes`, or returns none if they do not fit now.
     pub(crate) fn try_reserve(self: &Arc<Self>, bytes: usize, category: Category) -> Option<Reservation> {
         let held = || HeldBytes { budget: Arc::clone(self), bytes: AtomicUsize::new(bytes), category };
         self.take(bytes, category).then(|| Reservation { held: Arc::new(held()) })
@@ -121,13 +123,14 @@ impl MemoryBudget {
         }
     }
 
-    /// Told whenever memory comes back: a reservation shrinks or ends, or an arena lease returns.
+    /// Returns the event that is notified when memory comes back: a reservation shrinks or ends, or an arena lease
+    /// returns.
     pub(crate) fn returned(&self) -> &Arc<EventCount> {
         &self.returned
     }
 }
 
-/// A part of the budget that is held until this and all that [share](Self::share) it are dropped.
+/// A part of the budget. It ends when this and all that [share](Self::share) it are dropped.
 pub(crate) struct Reservation {
     held: Arc<HeldBytes>,
 }
@@ -143,18 +146,19 @@ impl Reservation {
         self.held.bytes.load(Ordering::Relaxed)
     }
 
-    /// The same part once more, for whoever else uses the memory.
+    /// Returns the same part again, for another user of the memory.
     pub(crate) fn share(&self) -> Self {
         Self { held: Arc::clone(&self.held) }
     }
 
-    /// Whether others share it.
+    /// Returns whether others share it.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.held) > 1
     }
 
-    /// Grows or shrinks to `bytes`. `false` when the growth does not fit; nothing has changed then. Never shrinks while others
-    /// share it. One of those who share it resizes at a time.
+    /// Grows or shrinks to `bytes`. Returns false if the growth does not fit; nothing changed then.
+    ///
+    /// It never shrinks while others share it. One user resizes at a time.
     pub(crate) fn resize(&mut self, bytes: usize) -> bool {
         let held = self.bytes();
         if bytes > held {
@@ -177,23 +181,23 @@ impl Drop for HeldBytes {
     }
 }
 
-/// Memory held at one moment and the most that was ever held, in bytes.
+/// The memory of a store in bytes: now and at its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
-    /// The limit that was set.
+    /// The limit.
     pub limit_bytes: usize,
     /// Held now.
     pub used_bytes: usize,
     /// Held at most.
     pub peak_bytes: usize,
-    /// The same by category; their peaks need not coincide.
+    /// The same by category. Peaks may be of different moments.
     pub categories: [CategoryUsage; Category::ALL.len()],
 }
 
-/// One category's part of [`MemoryUsage`].
+/// The part of a category in [`MemoryUsage`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CategoryUsage {
-    /// What the memory is held for.
+    /// The category.
     pub category: Category,
     /// Held now, in bytes.
     pub used_bytes: usize,
@@ -203,7 +207,7 @@ pub struct CategoryUsage {
 
 macro_rules! device_counters {
     ($($(#[$doc:meta])+ $name:ident),+ $(,)?) => {
-        /// What one device did, counted at completions.
+        /// The counters of one device, counted at completions.
         #[derive(Default)]
         pub(crate) struct DeviceCounters {
             $(pub(crate) $name: Counter,)+
@@ -215,7 +219,7 @@ macro_rules! device_counters {
             }
         }
 
-        /// What one device did since the store was opened, counted at completions.
+        /// The counters of one device since the store was opened, counted at completions.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         #[non_exhaustive]
         pub struct DeviceSnapshot {
@@ -227,55 +231,55 @@ macro_rules! device_counters {
 device_counters! {
     /// Read requests completed.
     reads,
-    /// Bytes that reads brought in.
+    /// Bytes read.
     read_bytes,
     /// Write requests completed.
     writes,
-    /// Bytes that writes took.
+    /// Bytes written.
     write_bytes,
     /// Syncs completed.
     syncs,
     /// Requests and other operations that failed, of every kind.
     errors,
-    /// Completions with fewer bytes than asked for.
+    /// Completions with fewer bytes than requested.
     short_completions,
-    /// Batches of reads that somebody waited for and that went through the device's thread.
+    /// Batches of demand reads that the device's thread served.
     demand_batches,
-    /// Microseconds from handing such a batch over until its last request was at the driver, all batches together.
+    /// Microseconds from the submission of these batches until their last request reached the driver, summed.
     demand_queue_us,
     /// Batches of reads ahead, writes and syncs.
     other_batches,
-    /// Microseconds that those waited likewise.
+    /// Microseconds that these batches waited, summed likewise.
     other_queue_us,
     /// System calls made to submit or to wait.
     submissions,
     /// Attempts repeated after EINTR or EAGAIN.
     retries,
-    /// Blocks or reads of this device that another copy had to give.
+    /// Blocks or reads of this device that were read from another copy instead.
     other_copies,
-    /// Parts of reads that were late and were read from other copies as well.
+    /// Late parts of reads that were read from other copies as well.
     hedged,
     /// Reads that failed.
     read_errors,
-    /// Writes, and files that could not be made or made longer, for want of space: ENOSPC, EDQUOT, EFBIG.
+    /// Writes and file creations or extensions that failed for lack of space: ENOSPC, EDQUOT, EFBIG.
     no_space,
-    /// Writes that failed otherwise.
+    /// Writes that failed for other reasons.
     write_errors,
-    /// Syncs that failed: the first one ends all writing.
+    /// Syncs that failed. The first one ends all writing to the device.
     failed_syncs,
-    /// Files that could not be made, opened, made longer, renamed, removed or listed otherwise.
+    /// Files that could not be created, opened, extended, renamed, removed or listed for other reasons.
     name_errors,
-    /// Blocks, and headers and small pieces of frames, that were not what was written when they were read; each reading counts.
+    /// Blocks, frame headers and small pieces with a wrong checksum. Each read counts.
     checksum_failures,
-    /// Blocks that were read again for that.
+    /// Blocks that were read again because of a wrong checksum.
     rereads,
-    /// Slots of the superblock, and copies of the manifest, that were damaged, missing or unreadable when the store was opened, while
-    /// others were whole. An opening for writing makes them good.
+    /// Superblock slots and manifest copies that were damaged, missing or unreadable at open while others were intact.
+    /// An opening for writing repairs them.
     damaged_metadata,
 }
 
 impl DeviceCounters {
-    /// Counts a batch that waited so long until all of it was at the driver.
+    /// Counts a batch and how long it waited until all of it reached the driver.
     pub(crate) fn queued(&self, demand: bool, waited: Duration) {
         let (batches, total_us) = match demand {
             true => (&self.demand_batches, &self.demand_queue_us),
@@ -285,7 +289,7 @@ impl DeviceCounters {
         total_us.add(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Counts a request that failed, by what it was.
+    /// Counts a failed request by its kind.
     pub(crate) fn failed(&self, op: OpKind, no_space: bool) {
         self.errors.add(1);
         match op {
@@ -299,56 +303,56 @@ impl DeviceCounters {
     }
 }
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
     Read,
     Write,
     Sync,
-    /// Something with a file as a whole, or with names.
+    /// An operation on a whole file, or on names.
     Names,
 }
 
-/// Why a sequence went by itself.
+/// Why the store deleted a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum EvictionReason {
-    /// Its time to live was over.
+    /// Its time to live ended.
     Expired,
     /// Space was short, and it was evictable.
     Space,
 }
 
-/// A sequence that went by itself.
+/// A sequence that the store deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Evicted {
-    /// Id.
+    /// The id.
     pub id: u64,
-    /// Key, empty when it had none.
+    /// The key, or empty.
     pub key: String,
     /// Committed tokens.
     pub tokens: u64,
-    /// Bytes of frames that nobody else refers to.
+    /// Bytes of frames that no other sequence refers to.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub reason: EvictionReason,
 }
 
 type Observer = Arc<dyn Fn(&Evicted) + Send + Sync>;
 
-/// Events that wait for an observer, at most.
+/// Events that are kept until an observer is set, at most.
 const EVENTS_MAX: usize = 1024;
 
-/// Who is told of sequences that went. No lock is held while it is.
+/// The observer of deleted sequences, and events that wait for it.
 #[derive(Default)]
 pub(crate) struct Observers {
     told: Mutex<Told>,
-    /// Those whose deletion is queued and not durable yet: nobody is told.
+    /// Events of deletions that are queued and not durable yet.
     kept: Mutex<Vec<Evicted>>,
     pub(crate) lost: Counter,
 }
 
-/// Under one lock, so that no event is put by for an observer that has just looked.
+/// The observer and its waiting events, under one lock so that no event is missed while an observer is set.
 #[derive(Default)]
 struct Told {
     observer: Option<Observer>,
@@ -373,7 +377,7 @@ impl Observers {
         }
     }
 
-    /// Keeps what nobody is to be told before it is durable.
+    /// Keeps events until their deletion is durable.
     pub(crate) fn keep(&self, events: Vec<Evicted>) {
         lock(&self.kept).extend(events);
     }
@@ -382,7 +386,7 @@ impl Observers {
         std::mem::take(&mut *lock(&self.kept))
     }
 
-    /// From now on this one is told, first of what happened before.
+    /// Sets the observer. It gets the waiting events first.
     pub(crate) fn set(&self, observer: Observer) {
         loop {
             let waiting = {
@@ -398,7 +402,7 @@ impl Observers {
     }
 }
 
-/// What the store as a whole did and met since it was opened.
+/// The counters of a store since it was opened.
 #[derive(Default)]
 pub(crate) struct StoreCounters {
     pub(crate) evictions: Counter,
@@ -408,7 +412,7 @@ pub(crate) struct StoreCounters {
     pub(crate) no_space: Counter,
 }
 
-/// A count that any thread may raise.
+/// A counter that any thread may raise.
 #[derive(Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -465,11 +469,11 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         drop(held);
         assert!(waiter.join().expect("no panic"));
-        // A clone of a clone is known again; unoptimised, the first one has a table of its own.
+        // A clone of a clone has the same table. Unoptimised, the first clone has a table of its own.
         let noop = &Waker::noop().clone();
         assert!(!budget.returned().wake_past(seen, noop));
         assert!(budget.returned().wake_past(budget.returned().epoch(), noop));
-        // A task that is polled again is there once.
+        // A task that is polled again is registered once.
         assert!(budget.returned().wake_past(budget.returned().epoch(), noop));
         assert_eq!(budget.returned().waiters(), 1);
         budget.returned().notify();
@@ -490,7 +494,7 @@ mod tests {
             move |event: &Evicted| {
                 lock(&heard).push(event.id);
                 if event.id == 0 {
-                    // While the first are being told of.
+                    // This event happens while the observer handles the first ones.
                     observers.tell(self::event(3));
                 }
             }

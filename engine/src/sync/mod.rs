@@ -1,5 +1,6 @@
-//! Where threads meet, and what a simulation does instead of letting one wait: everything there runs on a single thread, so
-//! whoever waits does what is under way until it has happened.
+//! Locks, queues and events between threads.
+//!
+//! A simulation runs on one thread. A caller that would wait there drives the simulation until its event has happened.
 
 use std::sync::PoisonError;
 use std::task::Waker;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "sim")]
 use std::cell::Cell;
 
-/// The same types as of the standard library, but under `cfg(loom)` those whose interleavings loom explores.
+/// The types of the standard library, or loom's under `cfg(loom)`.
 #[cfg(loom)]
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
 #[cfg(not(loom))]
@@ -19,25 +20,25 @@ mod order;
 
 use atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A bounded queue of many producers.
+/// A bounded queue with many producers.
 #[cfg(not(loom))]
 pub(crate) use crossbeam_queue::ArrayQueue;
 #[cfg(loom)]
 pub(crate) use model::ArrayQueue;
 
-/// The same as [`lock`] for what loom explores.
+/// Locks as [`lock`] does, for types that loom explores.
 pub(crate) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lock that [`lock`] took.
+/// A guard that [`lock`] returns.
 #[cfg(all(debug_assertions, not(loom)))]
 pub(crate) use order::Guard;
 #[cfg(any(not(debug_assertions), loom))]
 pub(crate) use std::sync::MutexGuard as Guard;
 
-/// Locks a mutex whose data stays valid when a holder panics. Loom does not know it; the order of such locks is watched where
-/// assertions are.
+/// Locks a mutex whose data stays valid if a holder panics. Loom does not explore it. Builds with assertions check the
+/// order of these locks.
 #[cfg_attr(debug_assertions, track_caller)]
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> Guard<'_, T> {
     #[cfg(all(debug_assertions, not(loom)))]
@@ -46,7 +47,7 @@ pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> Guard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets go of a lock until something is told, or at most for so long.
+/// Releases a lock until it is notified, or for at most `most`.
 pub(crate) fn wait_for<'a, T>(told: &std::sync::Condvar, guard: Guard<'a, T>, most: Option<Duration>) -> Guard<'a, T> {
     let wait = |guard| match most {
         Some(most) => told.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0,
@@ -58,7 +59,7 @@ pub(crate) fn wait_for<'a, T>(told: &std::sync::Condvar, guard: Guard<'a, T>, mo
     wait(guard)
 }
 
-/// What loom does not know, in terms of what it knows.
+/// Types that loom lacks, built from those it has.
 #[cfg(loom)]
 mod model {
     use super::{Mutex, hold};
@@ -95,18 +96,18 @@ mod model {
 
 #[cfg(feature = "sim")]
 thread_local! {
-    /// Does a piece of what is under way; `false` when nothing is. None outside of a simulation.
+    /// Runs one step of the simulation. Returns false if there is none. `None` outside a simulation.
     static DRIVE: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
-/// From now on waiting on this thread means driving the simulation.
+/// Makes waiting on this thread drive the simulation.
 #[cfg(feature = "sim")]
 pub(crate) fn set_drive(drive: Option<fn() -> bool>) {
     DRIVE.set(drive);
 }
 
-/// In a simulation, drives it until `done` or until nothing is under way any more; whether this is a simulation.
-/// Elsewhere nothing: block.
+/// Drives the simulation until `done` or until no step is left. Returns whether this is a simulation. Elsewhere it does
+/// nothing.
 #[inline]
 pub(crate) fn drive_until(done: impl FnMut() -> bool) -> bool {
     #[cfg(feature = "sim")]
@@ -119,11 +120,13 @@ pub(crate) fn drive_until(done: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Lets threads and tasks wait until "something happened since I looked".
+/// An event that threads and tasks wait for: "something happened since I looked".
 ///
-/// Protocol of a waiter: read [`EventCount::epoch`], try, and on failure wait for the epoch to pass. A notification between
-/// the two ends the wait at once. Ordering: the waiter raises `waiters`, then reads the epoch; the notifier raises the
-/// epoch, then reads `waiters`; both pairs are separated by a sequentially consistent fence, so one of the two sees the other.
+/// A waiter reads [`EventCount::epoch`], tries, and on failure waits for the epoch to pass. A notification between the
+/// two ends the wait at once.
+///
+/// Ordering: the waiter raises `waiters` and then reads the epoch. The notifier raises the epoch and then reads
+/// `waiters`. A sequentially consistent fence separates both pairs, so that one of the two sees the other.
 pub(crate) struct EventCount {
     epoch: AtomicU64,
     waiters: AtomicUsize,
@@ -162,10 +165,10 @@ impl EventCount {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Blocks until the epoch is past `seen` or the deadline came; `true` for the former.
+    /// Blocks until the epoch is past `seen` or the deadline passes. Returns true for the epoch.
     pub(crate) fn wait_past(&self, seen: u64, deadline: Option<Instant>) -> bool {
         if drive_until(|| self.epoch() != seen) && (deadline.is_some() || self.epoch() != seen) {
-            // Where nothing is under way any more, time passes.
+            // If the simulation has no step left, time passes.
             return self.epoch() != seen;
         }
         let mut guard = hold(&self.wakers);
@@ -184,10 +187,11 @@ impl EventCount {
         passed
     }
 
-    /// Registers a task to be woken once by the next notification. `false` when the epoch is past `seen` already: try again.
+    /// Registers a task to be woken once by the next notification. Returns false if the epoch is past `seen`: try
+    /// again.
     pub(crate) fn wake_past(&self, seen: u64, waker: &Waker) -> bool {
         let mut wakers = hold(&self.wakers);
-        // A task that is polled again before the notification is woken once all the same.
+        // A task that is polled again before the notification is woken only once.
         let is_known = wakers.iter().any(|known| known.will_wake(waker));
         if !is_known {
             self.waiters.fetch_add(1, Ordering::Relaxed);

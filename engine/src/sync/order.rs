@@ -1,5 +1,8 @@
-//! The order of locks, watched in builds with assertions: threads that take two locks in different orders can wait for each other
-//! for ever, and hardly ever do so in a test. Locks are told apart by what they hold, where that is a type of this crate.
+//! The order of locks, checked in builds with assertions.
+//!
+//! Threads that take two locks in different orders may deadlock, which tests rarely hit. This records every pair of
+//! locks that is held together, and panics on the opposite order. Locks are identified by the type they hold, if that
+//! is a type of this crate.
 
 use super::hold;
 use std::any::type_name;
@@ -12,10 +15,10 @@ use std::sync::{Mutex, MutexGuard};
 
 type Place = &'static Location<'static>;
 
-/// By what is held: what was taken under it, and where both were.
+/// For each lock: the locks that were taken under it, and where.
 type Under = BTreeMap<&'static str, BTreeMap<&'static str, (Place, Place)>>;
 
-/// A lock that a thread has.
+/// A lock that a thread holds.
 struct Held {
     what: &'static str,
     address: usize,
@@ -24,13 +27,13 @@ struct Held {
 
 thread_local! {
     static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
-    /// Pairs that this thread has seen to be in order.
+    /// Pairs that this thread has checked.
     static FINE: RefCell<BTreeSet<(&'static str, &'static str)>> = const { RefCell::new(BTreeSet::new()) };
 }
 
 static TAKEN_UNDER: Mutex<Under> = Mutex::new(Under::new());
 
-/// A lock that is watched while it is held.
+/// A guard of a lock whose order is checked.
 pub(crate) struct Guard<'a, T> {
     guard: MutexGuard<'a, T>,
     note: Note,
@@ -40,21 +43,21 @@ pub(crate) struct Guard<'a, T> {
 struct Note(usize);
 
 impl<'a, T> Guard<'a, T> {
-    /// Takes a lock, after a look at those that this thread has.
+    /// Takes a lock after checking it against the locks that this thread holds.
     ///
     /// # Panics
-    /// The thread has it already, or some thread took the two the other way round.
+    /// The thread holds it already, or a thread took the two in the opposite order.
     #[track_caller]
     pub(crate) fn new(mutex: &'a Mutex<T>) -> Self {
         let (what, address, at) = (type_name::<T>(), from_ref(mutex).addr(), Location::caller());
-        // While a thread ends there is nothing to note it in any more.
+        // A thread that is ending has no list any more.
         let _ = HELD.try_with(|held| held.borrow().iter().for_each(|held| look(held, what, address, at)));
         let guard = hold(mutex);
         let _ = HELD.try_with(|held| held.borrow_mut().push(Held { what, address, at }));
         Self { guard, note: Note(address) }
     }
 
-    /// The same lock after something that lets go of it meanwhile.
+    /// Returns the same lock after a wait that released it meanwhile.
     pub(super) fn through(self, wait: impl FnOnce(MutexGuard<'a, T>) -> MutexGuard<'a, T>) -> Self {
         let Self { guard, note } = self;
         Self { guard: wait(guard), note }
@@ -86,10 +89,10 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-/// Whether a lock may be taken under one that is held.
+/// Checks that a lock may be taken under one that is held.
 fn look(held: &Held, what: &'static str, address: usize, at: Place) {
     assert!(held.address != address, "the {what} of {at} is held since {}", held.at);
-    // What has no type of its own may be any of several locks.
+    // A lock without a type of its own may be any of several locks.
     let (pair, own) = ((held.what, what), concat!(env!("CARGO_CRATE_NAME"), "::"));
     if held.what == what || !held.what.starts_with(own) || !what.starts_with(own) {
         return;
@@ -109,7 +112,7 @@ fn look(held: &Held, what: &'static str, address: usize, at: Place) {
     );
 }
 
-/// How one kind is held, directly or not, while the other is taken; empty when it is not.
+/// Returns how one lock is held, directly or indirectly, while the other is taken. Empty if it is not.
 fn way(under: &Under, from: &'static str, to: &'static str) -> Vec<String> {
     let (mut seen, mut ways) = (BTreeSet::from([from]), vec![(from, Vec::new())]);
     while let Some((what, way)) = ways.pop() {
