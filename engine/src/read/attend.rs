@@ -1,41 +1,45 @@
-//! Attention over a view: its parts in order, each a partial of its own, then the tail, merged in order.
+//! Attention over a selection.
+//!
+//! 1. Each part in order: decode its planes, reconstruct its keys, attend to it as a partial of its own.
+//! 2. The tail, as one more partial.
+//! 3. Partials are merged in this order, so that the bits of the result depend on the selection alone.
 
 use super::batch::SelectionBlocks;
-use super::decode_check::undecodable;
-use super::verify::not_there;
+use super::errors::{not_there, undecodable, wrong_view};
+use super::planes::planes;
 use crate::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, Workspace};
-use crate::cache::Resident;
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
 use crate::plan::ReadPart;
-use crate::plan::{GroupSource, KeySource, Selection, SelectionInner};
+use crate::plan::{KeySource, Selection, SelectionInner};
 use std::sync::Arc;
 
-/// How to attend.
+/// Options of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttendOptions {
-    /// What scores are multiplied by before the softmax. Default `1 / sqrt(key_dim)`.
+    /// The factor of scores before the softmax. Default `1 / sqrt(key_dim)`.
     pub scale: Option<f32>,
-    /// Elements of a key that are its value, for layouts without a V plane (MLA). Default: all.
+    /// The leading elements of a key that are its value, for layouts without a V plane (MLA). Default: all.
     pub value_dims: Option<usize>,
 }
 
-/// Attention of `query` `[q_heads, key_dim]` over a view and its blocks, tail included, to `out` `[q_heads, value_dim]`.
-/// Query head `h` uses KV head `h / (q_heads / kv_heads)`. Scores are scaled by `1 / sqrt(key_dim)`.
+/// Attends with `query` `[q_heads, key_dim]` to a selection and its tail. Writes `out` `[q_heads, value_dim]`.
 ///
-/// The same view gives the same bits, whatever was resident and in whatever order blocks arrived.
+/// Query head `h` uses KV head `h / (q_heads / kv_heads)`. Scores are scaled by `1 / sqrt(key_dim)`.
+/// Equal selections give equal bits, whatever was cached and in whatever order blocks arrived.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`]: `query` or `out` has the wrong length or is not finite, or `blocks` belong to another view.
+/// [`ErrorKind::InvalidArgument`]: `query` or `out` has the wrong length or is not finite, or `blocks` are of another
+/// selection.
 pub fn attend(query: &[f32], view: &Selection, blocks: SelectionBlocks<'_>, out: &mut [f32]) -> Result<()> {
     attend_with(query, view, blocks, &AttendOptions::default(), out)
 }
 
-/// [`attend`] with another scale, or with values that are a prefix of the keys.
+/// Attends as [`attend`] does, with another scale or with values that are a prefix of the keys.
 ///
 /// # Errors
-/// As [`attend`].
+/// Those of [`attend`].
 pub fn attend_with(
     query: &[f32],
     view: &Selection,
@@ -53,23 +57,20 @@ pub fn attend_with(
     attending.finish(out)
 }
 
-pub(super) fn wrong_view(index: usize) -> Error {
-    not_there(&format!("view {index} of the read is another view than the one given"))
-}
-
-/// Attention under way.
+/// Attention to a selection, part by part.
 pub(super) struct Attending<'a> {
     view: &'a SelectionInner,
     query: Query,
     total: Partial,
     part: Partial,
     workspace: Workspace,
-    /// K planes of units of a part, rebuilt, one behind the other.
+    /// Reconstructed K planes of a part's groups, in order.
     keys: Vec<u8>,
-    /// The part that they are of, by its first unit.
+    /// The part that they are of, by its first group.
     keys_of: Option<usize>,
-    /// How the blocks are stored, where not as they are, and the planes of a part decoded, one behind the other.
+    /// The codec of the blocks, if they have one.
     coder: Option<BlockCoder>,
+    /// Decoded planes of a part's groups, in order.
     decoded: Vec<u8>,
 }
 
@@ -78,7 +79,11 @@ impl<'a> Attending<'a> {
         let layer = view.layout.kv_layer(view.layer)?;
         let key_dim = usize::from(layer.key_dim);
         if query.is_empty() || !query.len().is_multiple_of(key_dim) {
-            let text = format!("query of {} elements; layer {} has keys of {key_dim}", query.len(), view.layer);
+            let text = format!(
+                "attend: query has {} elements, not a multiple of layer {}'s key_dim {key_dim}",
+                query.len(),
+                view.layer
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (kv_heads, value_dim) = (usize::from(layer.kv_heads), usize::from(layer.value_dim));
@@ -105,7 +110,7 @@ impl<'a> Attending<'a> {
         })
     }
 
-    /// Rebuilds the keys of a part, for which nothing needs to have arrived.
+    /// Reconstructs the keys of a part. No block needs to have arrived.
     pub(super) fn rebuild(&mut self, part: &ReadPart) {
         let Some(rebuilt) = self.view.rebuilt.as_ref().filter(|_| self.keys_of != Some(part.units.start)) else {
             return;
@@ -116,7 +121,7 @@ impl<'a> Attending<'a> {
         self.keys_of = Some(part.units.start);
     }
 
-    /// One part, whose buffer has arrived and was checked.
+    /// Attends to one part, whose buffer has arrived and was checked.
     pub(super) fn part(&mut self, part: &ReadPart, buffer: Option<&Lease>) -> Result<()> {
         self.rebuild(part);
         self.decode(part, buffer)?;
@@ -141,7 +146,7 @@ impl<'a> Attending<'a> {
                 KeySource::Stored => k,
                 KeySource::Kept(plane) => plane,
                 KeySource::Rebuilt => rebuilt.next().unwrap_or_default(),
-                KeySource::Absent => return Err(not_there("the keys of a view of values alone")),
+                KeySource::Absent => return Err(not_there("K plane in a selection of values only")),
             };
             blocks.push(KvBlock { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
         }
@@ -150,7 +155,7 @@ impl<'a> Attending<'a> {
         self.total.merge(&self.part)
     }
 
-    /// Decodes the planes of a part that are under a codec.
+    /// Decodes the planes of a part that have a codec.
     fn decode(&mut self, part: &ReadPart, buffer: Option<&Lease>) -> Result<()> {
         self.decoded.clear();
         let Some(coder) = &self.coder else { return Ok(()) };
@@ -160,7 +165,7 @@ impl<'a> Attending<'a> {
             for (plane, stored) in keys.into_iter().chain([(1, v)]).filter(|(plane, _)| coder.encodes(*plane)) {
                 let start = self.decoded.len();
                 self.decoded.resize(start + coder.plain_bytes(plane), 0);
-                // A block that was resident already may have come with a read that failed for it.
+                // A cached block may be of a read that failed for this part.
                 let decoded = coder.decode_plane(plane, stored, &mut self.decoded[start..]);
                 decoded.map_err(|_| undecodable(self.view, &self.view.units[nth], 0))?;
             }
@@ -168,7 +173,7 @@ impl<'a> Attending<'a> {
         Ok(())
     }
 
-    /// The tail, then the result.
+    /// Attends to the tail and writes the result.
     pub(super) fn finish(mut self, out: &mut [f32]) -> Result<()> {
         if let Some(tail) = &self.view.tail {
             let geometry = self.view.layout.plain_block(self.view.layer);
@@ -188,37 +193,4 @@ impl<'a> Attending<'a> {
         }
         self.total.finish(out)
     }
-}
-
-/// The planes of unit `nth` of a view, which `part` holds, as they are stored; no keys where they are not read.
-pub(super) fn planes<'a>(
-    view: &'a SelectionInner,
-    part: &'a ReadPart,
-    buffer: Option<&'a Lease>,
-    nth: usize,
-) -> Result<(&'a [u8], &'a [u8])> {
-    let geometry = view.layout.block(view.layer);
-    let unit = &view.units[nth];
-    let (start, len) = geometry.plane(1);
-    let keys = if unit.reads_keys() { geometry.key_bytes } else { 0 };
-    let block = match &unit.source {
-        GroupSource::Run { run, index } => run.block(*index)?,
-        GroupSource::Copied(block) => block,
-        GroupSource::Disk { .. } => {
-            let resident = part.resident.get(nth - part.units.start).and_then(Option::as_ref);
-            let at = part.blocks.get(nth - part.units.start).copied().flatten();
-            let bytes = buffer.and_then(Lease::bytes);
-            let own = unit.bytes(geometry);
-            let read = match (resident.and_then(Resident::bytes), at, bytes) {
-                (Some(block), ..) if block.len() == own => block,
-                (None, Some(at), Some(bytes)) => &bytes[at..at + own],
-                _ => return Err(Error::new(ErrorKind::Busy, "the block has not arrived")),
-            };
-            if !unit.reads_keys() {
-                return Ok((&[], read));
-            }
-            read
-        }
-    };
-    Ok((&block[..keys], &block[start..start + len]))
 }

@@ -1,6 +1,7 @@
-//! What a read brought.
+//! The result of a read: its buffers, and the blocks of each selection in them.
 
-use super::verify::not_there;
+use super::errors::not_there;
+use super::planes::planes;
 use crate::codec::BlockCoder;
 use crate::error::{Error, Result};
 use crate::io::buffer::arena::Lease;
@@ -9,12 +10,13 @@ use crate::plan::SelectionInner;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+/// A part with its buffer.
 pub(super) struct PartBuffer {
     pub(super) part: ReadPart,
     pub(super) buffer: Option<Arc<Lease>>,
 }
 
-/// The blocks of one or more views, in memory and checked. Owns its buffers; they return when it is dropped.
+/// The blocks of one or more selections, in memory and checked. Its buffers return to the arena when it is dropped.
 pub struct ReadBatch {
     pub(super) views: Vec<Arc<SelectionInner>>,
     pub(super) parts: Vec<PartBuffer>,
@@ -26,27 +28,27 @@ impl ReadBatch {
         Self { views, parts, failures }
     }
 
-    /// Views in it, in the order they were given.
+    /// Returns how many selections it holds.
     #[must_use]
     pub fn len(&self) -> usize {
         self.views.len()
     }
 
-    /// Whether it holds no view.
+    /// Returns whether it holds no selection.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.views.is_empty()
     }
 
-    /// The blocks of view `index`.
+    /// Returns the blocks of selection `index`, in the order given to the read.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`](crate::ErrorKind::Corruption) when a block of this view is damaged,
+    /// [`ErrorKind::Corruption`](crate::ErrorKind::Corruption) when a block of this selection is damaged,
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when one could not be read,
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) when there is no such view.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) when there is no such selection.
     pub fn get(&self, index: usize) -> Result<SelectionBlocks<'_>> {
         let Some(view) = self.views.get(index) else {
-            return Err(not_there(&format!("view {index} of a read of {}", self.views.len())));
+            return Err(not_there(&format!("selection {index}; the read has {}", self.views.len())));
         };
         match &self.failures[index] {
             Some(e) => Err(e.duplicate()),
@@ -55,10 +57,10 @@ impl ReadBatch {
     }
 }
 
-/// A plane of a group: borrowed where it is stored so, owned where it was decoded.
+/// A plane of a group: borrowed if it is stored raw, owned if it was decoded.
 pub type PlaneBytes<'a> = Cow<'a, [u8]>;
 
-/// The blocks of one view of a [`ReadBatch`].
+/// The blocks of one selection of a [`ReadBatch`].
 #[derive(Clone, Copy)]
 pub struct SelectionBlocks<'a> {
     batch: &'a ReadBatch,
@@ -72,13 +74,14 @@ impl<'a> SelectionBlocks<'a> {
         self.batch.parts.iter().filter(move |p| p.part.view == index)
     }
 
-    /// Keys and values of the `nth` selected group: the K plane `[kv_heads, G, key_dim]` and the V plane
-    /// `[kv_heads, G, value_dim]`, little-endian elements of the layout's dtype. They are borrowed where they are stored so, and decoded
-    /// where the layout has [a codec](crate::KvLayoutBuilder::codec). The K plane is empty where
-    /// [values alone](crate::Planes) were read: attention rebuilds keys for itself.
+    /// Returns the planes of the `nth` selected group: K `[kv_heads, G, key_dim]` and V `[kv_heads, G, value_dim]`, as
+    /// little-endian elements of the layout's dtype.
+    ///
+    /// Planes with a [codec](crate::KvLayoutBuilder::codec) are decoded. The K plane is empty if
+    /// [values only](crate::PlaneSet) were read, because attention reconstructs the keys itself.
     ///
     /// # Errors
-    /// The view selected fewer groups.
+    /// The selection has fewer groups.
     pub fn group(&self, nth: usize) -> Result<(PlaneBytes<'a>, PlaneBytes<'a>)> {
         let (keys, values) = self.stored(nth)?;
         let coder = BlockCoder::of(&self.view.layout, self.view.layer);
@@ -95,12 +98,12 @@ impl<'a> SelectionBlocks<'a> {
         Ok((decoded(0, keys)?, decoded(1, values)?))
     }
 
-    /// The planes of the `nth` selected group as they are stored.
+    /// Returns the planes of the `nth` selected group as they are stored.
     pub(crate) fn stored(&self, nth: usize) -> Result<(&'a [u8], &'a [u8])> {
         let part = self.parts().find(|p| p.part.units.contains(&nth));
         let Some(PartBuffer { part, buffer }) = part else {
-            return Err(not_there(&format!("group {nth} of a view of {}", self.view.units.len())));
+            return Err(not_there(&format!("group {nth}; the selection has {}", self.view.units.len())));
         };
-        super::attend::planes(self.batch.views[self.index].as_ref(), part, buffer.as_deref(), nth)
+        planes(self.batch.views[self.index].as_ref(), part, buffer.as_deref(), nth)
     }
 }

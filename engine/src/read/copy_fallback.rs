@@ -1,4 +1,6 @@
-//! What a copy does not give, another one does: reads that failed, blocks whose check fails, parts that are late.
+//! Falling back to other copies: for reads that failed and for blocks with a wrong checksum.
+//!
+//! Copies are tried one after the other: the own one first, then those on sound devices with the shortest queues.
 
 use crate::catalog::{FrameBody, SegmentHandle};
 use crate::error::{Error, ErrorKind, Result};
@@ -13,8 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Reads again what failed of a part, from one other copy after the other; the error of what no copy gives, or that the deadline
-/// passed.
+/// Reads the failed reads of a part again, from one other copy after the other.
+///
+/// # Errors
+/// The error of a read that no copy gives. [`ErrorKind::Deadline`]: the deadline passed.
 pub(super) fn recover(
     devices: &Devices,
     part: &ReadPart,
@@ -22,39 +26,39 @@ pub(super) fn recover(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    let again = |(at, error): (usize, Error)| {
+    let retry = |(at, error): (usize, Error)| {
         let read = part.reads.get(at)?;
-        Some(CopyRetry { read, copies: copies_in_turn(devices, &read.frame, usize::from(read.copy)), error })
+        Some(CopyRetry { read, copies: copies_to_try(devices, &read.frame, usize::from(read.copy)), error })
     };
-    let mut failed: Vec<CopyRetry<'_>> = failed.into_iter().filter_map(again).collect();
+    let mut failed: Vec<CopyRetry<'_>> = failed.into_iter().filter_map(retry).collect();
     for turn in 1..crate::catalog::COPIES_MAX {
-        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|again| turn < again.copies.len());
-        if let Some(again) = lost.into_iter().next() {
-            return Err(again.error);
+        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|retry| turn < retry.copies.len());
+        if let Some(retry) = lost.into_iter().next() {
+            return Err(retry.error);
         }
         let outcomes = read_copies(devices, &ready, turn, buffer, deadline)?;
         failed = Vec::new();
-        for (again, outcome) in ready.into_iter().zip(outcomes) {
+        for (retry, outcome) in ready.into_iter().zip(outcomes) {
             match outcome {
-                Ok(()) => given_elsewhere(devices, again.read),
-                Err(_) => failed.push(again),
+                Ok(()) => given_elsewhere(devices, retry.read),
+                Err(_) => failed.push(retry),
             }
         }
         if failed.is_empty() {
             return Ok(());
         }
     }
-    failed.into_iter().next().map_or(Ok(()), |again| Err(again.error))
+    failed.into_iter().next().map_or(Ok(()), |retry| Err(retry.error))
 }
 
-/// A read that failed, and the copies to ask in turn, its own first.
+/// A failed read, and the copies to try, its own first.
 struct CopyRetry<'a> {
     read: &'a PlannedRead,
     copies: Vec<usize>,
     error: Error,
 }
 
-/// Another copy gave what this read did not.
+/// Counts that another copy gave what this read did not, and marks the copy as a suspect.
 pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
     devices.suspects.add(&read.frame, usize::from(read.copy));
     if let Ok(device) = devices.get(read.segment.key.0) {
@@ -62,8 +66,8 @@ pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
     }
 }
 
-/// All copies of a frame, this one in front; then those whose devices do not fail and have least to do.
-fn copies_in_turn(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize> {
+/// Returns the copies of a frame in the order to try: this one, then those on sound devices with the shortest queues.
+fn copies_to_try(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize> {
     let load = |copy: usize| {
         let unknown = (true, f64::INFINITY);
         devices.get(frame.copy(copy).0.key.0).map_or(unknown, |device| {
@@ -77,7 +81,7 @@ fn copies_in_turn(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize
     std::iter::once(own).chain(others.into_iter().map(|(_, copy)| copy)).collect()
 }
 
-/// One batch per device; outcomes in the order of the reads.
+/// Reads one copy of each read, in one batch per device. Returns the outcomes in the order of the reads.
 fn read_copies(
     devices: &Devices,
     reads: &[CopyRetry<'_>],
@@ -109,7 +113,7 @@ fn read_copies(
     waiters.iter().map(|waiter| in_time(waiter.wait_until(deadline), &cancel)).collect()
 }
 
-/// An outcome, unless the deadline has passed: then what was not submitted yet is cancelled.
+/// Returns the outcome. If the deadline passed, reads that were not submitted yet are cancelled.
 fn in_time(outcome: Result<()>, cancel: &AtomicBool) -> Result<Result<()>> {
     match outcome {
         Err(e) if e.kind() == ErrorKind::Deadline => {
@@ -120,7 +124,7 @@ fn in_time(outcome: Result<()>, cancel: &AtomicBool) -> Result<Result<()>> {
     }
 }
 
-/// Reads a piece of a segment again, by itself. The outer error is a deadline that passed.
+/// Reads a range of a segment again. The outer error is a deadline that passed.
 fn read_again(
     devices: &Devices,
     segment: &SegmentHandle,
@@ -143,6 +147,7 @@ fn read_again(
     }
 }
 
+/// Completes one waiter per request.
 struct PerRequestSink(Vec<Arc<Waiter>>);
 
 impl Sink for PerRequestSink {
@@ -153,9 +158,13 @@ impl Sink for PerRequestSink {
     }
 }
 
-/// Reads a block until `is_bad` says that it is good: once more from the copy that it came from, then from the others. Whether it is;
-/// an error when the last copy could not be read, or the deadline passed. What else is read with it, `range` of the buffer but for
-/// `block`, stays as it was: it is of this copy, and may be known to be good.
+/// Reads a block again until it is good: once from its own copy, then from the others. Returns whether it is good.
+///
+/// `range` of the buffer is read, and `block` of it is kept. The rest stays as it was, because it may be verified
+/// already.
+///
+/// # Errors
+/// The last copy could not be read, or the deadline passed.
 pub(super) fn until_good(
     devices: &Devices,
     read: &PlannedRead,
@@ -168,7 +177,7 @@ pub(super) fn until_good(
     let own = usize::from(read.copy);
     let kept = buffer.bytes().and_then(|bytes| bytes.get(range.clone())).unwrap_or_default().to_vec();
     let mut outcome = Ok(());
-    for (turn, copy) in copies_in_turn(devices, frame, own).into_iter().enumerate() {
+    for (turn, copy) in copies_to_try(devices, frame, own).into_iter().enumerate() {
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
         if let Ok(device) = devices.get(segment.key.0) {
             if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);

@@ -1,14 +1,14 @@
-//! Planes under a codec that have the right checksum, and still cannot be decoded: damage with a place.
+//! Planes with a codec that have the right checksum and still cannot be decoded.
 
+use super::errors::undecodable;
 use crate::codec::BlockCoder;
-use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::io::buffer::arena::Lease;
 use crate::log::Devices;
 use crate::plan::ReadPart;
-use crate::plan::{GroupSource, SelectedGroup, SelectionInner};
-use stratakv_format::segment;
+use crate::plan::{GroupSource, SelectionInner};
 
-/// Sees that the blocks of a part, which were checked, can be decoded. They are what was written: another copy would be no better.
+/// Checks that the verified blocks of a part can be decoded. Another copy would hold the same bytes, so none is tried.
 pub(super) fn part(devices: &Devices, view: &SelectionInner, part: &ReadPart, buffer: &Lease) -> Result<()> {
     let Some(coder) = BlockCoder::of(&view.layout, view.layer) else { return Ok(()) };
     let bytes = buffer.bytes().unwrap_or_default();
@@ -26,21 +26,4 @@ pub(super) fn part(devices: &Devices, view: &SelectionInner, part: &ReadPart, bu
         }
     }
     Ok(())
-}
-
-/// The error of a unit's block with a range at `at`, counted from what is read of it, that is no number.
-pub(super) fn undecodable(view: &SelectionInner, unit: &SelectedGroup, at: usize) -> Error {
-    let error = match &unit.source {
-        GroupSource::Disk { frame, offset, .. } => Error::corrupt(Corruption {
-            code: "payload-codec",
-            device: frame.segment.key.0.0,
-            file: segment::file_name(frame.segment.key.1),
-            offset: offset + at as u64,
-            len: view.layout.dtype().bytes() as u64,
-            expected: "finite ranges".into(),
-            found: "a range that is not finite".into(),
-        }),
-        _ => Error::new(ErrorKind::Corruption, "a range that is not finite"),
-    };
-    error.during(format!("layer {}, group {}", view.layer, unit.group))
 }

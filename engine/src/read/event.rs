@@ -1,4 +1,4 @@
-//! An eventfd that is raised where a task would be woken: for event loops that know descriptors and no futures.
+//! An eventfd that is raised when a task would be woken, for event loops that use descriptors instead of futures.
 
 use crate::error::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
@@ -6,23 +6,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Wake;
 
-/// Raises an eventfd when a read it was polled with has news. Make a [`Waker`](std::task::Waker) of it (`Waker::from(Arc)`), poll
-/// [`ReadTicket`](crate::ReadTicket)s with that, and wait for its descriptor to become readable; then [`Self::clear`] it and poll
-/// again. One serves any number of tickets.
+/// An eventfd that is raised when a polled read makes progress. One serves any number of tickets.
+///
+/// 1. Make a [`Waker`](std::task::Waker) of it with `Waker::from(Arc)`.
+/// 2. Poll [`ReadTicket`](crate::ReadTicket)s with that waker.
+/// 3. Wait for the descriptor to become readable, [clear](Self::clear) it, and poll again.
 #[derive(Debug)]
 pub struct EventWaker(OwnedFd);
 
 impl EventWaker {
-    /// A new eventfd, not raised.
+    /// Makes an eventfd that is not raised.
     ///
     /// # Errors
-    /// The system has no descriptor to give.
+    /// The system has no free descriptor.
     pub fn new() -> Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         fd.map(Self).map_err(|e| Error::io("make an eventfd", e.into()))
     }
 
-    /// Lowers it. Before polling, so that what happens meanwhile raises it again.
+    /// Lowers it. Call this before polling, so that later progress raises it again.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
@@ -40,7 +42,7 @@ impl Wake for EventWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Cannot block, and a counter that is full is raised already.
+        // The write cannot block. A full counter is raised already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

@@ -1,10 +1,17 @@
-//! Reads that are late are retried on another copy: the part is read into a buffer of its own, and the first good answer counts. The
-//! loser may still land in the other buffer, which goes back to the arena only then. So are reads that failed where one of several
-//! other copies may be late in turn.
+//! Hedged reads: a late part is read from another copy as well, and the first good answer counts.
+//!
+//! 1. A part is late after the latency that few parts exceed, and after three times what its fastest device is expected
+//!    to take.
+//! 2. Its reads on late devices are repeated on other copies, into a buffer of their own.
+//! 3. The first complete answer without errors wins. An answer with errors is replaced by one from yet another copy.
+//!
+//! A buffer returns to the arena only after its last read, so that the losing read may still write into it.
+//! A part with failed reads is repeated in the same way if its frames have more than two copies.
 
 use super::copy_fallback;
 use super::progress::Progress;
-use super::ticket::{ReadTicket, request};
+use super::state::request;
+use super::ticket::ReadTicket;
 use crate::error::Error;
 use crate::io::buffer::arena::Lease;
 use crate::io::scheduler::{Batch, Priority, Request, Sink};
@@ -16,33 +23,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
 
-/// No part counts as late before.
+/// The least time after which a part is late.
 const LATE_MIN: Duration = Duration::from_millis(2);
-/// How many times the time that the fastest device with a copy is expected to take a part may take before it counts as late.
+/// The factor on the expected time of the fastest device with a copy, after which a part is late.
 const EXPECTED_TIMES: u32 = 3;
-/// How long to wait for one of the devices of a part while all of them are late: most likely only one of them is slow, and the
-/// other one is to give the second answer.
+/// How long to wait for one device of a part while all of them are late. Most likely one is slow, and another can give
+/// the answer.
 const ALL_LATE: Duration = Duration::from_millis(100);
-/// How often to look which of two answers has come.
+/// How often to check which of two answers has arrived.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// Parts that another copy has given.
-#[derive(Default)]
-pub(super) struct Hedges(BTreeSet<usize>);
-
-impl Hedges {
-    pub(super) fn won(&self, part: usize) -> bool {
-        self.0.contains(&part)
-    }
-}
-
 impl ReadTicket {
-    /// Whether a part could be read from other copies when it is late.
+    /// Returns whether a late part could be read from other copies.
     pub(super) fn may_hedge(&self) -> bool {
         self.devices.hedges() && self.parts.iter().flat_map(|part| &part.reads).any(|read| read.frame.copies() > 1)
     }
 
-    /// When a part counts as late; none when no other copies can give it.
+    /// Returns when a part is late, or none if there is no other copy.
     pub(super) fn hedge_at(&self, part: usize) -> Option<Instant> {
         if !self.parts[part].reads.iter().any(|read| read.frame.copies() > 1) {
             return None;
@@ -51,10 +48,10 @@ impl ReadTicket {
         self.progress.since().map(|start| start.max(Instant::now() - late) + late)
     }
 
-    /// How long after it was asked for a part counts as late; none before enough of them were seen.
+    /// Returns how long after its submission a part is late, or none before enough parts were measured.
     fn late_after(&self, part: usize) -> Option<Duration> {
         let usual = self.devices.latencies.late()?;
-        // By the copy that takes least: a device that was slow before is not waited for because it was.
+        // By the fastest copy, so that a device that was slow before gets no extra time.
         let expected = |read: &PlannedRead| {
             let devices = (0..read.frame.copies()).map(|copy| read.of_copy(copy).0.key.0);
             let profiles = devices.filter_map(|device| self.devices.get(device).ok());
@@ -64,12 +61,12 @@ impl ReadTicket {
         Some(usual.max(LATE_MIN).max(expected * EXPECTED_TIMES))
     }
 
-    /// Reads a part from other copies as well, until either answer is there or the deadline.
+    /// Reads a part from other copies as well, until an answer is complete or the deadline passes.
     pub(super) fn hedge(&mut self, index: usize, deadline: Option<Instant>) {
         let mut failed = BTreeSet::new();
         while let Some(late) = self.late_devices(index, deadline) {
-            // An answer with errors is none: yet another copy may give one, if only of a device that was late a moment ago, and the
-            // first answer may still come.
+            // An answer with errors does not count. Another copy may give one, also on a device that was late before,
+            // and the first answer may still arrive.
             let avoided = &late | &failed;
             if failed.is_empty() || can_avoid(&self.devices, &self.parts[index].reads, &avoided) {
                 let Some(more) = self.second_answer(index, &avoided, None, deadline) else { return };
@@ -84,8 +81,8 @@ impl ReadTicket {
         }
     }
 
-    /// Reads a part anew that arrived with failed reads, from other devices than these, where each of them has several other copies: the
-    /// first one of these may be late. Whether the part has an answer now; else it is as it was.
+    /// Reads a part with failed reads again from other devices, if each failed read has several other copies, one of
+    /// which may be late. Returns whether the part has an answer now. Otherwise it is unchanged.
     pub(super) fn around(&mut self, index: usize, failed: &[(usize, Error)], deadline: Option<Instant>) -> bool {
         let Some(patience) = self.late_after(index).filter(|_| self.devices.hedges()) else { return false };
         let reads = &self.parts[index].reads;
@@ -106,8 +103,8 @@ impl ReadTicket {
         won
     }
 
-    /// The devices that a part waits for, once all that they owe can be had elsewhere or it has been waited for long enough; none when
-    /// the part arrives meanwhile.
+    /// Returns the devices that a part waits for, once other devices can give all of it or the wait was long enough.
+    /// Returns none if the part arrives meanwhile.
     fn late_devices(&self, index: usize, deadline: Option<Instant>) -> Option<BTreeSet<DeviceIndex>> {
         let patience = Instant::now() + ALL_LATE;
         let patience = deadline.map_or(patience, |deadline| deadline.min(patience));
@@ -125,9 +122,11 @@ impl ReadTicket {
         }
     }
 
-    /// One more attempt at a part, around these devices. The devices that failed in it, or that it waits for when `patience` has passed
-    /// and it can be had without them; none when it is over: an answer is there, the deadline has passed, or there was no buffer.
-    /// Without patience the first answer may still come.
+    /// Reads a part once more, avoiding these devices.
+    ///
+    /// Returns the devices that failed, or those that are late after `patience` and can be avoided. Returns none if it
+    /// is over: an answer is complete, the deadline passed, or there was no buffer. Without `patience` the first answer
+    /// may still arrive.
     fn second_answer(
         &mut self,
         index: usize,
@@ -175,7 +174,7 @@ impl ReadTicket {
                 let (resident, shared) = (std::mem::take(&mut late.resident), std::mem::take(&mut late.shared));
                 self.parts[index] = ReadPart { resident, shared, ..twin };
                 self.buffers[index] = Some(Arc::new(buffer));
-                self.hedges.0.insert(index);
+                self.hedges.set_won(index);
                 if let Some(start) = self.progress.since() {
                     devices.latencies.add(start.elapsed());
                 }
@@ -185,7 +184,7 @@ impl ReadTicket {
                 let reads = twins[0].reads.iter().enumerate();
                 let owing = reads.filter(|(nth, _)| progress.is_waited_for(0, *nth));
                 let owing: BTreeSet<DeviceIndex> = owing.map(|(_, read)| read.segment.key.0).collect();
-                // With none it has just ended.
+                // If there is none, the read has just completed.
                 if !owing.is_empty() && can_avoid(&devices, &part.reads, &(&owing | late)) {
                     cancel.store(true, Ordering::Relaxed);
                     return Some(owing);
@@ -206,7 +205,7 @@ impl ReadTicket {
     }
 }
 
-/// Hands over the reads of a single part.
+/// Submits the reads of one part.
 fn submit(devices: &Devices, part: &[ReadPart; 1], buffer: &mut Lease, cancel: &Arc<AtomicBool>) -> Arc<Progress> {
     let progress = Progress::new(devices, part);
     progress.submitted();
@@ -224,13 +223,13 @@ fn submit(devices: &Devices, part: &[ReadPart; 1], buffer: &mut Lease, cancel: &
     progress
 }
 
-/// Whether each of these reads is of another device than these, or has a copy on one.
+/// Returns whether each of these reads avoids the late devices, or has a copy that does.
 fn can_avoid(devices: &Devices, reads: &[PlannedRead], late: &BTreeSet<DeviceIndex>) -> bool {
     let is_timely = |read: &PlannedRead| !late.contains(&read.segment.key.0);
     reads.iter().all(|read| is_timely(read) || timely_copy(devices, read, late).is_some())
 }
 
-/// The next copy of what is read that lies on a device that is not late; one that is lost or fails of late only where no other is left.
+/// Returns the next copy on a device that is not late. A lost or failing device is used only if no other is left.
 fn timely_copy(devices: &Devices, read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> Option<usize> {
     let (own, copies) = (usize::from(read.copy), read.frame.copies());
     let device = |copy: &usize| read.of_copy(*copy).0.key.0;
@@ -239,8 +238,8 @@ fn timely_copy(devices: &Devices, read: &PlannedRead, late: &BTreeSet<DeviceInde
     timely().find(is_well).or_else(|| timely().next())
 }
 
-/// The same bytes, of another copy where its device is late: of one on a device that is not, if there is one. A read from a device
-/// that is not late stays there, or the late one would be waited for again.
+/// Returns the read of the same bytes from another copy, if its device is late. A read from a device that is not late
+/// stays.
 fn twin_of(devices: &Devices, read: &PlannedRead, late: &BTreeSet<DeviceIndex>) -> PlannedRead {
     let (own, copies) = (usize::from(read.copy), read.frame.copies());
     let copy = match late.contains(&read.segment.key.0) {

@@ -1,14 +1,21 @@
-//! Read batches: many views in one call, submitted together, verified part by part, attended in a fixed order.
+//! Reading selections: many selections in one call, submitted together, verified part by part, attended in a fixed
+//! order.
+//!
+//! `ticket` drives a read. `progress` counts completions. `verify` checks blocks, `copy_fallback` and `hedge` try other
+//! copies, `shared_blocks` and `prefetch` hand blocks from one read to another, `attend` consumes them.
 
 mod attend;
 mod batch;
 mod copy_fallback;
 mod decode_check;
+mod errors;
 mod event;
 mod hedge;
+mod planes;
 mod prefetch;
 mod progress;
 mod shared_blocks;
+mod state;
 mod summary_read;
 mod ticket;
 mod timing;

@@ -1,4 +1,4 @@
-//! What a read ahead brings to the read that turns out to be needed.
+//! Handing blocks of a prefetch to the read that needs them.
 
 use super::batch::ReadBatch;
 use super::progress::Progress;
@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A block on a device that a part stands for.
+/// A block on a device that a part covers.
 struct PrefetchedBlock {
     key: BlockKey,
     bytes: usize,
@@ -32,27 +32,27 @@ impl ReadTicket {
         self.parts.iter().flat_map(|part| blocks(&self.views[part.view], part))
     }
 
-    /// Blocks on devices that it selects, those in a cache included.
+    /// Returns the selected blocks on devices, also those in a cache.
     pub(crate) fn selected(&self) -> HashSet<BlockKey> {
         self.blocks().map(|block| block.key).collect()
     }
 
-    /// Blocks that it reads, each with its bytes in the view.
+    /// Returns the blocks that it reads, each with its bytes.
     pub(crate) fn reads(&self) -> HashMap<BlockKey, usize> {
         self.blocks().filter(|block| block.is_read).map(|block| (block.key, block.bytes)).collect()
     }
 
-    /// Blocks that a cache held when it was planned.
+    /// Returns the blocks that a cache held when it was planned.
     pub(crate) fn resident(&self) -> HashSet<BlockKey> {
         self.blocks().filter(|block| block.is_resident).map(|block| block.key).collect()
     }
 
-    /// Whether it was handed to the devices.
+    /// Returns whether it was submitted.
     pub(crate) fn is_submitted(&self) -> bool {
         self.submitted
     }
 
-    /// Takes the blocks that it was told would be brought by a read ahead. Whether it has all of them now.
+    /// Takes the blocks that a prefetch has brought. Returns whether it has all of them now.
     pub(crate) fn fill(&mut self, ahead: &ReadBatch) -> bool {
         let brought = ahead.residents();
         let mut complete = true;
@@ -73,29 +73,29 @@ impl ReadTicket {
         complete
     }
 
-    /// Its times, also when it is gone.
+    /// Returns its times, which outlive it.
     pub(crate) fn times(&self) -> ReadTimes {
         ReadTimes(Arc::clone(&self.progress))
     }
 }
 
-/// How long a read took and held somebody up.
+/// How long a read took, and how long callers waited for it.
 pub(crate) struct ReadTimes(Arc<Progress>);
 
 impl ReadTimes {
-    /// From submission to the end of the last part that ended.
+    /// Returns the submission and the end of the last part that has ended.
     pub(crate) fn at_devices(&self) -> Option<(Instant, Instant)> {
         self.0.times.at_devices()
     }
 
-    /// How long callers have waited for its buffers and its blocks.
+    /// Returns how long callers have waited for its buffers and blocks.
     pub(crate) fn waited(&self) -> Duration {
         self.0.times.waited()
     }
 }
 
 impl ReadBatch {
-    /// Every block from a device that it holds, of views without damage.
+    /// Returns every block from a device that it holds, of selections without damage.
     fn residents(&self) -> HashMap<BlockKey, Resident> {
         let mut found = HashMap::new();
         for held in &self.parts {

@@ -1,4 +1,6 @@
-//! What the shards report to: which reads of a ticket have ended and how, and what that says about the devices.
+//! The progress of a read: which of its requests have completed, with which errors, and how fast each device was.
+//!
+//! Device threads report completions here. A tag is the number of a request, counted over all parts.
 
 use super::timing::{Times, nanoseconds};
 use crate::error::{Error, ErrorKind, Result};
@@ -12,15 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-struct Slot {
+/// One request.
+struct ReadRequest {
     part: u32,
-    /// Position in the list of devices.
+    /// Its index in `shares`.
     device: u32,
     bytes: u32,
 }
 
-/// The reads of one device.
-struct Share {
+/// The requests of one device.
+struct DeviceShare {
     profile: Arc<Profile>,
     left: AtomicUsize,
     failed: AtomicBool,
@@ -28,18 +31,18 @@ struct Share {
     bytes: u64,
 }
 
-/// A tag is the number of a read, counted over all parts.
+/// The progress of one read, shared by its ticket and the device threads.
 pub(super) struct Progress {
-    reads: Box<[Slot]>,
-    /// First read of each part, and the end of the last.
+    reads: Box<[ReadRequest]>,
+    /// The first request of each part, and one past the last.
     first: Box<[u32]>,
-    /// Requests of each part that have not ended.
+    /// Requests of each part that have not completed.
     left: Box<[AtomicU32]>,
-    /// Nanoseconds from submission to the end of each part; 0 before.
+    /// Nanoseconds from submission to the end of each part, 0 before its end.
     ended_ns: Box<[AtomicU64]>,
-    shares: Vec<Share>,
+    shares: Vec<DeviceShare>,
     submitted: OnceLock<Instant>,
-    /// By read.
+    /// Errors by request.
     errors: Mutex<BTreeMap<usize, Error>>,
     pub(super) changed: EventCount,
     pub(super) times: Times,
@@ -50,7 +53,7 @@ impl Progress {
         let count = parts.iter().map(|part| part.reads.len()).sum();
         let mut reads = Vec::with_capacity(count);
         let mut first = Vec::with_capacity(parts.len() + 1);
-        let mut shares: Vec<(u16, Share)> = Vec::new();
+        let mut shares: Vec<(u16, DeviceShare)> = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             first.push(reads.len() as u32);
             for read in &part.reads {
@@ -58,14 +61,14 @@ impl Progress {
                 let at = shares.iter().position(|(known, _)| *known == device.0).unwrap_or_else(|| {
                     let profile = devices.get(device).map(|device| Arc::clone(&device.profile)).unwrap_or_default();
                     let (left, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-                    shares.push((device.0, Share { profile, left, failed, requests: 0, bytes: 0 }));
+                    shares.push((device.0, DeviceShare { profile, left, failed, requests: 0, bytes: 0 }));
                     shares.len() - 1
                 });
                 let share = &mut shares[at].1;
                 *share.left.get_mut() += 1;
                 share.requests += 1;
                 share.bytes += read.bytes as u64;
-                reads.push(Slot { part: index as u32, device: at as u32, bytes: read.bytes as u32 });
+                reads.push(ReadRequest { part: index as u32, device: at as u32, bytes: read.bytes as u32 });
             }
         }
         first.push(reads.len() as u32);
@@ -82,12 +85,12 @@ impl Progress {
         })
     }
 
-    /// The tag of a part's first read; the others follow.
+    /// Returns the tag of a part's first request. The others follow.
     pub(super) fn first_tag(&self, part: usize) -> u64 {
         u64::from(self.first[part])
     }
 
-    /// Everything is about to be handed over.
+    /// Notes that everything is about to be submitted.
     pub(super) fn submitted(&self) {
         if self.submitted.set(Instant::now()).is_ok() {
             self.shares.iter().for_each(|share| share.profile.queue(share.requests, share.bytes));
@@ -98,14 +101,14 @@ impl Progress {
         self.submitted.get().copied()
     }
 
-    /// How long the devices took for a part that has ended, however much later somebody looks; none for one without reads.
+    /// Returns how long the devices took for a part that has ended, or none for a part without requests.
     pub(super) fn took(&self, part: usize) -> Option<Duration> {
         let start = self.since()?;
         if self.first[part] == self.first[part + 1] {
             return None;
         }
         match self.ended_ns[part].load(Ordering::Relaxed) {
-            // It ends at this moment.
+            // The part is ending at this moment.
             0 => Some(start.elapsed()),
             ended => Some(Duration::from_nanos(ended)),
         }
@@ -115,13 +118,13 @@ impl Progress {
         self.left.get(part).is_none_or(|left| left.load(Ordering::Acquire) == 0)
     }
 
-    /// Whether the device of a part's read owes something yet.
+    /// Returns whether the device of a part's request has requests that have not completed.
     pub(super) fn is_waited_for(&self, part: usize, read: usize) -> bool {
         let slot = self.first.get(part).and_then(|first| self.reads.get(*first as usize + read));
         slot.is_some_and(|slot| self.shares[slot.device as usize].left.load(Ordering::Acquire) > 0)
     }
 
-    /// Takes what failed of a part: index among its reads, and why.
+    /// Takes the errors of a part, each with the index of its request within the part.
     pub(super) fn take_errors(&self, part: usize) -> Vec<(usize, Error)> {
         let (start, end) = (self.first[part] as usize, self.first[part + 1] as usize);
         let mut errors = lock(&self.errors);

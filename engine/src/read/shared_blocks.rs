@@ -1,4 +1,4 @@
-//! Blocks that several views of a read have in common: read for the first of them.
+//! Blocks that several selections of a read have in common. They are read once, for the first selection.
 
 use super::ticket::ReadTicket;
 use crate::cache::Resident;
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl ReadTicket {
-    /// Waits for a part, and for those that read blocks of it, and checks them; what is wrong goes to the failures of its view.
+    /// Waits for a part and for the parts that read blocks for it, and verifies them. Failures are kept with the
+    /// selection.
     ///
     /// # Errors
     /// [`ErrorKind::Deadline`](crate::ErrorKind::Deadline): it passed.
@@ -23,7 +24,7 @@ impl ReadTicket {
         self.take_shared(index, deadline)
     }
 
-    /// Takes the blocks that other parts have read for a part, all of which were checked.
+    /// Takes the verified blocks that other parts have read for a part.
     fn take_shared(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
         let shared = std::mem::take(&mut self.parts[index].shared);
         let view = self.parts[index].view;
@@ -31,7 +32,7 @@ impl ReadTicket {
             return Ok(());
         }
         if let Some((_, origin)) = shared.iter().find(|(_, origin)| !self.is_good(origin.part)) {
-            // What is wrong there need not be a block of this view.
+            // The bad block there may not be one of this selection.
             return self.read_by_itself(view, self.parts[origin.part].view, deadline);
         }
         let bytes = |nth: usize| {
@@ -51,7 +52,7 @@ impl ReadTicket {
         Ok(())
     }
 
-    /// Reads a view again, and nothing for others. Without buffers for that it has the error of the view that read for it.
+    /// Reads a selection by itself. Without buffers for that it gets the error of the selection that read for it.
     fn read_by_itself(&mut self, view: usize, other: usize, deadline: Option<Instant>) -> Result<()> {
         let views = vec![Arc::clone(&self.views[view])];
         let place = (self.arena.clone(), self.in_region);
@@ -65,7 +66,7 @@ impl ReadTicket {
             own.complete_part(part, deadline)?;
         }
         self.failures[view] = own.failures[0].take();
-        // A view is always cut the same way.
+        // A selection is always cut into the same parts.
         let parts = std::mem::take(&mut own.parts).into_iter().zip(std::mem::take(&mut own.buffers));
         let places: Vec<usize> = (0..self.parts.len()).filter(|at| self.parts[*at].view == view).collect();
         for (at, (part, buffer)) in places.into_iter().zip(parts) {

@@ -1,19 +1,31 @@
-//! The ticket of a read: wait for it, poll it, await it, or attend to its parts as they arrive. Dropping it cancels.
+//! The ticket of a read: wait for it, poll it, await it, or attend to its parts as they arrive.
+//!
+//! 1. [`plan`] cuts selections into parts and chooses copies.
+//! 2. Buffers for all parts are taken at once. A read never holds half of its buffers while it waits for the other
+//!    half.
+//! 3. One batch per device is submitted.
+//! 4. Each part is verified when it has arrived: failed reads and wrong checksums fall back to other copies, late parts
+//!    are hedged.
+//!
+//! Invariants:
+//! - A buffer is shared only after its part is verified, because no read writes into it then.
+//! - Dropping the ticket cancels requests that were not submitted. A buffer in flight returns to the arena with its
+//!   last request.
 
 use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
-use super::hedge::Hedges;
+use super::errors::wrong_view;
 use super::progress::Progress;
+use super::state::{Hedges, request};
 use super::{copy_fallback, decode_check, verify};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
 use crate::io::buffer::region::ReadRegion;
 use crate::io::buffer::slab::SLAB_BYTES;
-use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
-use crate::plan::{DeviceLoads, PlannedRead, ReadPart, ReadPriority, plan};
+use crate::plan::{DeviceLoads, ReadPart, ReadPriority, plan};
 use crate::plan::{Selection, SelectionInner};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -24,23 +36,24 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
 
-/// So long a read that waits for memory sleeps at most before it looks again whether anybody holds what it waits for.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// How long a read that waits for memory sleeps, at most, before it checks again whether memory can come back.
+const RECHECK: Duration = Duration::from_millis(5);
 
-/// A read under way. [`ReadTicket::wait`] for all of it, `.await` it, or [`ReadTicket::attend`] to its views as their blocks
-/// arrive. A read that does not fit in the free memory now is submitted as soon as it does. Dropping the ticket cancels
-/// what was not submitted yet. The poll that finds everything there also checks it, and waits for what has to be read again because
-/// it failed or is damaged.
+/// A read in flight. [`ReadTicket::wait`] for all of it, `.await` it, or [`ReadTicket::attend`] to its selections as
+/// their blocks arrive.
+///
+/// A read that does not fit in free memory is submitted as soon as it does. Dropping the ticket cancels what was not
+/// submitted. The last poll verifies everything, and waits for blocks that must be read again.
 pub struct ReadTicket {
     pub(super) devices: Arc<Devices>,
-    /// Where its buffers come from: the store's arena or a region of the embedder.
+    /// The source of its buffers: the store's arena or a region of the embedder.
     pub(super) arena: Arena,
     pub(super) in_region: bool,
     pub(super) views: Vec<Arc<SelectionInner>>,
     pub(super) parts: Vec<ReadPart>,
-    /// Shared only once they are checked: nothing is written into them then.
+    /// The buffer of each part.
     pub(super) buffers: Vec<Option<Arc<Lease>>>,
-    /// Of parts whose blocks were checked, whether all are good.
+    /// For each verified part: true if all its blocks are good.
     pub(super) verified: Vec<Option<bool>>,
     pub(super) failures: Vec<Option<Error>>,
     pub(super) progress: Arc<Progress>,
@@ -62,7 +75,7 @@ impl ReadTicket {
         Ok(ticket)
     }
 
-    /// A demand read into a region.
+    /// Starts a demand read into a region.
     pub(crate) fn read_into(
         devices: Arc<Devices>,
         views: Vec<Arc<SelectionInner>>,
@@ -83,7 +96,7 @@ impl ReadTicket {
         Self::of_parts(devices, views, parts, urgency, place)
     }
 
-    /// A read of these parts of views.
+    /// Prepares a read of these parts.
     pub(super) fn of_parts(
         devices: Arc<Devices>,
         views: Vec<Arc<SelectionInner>>,
@@ -94,16 +107,16 @@ impl ReadTicket {
         let bound = if in_region { "the region has" } else { "memory_limit allows" };
         let needed: usize = parts.iter().map(|part| part.buffer_bytes).sum();
         let limit = arena.slabs_max() * SLAB_BYTES;
-        // They stay where they are until their sequences commit again, which may be waiting for this read.
+        // Gathered groups stay in memory until their sequences commit, which may wait for this read.
         let gathered = if in_region { 0 } else { devices.gathering.used() };
         if needed + gathered.next_multiple_of(SLAB_BYTES) > limit {
             let beside = if gathered > 0 {
-                format!(", beside {gathered} of groups that sequences gather")
+                format!(", next to {gathered} bytes of groups that sequences gather")
             } else {
                 String::new()
             };
             let text =
-                format!("a read of {needed} bytes can never fit in the {limit} bytes of buffers that {bound}{beside}");
+                format!("read: {needed} bytes can never fit in the {limit} bytes of buffers that {bound}{beside}");
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         let progress = Progress::new(&devices, &parts);
@@ -124,11 +137,11 @@ impl ReadTicket {
         })
     }
 
-    /// Reads on the calling thread where it can drive the devices itself, else through the shards, and waits.
+    /// Reads on the calling thread if it can drive the devices itself, otherwise through their threads, and waits.
     pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
         let arena = devices.arena.clone();
         let mut ticket = Self::prepare(Arc::clone(&devices), views, ReadPriority::Demand(None), (arena, false))?;
-        // Reads that other copies can take over when they are late go through the shards: they do not block this thread.
+        // Reads that may be hedged go through the device threads, so that this thread can react to late parts.
         let may_hedge = ticket.may_hedge();
         if may_hedge || !ticket.take_buffers()? {
             return ticket.wait();
@@ -141,11 +154,11 @@ impl ReadTicket {
         let progress = Arc::clone(&ticket.progress);
         progress.times.begun();
         let mut waiting: Vec<usize> = (0..ticket.parts.len()).collect();
-        // Each part is checked while the rest is in flight.
+        // Each part is verified while the rest is in flight.
         let mut check = || {
             waiting.retain(|&part| {
                 let done = ticket.progress.is_done(part);
-                // Nothing can be late without a deadline.
+                // Without a deadline the call cannot fail.
                 done.then(|| ticket.verify_part(part, None)).is_none()
             });
         };
@@ -158,14 +171,15 @@ impl ReadTicket {
         ticket.wait()
     }
 
-    /// Bytes this read takes from devices, in the units they read: 512 bytes mostly, whole pages on some.
+    /// Returns the bytes that it reads from devices, in their read units: mostly 512 bytes, on some devices whole
+    /// pages.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.buffer_bytes as u64).sum()
     }
 
-    /// Bytes of the blocks that were selected and are on devices: what [`Self::device_bytes`] exceeds them by is read in vain,
-    /// for whole read units and for gaps that cost less than another request.
+    /// Returns the bytes of the selected blocks on devices. [`Self::device_bytes`] exceeds them by read units and by
+    /// gaps that cost less than another request.
     #[must_use]
     pub fn selected_bytes(&self) -> u64 {
         let of = |part: &ReadPart| -> u64 {
@@ -177,20 +191,20 @@ impl ReadTicket {
         self.parts.iter().map(of).sum()
     }
 
-    /// Requests this read consists of.
+    /// Returns how many requests it has.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.parts.iter().map(|part| part.reads.len()).sum()
     }
 
-    /// Whether everything has arrived; does not block.
+    /// Returns whether everything has arrived, without waiting.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.submitted && self.all_arrived()
     }
 
-    /// Takes buffers for all parts and hands the whole read to the shards, one batch per device. `false` when the buffers
-    /// do not fit in the free memory now.
+    /// Takes buffers for all parts and submits one batch per device. Returns false if the buffers do not fit in free
+    /// memory now.
     pub(crate) fn try_submit(&mut self) -> Result<bool> {
         if self.submitted {
             return Ok(true);
@@ -210,7 +224,7 @@ impl ReadTicket {
         Ok(true)
     }
 
-    /// Buffers for all parts, or `false` and none: half of them must not be held while waiting for the other half.
+    /// Takes buffers for all parts, or none of them and returns false.
     fn take_buffers(&mut self) -> Result<bool> {
         let lens: Vec<usize> = self.parts.iter().map(|part| part.buffer_bytes).filter(|bytes| *bytes > 0).collect();
         match self.arena.lease_all(&lens) {
@@ -225,7 +239,7 @@ impl ReadTicket {
         }
     }
 
-    /// The requests of all parts. What cannot even be requested has failed already.
+    /// Returns the requests of all parts by device. A read that cannot be requested counts as failed.
     fn requests_by_device(&mut self) -> BTreeMap<DeviceIndex, Vec<Request>> {
         let total = self.requests();
         self.progress.submitted();
@@ -247,13 +261,16 @@ impl ReadTicket {
         batches
     }
 
-    /// After a failed attempt: an error when waiting for buffers to come back is in vain, because nobody holds any or because it
-    /// would not fit without them either. Whether it was submitted after all.
+    /// Checks, after a failed attempt, whether waiting for buffers can help. Returns whether the read was submitted
+    /// after all.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`]: no other read holds buffers, or it would not fit without them either.
     fn can_ever_fit(&mut self) -> Result<bool> {
         if self.others_hold() && !self.is_crowded_out() {
             return Ok(false);
         }
-        // A buffer that came back in between is found by one more attempt.
+        // A buffer may have come back in between.
         if self.try_submit()? {
             return Ok(true);
         }
@@ -262,21 +279,23 @@ impl ReadTicket {
         }
         let (bytes, used) = (self.device_bytes(), self.devices.budget.used());
         let text = match self.in_region {
-            true => format!("a read of {bytes} bytes does not fit in the region: no part of it may cross two slabs"),
+            true => format!(
+                "read: {bytes} bytes do not fit in the region; no part may cross two slabs, so make the region larger"
+            ),
             false => {
-                format!("a read of {bytes} bytes does not fit beside the {used} bytes that memory_limit accounts for")
+                format!("read: {bytes} bytes do not fit next to {used} bytes in use; raise memory_limit or select less")
             }
         };
         Err(Error::new(ErrorKind::MemoryLimit, text))
     }
 
-    /// Whether anybody holds buffers that will come back.
+    /// Returns whether other reads hold buffers that will come back.
     fn others_hold(&self) -> bool {
         self.arena.usage().leased_bytes > if self.in_region { 0 } else { CONTROL_BYTES }
     }
 
-    /// Whether it would not fit if every other read gave its buffers back: not beside what sequences, tables and caches have of the
-    /// memory for as long as they are open.
+    /// Returns whether it would not fit even if every other read returned its buffers, because of sequences, tables and
+    /// caches.
     fn is_crowded_out(&self) -> bool {
         if self.in_region {
             return false;
@@ -289,6 +308,7 @@ impl ReadTicket {
         needed + CONTROL_BYTES + self.devices.gathering.used() > slabs * SLAB_BYTES
     }
 
+    /// Submits the read, waiting for memory until the deadline.
     fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
         if self.try_submit()? {
             return Ok(());
@@ -302,25 +322,26 @@ impl ReadTicket {
             }
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(Error::new(ErrorKind::Deadline, "the deadline passed before buffers became free"));
+                return Err(Error::new(ErrorKind::Deadline, "read: the deadline passed before buffers became free"));
             }
-            let until = deadline.map_or(now + LOOK_AGAIN, |deadline| deadline.min(now + LOOK_AGAIN));
+            let until = deadline.map_or(now + RECHECK, |deadline| deadline.min(now + RECHECK));
             self.arena.returned().wait_past(seen, Some(until));
         }
     }
 
-    /// Waits for everything and checks it. A damaged view does not hide the others: see [`ReadBatch::get`].
+    /// Waits for everything and verifies it. A damaged selection does not hide the others: see [`ReadBatch::get`].
     ///
     /// # Errors
-    /// The store was closed. What is wrong with a single view is for `get` to say.
+    /// The store was closed, or the read can never fit in memory. [`ReadBatch::get`] returns the error of a single
+    /// selection.
     pub fn wait(self) -> Result<ReadBatch> {
         self.wait_deadline(None)
     }
 
-    /// [`Self::wait`] until `deadline` at the latest.
+    /// Waits as [`Self::wait`] does, until `deadline` at the latest.
     ///
     /// # Errors
-    /// [`ErrorKind::Deadline`] when it passes; the read is cancelled.
+    /// Those of [`Self::wait`]. [`ErrorKind::Deadline`]: the deadline passed, and the read is cancelled.
     pub fn wait_deadline(mut self, deadline: Option<Instant>) -> Result<ReadBatch> {
         self.submit_by(deadline)?;
         for part in 0..self.parts.len() {
@@ -329,7 +350,7 @@ impl ReadTicket {
         Ok(self.into_batch())
     }
 
-    /// Waits for all parts and gives those that are good. Buffers for them must be there until then.
+    /// Waits for all parts and returns the good ones. Buffers must become free by `buffers_by`.
     pub(super) fn wait_parts(&mut self, buffers_by: Instant) -> Result<Vec<(ReadPart, Option<Arc<Lease>>)>> {
         self.submit_by(Some(buffers_by))?;
         for part in 0..self.parts.len() {
@@ -339,7 +360,7 @@ impl ReadTicket {
         Ok(parts.zip(&self.verified).filter(|(_, good)| **good == Some(true)).map(|(part, _)| part).collect())
     }
 
-    /// Whether a part needs no waiting for: it has ended, or another copy gave it, however long the late one takes.
+    /// Returns whether a part has arrived, from its own copy or from another one.
     fn has_arrived(&self, part: usize) -> bool {
         self.verified[part].is_some() || self.hedges.won(part) || self.progress.is_done(part)
     }
@@ -348,13 +369,17 @@ impl ReadTicket {
         (0..self.parts.len()).all(|part| self.has_arrived(part))
     }
 
+    /// Waits for a part. A late part is hedged.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deadline`]: the deadline passed.
     pub(super) fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
         if self.has_arrived(part) {
             return Ok(());
         }
         let progress = Arc::clone(&self.progress);
         let _waiting = progress.times.wait();
-        let late = || Error::new(ErrorKind::Deadline, "the deadline passed before the read was complete");
+        let late = || Error::new(ErrorKind::Deadline, "read: the deadline passed before it was complete");
         if let Some(hedge) = self.hedge_at(part)
             && !self.arrives(part, Some(deadline.map_or(hedge, |deadline| deadline.min(hedge))))
         {
@@ -366,7 +391,7 @@ impl ReadTicket {
         if self.hedges.won(part) || self.arrives(part, deadline) { Ok(()) } else { Err(late()) }
     }
 
-    /// Whether a part arrives until then.
+    /// Returns whether a part arrives by the deadline.
     pub(super) fn arrives(&self, part: usize, deadline: Option<Instant>) -> bool {
         loop {
             let seen = self.progress.changed.epoch();
@@ -379,10 +404,10 @@ impl ReadTicket {
         }
     }
 
-    /// Checks the blocks of a part that has arrived; what is wrong goes to the failures of its view.
+    /// Verifies a part that has arrived. Failures are kept with its selection.
     ///
     /// # Errors
-    /// [`ErrorKind::Deadline`]: it passed while something was read again.
+    /// [`ErrorKind::Deadline`]: the deadline passed while a block was read again.
     pub(super) fn verify_part(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
         if self.verified[index].is_some() {
             return Ok(());
@@ -390,7 +415,7 @@ impl ReadTicket {
         self.verified[index] = Some(false);
         let won = self.hedges.won(index);
         let mut failed = if won { Vec::new() } else { self.progress.take_errors(index) };
-        // What failed ended early, and what another copy gave was counted then.
+        // Failed parts ended early, and hedged parts are counted when they are won. Neither is a latency.
         let took = self.progress.took(index).filter(|_| !won && failed.is_empty());
         if !failed.is_empty() && self.around(index, &failed, deadline) {
             failed = Vec::new();
@@ -426,7 +451,7 @@ impl ReadTicket {
         Ok(())
     }
 
-    /// A read into the first buffer that does not end while this is held.
+    /// Returns a read into the first buffer that does not end while this is held.
     #[cfg(test)]
     pub(crate) fn never_ends(&mut self) -> Option<crate::io::buffer::arena::ReadTarget> {
         Arc::get_mut(self.buffers.iter_mut().flatten().next()?)?.read_target(0..PAGE_BYTES).ok()
@@ -442,11 +467,13 @@ impl ReadTicket {
         )
     }
 
-    /// Attention of `query` `[q_heads, key_dim]` over view `index` of the read, which must be `view`, part after part as
-    /// the blocks arrive, to `out` `[q_heads, value_dim]`. Bit-identical to [`attend`](super::attend) over the whole batch.
+    /// Attends with `query` `[q_heads, key_dim]` to selection `index` of the read, which must be `view`, part by part
+    /// as blocks arrive. Writes `out` `[q_heads, value_dim]`. The bits equal those of [`attend`](crate::attend) over
+    /// the whole batch.
     ///
     /// # Errors
-    /// As [`attend`](super::attend); [`ErrorKind::Corruption`] or [`ErrorKind::Io`] when this view could not be read.
+    /// Those of [`attend`](crate::attend). [`ErrorKind::Corruption`], [`ErrorKind::Io`]: the selection could not be
+    /// read.
     pub fn attend(
         &mut self,
         index: usize,
@@ -457,7 +484,7 @@ impl ReadTicket {
     ) -> Result<()> {
         match self.views.get(index) {
             Some(own) if Arc::ptr_eq(own, &view.inner) => {}
-            _ => return Err(super::attend::wrong_view(index)),
+            _ => return Err(wrong_view(index)),
         }
         self.submit_by(None)?;
         let mut attending = Attending::new(query, &view.inner, options)?;
@@ -535,11 +562,4 @@ impl Drop for ReadTicket {
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
     }
-}
-
-/// The operation of a planned read into its place in the buffer of its part.
-pub(super) fn request(devices: &Devices, read: &PlannedRead, buffer: &mut Lease) -> Result<Op> {
-    devices.get(read.segment.key.0)?;
-    let file = read.segment.file()?;
-    Ok(Op::Read { file, offset: read.offset, into: buffer.read_target(read.to..read.to + read.bytes)? })
 }

@@ -1,13 +1,14 @@
-//! When a read was with the devices, and for how long somebody waited for it. For reports only: nothing is decided by it.
+//! How long a read was at the devices, and how long callers waited for it. For reports only.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The times of one read.
 #[derive(Default)]
 pub(super) struct Times {
     begun: OnceLock<Instant>,
-    /// Nanoseconds from there to the end of the last part.
+    /// Nanoseconds from `begun` to the end of the last part.
     ended_ns: AtomicU64,
     waited_ns: AtomicU64,
 }
@@ -21,19 +22,19 @@ impl Times {
         let _ = self.begun.set(Instant::now());
     }
 
-    /// A part has ended.
+    /// Notes that a part has ended.
     pub(super) fn ended(&self) {
         if let Some(begun) = self.begun.get() {
             self.ended_ns.fetch_max(nanoseconds(*begun), Ordering::Relaxed);
         }
     }
 
-    /// Counts the time until what it returns is dropped.
+    /// Counts the time until the guard is dropped.
     pub(super) fn wait(&self) -> Waiting<'_> {
         Waiting { times: self, since: Instant::now() }
     }
 
-    /// From submission to the end of the last part that has ended; none before submission.
+    /// Returns the submission and the end of the last part that has ended, or none before submission.
     pub(super) fn at_devices(&self) -> Option<(Instant, Instant)> {
         let begun = *self.begun.get()?;
         Some((begun, begun + Duration::from_nanos(self.ended_ns.load(Ordering::Relaxed))))
@@ -44,6 +45,7 @@ impl Times {
     }
 }
 
+/// Counts the time it lives as waiting.
 pub(super) struct Waiting<'a> {
     times: &'a Times,
     since: Instant,

@@ -1,7 +1,10 @@
-//! Every block that arrives is held against its checksum, which is bound to its identity. A block that fails is read again
-//! once; then it is reported with its place.
+//! Verifying blocks and records: every plane is compared with its checksum, which covers its identity.
+//!
+//! A block with a wrong checksum is read again, once from its own copy and then from the others. If all fail, the error
+//! names its place.
 
-use super::{copy_fallback, summary_read};
+use super::copy_fallback;
+use super::errors::not_there;
 use crate::catalog::FrameBody;
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
@@ -13,10 +16,14 @@ use crate::plan::{GroupSource, SelectedGroup, SelectionInner};
 use crate::plan::{ReadPart, SectionAt};
 use std::ops::Range;
 use std::time::Instant;
-use stratakv_format::frame::KIND_GROUPS;
+use stratakv_format::frame::{KIND_GROUPS, KIND_SUMMARY};
 use stratakv_format::{PlaneIdentity, segment};
 
-/// Checks the blocks of a part; the first that stays bad is the error, or that the deadline passed while it was read again.
+/// Verifies the blocks of a part, and offers the good ones to the cache.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: no copy of a block is good. [`ErrorKind::Deadline`]: the deadline passed while a block
+/// was read again. [`ErrorKind::Io`]: the driver broke.
 pub(super) fn part(
     devices: &Devices,
     view: &SelectionInner,
@@ -25,10 +32,13 @@ pub(super) fn part(
     deadline: Option<Instant>,
 ) -> Result<()> {
     if buffer.bytes().is_none() {
-        // A driver that broke has said that its reads failed, but may still write what was under way.
-        return Err(Error::new(ErrorKind::Io, "a read of a driver that broke may still be under way into the buffer"));
+        // A broken driver has completed its reads with errors, but may still write into the buffer.
+        return Err(Error::new(
+            ErrorKind::Io,
+            "read: the driver broke, and a read into the buffer may still be in flight",
+        ));
     }
-    ask_for_checksums(view, part);
+    prefetch_checksums(view, part);
     for (unit, block) in view.units[part.units.clone()].iter().zip(&part.blocks) {
         let (Some(at), GroupSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
         let bad = |buffer: &Lease| {
@@ -43,7 +53,7 @@ pub(super) fn part(
         let start = at - (*offset - readable.start) as usize;
         let range = start..start + (readable.end - readable.start) as usize;
         let read = part.reads.iter().find(|read| (read.to..read.to + read.bytes).contains(at));
-        let read = read.ok_or_else(|| not_there(&format!("the read of group {}", unit.group)))?;
+        let read = read.ok_or_else(|| not_there(&format!("read for group {}", unit.group)))?;
         let place = (*offset, bytes);
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
         if let Ok(device) = devices.get(read.segment.key.0) {
@@ -80,9 +90,8 @@ pub(super) fn part(
     Ok(())
 }
 
-/// Asks for what the blocks of a part are held against, all at once: while the device worked, other things took its place in the
-/// caches.
-fn ask_for_checksums(view: &SelectionInner, part: &ReadPart) {
+/// Prefetches the checksums of a part, which left the processor's caches while the device worked.
+fn prefetch_checksums(view: &SelectionInner, part: &ReadPart) {
     let read = view.units[part.units.clone()].iter().zip(&part.blocks).filter(|(_, at)| at.is_some());
     let read = read.filter_map(|(unit, _)| match &unit.source {
         GroupSource::Disk { frame, checksum, .. } => Some((frame, *checksum)),
@@ -92,7 +101,10 @@ fn ask_for_checksums(view: &SelectionInner, part: &ReadPart) {
     read.for_each(|(frame, checksum)| frame.checksums.get(checksum).into_iter().for_each(prefetch));
 }
 
-/// Checks the records of a part; the error says that no copy gave them, or that the deadline passed.
+/// Verifies the records of a part.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: no copy has good records. [`ErrorKind::Deadline`]: the deadline passed.
 pub(super) fn records(
     devices: &Devices,
     view: &SelectionInner,
@@ -101,7 +113,7 @@ pub(super) fn records(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    if summary_read::check(devices, part, at, view.group_tokens(), buffer, deadline)? {
+    if records_are_good(devices, part, at, view.group_tokens(), buffer, deadline)? {
         return Ok(());
     }
     let (frame, place) = (&at.section.frame, &at.section.place);
@@ -117,7 +129,7 @@ pub(super) fn records(
     .during(format!("layer {}, records from group {} on", view.layer, place.first_group)))
 }
 
-/// What was read and is right may stay.
+/// Offers the verified blocks of a part to the cache.
 fn admit(view: &SelectionInner, part: &ReadPart, buffer: &Lease) {
     let (Some(cache), Some(bytes)) = (&view.cache, buffer.bytes()) else { return };
     let block = view.layout.block(view.layer);
@@ -130,7 +142,7 @@ fn admit(view: &SelectionInner, part: &ReadPart, buffer: &Lease) {
     }
 }
 
-/// The first plane of what was read of a block whose checksum is not the stored one, and its place there.
+/// Returns the first plane of a block with a wrong checksum: its range, the expected and the found checksum.
 fn mismatch(
     devices: &Devices,
     view: &SelectionInner,
@@ -157,7 +169,30 @@ fn mismatch(
     })
 }
 
-/// The error of a view or block that is not there.
-pub(super) fn not_there(what: &str) -> Error {
-    Error::new(ErrorKind::InvalidArgument, what.to_owned())
+/// Returns whether the records of a part match their checksum, after trying every copy.
+fn records_are_good(
+    devices: &Devices,
+    part: &ReadPart,
+    SectionAt { section, at }: &SectionAt,
+    group_tokens: usize,
+    buffer: &mut Lease,
+    deadline: Option<Instant>,
+) -> Result<bool> {
+    let (frame, place, bytes) = (&section.frame, &section.place, section.bytes());
+    let (first, tokens) = (place.first_group * group_tokens as u64, u64::from(place.groups) * group_tokens as u64);
+    let identity = PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first, tokens as u32);
+    let is_bad = |buffer: &Lease| {
+        let records = buffer.bytes().and_then(|all| all.get(*at..at + bytes));
+        records.is_none_or(|records| devices.identity.checksum.compute(&identity, covered(records)) != place.checksum)
+    };
+    if !is_bad(buffer) {
+        return Ok(true);
+    }
+    let Some(read) = part.reads.first() else { return Ok(false) };
+    if let Ok(device) = devices.get(read.segment.key.0) {
+        device.counters.checksum_failures.add(1);
+    }
+    let wanted = (section.offset(), bytes);
+    let target = (buffer, &(0..read.bytes), &(*at..at + bytes));
+    copy_fallback::until_good(devices, read, frame, wanted, target, deadline, &is_bad)
 }

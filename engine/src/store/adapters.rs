@@ -203,7 +203,7 @@ fn not_found(name: &str, version: Option<u32>) -> Error {
     Error::new(ErrorKind::NotFound, format!("no adapter {name:?}{version} for this layout"))
 }
 
-/// Whether an adapter suits the layers of a layout.
+/// True if an adapter suits the layers of a layout.
 fn check(layout: &KvLayout, adapter: &Adapter) -> Result<()> {
     if adapter.layers().len() != layout.layers() {
         let text = format!("{} layers, the layout has {}", adapter.layers().len(), layout.layers());

@@ -66,7 +66,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Whether nothing was ever amiss: no fault, no refusal.
+    /// True if nothing was ever amiss: no fault, no refusal.
     #[must_use]
     pub fn is_well(&self) -> bool {
         let faults = |device: &DeviceSnapshot| device.errors + device.checksum_failures + device.damaged_metadata;

@@ -45,7 +45,7 @@ pub struct DeviceStatus {
     pub driver: String,
     /// What the driver has to do without, with cause and remedy.
     pub notes: Vec<String>,
-    /// Whether I/O bypasses the page cache.
+    /// True if I/O bypasses the page cache.
     pub direct: bool,
     /// Bytes of its file system that are free; none when it cannot be told.
     pub available_bytes: Option<u64>,

@@ -13,7 +13,7 @@ use stratakv_format::LayoutId;
 pub struct Usage {
     /// The capacity that was set; without one, the bytes of all files and what the file systems have free.
     pub capacity_bytes: u64,
-    /// Whether a capacity was set.
+    /// True if a capacity was set.
     pub limited: bool,
     /// Frames that sequences refer to.
     pub live_bytes: u64,
@@ -29,7 +29,7 @@ pub struct Usage {
     pub in_flight_bytes: u64,
     /// Bytes of all files.
     pub file_bytes: u64,
-    /// Whether all segment files made since the store was opened have their blocks reserved. Where the file system
+    /// True if all segment files made since the store was opened have their blocks reserved. Where the file system
     /// cannot do that (`false`), they take space only as they are written, and a device may be full although
     /// `free_bytes` says it is not.
     pub preallocated: bool,
