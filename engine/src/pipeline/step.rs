@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::plan::ReadPriority;
 use crate::plan::{SelectOptions, Selection};
 use crate::read::{AttendOptions, ReadTicket, ReadTimes};
-use crate::sequence::{Sequence, Streams};
+use crate::sequence::{Sequence, SummaryStreams};
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -39,7 +39,7 @@ pub struct Pipeline {
     counted_until: Option<Instant>,
     trust: bool,
     /// Records that were read ahead, of which layer and of whom.
-    streamed: Vec<(usize, Weak<Streams>)>,
+    streamed: Vec<(usize, Weak<SummaryStreams>)>,
 }
 
 impl Pipeline {

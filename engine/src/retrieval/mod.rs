@@ -10,6 +10,7 @@ mod bounds;
 #[cfg(feature = "calibrate")]
 mod calibrate;
 mod exact;
+mod key_shape;
 mod low_rank;
 mod method;
 mod query_batch;
@@ -25,11 +26,10 @@ mod transform_coded;
 
 pub use adapter::{Adapter, LayerAdapter, LowRankAdapter};
 pub use block_mean::BlockMean;
-pub(crate) use bounds::layer_records::{LayerRecords, RecordPiece, add_record};
+pub(crate) use bounds::layer_records::{LayerRecords, LoadedMinMax, RecordPiece, add_record};
 pub use bounds::leoam::LeoAm;
 pub use bounds::min_max::Quest;
 pub(crate) use bounds::records::{MinMax, upper_bounds};
-pub(crate) use bounds::summary::Bounds;
 pub use bounds::summary::BoundsSpec;
 #[cfg(feature = "calibrate")]
 pub use calibrate::{Calibrator, CodeOptions};

@@ -4,33 +4,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::pages::make_huge;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::retrieval::adapter::Adapter;
+use crate::retrieval::bounds::layer_records::LoadedMinMax;
+pub use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use half::{bf16, f16};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
-
-/// Keys of one layer as they are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyShape {
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Elements of a key of one head.
-    pub key_dim: usize,
-    /// Tokens of a group.
-    pub group_tokens: usize,
-    /// Element type.
-    pub dtype: DType,
-}
-
-impl KeyShape {
-    /// Elements of the keys of one token, all KV heads together.
-    #[must_use]
-    pub const fn width(&self) -> usize {
-        self.kv_heads * self.key_dim
-    }
-}
 
 /// The keys of one sealed group: all of its tokens are valid.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +123,24 @@ pub trait LayerSummary: Any + Send + Sync {
     fn restore(&mut self, records: &[u8]) -> bool {
         let _ = records;
         false
+    }
+
+    /// Returns whether the engine can compute the summary from the min/max records of the groups alone. A sequence that streams
+    /// its summaries then keeps nothing of it.
+    fn streams_from_min_max(&self) -> bool {
+        false
+    }
+
+    /// Keeps nothing from now on: selections compute the summary with [`Self::over_min_max`]. Called only if
+    /// [`Self::streams_from_min_max`].
+    #[doc(hidden)]
+    fn stream(&mut self) {}
+
+    /// Returns the summary over min/max records that were read for one selection; none if there is no memory for it.
+    #[doc(hidden)]
+    fn over_min_max(&self, records: LoadedMinMax<'_>) -> Option<Box<dyn LayerSummary>> {
+        let _ = records;
+        None
     }
 }
 

@@ -1,5 +1,6 @@
-//! Reads that a sequence makes for itself: pieces of segments in batches, and single blocks, checked.
+//! Reads that a sequence makes for itself: pieces of segments in batches, and single checked blocks.
 
+use super::layer::LayerState;
 use crate::catalog::{BlockPlace, SegmentHandle};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Exhausted, Lease};
@@ -11,15 +12,18 @@ use std::sync::Arc;
 use stratakv_format::frame::KIND_GROUPS;
 use stratakv_format::{DeviceIndex, PAGE_BYTES, PlaneIdentity, segment};
 
-/// Bytes of one read.
+/// The most bytes of one read.
 const READ_BYTES: usize = 1 << 20;
 
-/// Reads pieces of segments; the first error.
+/// Reads pieces of segments: segment, offset, bytes.
+///
+/// # Errors
+/// The first that a piece has.
 pub(super) fn read(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Vec<u8>>> {
     read_each(devices, pieces)?.into_iter().collect()
 }
 
-/// Outcomes of requests by their tag.
+/// A sink that hands the outcome of each request to the waiter of its tag.
 struct ScanSink(Vec<Arc<Waiter>>);
 
 impl Sink for ScanSink {
@@ -30,14 +34,18 @@ impl Sink for ScanSink {
     }
 }
 
-/// Buffers with the numbers of the pieces that they are read for, and their reads.
+/// Buffers with the indices of the pieces that they are read for, and their reads.
 #[derive(Default)]
 struct Collected {
     buffers: Vec<(usize, Lease)>,
     reads: Vec<Result<(DeviceIndex, Op)>>,
 }
 
-/// Reads pieces of segments, each with its outcome: in one batch per device, or in several where memory is short.
+/// Reads pieces of segments and returns the outcome of each. It submits one batch per device, or several if memory is
+/// short.
+///
+/// # Errors
+/// [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no buffers.
 pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize)]) -> Result<Vec<Result<Vec<u8>>>> {
     let mut out: Vec<Result<Vec<u8>>> = pieces.iter().map(|_| Ok(Vec::new())).collect();
     let mut collected = Collected::default();
@@ -45,7 +53,7 @@ pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize
         for start in (0..*bytes).step_by(READ_BYTES) {
             let len = READ_BYTES.min(bytes - start);
             let mut buffer = match devices.arena.lease_zeroed(len) {
-                // Others may wait for what is held here, as this would for theirs.
+                // This thread returns its buffers before it waits, because other readers may wait for them.
                 Err(Exhausted::Now) if !collected.buffers.is_empty() => {
                     read_collected(devices, std::mem::take(&mut collected), &mut out)?;
                     devices.buffer(len)?
@@ -64,7 +72,7 @@ pub(super) fn read_each(devices: &Devices, pieces: &[(&SegmentHandle, u64, usize
     Ok(out)
 }
 
-/// Reads what was collected behind what the pieces have.
+/// Reads what was collected and appends it to the pieces.
 fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec<u8>>]) -> Result<()> {
     let Collected { buffers, reads: owners } = collected;
     let waiters: Vec<_> = owners.iter().map(|_| Waiter::new(1)).collect();
@@ -80,7 +88,7 @@ fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec
         let batch = Batch { requests, priority: Priority::Demand, sink: Arc::clone(&sink), cancel: None };
         devices.get(device)?.shard.submit_wait(batch);
     }
-    // Each buffer goes back as soon as it is copied.
+    // Each buffer returns to the arena as soon as it is copied.
     for (waiter, (piece, buffer)) in waiters.iter().zip(buffers) {
         match (waiter.wait(), &mut out[piece]) {
             (Ok(()), Ok(bytes)) => bytes.extend_from_slice(buffer.bytes().unwrap_or_default()),
@@ -91,36 +99,40 @@ fn read_collected(devices: &Devices, collected: Collected, out: &mut [Result<Vec
     Ok(())
 }
 
-/// V planes of fewer bytes are read with the K planes around them: those of neighbouring blocks go to the device as one request.
+/// V planes of fewer bytes are read with the K planes around them, because neighbouring blocks then need one request.
 const VALUES_LEFT_OUT_BYTES: usize = 16 << 10;
 
-/// What is wanted of a block.
+/// The part of a block that a scan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScanPart {
-    /// Its K plane, which is at its beginning.
+    /// The K plane, which is at the start of the block.
     Keys,
     /// All planes.
     Block,
 }
 
 impl ScanPart {
-    /// Bytes to read of a layer's block, from its beginning.
-    pub(super) fn bytes(self, layer: &super::Layer) -> usize {
-        let block = &layer.block;
+    /// Returns the bytes to read from the start of a layer's block.
+    pub(super) fn bytes(self, layer: &LayerState) -> usize {
+        let block = layer.block();
         let alone = self == Self::Keys && block.value_bytes >= VALUES_LEFT_OUT_BYTES;
         if alone { block.key_bytes } else { block.block_bytes }
     }
 
-    /// Planes that count: what is damaged in others does not.
-    fn planes(self, layer: &super::Layer) -> usize {
-        if self == Self::Keys { 1 } else { layer.geometry.planes() }
+    /// Returns the number of planes that are checked. Damage in the others does not matter.
+    fn planes(self, layer: &LayerState) -> usize {
+        if self == Self::Keys { 1 } else { layer.geometry().planes() }
     }
 }
 
-/// One block, or its part, read by itself and checked, from the first copy that gives it; one that is wrong is read once more.
+/// Reads and checks one block, or a part of it, from the first copy that has it undamaged. A damaged copy is read once
+/// more, because the damage may have happened on the way.
+///
+/// # Errors
+/// The error of the first copy, if every copy fails.
 pub(super) fn read_block(
     devices: &Devices,
-    layer: &super::Layer,
+    layer: &LayerState,
     (group, part): (u64, ScanPart),
     tokens: u64,
     place: &BlockPlace,
@@ -143,12 +155,12 @@ pub(super) fn read_block(
             }
         }
     }
-    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, "a frame without a copy")))
+    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, "read: the frame has no copy")))
 }
 
 fn read_block_copy(
     devices: &Devices,
-    layer: &super::Layer,
+    layer: &LayerState,
     (group, part): (u64, ScanPart),
     tokens: u64,
     place: &BlockPlace,
@@ -164,10 +176,13 @@ fn read_block_copy(
     Ok(block.to_vec())
 }
 
-/// Holds a block, or its part, read from this copy, against its checksums.
+/// Checks a block, or a part of it, that was read from copy `copy` against its checksums.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`] with the device, segment and offset.
 pub(super) fn check_block(
     devices: &Devices,
-    layer: &super::Layer,
+    layer: &LayerState,
     (group, part): (u64, ScanPart),
     tokens: u64,
     (place, copy): (&BlockPlace, usize),
@@ -175,12 +190,12 @@ pub(super) fn check_block(
 ) -> Result<()> {
     let (own, offset) = (place.frame.copy(copy).0, place.frame.offset_in(copy, place.offset));
     for plane in 0..part.planes(layer) {
-        let (start, len) = layer.block.plane(plane);
+        let (start, len) = layer.block().plane(plane);
         let identity = PlaneIdentity::new(
             place.frame.nonce,
             place.frame.origin,
             KIND_GROUPS,
-            layer.index as u16,
+            layer.index() as u16,
             group * tokens,
             tokens as u32,
         )
@@ -203,7 +218,7 @@ pub(super) fn check_block(
             let expected = format!("checksum {:#018x}", expected.unwrap_or(0));
             return Err(corrupt("payload-checksum", 0, len, expected, format!("{found:#018x}")));
         }
-        if let Some(at) = layer.coder.and_then(|coder| coder.first_bad(plane, data)) {
+        if let Some(at) = layer.coder().and_then(|coder| coder.first_bad(plane, data)) {
             let (expected, found) = ("finite ranges".to_owned(), "a range that is not finite".to_owned());
             return Err(corrupt("payload-codec", at, 4.min(len), expected, found));
         }

@@ -1,55 +1,77 @@
-//! Forking: a second sequence that starts with the same tokens. What is in frames is shared, what is in memory is copied.
+//! Forking: a second sequence that starts with the same tokens. Frames are shared; what is in memory is copied.
 //!
-//! A fork leaves no trace until its first commit, which announces every frame it took over together with its references; a
-//! frame that the manifest knows already is not written a second time. Until then its segments are held like those of a reader.
+//! A fork leaves no trace until its first commit. That commit announces every frame it took over, with its references.
+//! A frame that the manifest knows already is not written again. Until then its segments are held as for a reader.
 
-use super::{ForkOrigin, ReferencedFrame, Sequence};
-use crate::catalog::{FrameMeta, RecordBuffer, ReplicaMeta, SegmentHandle, SequenceMeta};
+use super::errors::no_memory;
+use super::handle::Sequence;
+use crate::catalog::{RecordBuffer, SequenceMeta};
 use crate::error::Result;
-use crate::log::{SequenceIdentity, WrittenFrame, unix_ms};
-use std::sync::Arc;
-use stratakv_format::Location;
+use crate::log::{SequenceIdentity, unix_ms};
 use stratakv_format::manifest::Kind;
 
 impl Sequence {
-    /// A sequence without a key that starts with all tokens of this one, its token ids and its caller's state. From then on the
-    /// two are independent: each is appended to, cut, committed and deleted by itself. Frames are shared, and so are groups in
-    /// memory, which each of the two writes in its own time; no data is written.
+    /// Returns a sequence without a key that starts with all tokens of this one, its token ids and its caller's state.
     ///
-    /// The fork is stored with its first commit, which also commits what it took over, whether this sequence commits it or
-    /// not. Dropped before that, it is gone.
+    /// From then on the two are independent: each is appended to, truncated, committed and deleted by itself. Frames
+    /// are shared. Groups in memory are shared too, and each sequence writes them with its own frames. No data is
+    /// written.
+    ///
+    /// The first commit of the fork stores it and also commits what it took over, whether this sequence commits that or
+    /// not. A fork that is dropped before its first commit leaves nothing behind.
+    ///
+    /// ```
+    /// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
+    /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
+    /// let mut prompt = store.create_sequence(&layout, CreateOptions::new())?;
+    /// let rows = vec![0.5_f32; 20 * 8];
+    /// let tensor = TensorView::token_major(&rows, 20, 1, 8);
+    /// prompt.append(0, tensor, tensor)?;
+    /// prompt.commit(Durability::Sync)?;
+    ///
+    /// // Two answers to one prompt.
+    /// let mut answer = prompt.fork()?;
+    /// answer.append(0, tensor, tensor)?;
+    /// answer.commit(Durability::Lazy)?;
+    /// assert_eq!((prompt.len(), answer.len()), (20, 40));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::MemoryLimit`]: no memory for its tails. [`crate::ErrorKind::NoSpace`], [`crate::ErrorKind::Io`]: frames
-    /// on their way could not be written. Nothing changed.
+    /// [`crate::ErrorKind::MemoryLimit`]: no memory for its tails or tables. [`crate::ErrorKind::NoSpace`],
+    /// [`crate::ErrorKind::Io`]: frames in flight could not be written. After an error nothing has changed.
     pub fn fork(&mut self) -> Result<Self> {
         self.fork_as("")
     }
 
-    /// As [`Sequence::fork`], with a key.
+    /// Returns a fork, as [`Sequence::fork`], with a key.
     ///
     /// # Errors
     /// As [`Sequence::fork`]; [`crate::ErrorKind::AlreadyExists`]: the key is taken.
     pub fn fork_as(&mut self, key: &str) -> Result<Self> {
-        self.fork_with(key).map_err(|e| e.during(format!("fork of sequence {}", self.who.sequence)))
+        self.fork_with(key).map_err(|e| e.during(format!("fork of sequence {}", self.identity.sequence)))
     }
 
     fn fork_with(&mut self, key: &str) -> Result<Self> {
         self.store.committer.check()?;
         self.land_all()?;
-        let (id, claim) = self.store.claim(key)?;
-        let parent = Some((self.who.sequence, self.len()));
-        let who = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.who.clone() };
+        let (id, lock) = self.store.claim(key)?;
+        let parent = Some((self.identity.sequence, self.len()));
+        let identity = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.identity.clone() };
         let now = unix_ms();
         let meta = SequenceMeta {
-            key: who.key.clone(),
-            layout: who.layout_id,
-            summaries: who.summaries,
+            key: identity.key.clone(),
+            layout: identity.layout_id,
+            summaries: identity.summaries,
             created_unix_ms: now,
-            // It may live as long, and be evicted as early, as the one it comes from.
-            ttl_ms: who.ttl_ms,
-            replicas: who.copies as u8,
-            evictable: who.evictable,
+            // The fork may live as long, and be evicted as early, as this sequence.
+            ttl_ms: identity.ttl_ms,
+            replicas: identity.copies as u8,
+            evictable: identity.evictable,
             parent,
             tokens: 0,
             token_ids: 0,
@@ -60,64 +82,17 @@ impl Sequence {
             refs: Vec::new(),
         };
         let mut records = RecordBuffer::default();
-        if who.copies > 1 {
+        if identity.copies > 1 {
             records.require_replicas();
         }
         records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
-        let mut child = Self::new(claim, who, records, self.summary_residency())?;
-        for (own, other) in child.layers.iter_mut().zip(&mut self.layers) {
-            *own = other.as_mut().map(super::Layer::snapshot).transpose()?;
-        }
-        child.token_ids.clone_from(&self.token_ids);
-        (child.ids_written, child.ids_durable) = (self.ids_written, self.ids_written);
-        (child.ids_grouped, child.settled) = (self.ids_grouped, self.settled);
-        child.state.clone_from(&self.state);
-        child.state_dirty = self.state.is_some();
-        let named = self
-            .held
-            .iter()
-            .map(|held| ReferencedFrame { shared: held.shared.or(Some(ForkOrigin::Named)), ..held.clone() });
-        let unnamed = self.frames.iter().map(|frame| ReferencedFrame::written(frame, Some(ForkOrigin::Unnamed)));
-        // One that holds nothing but the caller's state is not shared.
-        child.held = named.chain(unnamed).filter(|held| held.first_token.is_some()).collect();
-        child.measure_frames();
-        if !child.account() {
-            return Err(super::no_memory("the index of a fork"));
-        }
+        let mut child = Self::new(lock, identity, records, self.summary_residency())?;
+        child.layers.copy_from(&mut self.layers)?;
+        child.token_ids = self.token_ids.fork();
+        child.commits.settle_fork(self.commits.settled());
+        child.caller_state = self.caller_state.fork();
+        child.frames.adopt(self.frames.share());
+        child.account().map_err(|_| no_memory("the index of a fork"))?;
         Ok(child)
-    }
-}
-
-impl ReferencedFrame {
-    pub(super) fn written(frame: &WrittenFrame, shared: Option<ForkOrigin>) -> Self {
-        Self {
-            frame: frame.id,
-            meta: frame.meta.clone(),
-            slot: Arc::clone(&frame.body),
-            first_token: frame.first_token,
-            token_end: frame.token_end,
-            small: frame.small,
-            shared,
-        }
-    }
-
-    /// Announces it where its copies lie now. Gives their segments.
-    pub(super) fn announce(&self, records: &mut RecordBuffer) -> Vec<Arc<SegmentHandle>> {
-        let now = self.slot.now();
-        let pages = self.meta.location.pages;
-        let replica = |copy| {
-            let (segment, page, header_crc) = now.copy(copy);
-            let (device, segment) = segment.key;
-            ReplicaMeta { generation: 1, location: Location { device, segment, page, pages }, header_crc }
-        };
-        let first = replica(0);
-        let meta = FrameMeta {
-            location: first.location,
-            header_crc: first.header_crc,
-            replicas: (1..now.copies()).map(replica).collect(),
-            ..self.meta.clone()
-        };
-        meta.announce(self.frame, records);
-        (0..now.copies()).map(|copy| Arc::clone(now.copy(copy).0)).collect()
     }
 }

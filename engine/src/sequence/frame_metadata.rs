@@ -1,11 +1,22 @@
-//! The fronts of frames, which opening a sequence reads: where their copies are, and which of them is what was written.
+//! The fronts of frames that an open reads: where their copies are stored, and which copy is undamaged.
+//!
+//! The front of a frame is its header, summary records and small pieces, in front of the groups.
+//!
+//! 1. [`references`] takes the frames from the manifest, each with its copies on devices that are present.
+//! 2. [`Sequence::read_fronts`] reads the first copy of each front. Streamed min/max records are left out.
+//! 3. [`Sequence::good_front`] checks a front that has other copies, and reads those if it is damaged.
+//!
+//! Invariants:
+//! - `meta.location` of a reference always names its first copy.
+//! - A damaged copy is counted on its device and listed for repair.
+//! - Every small piece is checked before it is used ([`Sequence::piece`]), also if the frame has one copy.
 
-use super::Sequence;
 use super::blocks::{read, read_each};
-use super::open::corrupt;
+use super::handle::Sequence;
 use crate::catalog::{Catalog, FrameMeta, SegmentHandle, SequenceMeta};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::planted;
+use crate::io::planted::covered;
 use crate::log::{CopyAt, StoreInner, copies_of};
 use crate::metrics::lock;
 use std::ops::Range;
@@ -14,21 +25,21 @@ use stratakv_format::frame::{
     Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
     KIND_TOKEN_IDS, SUMMARY_MIN_MAX, tail_plane_bytes,
 };
-use stratakv_format::{FrameId, PAGE_BYTES};
+use stratakv_format::{FrameId, PAGE_BYTES, PlaneIdentity, segment};
 
 /// A frame of a sequence that is being opened.
 pub(super) struct FrameReference {
     pub(super) id: FrameId,
     pub(super) meta: FrameMeta,
-    /// Committed tokens below this belong to the sequence.
+    /// The sequence has the tokens below this: committed, and not cut off.
     pub(super) clip: u64,
-    /// The same of tokens by themselves.
+    /// The sequence has the tail tokens of the frame below this.
     pub(super) tail_clip: u64,
-    /// Where the sequence was cut after the frame was written. Token ids may go on behind the committed tokens.
+    /// The sequence was cut to this token after the frame was written. It may have token ids past its committed tokens.
     pub(super) token_end: u64,
-    /// Token ids below this belong to it.
+    /// The sequence has the token ids below this.
     pub(super) ids_clip: usize,
-    /// Its copies on devices that are there; what is read comes from the first, as `meta.location` says.
+    /// The copies on devices that are present. Reads use the first, which `meta.location` names.
     pub(super) copies: Vec<CopyAt>,
 }
 
@@ -37,7 +48,7 @@ impl FrameReference {
         &self.copies[0].at.segment
     }
 
-    /// Prefers the copies behind the first.
+    /// Moves the first copy to the end.
     fn turn(&mut self) {
         self.copies.rotate_left(1);
         self.name_first();
@@ -50,16 +61,21 @@ impl FrameReference {
     }
 }
 
+/// Returns the bytes of a frame's front: header, summaries and small pieces.
 pub(super) fn front_bytes(reference: &FrameReference) -> usize {
     reference.meta.front_pages as usize * PAGE_BYTES
 }
 
+/// Returns the frames of a sequence, in the order in which they were written.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: the manifest lacks a frame, or no device with a copy is present.
 pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<FrameReference>> {
     let catalog: &Catalog = &lock(&store.catalog);
     let mut space = lock(&store.space);
     let mut references = Vec::with_capacity(meta.refs.len());
     for &(id, token_end) in &meta.refs {
-        let lost = || Error::new(ErrorKind::Corruption, format!("frame {id} is not in the manifest"));
+        let lost = || Error::new(ErrorKind::Corruption, format!("open: frame {id} is not in the manifest"));
         let frame = catalog.frames.get(&id).ok_or_else(lost)?.clone();
         let copies =
             copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
@@ -74,8 +90,11 @@ pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<
 }
 
 impl Sequence {
-    /// The fronts of frames in one batch, without the min/max records where those are streamed: zeros stand there, or nothing where
-    /// nothing is behind them.
+    /// Reads the fronts of frames in one batch. Min/max records that are streamed are not read: their place is zero, or
+    /// cut off if nothing follows them.
+    ///
+    /// # Errors
+    /// As [`read_each`].
     pub(super) fn read_fronts(&self, references: &[FrameReference]) -> Result<Vec<Result<Vec<u8>>>> {
         let devices = &self.store.devices;
         let place = |reference: &FrameReference, range: Range<usize>| {
@@ -111,8 +130,8 @@ impl Sequence {
         Ok(fronts)
     }
 
-    /// What of a front is to be read behind its header where min/max records are streamed: everything from the first piece on that is
-    /// something else; everything where the header is none.
+    /// Returns the part of a front that is read after its header if min/max records are streamed: all from the first
+    /// other piece on. That is everything if the header is damaged.
     fn behind_records(&self, reference: &FrameReference, head: &[u8]) -> Range<usize> {
         let end = front_bytes(reference);
         let place = self.place_of(reference);
@@ -123,7 +142,7 @@ impl Sequence {
         (first / PAGE_BYTES * PAGE_BYTES).clamp(head.len(), end.max(head.len()))..end
     }
 
-    /// Where a frame says that it stands.
+    /// Returns the place that the header of a frame must name.
     pub(super) fn place_of(&self, reference: &FrameReference) -> FramePlace {
         FramePlace {
             store_id: self.store.devices.identity.store_id,
@@ -133,8 +152,12 @@ impl Sequence {
         }
     }
 
-    /// The front of a frame as it was read, or, when that is not what was written, from another copy, which then comes first. Where
-    /// none is whole, one will do in which nothing but the summaries of selectors is damaged: they are computed from the keys.
+    /// Returns the front of a frame. If the one that was read is damaged, it reads the other copies, and the one that
+    /// is used becomes the first. If every copy is damaged, a copy with damage only in the summaries of selectors will
+    /// do, because those can be computed from the keys.
+    ///
+    /// # Errors
+    /// The first error, if no copy will do.
     pub(super) fn good_front(&self, reference: &mut FrameReference, front: Result<Vec<u8>>) -> Result<Vec<u8>> {
         let devices = &self.store.devices;
         if reference.copies.len() < 2 {
@@ -147,7 +170,7 @@ impl Sequence {
                 reference.turn();
                 let place = (reference.segment().as_ref(), reference.meta.location.offset(), front_bytes(reference));
                 let again = read(devices, &[place]).map(|mut fronts| fronts.pop().unwrap_or_default());
-                // The first error is the one to tell.
+                // The first error is reported.
                 front = match (front, again) {
                     (Err(first), Err(_)) => Err(first),
                     (_, again) => again,
@@ -185,8 +208,8 @@ impl Sequence {
         Ok(bytes)
     }
 
-    /// Whether the front of a frame is what was written: header and small pieces. What is wrong with summaries of selectors alone,
-    /// which the sequence can do without, is told apart.
+    /// Checks the header and the small pieces of a front. The inner error is damage in the summaries of selectors
+    /// alone, which the sequence can do without.
     fn check_front(&self, reference: &FrameReference, front: &[u8]) -> Result<Result<()>> {
         let place = self.place_of(reference);
         let damaged = |found| corrupt(reference, "frame-header", 0, front.len(), found);
@@ -194,7 +217,7 @@ impl Sequence {
         if view.header().crc.get() != reference.meta.header_crc {
             return Err(damaged("the header of another frame".into()));
         }
-        // Records that are streamed are checked when they are.
+        // Streamed records are checked when a selection reads them.
         let streamed = |d: &Descriptor| {
             self.streams.is_some() && d.kind.get() == KIND_SUMMARY && d.summary.get() == SUMMARY_MIN_MAX
         };
@@ -205,7 +228,7 @@ impl Sequence {
                 KIND_TAIL => {
                     let layer = self.layer(usize::from(descriptor.layer.get()))?;
                     let tokens = descriptor.tokens.get() as usize;
-                    let (key, value) = tail_plane_bytes(&layer.geometry, self.who.layout.dtype(), tokens);
+                    let (key, value) = tail_plane_bytes(layer.geometry(), self.identity.layout.dtype(), tokens);
                     Some([key, value])
                 }
                 KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE | KIND_ADAPTER => None,
@@ -222,4 +245,56 @@ impl Sequence {
         }
         Ok(caches)
     }
+
+    /// Returns the bytes of one plane of a small piece, checked against its checksum. `planes` are the bytes of the K
+    /// and V planes of a tail.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`].
+    pub(super) fn piece<'f>(
+        &self,
+        reference: &FrameReference,
+        view: &FrameView<'_>,
+        descriptor: &Descriptor,
+        front: &'f [u8],
+        plane: usize,
+        planes: Option<[usize; 2]>,
+    ) -> Result<&'f [u8]> {
+        let start = descriptor.offset.get() as usize;
+        let range = match planes {
+            None => start..start + descriptor.bytes.get() as usize,
+            Some([key, _]) if plane == 0 => start..start + key,
+            Some([key, value]) => start + key..start + key + value,
+        };
+        let (offset, len) = (range.start as u64, range.len());
+        let damaged = |found| corrupt(reference, "payload-checksum", offset, len, found);
+        let bytes = front.get(range).ok_or_else(|| damaged("a piece outside of the front of its frame".into()))?;
+        let identity = PlaneIdentity::new(
+            reference.meta.nonce,
+            reference.meta.origin,
+            descriptor.kind.get(),
+            descriptor.layer.get(),
+            descriptor.first_token.get(),
+            descriptor.tokens.get(),
+        )
+        .with_plane(plane as u16);
+        let computed = self.store.devices.identity.checksum.compute(&identity, covered(bytes));
+        match view.checksums(descriptor).get(plane).map(|c| c.get()) {
+            Some(stored) if stored == computed => Ok(bytes),
+            stored => Err(damaged(format!("checksum {computed:#018x}, stored {:#018x}", stored.unwrap_or(0)))),
+        }
+    }
+}
+
+/// Returns the error for damage in a frame, `offset` bytes from its start.
+pub(super) fn corrupt(reference: &FrameReference, code: &'static str, offset: u64, len: usize, found: String) -> Error {
+    Error::corrupt(Corruption {
+        code,
+        device: reference.meta.location.device.0,
+        file: segment::file_name(reference.meta.location.segment),
+        offset: reference.meta.location.offset() + offset,
+        len: len as u64,
+        expected: format!("frame {} as it was written", reference.id),
+        found,
+    })
 }

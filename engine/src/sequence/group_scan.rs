@@ -1,27 +1,32 @@
-//! The blocks of a layer in order, wherever they are: what summaries and low-rank keys are made from.
+//! Scanning the blocks of a layer in order, in memory or on devices. Summaries and low-rank keys are built from them.
 
 use super::blocks::{ScanPart, check_block, read_block, read_each};
-use super::{Layer, Sequence};
+use super::errors::lost_group;
+use super::handle::Sequence;
+use super::layer::LayerState;
 use crate::catalog::Source;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use stratakv_format::page::PAGE_BYTES;
 
-/// Bytes of blocks read at once.
+/// The most bytes of blocks that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// Takes a group, its decoded K plane and its block as it is stored, which may end behind the K plane.
+/// A function that takes a group, its decoded K plane, and its stored block, which may end after the K plane.
 pub(super) type Visitor<'a> = dyn FnMut(u64, &[u8], &[u8]) -> Result<()> + 'a;
 
 impl Sequence {
-    /// Shows `each` the sealed groups of a layer from `group` on that lie together, a megabyte of them at most, with their
-    /// checked blocks: the K plane, decoded, and the block as it is stored, whole for the groups named in `whole` and as far as
-    /// its K plane at least for others. Gives the first that is left.
-    pub(super) fn visit(&self, state: &Layer, group: u64, whole: &[u64], each: &mut Visitor<'_>) -> Result<u64> {
-        let tokens = self.who.layout.group_tokens() as u64;
+    /// Passes checked blocks to `each`: the sealed groups from `group` on that are stored together, at most a megabyte.
+    /// A block is whole for the groups in `whole`, and has at least its K plane for others. Returns the first group
+    /// that is left.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`], [`ErrorKind::Io`]: a block that no copy has undamaged. Errors of `each`.
+    pub(super) fn visit(&self, state: &LayerState, group: u64, whole: &[u64], each: &mut Visitor<'_>) -> Result<u64> {
+        let tokens = self.identity.layout.group_tokens() as u64;
         let mut decoded = Vec::new();
         let mut each = |group: u64, block: &[u8]| {
-            let keys = &block[..state.block.key_bytes];
-            match &state.coder {
+            let keys = &block[..state.block().key_bytes];
+            match state.coder() {
                 Some(coder) if coder.encodes(0) => {
                     decoded.resize(coder.plain_bytes(0), 0);
                     coder.decode_plane(0, keys, &mut decoded)?;
@@ -30,12 +35,12 @@ impl Sequence {
                 _ => each(group, keys, block),
             }
         };
-        let lost = || Error::new(ErrorKind::Corruption, format!("group {group} is nowhere"));
+        let lost = || lost_group(group, state.index());
         if let Some(block) = state.building_block(group) {
             each(group, block)?;
             return Ok(group + 1);
         }
-        let extent = state.table.find(group).ok_or_else(lost)?;
+        let extent = state.table().find(group).ok_or_else(lost)?;
         if let Source::Memory(run) = &extent.source {
             each(group, run.block((group - extent.first_group) as usize + extent.skip)?)?;
             return Ok(group + 1);
@@ -46,7 +51,7 @@ impl Sequence {
         let mut places = Vec::new();
         for group in group..end {
             let part = if whole.contains(&group) { ScanPart::Block } else { ScanPart::Keys };
-            places.push((extent.place(group, &state.block, state.geometry.planes()).ok_or_else(lost)?, part));
+            places.push((extent.place(group, state.block(), state.geometry().planes()).ok_or_else(lost)?, part));
         }
         let page = PAGE_BYTES as u64;
         let pieces: Vec<_> = places
@@ -64,7 +69,7 @@ impl Sequence {
                 Ok(pages) => pages.get(skip..skip + part.bytes(state)).unwrap_or_default(),
                 Err(_) => &[],
             };
-            // What did not come, or came wrong, is read by itself: again, and from other copies.
+            // A block that failed or is damaged is read by itself, again and from other copies.
             let checked = match pages.as_ref() {
                 Ok(_) => check_block(&self.store.devices, state, (group, *part), tokens, (place, 0), block),
                 Err(e) => Err(e.duplicate()),

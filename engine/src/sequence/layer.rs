@@ -1,12 +1,28 @@
-//! One layer of an open sequence: sealed groups, the buffer they are collected in, the rolling tail, the summary.
+//! One layer of an open sequence: its sealed groups, the groups being collected, the tail, and its summaries.
+//!
+//! Tokens of a layer pass through four places:
+//!
+//! 1. The *tail* is the plain block of the tokens behind the last sealed group.
+//! 2. The [`GroupBuilder`] is a buffer of sealed groups that still has room.
+//! 3. *Pending* runs are full buffers that wait for a frame.
+//! 4. The extent table names the place of every sealed group: a run in memory, and later a frame.
+//!
+//! Invariants:
+//! - `tokens / group_tokens` groups are sealed: the table covers the first ones, the builder the rest;
+//! - pending runs are in the order of their groups, and the table has an extent for each;
+//! - tokens below `written` are in a written frame, in a group or by themselves;
+//! - the summaries cover the sealed groups, so each append, cut and reset changes them too.
 
-use crate::catalog::{Extent, ExtentTable, GroupBuffer, Source};
+use super::group_builder::GroupBuilder;
+use super::layer_summaries::LayerSummaries;
+use super::plain_rows::PlainRows;
+use crate::catalog::{Extent, ExtentTable, FrameSlot, GroupBuffer, Source};
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Lease, PAGE_BYTES};
 use crate::layout::{KvLayout, TensorView};
 use crate::log::Tail;
-use crate::retrieval::{KeptKeys, KeyGroup, KeyShape, LayerSummary, MinMax, add_record};
+use crate::retrieval::{KeyShape, MinMax, add_record};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,58 +32,44 @@ use stratakv_format::layout::{BlockGeometry, LayerGeometry};
 
 /// The most bytes of a run's buffer.
 const RUN_BYTES_MAX: usize = 256 << 10;
-/// The bytes of a run's buffer when groups come one by one.
-const RUN_BYTES_MIN: usize = 16 << 10;
-
-/// Groups being collected.
-struct GroupBuilder {
-    first_group: u64,
-    groups: usize,
-    capacity: usize,
-    buffer: Lease,
-}
-
 /// One layer with keys and values.
-pub(crate) struct Layer {
-    pub(crate) index: usize,
-    pub(crate) geometry: LayerGeometry,
-    /// Of its groups as they are stored, in memory as well as on devices.
-    pub(crate) block: BlockGeometry,
-    /// Of the tail, and of groups that were decoded.
-    pub(crate) plain: BlockGeometry,
-    /// What makes the one of the other, where they differ.
-    pub(crate) coder: Option<BlockCoder>,
+pub(super) struct LayerState {
+    index: usize,
+    geometry: LayerGeometry,
+    /// The shape of groups as they are stored, in memory as well as on devices.
+    block: BlockGeometry,
+    /// The shape of the tail and of decoded groups.
+    plain: BlockGeometry,
+    /// The codec between `plain` and `block`; none if they are the same.
+    coder: Option<BlockCoder>,
     dtype: DType,
     group_tokens: usize,
     /// Tokens appended.
-    pub(crate) tokens: u64,
+    tokens: u64,
     /// The most bytes of a run's buffer.
     run_bytes: usize,
-    /// Sealed groups but for those being collected.
-    pub(crate) table: ExtentTable,
+    /// The places of all sealed groups except those being collected.
+    table: ExtentTable,
     building: Option<GroupBuilder>,
     /// Full buffers that no frame holds yet, in order.
-    pub(crate) pending: Vec<Arc<GroupBuffer>>,
-    /// The block of the tokens behind the last group; `tokens % G` of them are valid.
+    pending: Vec<Arc<GroupBuffer>>,
+    /// The block of the tokens behind the last group; its first `tokens % group_tokens` tokens are valid.
     tail: Arc<[u8]>,
     /// Tokens below this are in a written frame, in a group or by themselves.
-    pub(crate) written: u64,
-    pub(crate) summary: Option<MinMax>,
-    /// Summaries of the selectors of the sequence, in its order.
-    pub(crate) extras: Vec<Box<dyn LayerSummary>>,
-    /// Keys in memory for selections that read values alone.
-    pub(crate) kept: Option<KeptKeys>,
+    written: u64,
+    summaries: LayerSummaries,
 }
 
-/// What a layer was before an append, to go back to.
-pub(crate) struct LayerMark {
+/// The state of a layer before an append, for [`LayerState::reset`].
+pub(super) struct LayerMark {
     tokens: u64,
-    /// Its tail, where the append writes over it: tokens that only join a group leave those before them as they are.
+    /// The tail, if the append overwrites it. An append that only fills the tail up leaves the tokens before as they
+    /// are.
     tail: Option<Arc<[u8]>>,
 }
 
-impl Layer {
-    pub(crate) fn new(layout: &KvLayout, index: usize, summary: bool, frame_limit: usize) -> Result<Self> {
+impl LayerState {
+    pub(super) fn new(layout: &KvLayout, index: usize, summary: bool, frame_limit: usize) -> Result<Self> {
         let geometry = *layout.kv_layer(index)?;
         let (block, plain) = (*layout.block(index), *layout.plain_block(index));
         // A run goes into one frame with its summaries and checksums.
@@ -90,14 +92,57 @@ impl Layer {
             pending: Vec::new(),
             tail: vec![0; plain.block_bytes].into(),
             written: 0,
-            summary: summary.then(|| MinMax::new(&geometry, layout.dtype())),
-            extras: Vec::new(),
-            kept: None,
+            summaries: LayerSummaries::new(summary.then(|| MinMax::new(&geometry, layout.dtype()))),
         })
     }
 
-    /// What summaries know of the keys.
-    pub(crate) fn shape(&self) -> KeyShape {
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(super) fn geometry(&self) -> &LayerGeometry {
+        &self.geometry
+    }
+
+    /// Returns the shape of groups as they are stored.
+    pub(super) fn block(&self) -> &BlockGeometry {
+        &self.block
+    }
+
+    /// Returns the shape of decoded groups.
+    pub(super) fn plain(&self) -> &BlockGeometry {
+        &self.plain
+    }
+
+    pub(super) fn coder(&self) -> Option<&BlockCoder> {
+        self.coder.as_ref()
+    }
+
+    /// Returns the tokens appended.
+    pub(super) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Returns the places of all sealed groups except those being collected.
+    pub(super) fn table(&self) -> &ExtentTable {
+        &self.table
+    }
+
+    /// Returns the runs that no frame holds yet, in order.
+    pub(super) fn pending(&self) -> &[Arc<GroupBuffer>] {
+        &self.pending
+    }
+
+    pub(super) fn summaries(&self) -> &LayerSummaries {
+        &self.summaries
+    }
+
+    pub(super) fn summaries_mut(&mut self) -> &mut LayerSummaries {
+        &mut self.summaries
+    }
+
+    /// Returns the shape of the keys for summaries.
+    pub(super) fn shape(&self) -> KeyShape {
         KeyShape {
             kv_heads: usize::from(self.geometry.kv_heads),
             key_dim: usize::from(self.geometry.key_dim),
@@ -106,56 +151,82 @@ impl Layer {
         }
     }
 
-    /// Sealed groups.
-    pub(crate) fn groups(&self) -> u64 {
+    fn plain_rows(&self) -> PlainRows {
+        let (geometry, block) = (self.geometry, self.plain);
+        PlainRows { geometry, block, dtype: self.dtype, group_tokens: self.group_tokens }
+    }
+
+    /// Returns the number of sealed groups.
+    pub(super) fn groups(&self) -> u64 {
         self.tokens / self.group_tokens as u64
     }
 
-    /// Tokens of the tail.
-    pub(crate) fn tail_tokens(&self) -> usize {
+    /// Returns the number of tokens in the tail.
+    pub(super) fn tail_tokens(&self) -> usize {
         (self.tokens % self.group_tokens as u64) as usize
     }
 
-    /// The tail's block as it is now.
-    pub(crate) fn tail(&self) -> &Arc<[u8]> {
+    /// Returns the tail's block as it is now.
+    pub(super) fn tail(&self) -> &Arc<[u8]> {
         &self.tail
     }
 
-    /// Bytes of groups that no frame holds yet.
-    pub(crate) fn pending_bytes(&self) -> usize {
-        let building = self.building.as_ref().map_or(0, |b| self.block.extent_bytes(b.groups));
+    /// Returns the bytes of groups that no frame holds yet.
+    pub(super) fn pending_bytes(&self) -> usize {
+        let building = self.building.as_ref().map_or(0, GroupBuilder::disk_bytes);
         self.pending.iter().map(|run| run.disk_bytes()).sum::<usize>() + building
     }
 
-    /// The layer as it is now: what comes later does not change it. Groups in memory are shared.
-    pub(crate) fn snapshot(&mut self) -> Result<Self> {
+    /// Returns a copy of the layer without summaries of selectors. Groups in memory are shared.
+    ///
+    /// # Errors
+    /// As [`Self::freeze`].
+    pub(super) fn snapshot(&mut self) -> Result<Self> {
         self.freeze()?;
         let (table, pending) = (self.table.clone(), self.pending.clone());
-        let (tail, summary) = (Arc::clone(&self.tail), self.summary.clone());
-        Ok(Self { table, building: None, pending, tail, summary, extras: Vec::new(), kept: None, ..*self })
+        let (tail, summaries) = (Arc::clone(&self.tail), self.summaries.snapshot());
+        Ok(Self { table, building: None, pending, tail, summaries, ..*self })
     }
 
-    /// Tokens of the groups that frames hold, written or on their way.
-    pub(crate) fn grouped_tokens(&self) -> u64 {
-        let building = self.building.as_ref().map(|building| building.first_group);
+    /// Returns the tokens of the groups that frames hold, whether written or in flight.
+    pub(super) fn grouped_tokens(&self) -> u64 {
+        let building = self.building.as_ref().map(GroupBuilder::first_group);
         let first = self.pending.first().map(|run| run.first_group).or(building);
         first.unwrap_or_else(|| self.groups()) * self.group_tokens as u64
     }
 
-    /// Bytes of keys and values of a token.
-    pub(crate) fn token_bytes(&self) -> usize {
+    /// Returns the bytes of a token's keys and values.
+    pub(super) fn token_bytes(&self) -> usize {
         (self.geometry.key_elements() + self.geometry.value_elements()) * self.dtype.bytes()
     }
 
-    /// The layer as it is before `more` tokens are appended.
-    pub(crate) fn mark(&self, more: usize) -> LayerMark {
+    /// Returns the state before `more` tokens are appended.
+    pub(super) fn mark(&self, more: usize) -> LayerMark {
         let overwritten = self.tail_tokens() > 0 && self.tail_tokens() + more > self.group_tokens;
         LayerMark { tokens: self.tokens, tail: overwritten.then(|| Arc::clone(&self.tail)) }
     }
 
-    /// Goes back to `mark` after an append that failed. A frame may hold the group that the tail was about to fill, as its codec
-    /// rounded it. The next commit writes the tail again, because a reader takes tokens from the latest frame.
-    pub(crate) fn undo(&mut self, mark: LayerMark) {
+    /// Rolls back to `mark`. Later groups may be in frames in flight. They are past the sequence's length and are
+    /// ignored until later groups replace them.
+    pub(super) fn reset(&mut self, mark: LayerMark) {
+        let groups = mark.tokens / self.group_tokens as u64;
+        self.building = self.building.take().and_then(|mut building| building.truncate(groups).then_some(building));
+        self.table.truncate(groups.min(self.table.groups()));
+        for run in std::mem::take(&mut self.pending) {
+            self.requeue(run);
+        }
+        self.summaries.truncate(groups);
+        self.tokens = mark.tokens;
+        if let Some(tail) = mark.tail {
+            self.tail = tail;
+        }
+    }
+
+    /// Rolls back to `mark` after an append that failed.
+    ///
+    /// A frame may hold the group that the tail was about to fill, as its codec rounded it. The next commit writes the tail
+    /// again, because a reader takes tokens from the latest frame.
+    pub(super) fn undo(&mut self, mark: LayerMark) {
         let sealed = mark.tokens / self.group_tokens as u64 * self.group_tokens as u64;
         let rounded = self.coder.is_some() && self.grouped_tokens() > sealed;
         self.reset(mark);
@@ -164,46 +235,9 @@ impl Layer {
         }
     }
 
-    /// Back to `mark`, which is not further than now. Groups beyond it in frames on their way stand behind the length of the
-    /// sequence until later ones take their place.
-    pub(crate) fn reset(&mut self, mark: LayerMark) {
-        let groups = mark.tokens / self.group_tokens as u64;
-        if let Some(building) = &mut self.building {
-            let kept = building.groups.min(groups.saturating_sub(building.first_group) as usize);
-            // Padding is zero: no group that was never appended goes to a device behind others on their page.
-            if let Some(bytes) = building.buffer.bytes_mut() {
-                for group in kept..building.groups {
-                    let start = self.block.block_offset(group);
-                    bytes[start..start + self.block.block_bytes].fill(0);
-                }
-            }
-            building.groups = kept;
-            if building.groups == 0 {
-                self.building = None;
-            }
-        }
-        self.table.truncate(groups.min(self.table.groups()));
-        for run in std::mem::take(&mut self.pending) {
-            self.requeue(run);
-        }
-        if let Some(summary) = &mut self.summary {
-            summary.truncate(groups as usize);
-        }
-        for summary in &mut self.extras {
-            summary.truncate(groups as usize);
-        }
-        if let Some(kept) = &mut self.kept {
-            kept.truncate(groups);
-        }
-        self.tokens = mark.tokens;
-        if let Some(tail) = mark.tail {
-            self.tail = tail;
-        }
-    }
-
-    /// Cuts the layer to its first `tokens`, which are not more than there are. `block` is that of the group the cut falls
-    /// into, decoded; needed when that group is sealed and some of its tokens are kept. The next commit writes the tail anew.
-    pub(crate) fn cut(&mut self, tokens: u64, block: Option<&[u8]>) {
+    /// Cuts the layer to its first `tokens`, at most its length. `block` is the decoded block of the group that the cut
+    /// falls into. It is needed if that group is sealed and keeps some tokens. The next commit writes the tail again.
+    pub(super) fn cut(&mut self, tokens: u64, block: Option<&[u8]>) {
         let rows = (tokens % self.group_tokens as u64) as usize;
         let tail = block.map(|_| vec![0; self.plain.block_bytes].into());
         self.reset(LayerMark { tokens, tail });
@@ -216,57 +250,41 @@ impl Layer {
                 0,
             );
         }
-        // Frames are cut to whole groups.
+        // Frames keep whole groups only after a cut.
         self.written = self.written.min(tokens / self.group_tokens as u64 * self.group_tokens as u64);
     }
 
-    /// Bytes a buffer should have for `groups` more groups; none when there is room.
-    pub(crate) fn wants_buffer(&self, groups: usize) -> Option<usize> {
-        if self.building.as_ref().is_some_and(|b| b.groups < b.capacity) {
+    /// Returns the bytes of the buffer that `groups` more groups need; none if the builder has room.
+    pub(super) fn wants_buffer(&self, groups: usize) -> Option<usize> {
+        if self.building.as_ref().is_some_and(GroupBuilder::has_room) {
             return None;
         }
-        let one = self.block.extent_bytes(1);
-        let fit = |bytes: usize| {
-            if self.block.blocks_per_page == 0 { bytes / one } else { bytes / PAGE_BYTES * self.block.blocks_per_page }
-        };
-        let capacity = groups.clamp(fit(RUN_BYTES_MIN.min(self.run_bytes)).max(1), fit(self.run_bytes).max(1));
-        Some(self.block.extent_bytes(capacity))
+        Some(GroupBuilder::buffer_bytes(&self.block, groups, self.run_bytes))
     }
 
-    /// Whether there are bytes between or behind the planes, which must be zero.
-    pub(crate) fn has_padding(&self) -> bool {
+    /// Returns whether blocks have bytes between or behind their planes, which must be zero.
+    pub(super) fn has_padding(&self) -> bool {
         let planes = self.block.plane(0).1 + self.block.plane(1).1;
         self.block.blocks_per_page != 0 || self.block.extent_bytes(1) != planes
     }
 
-    /// Takes a buffer to collect groups in, zeroed when the layer [has padding](Self::has_padding): every other byte is
-    /// written before its group counts. The buffer before is full.
-    pub(crate) fn give_buffer(&mut self, buffer: Lease) -> Result<()> {
+    /// Takes a buffer to collect groups in, after the one before is full. It must be zeroed if the layer
+    /// [has padding](Self::has_padding). Every other byte is written before its group counts.
+    ///
+    /// # Errors
+    /// As [`Self::freeze`].
+    pub(super) fn give_buffer(&mut self, buffer: Lease) -> Result<()> {
         self.freeze()?;
-        let one = self.block.extent_bytes(1);
-        let capacity = if self.block.blocks_per_page == 0 {
-            buffer.len() / one
-        } else {
-            buffer.len() / PAGE_BYTES * self.block.blocks_per_page
-        };
-        self.building = Some(GroupBuilder { first_group: self.groups(), groups: 0, capacity, buffer });
+        self.building = Some(GroupBuilder::new(self.groups(), self.block, buffer));
         Ok(())
     }
 
-    /// Ends collecting: what there is becomes a run that the next frame takes.
-    pub(crate) fn freeze(&mut self) -> Result<()> {
-        let Some(building) = self.building.take() else { return Ok(()) };
-        if building.groups == 0 {
-            return Ok(());
-        }
-        let run = Arc::new(GroupBuffer {
-            layer: self.index,
-            first_group: building.first_group,
-            groups: building.groups,
-            geometry: self.block,
-            buffer: Arc::new(building.buffer),
-            cut: false,
-        });
+    /// Stops collecting: the groups in the builder become a run that the next frame takes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: the table has a gap before the run.
+    pub(super) fn freeze(&mut self) -> Result<()> {
+        let Some(run) = self.building.take().and_then(|building| building.into_run(self.index)) else { return Ok(()) };
         self.table.lay(Extent {
             first_group: run.first_group,
             groups: run.groups,
@@ -277,9 +295,11 @@ impl Layer {
         Ok(())
     }
 
-    /// Appends tokens `range` of views that were checked, up to the end of the next group at most, and only groups for
-    /// which there is room; gives how many it took.
-    pub(crate) fn take(
+    /// Appends tokens `range` of checked views, at most up to the end of the next group. Returns how many it took.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: the builder has no room for the group.
+    pub(super) fn take(
         &mut self,
         keys: &TensorView<'_>,
         values: &TensorView<'_>,
@@ -289,21 +309,19 @@ impl Layer {
         let count = range.len().min(self.group_tokens - start);
         let tokens = range.start..range.start + count;
         if start == 0 && count == self.group_tokens {
-            let (layer, plain) = (self.geometry, self.plain);
-            let (dtype, group, coder) = (self.dtype, self.group_tokens, self.coder);
+            let (rows, coder) = (self.plain_rows(), self.coder);
             let slot = self.slot()?;
             match coder {
-                None => write_rows(&layer, &plain, dtype, group, slot, 0, keys, values, tokens),
+                None => rows.write(slot, 0, keys, values, tokens),
                 Some(coder) => {
-                    let mut whole = vec![0; plain.block_bytes];
-                    write_rows(&layer, &plain, dtype, group, &mut whole, 0, keys, values, tokens);
+                    let mut whole = vec![0; rows.block.block_bytes];
+                    rows.write(&mut whole, 0, keys, values, tokens);
                     coder.encode(&whole, slot)?;
                 }
             }
             self.sealed()?;
         } else {
-            let tail = unique(&mut self.tail);
-            write_rows(&self.geometry, &self.plain, self.dtype, self.group_tokens, tail, start, keys, values, tokens);
+            self.plain_rows().write(unique(&mut self.tail), start, keys, values, tokens);
             if start + count == self.group_tokens {
                 self.seal_tail()?;
             }
@@ -312,14 +330,17 @@ impl Layer {
         Ok(count)
     }
 
-    /// Takes a group under a codec as it is stored, for which there is room and no tail before it.
-    pub(crate) fn take_stored(&mut self, planes: (&[u8], &[u8])) -> Result<()> {
+    /// Appends an encoded group: K plane, V plane. The builder has room, and the layer has no tail.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: planes that cannot be decoded, or a layer that expects none.
+    pub(super) fn take_stored(&mut self, planes: (&[u8], &[u8])) -> Result<()> {
         let damaged = |what: &str| Error::new(ErrorKind::Corruption, what.to_owned());
         let coder = self.coder.filter(|_| self.tail_tokens() == 0);
-        let coder = coder.ok_or_else(|| damaged("a group where none is due"))?;
+        let coder = coder.ok_or_else(|| damaged("append: an encoded group needs a codec and no tail"))?;
         if [planes.0, planes.1].into_iter().enumerate().any(|(plane, stored)| coder.first_bad(plane, stored).is_some())
         {
-            return Err(damaged("a plane with a range that is not finite"));
+            return Err(damaged("append: an encoded plane has a range that is not finite"));
         }
         let block = self.block;
         let slot = self.slot()?;
@@ -333,36 +354,30 @@ impl Layer {
     }
 
     fn slot(&mut self) -> Result<&mut [u8]> {
-        let block = self.block;
-        let building = self.building.as_mut().filter(|b| b.groups < b.capacity);
-        let slot = building.and_then(|b| {
-            let start = block.block_offset(b.groups);
-            b.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(start..start + block.block_bytes))
-        });
-        slot.ok_or_else(|| Error::new(ErrorKind::Busy, "no room for another group"))
+        let slot = self.building.as_mut().and_then(GroupBuilder::slot);
+        slot.ok_or_else(|| Error::new(ErrorKind::Busy, "append: the group buffer is full"))
     }
 
-    /// Puts a run, or what is left of it, among those that wait for a frame.
-    pub(crate) fn requeue(&mut self, run: Arc<GroupBuffer>) {
+    /// Puts a run, or what a cut has left of it, back among those that wait for a frame.
+    pub(super) fn requeue(&mut self, run: Arc<GroupBuffer>) {
         let groups = self.table.groups_of(&run);
         if groups == 0 {
             return;
         }
-        let kept = if groups < run.groups { run.first(groups) } else { Arc::clone(&run) };
-        self.table.replace(&run, &kept);
-        let at = self.pending.partition_point(|other| other.first_group < kept.first_group);
-        self.pending.insert(at, kept);
+        let left = if groups < run.groups { run.first(groups) } else { Arc::clone(&run) };
+        self.table.replace(&run, &left);
+        let at = self.pending.partition_point(|other| other.first_group < left.first_group);
+        self.pending.insert(at, left);
     }
 
-    /// The group in the slot is complete.
+    /// Counts the group in the slot, which is complete, and adds it to the summaries.
     fn sealed(&mut self) -> Result<()> {
         let shape = self.shape();
-        let Some(building) = &mut self.building else { return Ok(()) };
-        let start = self.block.block_offset(building.groups);
-        let bytes = building.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.block.key_bytes));
-        let keys = bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the group's buffer is in use"))?;
-        let needed = self.summary.is_some() || !self.extras.is_empty() || self.kept.is_some();
-        // Summaries are of what attention will see.
+        let Some(building) = &self.building else { return Ok(()) };
+        let (group, keys) =
+            building.slot_keys().ok_or_else(|| Error::new(ErrorKind::Busy, "append: the group buffer is shared"))?;
+        let needed = self.summaries.need_keys();
+        // Summaries describe the decoded keys, because attention sees those.
         let mut decoded = Vec::new();
         let keys = match &self.coder {
             Some(coder) if needed && coder.encodes(0) => {
@@ -372,22 +387,16 @@ impl Layer {
             }
             _ => keys,
         };
-        if let Some(summary) = &mut self.summary {
-            summary.push(keys, usize::from(self.geometry.kv_heads), self.group_tokens, self.dtype);
-        }
-        if !self.extras.is_empty() || self.kept.is_some() {
-            let group = KeyGroup::new(shape, keys, building.first_group + building.groups as u64)?;
-            self.extras.iter_mut().for_each(|summary| summary.push(&group));
-            if let Some(kept) = &mut self.kept {
-                kept.push(group.index(), keys);
-            }
-        }
-        building.groups += 1;
+        self.summaries.push(shape, group, keys)?;
+        self.building.iter_mut().for_each(GroupBuilder::seal);
         Ok(())
     }
 
-    /// The min/max records of a run, made from its keys.
-    pub(crate) fn records_of(&self, run: &GroupBuffer) -> Result<Vec<u16>> {
+    /// Computes the min/max records of a run from its keys.
+    ///
+    /// # Errors
+    /// The run's buffer cannot be read, or a block cannot be decoded.
+    pub(super) fn records_of(&self, run: &GroupBuffer) -> Result<Vec<u16>> {
         let shape = self.shape();
         let mut records = Vec::with_capacity(run.groups * 2 * shape.width());
         let mut decoded = Vec::new();
@@ -405,8 +414,11 @@ impl Layer {
         Ok(records)
     }
 
-    /// The tail, whose tokens now fill a group, goes where groups are collected.
-    pub(crate) fn seal_tail(&mut self) -> Result<()> {
+    /// Moves the tail, whose tokens fill a group, to the builder.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: the builder has no room.
+    pub(super) fn seal_tail(&mut self) -> Result<()> {
         let tail = Arc::clone(&self.tail);
         let coder = self.coder;
         let slot = self.slot()?;
@@ -417,33 +429,30 @@ impl Layer {
         self.sealed()
     }
 
-    /// A stored block decoded: what attention sees.
-    pub(crate) fn decoded<'a>(&self, block: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+    /// Decodes a stored block to what attention sees.
+    ///
+    /// # Errors
+    /// A block that the codec cannot decode.
+    pub(super) fn decoded<'a>(&self, block: &'a [u8]) -> Result<Cow<'a, [u8]>> {
         match &self.coder {
             None => Ok(Cow::Borrowed(block)),
             Some(coder) => coder.decoded(block).map(Cow::Owned),
         }
     }
 
-    /// Whether groups in memory have to go into the next frame as groups: what was appended is not there any more, and tokens by
-    /// themselves are exact.
-    pub(crate) fn has_encoded_pending(&self) -> bool {
+    /// Returns whether the next frame must hold the pending groups as groups. Encoded groups cannot be stored as single
+    /// tokens, because those are exact and the appended values are gone.
+    pub(super) fn has_encoded_pending(&self) -> bool {
         self.coder.is_some() && self.pending_bytes() > 0
     }
 
-    /// The block of a group that is still being collected, if it is.
-    pub(crate) fn building_block(&self, group: u64) -> Option<&[u8]> {
-        let building = self.building.as_ref()?;
-        let index = group.checked_sub(building.first_group)? as usize;
-        if index >= building.groups {
-            return None;
-        }
-        let start = self.block.block_offset(index);
-        building.buffer.bytes()?.get(start..start + self.block.block_bytes)
+    /// Returns the block of a group that is being collected.
+    pub(super) fn building_block(&self, group: u64) -> Option<&[u8]> {
+        self.building.as_ref()?.block(group)
     }
 
-    /// Tokens `from..length` that no written frame holds, in pieces of `most` tokens at most.
-    pub(crate) fn unwritten(&self, from: u64, length: u64, most: usize) -> Vec<Tail> {
+    /// Returns the tokens `from..length` that no written frame holds, in pieces of at most `most` tokens.
+    pub(super) fn unwritten(&self, from: u64, length: u64, most: usize) -> Vec<Tail> {
         let (mut first, end) = (from.max(self.written).max(self.grouped_tokens()), self.tokens.min(length));
         let mut pieces = Vec::new();
         while first < end {
@@ -454,13 +463,13 @@ impl Layer {
         pieces
     }
 
-    /// The tokens of the tail, none when it is empty.
-    pub(crate) fn tail_piece(&self) -> Option<Tail> {
+    /// Returns the tokens of the tail; none if it is empty.
+    pub(super) fn tail_piece(&self) -> Option<Tail> {
         let first = self.groups() * self.group_tokens as u64;
         (first < self.tokens).then(|| self.piece(first, self.tokens))
     }
 
-    /// Tokens `first..end`.
+    /// Returns the tokens `first..end` as a piece.
     fn piece(&self, first: u64, end: u64) -> Tail {
         let tokens = end - first;
         Tail {
@@ -471,8 +480,11 @@ impl Layer {
         }
     }
 
-    /// The parts of a plane `[kv_heads, tokens, dim]` of tokens by themselves, all of which are in memory.
-    pub(crate) fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()> {
+    /// Adds the parts of a plane `[kv_heads, tokens, dim]` (0: keys, 1: values) of `tail` to `out`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: some of the tokens are not in memory.
+    pub(super) fn rows<'a>(&'a self, tail: &Tail, plane: usize, out: &mut Vec<&'a [u8]>) -> Result<()> {
         let (first, end) = (tail.first_token, tail.first_token + u64::from(tail.tokens));
         let size = self.group_tokens as u64;
         let (start, len) = self.plain.plane(plane);
@@ -489,20 +501,11 @@ impl Layer {
             return Ok(());
         }
         let blocks = (first / size..end.div_ceil(size)).map(block).collect::<Result<Vec<_>>>()?;
-        let head_bytes = len / usize::from(self.geometry.kv_heads);
-        let row = head_bytes / self.group_tokens;
-        for head in 0..usize::from(self.geometry.kv_heads) {
-            let mut token = first;
-            for block in &blocks {
-                let rows = (token % size) as usize..(end - token / size * size).min(size) as usize;
-                out.push(&block[head * head_bytes..][rows.start * row..rows.end * row]);
-                token += rows.len() as u64;
-            }
-        }
+        self.plain_rows().slices(&blocks, first, end, out);
         Ok(())
     }
 
-    /// The block of a group that is in memory as it is, or of the tail behind the last one.
+    /// Returns the plain block of a group in memory, or of the tail behind the last group.
     fn block_in_memory(&self, group: u64) -> Option<&[u8]> {
         if group == self.groups() {
             return Some(&self.tail);
@@ -518,59 +521,119 @@ impl Layer {
         run.block(group.checked_sub(run.first_group)? as usize).ok()
     }
 
-    /// Puts rows of a stored piece into the tail: planes `[kv_heads, stride, dim]`, rows `from` to slots `to`.
-    pub(crate) fn restore_rows(&mut self, planes: [&[u8]; 2], stride: usize, from: Range<usize>, to: usize) {
-        let (block, group, dtype) = (self.plain, self.group_tokens, self.dtype);
-        let dims = [self.geometry.key_dim, self.geometry.value_dim];
-        let heads = usize::from(self.geometry.kv_heads);
-        let tail = unique(&mut self.tail);
-        for (index, (source, dim)) in planes.into_iter().zip(dims).enumerate() {
-            let row = usize::from(dim) * dtype.bytes();
-            let (start, _) = block.plane(index);
-            if row == 0 {
-                continue;
-            }
-            for head in 0..heads {
-                let source = &source[(head * stride + from.start) * row..][..from.len() * row];
-                tail[start + (head * group + to) * row..][..source.len()].copy_from_slice(source);
-            }
-        }
+    /// Copies rows `from` of planes `[kv_heads, stride, dim]` to the tail, from token `to` on.
+    pub(super) fn restore_rows(&mut self, planes: [&[u8]; 2], stride: usize, from: Range<usize>, to: usize) {
+        self.plain_rows().copy(unique(&mut self.tail), to, planes, stride, from);
     }
 
-    /// Bytes of memory that grow with the sequence: tables and summary.
-    pub(crate) fn index_bytes(&self) -> usize {
-        self.table.memory_bytes()
+    /// Counts tokens below `length` as written.
+    pub(super) fn mark_written(&mut self, length: u64) {
+        self.written = self.tokens.min(length).max(self.written);
+    }
+
+    /// Counts no token outside of groups as written, because frames with some of them have failed.
+    pub(super) fn forget_written(&mut self) {
+        self.written = 0;
+    }
+
+    /// Removes a run that a frame in flight holds from the pending ones.
+    pub(super) fn sent(&mut self, sent: &Arc<GroupBuffer>) {
+        self.pending.retain(|run| !Arc::ptr_eq(run, sent));
+    }
+
+    /// Records where a written frame holds the groups of a run: page and first checksum.
+    pub(super) fn landed(&mut self, run: &Arc<GroupBuffer>, frame: &Arc<FrameSlot>, page: u32, checksum: usize) {
+        self.table.landed(run, frame, page, checksum, self.geometry.planes());
+    }
+
+    /// Lays groups of a frame over the groups of earlier frames, in an open.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: groups before these are in no frame.
+    pub(super) fn lay_groups(&mut self, extent: Extent) -> Result<()> {
+        self.table.lay(extent)
+    }
+
+    /// Forgets the groups from `group` on, in an open: a later frame holds their tokens by themselves.
+    pub(super) fn forget_groups(&mut self, group: u64) {
+        self.table.truncate(group);
+    }
+
+    /// Sets the layer to the sealed groups that frames hold, up to `tokens`, in an open. Returns the number
+    /// of groups, or as an error the number of groups that have min/max records if some lack them.
+    pub(super) fn open_sealed(&mut self, tokens: u64) -> std::result::Result<u64, usize> {
+        let sealed = self.table.groups().min(tokens / self.group_tokens as u64);
+        self.table.truncate(sealed);
+        if let Some(known) = self.summaries.min_max().map(MinMax::groups).filter(|known| (*known as u64) < sealed) {
+            return Err(known);
+        }
+        self.summaries.truncate(sealed);
+        self.tokens = sealed * self.group_tokens as u64;
+        Ok(sealed)
+    }
+
+    /// Counts the tokens up to `tokens`, whose rows were [restored](Self::restore_rows), in an open.
+    pub(super) fn open_tokens(&mut self, tokens: u64) {
+        self.tokens = tokens;
     }
 }
 
-/// The tail's bytes, alone: views keep what they have.
+/// Returns the tail's bytes for a change. Selections keep the bytes they hold.
 fn unique(tail: &mut Arc<[u8]>) -> &mut [u8] {
     Arc::make_mut(tail)
 }
 
-#[allow(clippy::too_many_arguments, reason = "one call per group, all of it needed")]
-fn write_rows(
-    layer: &LayerGeometry,
-    block: &BlockGeometry,
-    dtype: DType,
-    group: usize,
-    out: &mut [u8],
-    slot: usize,
-    keys: &TensorView<'_>,
-    values: &TensorView<'_>,
-    tokens: Range<usize>,
-) {
-    for (plane, dim, view) in [(0, layer.key_dim, keys), (1, layer.value_dim, values)] {
-        let row = usize::from(dim) * dtype.bytes();
-        let (start, _) = block.plane(plane);
-        if row == 0 {
-            continue;
-        }
-        for head in 0..usize::from(layer.kv_heads) {
-            for (index, token) in tokens.clone().enumerate() {
-                let at = start + (head * group + slot + index) * row;
-                view.write_row(token, head, dtype, &mut out[at..at + row]);
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A layer with groups of 8 tokens. No group is ever complete, so it needs no buffer.
+    fn layer() -> LayerState {
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).group_tokens(8).build().unwrap();
+        LayerState::new(&layout, 0, true, 64 << 10).unwrap()
+    }
+
+    fn take(layer: &mut LayerState, value: f32, tokens: usize) {
+        let rows = vec![value; tokens * 4];
+        let view = TensorView::token_major(&rows, tokens, 1, 4);
+        assert_eq!(layer.take(&view, &view, 0..tokens).unwrap(), tokens);
+    }
+
+    fn unwritten(layer: &LayerState) -> Vec<(u64, u32)> {
+        layer.unwritten(0, u64::MAX, 2).iter().map(|tail| (tail.first_token, tail.tokens)).collect()
+    }
+
+    #[test]
+    fn layer_state_rolls_back_to_its_mark() {
+        let mut layer = layer();
+        take(&mut layer, 1.0, 3);
+        let mark = layer.mark(2);
+        take(&mut layer, 2.0, 2);
+        layer.reset(mark);
+        assert_eq!((layer.tokens(), layer.tail_tokens(), layer.groups()), (3, 3, 0));
+        assert_eq!(unwritten(&layer), [(0, 2), (2, 1)]);
+    }
+
+    #[test]
+    fn layer_state_writes_the_tail_again_after_a_cut() {
+        let mut layer = layer();
+        take(&mut layer, 1.0, 5);
+        layer.mark_written(5);
+        assert!(unwritten(&layer).is_empty());
+        layer.cut(3, None);
+        assert_eq!(unwritten(&layer), [(0, 2), (2, 1)]);
+        layer.mark_written(3);
+        layer.forget_written();
+        assert_eq!(unwritten(&layer), [(0, 2), (2, 1)]);
+    }
+
+    #[test]
+    fn layer_state_gives_snapshots_the_tail_as_it_was() {
+        let mut layer = layer();
+        take(&mut layer, 1.0, 3);
+        let snapshot = layer.snapshot().unwrap();
+        take(&mut layer, 2.0, 2);
+        assert_eq!((snapshot.tokens(), layer.tokens()), (3, 5));
+        assert_ne!(snapshot.tail(), layer.tail());
     }
 }

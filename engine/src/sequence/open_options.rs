@@ -1,9 +1,9 @@
-//! What opening a sequence takes beside its name.
+//! How a stored sequence is opened.
 
 use crate::layout::KvLayout;
 use crate::options::SummaryResidency;
 
-/// How a sequence is opened.
+/// The options of an open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenSequence {
     pub(crate) summaries: SummaryResidency,
@@ -11,20 +11,20 @@ pub struct OpenSequence {
 }
 
 impl OpenSequence {
-    /// Any layout, summaries resident.
+    /// Returns the options for any layout and resident summaries.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// It must have exactly this layout, fingerprint included.
+    /// Requires exactly this layout, including its fingerprint.
     #[must_use]
     pub fn layout(mut self, layout: &KvLayout) -> Self {
         self.layout = Some(layout.clone());
         self
     }
 
-    /// Where it has its summaries. Nothing of it is stored: another handle may have them elsewhere.
+    /// Sets where the handle keeps its summaries. It is not stored: the next handle may keep them elsewhere.
     #[must_use]
     pub fn summary_residency(mut self, summaries: SummaryResidency) -> Self {
         self.summaries = summaries;

@@ -1,9 +1,10 @@
-//! Readers: a sequence as it was at one moment, beside its writer.
+//! Readers: snapshots of a sequence, beside its writer.
 
-use super::Sequence;
-use crate::catalog::RecordBuffer;
-use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{KvLayout, Placed};
+use super::handle::{Sequence, next_handle};
+use super::layer_set::reserve;
+use super::selector_set::SelectorSet;
+use crate::error::Result;
+use crate::layout::KvLayout;
 use crate::metrics::{Category, Reservation};
 use crate::plan::{SelectOptions, Selection};
 use crate::retrieval::MinMax;
@@ -12,11 +13,13 @@ use crate::retrieval::SelectorId;
 use std::sync::Arc;
 use stratakv_format::SequenceId;
 
-/// A sequence as it was when [`Sequence::reader`] made this: the same tokens, token ids and state for as long as it lives,
-/// whatever the writer appends, commits, cuts or deletes. Many may exist per sequence, on any threads. What it sees is not
-/// given back before it is dropped: segments that hold it are not used again, and groups that were in memory stay there.
+/// A snapshot of a sequence, made by [`Sequence::reader`].
 ///
-/// Views it selects are read with [`Store::read`](crate::Store::read) and attended to like those of the sequence.
+/// It has the same tokens, token ids and state for as long as it lives, whatever the writer appends, commits, cuts or
+/// deletes. A sequence may have many readers, on any threads. What a reader sees is kept until it is dropped: its
+/// segments are not used again, and groups that were in memory stay there.
+///
+/// Its selections are read with [`Store::read`](crate::Store::read) and attended to like selections of the sequence.
 ///
 /// ```
 /// use stratakv::{ByteSize, Durability, KvLayout, CreateOptions, Store, TensorView};
@@ -36,177 +39,149 @@ use stratakv_format::SequenceId;
 /// sequence.truncate(3)?;
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| {
-///         let view = reader.select_all(0).expect("a view");
-///         let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("a read");
-///         assert_eq!((view.length(), batch.get(0).is_ok()), (20, true));
+///         let selection = reader.select_all(0).expect("a selection");
+///         let batch = store.read(&[&selection]).and_then(|ticket| ticket.wait()).expect("a read");
+///         assert_eq!((selection.length(), batch.get(0).is_ok()), (20, true));
 ///     });
 /// });
 /// # Ok(()) }
 /// ```
 pub struct SequenceReader {
-    /// A sequence without a claim: it has nothing to write and never will.
+    /// A sequence without a lock: it never writes.
     inner: Sequence,
-    /// The tables of frames that the writer accounts for, until both are gone.
+    /// The tables of frames. The writer and this reader share their account.
     _frames: Reservation,
 }
 
 impl Sequence {
-    /// A reader of the sequence as it is now: its first [`Sequence::len`] tokens, committed or not. It costs the tables of
-    /// the sequence, not its data; groups that are in memory when it is made stay there as long as it lives.
+    /// Returns a reader of the first [`Sequence::len`] tokens, committed or not. It takes memory for the tables of the
+    /// sequence, not for its data. Groups that are in memory now stay there as long as the reader lives.
     ///
     /// # Errors
-    /// [`ErrorKind::MemoryLimit`]: no memory for the tables. Where layers differ in length also those of
-    /// [`Sequence::truncate`].
+    /// [`ErrorKind::MemoryLimit`](crate::ErrorKind::MemoryLimit): no memory for the tables. Errors of
+    /// [`Sequence::truncate`], if layers differ in length.
     pub fn reader(&mut self) -> Result<SequenceReader> {
         let tokens = self.len();
-        let mut blocks = Vec::with_capacity(self.layers.len());
-        for at in 0..self.layers.len() {
-            let longer = self.layers[at].as_ref().is_some_and(|layer| layer.tokens > tokens);
+        let mut blocks = Vec::with_capacity(self.layers.slots());
+        for at in 0..self.layers.slots() {
+            let longer = self.layers.get(at).is_some_and(|layer| layer.tokens() > tokens);
             blocks.push(if longer { self.cut_block(at, tokens)? } else { None });
         }
-        let layers = self.layers.iter().flatten();
-        let tail_bytes: usize = layers.clone().map(|layer| layer.block.block_bytes).sum();
-        let tables: usize =
-            layers.map(|layer| layer.table.memory_bytes() + layer.summary.as_ref().map_or(0, MinMax::own_bytes)).sum();
-        let index_bytes =
-            size_of::<Self>() + tables + self.token_ids.len() * 4 + self.state.as_ref().map_or(0, Vec::len);
-        let reserve = |bytes, category| {
-            let text = || format!("a reader of this sequence takes {bytes} bytes, more than memory_limit has left");
-            self.store.devices.reserve(bytes, category).ok_or_else(|| Error::new(ErrorKind::MemoryLimit, text()))
-        };
-        let (tails, index) = (reserve(tail_bytes, Category::Tails)?, reserve(index_bytes, Category::Index)?);
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for (layer, block) in self.layers.iter_mut().zip(&blocks) {
-            let mut snapshot = layer.as_mut().map(super::Layer::snapshot).transpose()?;
-            if let Some(longer) = snapshot.as_mut().filter(|layer| layer.tokens > tokens) {
-                longer.cut(tokens, block.as_deref());
-            }
-            layers.push(snapshot);
-        }
+        let tail_bytes: usize = self.layers.iter().map(|layer| layer.block().block_bytes).sum();
+        let summary_bytes: usize =
+            self.layers.iter().filter_map(|layer| layer.summaries().min_max()).map(MinMax::own_bytes).sum();
+        let index_bytes = size_of::<Self>()
+            + self.layers.table_bytes()
+            + summary_bytes
+            + self.token_ids.len() * size_of::<u32>()
+            + self.state().map_or(0, <[u8]>::len);
+        let devices = &self.store.devices;
+        let tails = reserve(devices, tail_bytes, Category::Tails)?;
+        let index = reserve(devices, index_bytes, Category::Index)?;
         let inner = Self {
+            layers: self.layers.snapshot(tails, tokens, &blocks)?,
             store: Arc::clone(&self.store),
-            who: self.who.clone(),
-            handle: super::next_handle(),
-            layers,
-            token_ids: self.token_ids.clone(),
-            ids_written: 0,
-            ids_durable: 0,
-            ids_grouped: 0,
-            state: self.state.clone(),
-            state_dirty: false,
-            state_frame: 0,
-            frames: Vec::new(),
-            held: Vec::new(),
-            records: RecordBuffer::default(),
-            stored: false,
-            committed: self.committed,
-            cut: false,
-            released: 0,
-            settled: self.settled,
-            gathered: self.store.gathering()?,
-            owed: None,
-            frame_limit: self.frame_limit,
-            frame_target: self.frame_target,
-            placed: Placed::default(),
-            methods: super::selectors::Methods::default(),
-            method_bytes: reserve(0, Category::Summaries)?,
+            identity: self.identity.clone(),
+            handle: next_handle(),
+            token_ids: self.token_ids.snapshot(),
+            caller_state: self.caller_state.snapshot(),
+            frames: self.frames.snapshot(self.store.gathering()?),
+            selectors: SelectorSet::new(reserve(&self.store.devices, 0, Category::Summaries)?),
             index,
-            frames_memory: 0,
-            _tails: tails,
             streams: self.streams.as_ref().map(|_| Arc::default()),
             cache: self.cache.clone(),
-            claim: None,
+            commits: self.commits.snapshot(),
         };
         Ok(SequenceReader { inner, _frames: self.index.share() })
     }
 }
 
 impl SequenceReader {
-    /// Id of the sequence.
+    /// Returns the id of the sequence.
     #[must_use]
     pub fn id(&self) -> SequenceId {
         self.inner.id()
     }
 
-    /// Its key, empty when it has none.
+    /// Returns the key; empty if the sequence has none.
     #[must_use]
     pub fn key(&self) -> &str {
         self.inner.key()
     }
 
-    /// Its layout.
+    /// Returns the layout.
     #[must_use]
     pub fn layout(&self) -> &KvLayout {
         self.inner.layout()
     }
 
-    /// Tokens this reader sees, in every layer with keys and values.
+    /// Returns the number of tokens that this reader sees, in every layer with keys and values.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.inner.len()
     }
 
-    /// Whether it sees no token.
+    /// Returns whether this reader sees no token.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.inner.is_empty()
     }
 
-    /// Tokens that were committed when it was made.
+    /// Returns the tokens that were committed when this reader was made.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.inner.committed()
     }
 
-    /// The caller's state as it was.
+    /// Returns the caller's state when this reader was made.
     #[must_use]
     pub fn state(&self) -> Option<&[u8]> {
         self.inner.state()
     }
 
-    /// Token ids as they were.
+    /// Returns the token ids when this reader was made.
     #[must_use]
     pub fn token_ids(&self) -> &[u32] {
         self.inner.token_ids()
     }
 
-    /// As [`Sequence::select`].
+    /// Selects by query, as [`Sequence::select`]: `query` is `[q_heads, key_dim]`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::select`].
     pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<Selection> {
         self.inner.select(layer, query, options)
     }
 
-    /// As [`Sequence::attach`]: summaries are taken from where they are stored with the groups, or built from the keys that this
-    /// reader sees, and are its own. Those of the sequence it does not see.
+    /// Attaches a selector to this reader, as [`Sequence::attach`]. The reader has its own summaries, from stored
+    /// records or from the keys that it sees. It does not see selectors of the sequence.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::attach`].
     pub fn attach(&mut self, selector: Arc<dyn Selector>) -> Result<SelectorId> {
         self.inner.attach(selector)
     }
 
-    /// As [`Sequence::detach`].
+    /// Detaches a selector, as [`Sequence::detach`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::detach`].
     pub fn detach(&mut self, selector: SelectorId) -> Result<()> {
         self.inner.detach(selector)
     }
 
-    /// As [`Sequence::selector_bytes`].
+    /// Returns the bytes of a selector's summaries, as [`Sequence::selector_bytes`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::selector_bytes`].
     pub fn selector_bytes(&self, selector: SelectorId) -> Result<u64> {
         self.inner.selector_bytes(selector)
     }
 
-    /// As [`Sequence::select_with`], by a selector that was attached to this reader.
+    /// Selects by a selector that was attached to this reader, as [`Sequence::select_with`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::select_with`].
     pub fn select_with(
         &self,
         selector: SelectorId,
@@ -217,23 +192,23 @@ impl SequenceReader {
         self.inner.select_with(selector, layer, query, options)
     }
 
-    /// As [`Sequence::select_all`].
+    /// Selects everything that a layer attends to, as [`Sequence::select_all`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::select_all`].
     pub fn select_all(&self, layer: usize) -> Result<Selection> {
         self.inner.select_all(layer)
     }
 
-    /// As [`Sequence::select_groups`].
+    /// Selects these groups, as [`Sequence::select_groups`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Sequence::select_groups`].
     pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<Selection> {
         self.inner.select_groups(layer, groups)
     }
 
-    /// The sequence it sees, for the parts of the engine that read one.
+    /// Returns the sequence that this reader sees, for parts of the engine that take one.
     pub(crate) fn sequence(&self) -> &Sequence {
         &self.inner
     }

@@ -1,6 +1,7 @@
-//! Keys at a low rank, kept in memory: what selections with [`PlaneSet::ReconstructedKeys`](crate::Planes) attend with.
+//! Keys at a low rank in memory. Selections with [`PlaneSet::ReconstructedKeys`](crate::PlaneSet) attend with them.
 
-use super::{Layer, Sequence};
+use super::handle::Sequence;
+use super::layer::LayerState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::Rotation;
 use crate::metrics::Category;
@@ -8,68 +9,72 @@ use crate::retrieval::{FirstPass, KeptKeys, KeyGroup, ReconstructOptions, Recons
 use std::sync::Arc;
 
 impl Sequence {
-    /// Keeps the keys of all sealed groups in memory at a low rank (ShadowKV): per layer the strongest directions of the keys
-    /// before rotation, and of each token its part of them in f16; keys and values of the outliers as they are. From then on
-    /// selections with [`PlaneSet::ReconstructedKeys`](crate::Planes) read values alone. Groups sealed later keep exact keys in memory, as
-    /// [`ReconstructOptions::exact_tokens`] says, until this is called again: at the end of a prompt, and now and then while
-    /// decoding. Nothing is stored: after the sequence is opened, in forks and in readers it is to be called anew.
+    /// Keeps the keys of all sealed groups in memory at a low rank (ShadowKV, section 4). From then on, selections with
+    /// [`PlaneSet::ReconstructedKeys`](crate::PlaneSet) read values alone.
     ///
-    /// Each layer's keys are read twice, in pieces of a megabyte, and turned back by the rotation that the layout names. Memory
-    /// beside what is kept: three matrices of all KV heads' keys, `3 * 4 * (kv_heads * key_dim)^2` bytes, one layer at a time.
+    /// It keeps, per layer, the strongest directions of the keys before rotation. It keeps the coefficients of each
+    /// token in f16, and outlier groups with exact keys and values. Groups that are sealed later keep exact keys in
+    /// memory, up to [`ReconstructOptions::exact_tokens`]. Call it at the end of a prompt, and again from time to time
+    /// while decoding. Nothing is stored, so an opened sequence, a fork or a reader needs its own call.
+    ///
+    /// It reads each layer's keys twice, in pieces of a megabyte, and reverses the rotation that the layout names.
+    /// Meanwhile it needs `3 * 4 * (kv_heads * key_dim)^2` bytes for three matrices of one layer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: a layer whose rotation the layout does not name
-    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)) or that has no V plane, a rank of 0 or above its joint keys;
-    /// keys of f32 or bf16 so long that the sum of their squares is infinite.
-    /// [`ErrorKind::MemoryLimit`]; keys that cannot be read. Layers before the one that failed have new ones.
+    /// [`ErrorKind::InvalidArgument`]: the layout does not name a layer's rotation
+    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)). Also if a layer has no V plane, if the rank is 0 or
+    /// above the width of the joint keys, or if the sum of the squares of a key is infinite.
+    /// [`ErrorKind::MemoryLimit`]. [`ErrorKind::Corruption`], [`ErrorKind::Io`]: keys that cannot be read. Layers
+    /// before the failed one have new keys.
     pub fn reconstruct_keys(&mut self, options: &ReconstructOptions) -> Result<()> {
-        for layer in self.layers.iter().flatten() {
-            check(layer, options).map_err(|e| e.during(format!("keys of layer {}", layer.index)))?;
+        for layer in self.layers.iter() {
+            check(layer, options).map_err(|e| e.during(format!("keys of layer {}", layer.index())))?;
         }
         let outcome = self.rebuild_layers(options);
-        // Exact keys that are now at a low rank.
-        self.account_methods();
+        // Exact keys are at a low rank now and take less memory.
+        self.account_summaries();
         outcome
     }
 
     fn rebuild_layers(&mut self, options: &ReconstructOptions) -> Result<()> {
-        for at in 0..self.layers.len() {
-            let Some(layer) = &self.layers[at] else { continue };
+        for at in 0..self.layers.slots() {
+            let Some(layer) = self.layers.get(at) else { continue };
             let rebuilt = self.rebuilt(layer, options).map_err(|e| e.during(format!("keys of layer {at}")))?;
-            let fresh = options.exact_tokens / self.who.layout.group_tokens();
-            let kept = KeptKeys::new(rebuilt, fresh, layer.plain.key_bytes);
-            if let Some(layer) = &mut self.layers[at] {
-                layer.kept = Some(kept);
+            let fresh = options.exact_tokens / self.identity.layout.group_tokens();
+            let keys = KeptKeys::new(rebuilt, fresh, layer.plain().key_bytes);
+            if let Some(layer) = self.layers.get_mut(at) {
+                layer.summaries_mut().set_exact_keys(Some(keys));
             }
         }
         Ok(())
     }
 
-    /// Gives up what [`Self::reconstruct_keys`] keeps.
+    /// Drops what [`Self::reconstruct_keys`] keeps.
     pub fn forget_keys(&mut self) {
-        self.layers.iter_mut().flatten().for_each(|layer| layer.kept = None);
-        self.account_methods();
+        self.layers.iter_mut().for_each(|layer| layer.summaries_mut().set_exact_keys(None));
+        self.account_summaries();
     }
 
-    /// Bytes in memory of what [`Self::reconstruct_keys`] keeps, exact keys of new tokens included.
+    /// Returns the bytes in memory of what [`Self::reconstruct_keys`] keeps, including exact keys of new tokens.
     #[must_use]
     pub fn rebuilt_bytes(&self) -> u64 {
-        let kept = self.layers.iter().flatten().filter_map(|layer| layer.kept.as_ref());
+        let kept = self.layers.iter().filter_map(|layer| layer.summaries().exact_keys());
         kept.map(|kept| (kept.rebuilt().bytes() + kept.bytes_for(0)) as u64).sum()
     }
 
-    fn rebuilt(&self, layer: &Layer, options: &ReconstructOptions) -> Result<Arc<ReconstructedKeys>> {
+    fn rebuilt(&self, layer: &LayerState, options: &ReconstructOptions) -> Result<Arc<ReconstructedKeys>> {
         let shape = layer.shape();
         let (groups, rank) = (layer.groups() as usize, options.rank_of(shape.width()));
         let outliers = options.outliers_of(groups);
         let reserve = |bytes: usize| {
-            let text = || format!("keys at rank {rank} take {bytes} bytes, more than memory_limit has left");
+            let text =
+                || format!("keys at rank {rank} need {bytes} bytes, more than memory_limit leaves; lower the rank");
             let held = self.store.devices.reserve(bytes, Category::Summaries);
             held.ok_or_else(|| Error::new(ErrorKind::MemoryLimit, text()))
         };
-        let account = reserve(ReconstructedKeys::bytes_of(&shape, groups, rank, outliers, layer.block.block_bytes))?;
+        let account = reserve(ReconstructedKeys::bytes_of(&shape, groups, rank, outliers, layer.block().block_bytes))?;
         let _scratch = reserve(FirstPass::bytes_of(&shape, groups))?;
-        let rope = layer.geometry.rope.as_ref().ok_or_else(unknown_rotation)?;
+        let rope = layer.geometry().rope.as_ref().ok_or_else(unknown_rotation)?;
         let mut first = FirstPass::new(shape, Rotation::new(rope));
         let mut group = 0;
         while group < layer.groups() {
@@ -92,22 +97,22 @@ impl Sequence {
 }
 
 fn unknown_rotation() -> Error {
-    let text = "the layout does not say how its keys were rotated: KvLayoutBuilder::rope, LayerSpec::rope";
+    let text = "the layout does not name the rotation of its keys; set KvLayoutBuilder::rope or LayerSpec::rope";
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-fn check(layer: &Layer, options: &ReconstructOptions) -> Result<()> {
-    if layer.geometry.value_dim == 0 {
+fn check(layer: &LayerState, options: &ReconstructOptions) -> Result<()> {
+    if layer.geometry().value_dim == 0 {
         let text = "the layer has no V plane: its values are a part of the keys";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    if layer.geometry.rope.is_none() {
+    if layer.geometry().rope.is_none() {
         return Err(unknown_rotation());
     }
     let width = layer.shape().width();
     let rank = options.rank_of(width);
     if rank == 0 || rank > width {
-        let text = format!("a rank of {rank}; joint keys of {width} elements have 1 to {width}");
+        let text = format!("rank {rank} is out of range: joint keys of {width} elements allow 1 to {width}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! Summaries of selectors that stand with the groups: read back instead of the keys.
+//! Restoring summaries of selectors from the records that are stored with the groups, instead of from the keys.
 
-use super::Sequence;
 use super::blocks::read_each;
+use super::handle::Sequence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
 use crate::io::planted::covered;
@@ -11,18 +11,23 @@ use crate::retrieval::LayerSummary;
 use stratakv_format::frame::KIND_SUMMARY;
 use stratakv_format::{PAGE_BYTES, PlaneIdentity};
 
-/// Bytes of records read at once.
+/// The bytes of records after which a batch of reads is full.
 const RESTORE_BYTES: u64 = 1 << 20;
 
 impl Sequence {
-    /// Adds the groups from `group` on, as far as their records are stored, and gives the first that is left.
+    /// Adds the groups from `group` on to a summary, as far as their records are stored. Returns the first group that
+    /// is left.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no buffers. Damaged records are not an error: the scan stops
+    /// there.
     pub(super) fn restore(&self, layer: usize, summary: &mut dyn LayerSummary, group: u64) -> Result<u64> {
         let state = self.layer(layer)?;
         let Some(stored) = summary.stored_as() else { return Ok(group) };
         let mut group = group;
         if stored.is_min_max() {
-            // They are in memory with the sequence, unless they are streamed.
-            let Some(own) = &state.summary else { return Ok(group) };
+            // The layer keeps these records in memory, unless they are streamed.
+            let Some(own) = state.summaries().min_max() else { return Ok(group) };
             let end = own.groups().min(state.groups() as usize);
             let whole = own.encoded(group as usize..end.max(group as usize));
             let restored = whole.take_while(|records| summary.restore(records)).map(<[u8]>::len).sum::<usize>();
@@ -43,7 +48,7 @@ impl Sequence {
             }
             let read = read_records(&self.store.devices, state.shape().group_tokens as u64, &sections)?;
             for ((section, groups), records) in sections.iter().zip(groups).zip(read) {
-                // What did not come, or came wrong, is made from the keys.
+                // The caller computes records that failed or are damaged from the keys.
                 let Some(records) = records else { return Ok(group) };
                 let record = section.place.stored.record_bytes as usize;
                 let first = (groups.start - section.place.first_group) as usize * record;
@@ -58,7 +63,10 @@ impl Sequence {
     }
 }
 
-/// The records of each section, checked, behind its header; none where no copy gives them.
+/// Reads the records of each section, without the header; none if no copy has them undamaged.
+///
+/// # Errors
+/// [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no buffers.
 pub(super) fn read_records(devices: &Devices, group_tokens: u64, sections: &[Section]) -> Result<Vec<Option<Vec<u8>>>> {
     let mut out: Vec<Option<Vec<u8>>> = sections.iter().map(|_| None).collect();
     let copies = sections.iter().map(|section| section.frame.copies()).max().unwrap_or(1);
@@ -82,7 +90,7 @@ pub(super) fn read_records(devices: &Devices, group_tokens: u64, sections: &[Sec
         let reads: Vec<_> = spans.iter().map(|(segment, first, bytes, _)| (*segment, *first, *bytes)).collect();
         let outcomes = match read_each(devices, &reads) {
             Ok(outcomes) => outcomes,
-            // Without memory for them there is none for keys either.
+            // Without memory for records there is none for the keys either.
             Err(e) if matches!(e.kind(), ErrorKind::MemoryLimit | ErrorKind::Busy) => return Err(e),
             Err(_) => continue,
         };
@@ -97,7 +105,7 @@ pub(super) fn read_records(devices: &Devices, group_tokens: u64, sections: &[Sec
     Ok(out)
 }
 
-/// The records behind their header, where they are what was written.
+/// Returns the records of a section without the header, if they match their checksum.
 fn checked(
     devices: &Devices,
     group_tokens: u64,

@@ -1,71 +1,71 @@
-//! Selectors of a sequence: their summaries are built from what there is, grow with it, and choose.
+//! Selectors of a sequence: attaching them, building their summaries, and choosing by them.
+//!
+//! Attaching a selector has three steps:
+//!
+//! 1. Every layer starts an empty summary of each kind that the selector needs and the sequence lacks.
+//! 2. The summary takes the stored records of groups, and the keys of groups without records ([`Sequence::fill`]).
+//! 3. From then on, each append adds the sealed groups to it.
+//!
+//! If summaries are streamed, a layer keeps nothing of a kind that min/max records give, and only the suffix without
+//! stored records of other kinds (see `suffix_summary`).
 
-use super::Sequence;
-use super::select::Span;
-use super::suffix_summary::{Scored, newest_of};
+use super::attached_summary::AttachedSummary;
+use super::handle::Sequence;
+use super::select::check_query;
+use super::selector_set::AttachedSelector;
+use super::span::Span;
+use super::suffix_summary::ScoredSummary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
 use crate::options::SummaryResidency;
 use crate::plan::{SelectOptions, Selection};
 use crate::retrieval::{
-    Bounds, KeyGroup, LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, SummarySpec, choose,
+    KeyGroup, LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, SummarySpec, choose,
 };
-use std::any::Any;
 use std::sync::Arc;
 
-/// Selectors and the kinds of summaries that layers keep for them.
-#[derive(Default)]
-pub(super) struct Methods {
-    /// In the order of their numbers.
-    selectors: Vec<(SelectorId, Attached)>,
-    /// By slot: those of the summaries of a layer.
-    kinds: Vec<SelectorSummary>,
-}
-
-struct SelectorSummary {
-    id: String,
-    /// Where it is written with the groups: the id of its adapter, 0 where the store has none.
-    stored: Option<u64>,
-    /// Holds the memory of its adapter.
-    _adapter: Option<Arc<Reservation>>,
-}
-
-struct Attached {
-    selector: Arc<dyn Selector>,
-    /// Which kinds it needs.
-    slots: Vec<usize>,
-    /// Holds the memory of its adapters, which may be others of the same numbers than its kinds'.
-    _adapters: Vec<Arc<Reservation>>,
-}
-
-impl Methods {
-    /// Summaries of a layer that are written with its groups, with their adapter.
-    pub(super) fn stored<'a>(
-        &'a self,
-        extras: &'a [Box<dyn LayerSummary>],
-    ) -> impl Iterator<Item = (&'a dyn LayerSummary, u64)> {
-        extras.iter().zip(&self.kinds).filter_map(|(extra, kind)| kind.stored.map(|adapter| (extra.as_ref(), adapter)))
-    }
-}
-
 impl Sequence {
-    /// Gives the sequence one more way of choosing. Summaries that it needs and that no other selector of the sequence has are
-    /// taken from where they are stored with the groups ([`Self::attach_stored`]), built from the keys where they are not, read
-    /// back in pieces of a megabyte, and kept in memory from then on; readers and forks start without them and attach their own.
-    /// Any number of selectors choose from the same stored tokens.
+    /// Attaches a selector: one more way to choose among the same stored tokens.
+    ///
+    /// Summaries that no other selector of the sequence has are restored from stored records ([`Self::attach_stored`]).
+    /// For groups without records, the keys are read in pieces of a megabyte. Summaries stay in memory and grow with
+    /// the sequence. Readers and forks start without selectors and attach their own.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use stratakv::retrieval::Quest;
+    /// use stratakv::{Budget, ByteSize, CreateOptions, KvLayout, Store, TensorView};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
+    /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).group_tokens(16).build()?;
+    /// let mut sequence = store.create_sequence(&layout, CreateOptions::new())?;
+    /// let rows = vec![0.5_f32; 160 * 8];
+    /// let tensor = TensorView::token_major(&rows, 160, 1, 8);
+    /// sequence.append(0, tensor, tensor)?;
+    ///
+    /// let quest = sequence.attach(Arc::new(Quest))?;
+    /// let selection = sequence.select_with(quest, 0, &[1.0; 8], Budget::tokens(64))?;
+    /// assert_eq!(selection.groups().count(), 4);
+    /// sequence.detach(quest)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// A layer that the selector's summaries do not suit, keys that cannot be read, [`ErrorKind::MemoryLimit`]; the sequence
-    /// is as it was.
+    /// [`ErrorKind::InvalidArgument`]: a layer whose shape the summaries do not support. [`ErrorKind::Corruption`],
+    /// [`ErrorKind::Io`]: keys that cannot be read. [`ErrorKind::MemoryLimit`]. After an error the sequence is
+    /// unchanged.
     pub fn attach(&mut self, selector: Arc<dyn Selector>) -> Result<SelectorId> {
         self.attach_as(selector, false)
     }
 
-    /// As [`Self::attach`], and what the selector's summaries know of groups is from then on written in front of them, in the
-    /// same frames: the next one to attach such a selector, after the sequence was opened again or in a fork, does not read the
-    /// keys of these groups. Summaries of another adapter, kind or shape, and damaged ones, are not used. Groups on devices
-    /// already are not written again. Of kinds that are not stored (an embedder's own, exact keys) nothing is written; bounds
-    /// (Quest, LeoAM) come back from the min/max records of a sequence that has them ([`StoredSummary::MinMax`](crate::Summary)).
+    /// Attaches a selector, as [`Self::attach`], and stores the records of its summaries with groups that are written
+    /// from now on. The next handle or fork that attaches such a selector does not read the keys of these groups.
+    ///
+    /// Records of another adapter, kind or shape are not used, nor are damaged ones. Groups on devices are not written
+    /// again. Kinds without a record format (an embedder's own, exact keys) store nothing. Bounds (Quest, LeoAM) use
+    /// the min/max records of a sequence that has them ([`StoredSummary::MinMax`](crate::StoredSummary::MinMax)).
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -74,109 +74,94 @@ impl Sequence {
     }
 
     fn attach_as(&mut self, selector: Arc<dyn Selector>, store: bool) -> Result<SelectorId> {
-        let before = (self.methods.kinds.len(), self.method_bytes.bytes());
-        let (slots, adapters) = self.slots_of(selector.as_ref()).inspect_err(|_| self.forget_kinds(before))?;
+        let before = self.selectors.mark();
+        let slots = self.slots_of(selector.as_ref()).inspect_err(|_| {
+            let left = self.selectors.roll_back(&self.store.devices, before);
+            self.layers.iter_mut().for_each(|layer| layer.summaries_mut().detach_from(left));
+        });
+        let (slots, adapters) = slots?;
         if store {
             slots.iter().for_each(|slot| self.store_with_groups(*slot));
         }
-        let id = SelectorId::next();
-        self.methods.selectors.push((id, Attached { selector, slots, _adapters: adapters }));
-        // What was promised for building is more than what came of it.
-        self.account_methods();
+        let id = self.selectors.add(AttachedSelector::new(selector, slots, adapters));
+        // The account for building is more than the summaries take.
+        self.account_summaries();
         Ok(id)
     }
 
-    /// Takes a selector away, and the summaries that no other one needs: their memory is free, and they are not written with new
-    /// groups any more. Those that are written stay where they are.
+    /// Detaches a selector, and drops the summaries that no other one needs. Their memory is free, and their records
+    /// are not written with new groups. Records that are stored stay.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: a selector of another sequence, or one that was taken away before.
+    /// [`ErrorKind::InvalidArgument`]: a selector of another sequence, or one that was detached before.
     pub fn detach(&mut self, selector: SelectorId) -> Result<()> {
-        self.selector(selector)?;
-        let selectors = &mut self.methods.selectors;
-        selectors.retain(|(id, _)| *id != selector);
-        let used: Vec<bool> = (0..self.methods.kinds.len())
-            .map(|slot| selectors.iter().any(|(_, attached)| attached.slots.contains(&slot)))
-            .collect();
-        for (_, attached) in selectors {
-            attached.slots.iter_mut().for_each(|slot| *slot = used[..*slot].iter().filter(|used| **used).count());
-        }
-        keep(&mut self.methods.kinds, &used);
-        self.layers.iter_mut().flatten().for_each(|layer| keep(&mut layer.extras, &used));
-        self.account_methods();
+        self.selectors.get(selector)?;
+        let used = self.selectors.remove(selector);
+        self.layers.iter_mut().for_each(|layer| layer.summaries_mut().keep(&used));
+        self.account_summaries();
         Ok(())
     }
 
-    /// The kinds that a selector needs, and the memory of their adapters; kinds that are not there yet are built.
+    /// Returns the slots of the kinds that a selector needs, and the memory of their adapters. Kinds that the sequence
+    /// lacks are built.
     fn slots_of(&mut self, selector: &dyn Selector) -> Result<(Vec<usize>, Vec<Arc<Reservation>>)> {
         let (mut slots, mut adapters) = (Vec::new(), Vec::new());
         for kind in selector.summaries() {
             let id = kind.id();
             let adapter = kind.adapter().map(|adapter| self.store.hold_adapter(adapter)).transpose()?;
             adapters.extend(adapter.clone());
-            let found = self.methods.kinds.iter().position(|known| known.id == id);
-            slots.push(match found {
-                Some(at) => at,
+            slots.push(match self.selectors.slot_of(&id) {
+                Some(slot) => slot,
                 None => {
                     self.build(&kind).map_err(|e| e.during(format!("summary {id}")))?;
-                    self.methods.kinds.push(SelectorSummary { id, stored: None, _adapter: adapter });
-                    self.methods.kinds.len() - 1
+                    self.selectors.add_kind(id, adapter)
                 }
             });
         }
         Ok((slots, adapters))
     }
 
-    /// Forgets all kinds behind the first ones, and gives back what was taken for them beyond `held` bytes.
-    fn forget_kinds(&mut self, (first, held): (usize, usize)) {
-        self.methods.kinds.truncate(first);
-        self.layers.iter_mut().flatten().for_each(|layer| layer.extras.truncate(first));
-        // It only shrinks.
-        self.store.devices.resize(&mut self.method_bytes, held);
-    }
-
-    /// Has what the summaries of a kind know written with the groups, where it can be.
+    /// Has the records of a kind written with new groups, if the kind has a record format of its own.
     fn store_with_groups(&mut self, slot: usize) {
-        let mut extras = self.layers.iter().flatten().filter_map(|layer| layer.extras.get(slot));
-        let stored = extras.find_map(|extra| extra.stored_as()).filter(|stored| !stored.is_min_max());
+        let mut summaries = self.layers.iter().filter_map(|layer| layer.summaries().attached().get(slot));
+        let stored = summaries.find_map(|summary| summary.get().stored_as()).filter(|stored| !stored.is_min_max());
         let Some(SummaryRecordId(stored)) = stored else { return };
         let catalog = lock(&self.store.catalog);
         let mut adapters = catalog.adapters.values().filter(|id| {
             let adapter = catalog.sequences.get(id).and_then(|meta| meta.adapter.as_ref());
             stored.adapter_checksum != 0 && adapter.is_some_and(|adapter| adapter.checksum == stored.adapter_checksum)
         });
-        self.methods.kinds[slot].stored = Some(adapters.next().map_or(0, |id| id.0));
+        self.selectors.store(slot, adapters.next().map_or(0, |id| id.0));
     }
 
-    /// Bytes in memory of the summaries that a selector chooses by, those that it shares included. Not those of its adapter
-    /// ([`Adapter::bytes`](crate::retrieval::Adapter::bytes)), which all sequences share.
+    /// Returns the bytes in memory of the summaries that a selector chooses by, including those that it shares. The
+    /// adapter ([`Adapter::bytes`](crate::retrieval::Adapter::bytes)) does not count, because all sequences share it.
     ///
     /// # Errors
-    /// A selector of another sequence.
+    /// [`ErrorKind::InvalidArgument`]: a selector of another sequence.
     pub fn selector_bytes(&self, selector: SelectorId) -> Result<u64> {
-        let attached = self.selector(selector)?;
-        let layers = self.layers.iter().flatten();
-        Ok(layers
-            .flat_map(|layer| attached.slots.iter().filter_map(|slot| layer.extras.get(*slot)))
-            .map(|s| s.bytes() as u64)
-            .sum())
+        let attached = self.selectors.get(selector)?;
+        let summaries = self.layers.iter().flat_map(|layer| attached.summaries(layer));
+        Ok(summaries.map(|summary| summary.get().bytes() as u64).sum())
     }
 
-    /// The summaries of a layer that a selector chooses by, for its own inspection. Of those that are
-    /// [streamed](crate::Summaries::Streamed): bounds know no group, others the newest, those of which records stand on devices left out.
+    /// Returns the summaries of a layer that a selector chooses by, for its own inspection. If summaries are
+    /// [streamed](SummaryResidency::Streamed), bounds have no group, and others only the groups whose records are on no
+    /// device.
     ///
     /// # Errors
-    /// No such layer, a selector of another sequence.
+    /// [`ErrorKind::InvalidArgument`]: no such layer, or a selector of another sequence.
     pub fn selector_summaries(&self, selector: SelectorId, layer: usize) -> Result<Vec<&dyn LayerSummary>> {
-        let own = Self::own_summaries(self.selector(selector)?, self.layer(layer)?);
-        Ok(own.map(|summary| newest_of(summary).map_or(summary, |newest| newest.kept())).collect())
+        let own = self.selectors.get(selector)?.summaries(self.layer(layer)?);
+        Ok(own.map(AttachedSummary::in_memory).collect())
     }
 
-    /// As [`Self::select`], by a selector of this sequence instead of its min/max records.
+    /// Selects the groups of `layer` that `query` `[q_heads, key_dim]` attends to, by an attached selector instead of
+    /// the min/max records.
     ///
     /// # Errors
-    /// As [`Self::select`]; [`ErrorKind::InvalidArgument`]: a selector of another sequence; [`ErrorKind::MemoryLimit`]: no memory
-    /// for the scores; what the selector reports.
+    /// As [`Self::select`]. [`ErrorKind::InvalidArgument`]: a selector of another sequence. [`ErrorKind::MemoryLimit`]:
+    /// no memory for the scores. Errors of the selector.
     pub fn select_with(
         &self,
         selector: SelectorId,
@@ -185,122 +170,97 @@ impl Sequence {
         options: impl Into<SelectOptions>,
     ) -> Result<Selection> {
         let options = options.into();
-        let method = &self.selector(selector)?.selector;
-        let place = |e: Error| e.during(format!("select by {} in layer {layer}", method.name()));
+        let attached = self.selectors.get(selector)?;
+        let place = |e: Error| e.during(format!("select by {} in layer {layer}", attached.selector().name()));
         let state = self.layer(layer)?;
-        super::select::check_query(state, query).map_err(place)?;
-        let group = self.who.layout.group_tokens();
-        let span = Span::of(state, group);
+        check_query(state, query).map_err(place)?;
+        let span = Span::of(state, self.identity.layout.group_tokens());
         let count = span.count(&options).map_err(place)?;
         let forced = span.forced(&options);
         let mut scores = vec![0.0; span.len()];
         if count < span.len() && span.needs_scores(count, &forced) {
             let shape = state.shape();
-            let scale = options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt());
-            let heads = query.len() / shape.key_dim;
-            let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
-            // The scores of a layer once; a method that looks at groups alone may have them twice, with notes of each.
-            let bytes = span.len() * (group.max(2) * lanes * 4 + 96);
-            let reservation = self.store.devices.reserve(bytes, Category::Summaries);
-            let _scratch = reservation.ok_or_else(|| {
-                let text = format!("{bytes} bytes of scores do not fit in what memory_limit has left");
-                place(Error::new(ErrorKind::MemoryLimit, text))
-            })?;
-            let ask = ScoreRequest {
+            let request = ScoreRequest {
                 query,
                 shape,
-                scale,
+                scale: options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt()),
                 aggregation: options.aggregation,
                 groups: span.groups.start as usize..span.groups.end as usize,
                 forced: forced.clone().map(|forced| forced.start as usize..forced.end as usize),
                 count: count.saturating_sub(span.forced_count(&forced)),
             };
-            let own = Self::own_summaries(self.selector(selector)?, state);
-            let scored = self.scored(state, own, &span).map_err(place)?;
-            let summaries: Vec<&dyn LayerSummary> = scored.iter().map(Scored::get).collect();
-            method.score(&summaries, &ask, &mut scores).map_err(place)?;
-            // A method that cannot tell says the least, not the most.
+            let _scratch = self.reserve_scores(&span, &request).map_err(place)?;
+            let scored = self.scored(state, attached.summaries(state), &span).map_err(place)?;
+            let summaries: Vec<&dyn LayerSummary> = scored.iter().map(ScoredSummary::get).collect();
+            attached.selector().score(&summaries, &request, &mut scores).map_err(place)?;
+            // A selector that cannot score a group ranks it last.
             scores.iter_mut().filter(|s| s.is_nan()).for_each(|s| *s = f32::NEG_INFINITY);
         }
         let chosen = choose(span.groups.clone(), count, &forced, &scores);
-        self.view(state, &span, &chosen, options.planes)
+        self.selection(state, &span, &chosen, options.planes)
     }
 
-    /// What a layer has of the summaries of a selector.
-    fn own_summaries<'a>(
-        attached: &'a Attached,
-        layer: &'a super::Layer,
-    ) -> impl Iterator<Item = &'a dyn LayerSummary> + use<'a> {
-        attached.slots.iter().filter_map(|slot| layer.extras.get(*slot)).map(AsRef::as_ref)
+    /// Takes the memory of the scores of a layer. A selector that looks at groups alone may need them twice, with notes
+    /// of each.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`].
+    fn reserve_scores(&self, span: &Span, request: &ScoreRequest<'_>) -> Result<Reservation> {
+        let heads = request.query.len() / request.shape.key_dim;
+        let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
+        let bytes = span.len() * (self.identity.layout.group_tokens().max(2) * lanes * 4 + 96);
+        self.store.devices.reserve(bytes, Category::Summaries).ok_or_else(|| {
+            let text = format!("{bytes} bytes of scores do not fit into memory_limit; raise it");
+            Error::new(ErrorKind::MemoryLimit, text)
+        })
     }
 
-    fn selector(&self, selector: SelectorId) -> Result<&Attached> {
-        let found = self.methods.selectors.iter().find(|(id, _)| *id == selector);
-        let unknown = || Error::new(ErrorKind::InvalidArgument, "a selector of another sequence");
-        found.map(|(_, attached)| attached).ok_or_else(unknown)
+    /// Returns memory that summaries and exact keys no longer hold to the budget.
+    pub(super) fn account_summaries(&mut self) {
+        self.selectors.account(&self.store.devices, &self.layers);
     }
 
-    /// Accounts for what the summaries of selectors hold once `layer` has `groups` more.
-    pub(super) fn reserve_methods(&mut self, layer: usize, groups: usize, more: usize) -> Result<()> {
-        let held = self.methods_bytes(layer, groups) + more;
-        if held > self.method_bytes.bytes() && !self.store.devices.resize(&mut self.method_bytes, held) {
-            let text = format!("summaries of {held} bytes do not fit in what memory_limit has left");
-            return Err(Error::new(ErrorKind::MemoryLimit, text));
-        }
-        Ok(())
-    }
-
-    /// Gives back what summaries and kept keys do not hold any more.
-    pub(super) fn account_methods(&mut self) {
-        let held = self.methods_bytes(0, 0);
-        // It only shrinks.
-        self.store.devices.resize(&mut self.method_bytes, held);
-    }
-
-    /// Bytes of the summaries of selectors once `layer` has `groups` more.
-    fn methods_bytes(&self, layer: usize, groups: usize) -> usize {
-        let bytes = |l: &super::Layer| -> usize {
-            let groups = if l.index == layer { groups } else { 0 };
-            let kept = l.kept.as_ref().map_or(0, |kept| kept.bytes_for(groups));
-            l.extras.iter().map(|summary| summary.bytes_for(groups)).sum::<usize>() + kept
-        };
-        self.layers.iter().flatten().map(bytes).sum()
-    }
-
+    /// Builds the summaries of a kind for every layer, in the next slot.
     fn build(&mut self, kind: &Arc<dyn SummarySpec>) -> Result<()> {
         let mut built = Vec::new();
         let mut held = 0;
-        for at in 0..self.layers.len() {
-            let Some(layer) = &self.layers[at] else { continue };
+        for at in 0..self.layers.slots() {
+            let Some(layer) = self.layers.get(at) else { continue };
             let mut summary = kind.layer(at, layer.shape())?;
             if self.streams_bounds(summary.as_mut())? {
-                built.push(summary);
+                built.push(AttachedSummary::Whole(summary));
                 continue;
             }
             let groups = layer.groups() as usize;
-            if let Some(newest) = self.newest(at, kind)? {
-                summary = Box::new(newest);
-            }
-            held += summary.bytes_for(groups - summary.groups());
-            self.reserve_methods(at, 0, held)?;
-            self.fill(at, summary.as_mut()).map_err(|e| e.during(format!("layer {at}")))?;
+            let mut summary = match self.suffix(at, kind)? {
+                Some(suffix) => AttachedSummary::Suffix(suffix),
+                None => AttachedSummary::Whole(summary),
+            };
+            held += summary.get().bytes_for(groups - summary.get().groups());
+            self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held)?;
+            self.fill(at, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
             built.push(summary);
         }
-        for (layer, summary) in self.layers.iter_mut().flatten().zip(built) {
-            layer.extras.push(summary);
+        for (layer, summary) in self.layers.iter_mut().zip(built) {
+            layer.summaries_mut().attach(summary);
         }
         Ok(())
     }
 
-    /// Whether a summary is made of min/max records that are streamed: nothing of it is kept then.
+    /// Makes a summary keep nothing if selections can compute it from streamed min/max records. Returns whether they
+    /// can.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the sequence streams its summaries, but stores no min/max records.
     fn streams_bounds(&self, summary: &mut dyn LayerSummary) -> Result<bool> {
-        let bounds = (summary as &mut dyn Any).downcast_mut::<Bounds>();
-        let (Some(bounds), SummaryResidency::Streamed) = (bounds, self.summary_residency()) else { return Ok(false) };
-        if self.who.summaries == 0 {
-            let text = "bounds are to be streamed, and the sequence carries no min/max summary: create it with one";
+        if self.summary_residency() != SummaryResidency::Streamed || !summary.streams_from_min_max() {
+            return Ok(false);
+        }
+        if self.identity.summaries == 0 {
+            let text = "bounds cannot be streamed, because the sequence stores no min/max summary; create it with one";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        bounds.stream();
+        summary.stream();
         Ok(true)
     }
 
@@ -318,23 +278,5 @@ impl Sequence {
             group = self.restore(layer, summary, group)?;
         }
         Ok(())
-    }
-}
-
-/// Keeps the elements that are marked.
-fn keep<T>(list: &mut Vec<T>, marks: &[bool]) {
-    let mut marks = marks.iter();
-    list.retain(|_| marks.next().copied().unwrap_or(true));
-}
-
-impl Span {
-    /// Groups that a budget has room for.
-    pub(super) fn count(&self, options: &SelectOptions) -> Result<usize> {
-        if let Some(scale) = options.scale.filter(|scale| !(scale.is_finite() && *scale > 0.0)) {
-            let text = format!("a scale of {scale}; finite and above 0");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let visible = (self.tokens - self.first_token) as usize;
-        Ok(self.group_count(options.budget.of(visible)?))
     }
 }

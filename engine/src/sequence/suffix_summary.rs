@@ -1,67 +1,78 @@
-//! Summaries of selectors whose records stand with the groups, where summaries are streamed: only those of the newest groups are
-//! kept, the others are read for a selection and given back.
+//! Summaries of selectors in a sequence that streams its summaries.
+//!
+//! A layer keeps only the *suffix*: the groups from the first one whose record is on no device. A selection reads the
+//! stored prefix, appends the suffix, scores both and frees the result. Bounds are computed from the min/max records
+//! alone, so a layer keeps nothing of them.
 
-use super::select::Span;
-use super::summary_streams::StreamedLayer;
-use super::{Layer, Sequence};
+use super::attached_summary::AttachedSummary;
+use super::errors::no_memory;
+use super::handle::Sequence;
+use super::layer::LayerState;
+use super::span::Span;
+use super::streams::StreamedGroups;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation};
 use crate::read::{ReadSection, RecordsTicket};
-use crate::retrieval::{Bounds, KeyGroup, LayerSummary, Newest, SummaryRecordId, SummarySpec};
-use std::any::Any;
+use crate::retrieval::{KeyGroup, LayerSummary, LoadedMinMax, Newest, SummaryRecordId, SummarySpec};
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
 
-/// A summary to choose by.
-pub(super) enum Scored<'a> {
-    /// It is in memory.
-    Kept(&'a dyn LayerSummary),
-    /// Put together for one selection, with the memory that it takes.
-    ForNow { summary: Box<dyn LayerSummary>, _held: Option<Reservation> },
+/// A summary that a selector scores by.
+pub(super) enum ScoredSummary<'a> {
+    /// A summary that the layer keeps in memory.
+    Resident(&'a dyn LayerSummary),
+    /// A summary that is built for one selection, with its memory.
+    Temporary { summary: Box<dyn LayerSummary>, _held: Option<Reservation> },
 }
 
-impl Scored<'_> {
+impl ScoredSummary<'_> {
     pub(super) fn get(&self) -> &dyn LayerSummary {
         match self {
-            Self::Kept(summary) => *summary,
-            Self::ForNow { summary, .. } => summary.as_ref(),
+            Self::Resident(summary) => *summary,
+            Self::Temporary { summary, .. } => summary.as_ref(),
         }
     }
 }
 
 impl Sequence {
-    /// The summaries that a selector chooses by, whose own are these.
+    /// Returns the summaries that a selector scores by, from what the layer keeps for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]: no memory for records. Errors of reading keys.
     pub(super) fn scored<'a>(
         &self,
-        state: &Layer,
-        own: impl Iterator<Item = &'a dyn LayerSummary>,
+        state: &LayerState,
+        own: impl Iterator<Item = &'a AttachedSummary>,
         span: &Span,
-    ) -> Result<Vec<Scored<'a>>> {
-        let scored = |summary: &'a dyn LayerSummary| {
-            if let Some(newest) = newest_of(summary) {
-                return match newest.before() {
-                    0 => Ok(Scored::Kept(newest.kept())),
-                    _ => self.whole(state, newest, span),
-                };
+    ) -> Result<Vec<ScoredSummary<'a>>> {
+        let scored = |summary: &'a AttachedSummary| match summary {
+            AttachedSummary::Suffix(suffix) => match suffix.before() {
+                0 => Ok(ScoredSummary::Resident(suffix.kept())),
+                _ => self.whole(state, suffix, span),
+            },
+            AttachedSummary::Whole(bounds) if self.streams.is_some() && bounds.streams_from_min_max() => {
+                let records = self.layer_records(state, span.groups.clone())?;
+                let mut reserve = |bytes| self.store.devices.reserve(bytes, Category::Summaries);
+                let over = bounds.over_min_max(LoadedMinMax { records: &records, reserve: &mut reserve });
+                let over = over.ok_or_else(|| no_memory("bounds of runs of groups"))?;
+                Ok(ScoredSummary::Temporary { summary: over, _held: None })
             }
-            let bounds = (summary as &dyn Any).downcast_ref::<Bounds>();
-            let Some(bounds) = bounds.filter(|bounds| bounds.is_streamed()) else { return Ok(Scored::Kept(summary)) };
-            let records = self.layer_records(state, span.groups.clone())?;
-            let over = bounds.over(&records, &mut |bytes| self.store.devices.reserve(bytes, Category::Summaries));
-            let over = over.ok_or_else(|| super::no_memory("bounds of runs of groups"))?;
-            Ok(Scored::ForNow { summary: Box::new(over), _held: None })
+            AttachedSummary::Whole(summary) => Ok(ScoredSummary::Resident(summary.as_ref())),
         };
         own.map(scored).collect()
     }
 
-    /// The summary of all groups of a layer. Of groups that the layer does not see any more it knows zeros.
-    fn whole<'a>(&self, state: &Layer, newest: &Newest, span: &Span) -> Result<Scored<'a>> {
+    /// Builds the summary of all groups of a layer. Groups before the layer's window are zero.
+    fn whole<'a>(&self, state: &LayerState, newest: &Newest, span: &Span) -> Result<ScoredSummary<'a>> {
         let SummaryRecordId(stored) = *newest.stored();
-        let in_part = || Error::new(ErrorKind::Corruption, format!("records of layer {} in part", state.index));
+        let in_part = || {
+            let text = format!("the summary records of layer {} have a gap", state.index());
+            Error::new(ErrorKind::Corruption, text)
+        };
         let mut whole = newest.empty()?;
         let bytes = whole.bytes_for(span.groups.end as usize) + newest.kept().groups() * stored.record_bytes as usize;
         let held = self.store.devices.reserve(bytes, Category::Summaries);
-        let held = held.ok_or_else(|| super::no_memory("the summary of a layer, read for a selection"))?;
+        let held = held.ok_or_else(|| no_memory("the summary of a layer, read for a selection"))?;
         let before = newest.before() as u64;
         let unseen = span.groups.start.min(before);
         let zeros = vec![0; stored.record_bytes as usize];
@@ -72,7 +83,7 @@ impl Sequence {
         let read = self.read_wanted(state, stored, &wanted)?;
         for wanted in &wanted {
             if !self.restore_wanted(wanted, &read, whole.as_mut())? {
-                // As it was when the group was written.
+                // The keys give the same records as when the group was written.
                 let shape = state.shape();
                 self.each_keys(state, wanted.groups.clone(), &mut |group, keys| {
                     whole.push(&KeyGroup::new(shape, keys, group)?);
@@ -85,13 +96,14 @@ impl Sequence {
         if !whole.restore(&records) || (whole.groups() as u64) < span.groups.end {
             return Err(in_part());
         }
-        Ok(Scored::ForNow { summary: whole, _held: Some(held) })
+        Ok(ScoredSummary::Temporary { summary: whole, _held: Some(held) })
     }
 
-    /// Adds the groups of a section that was read. `false`, and nothing changes, where it was not, or holds no such records.
+    /// Adds the groups of a section that was read. Returns `false` and changes nothing if it was not read, or lacks the
+    /// records.
     fn restore_wanted(
         &self,
-        wanted: &StreamedLayer,
+        wanted: &StreamedGroups,
         read: &[ReadSection],
         whole: &mut dyn LayerSummary,
     ) -> Result<bool> {
@@ -110,12 +122,12 @@ impl Sequence {
         Ok(restore(large.as_ref().map(|(records, _)| records.as_slice())))
     }
 
-    /// What is kept of a summary of this kind where summaries are streamed: of the groups behind the last one whose record stands
-    /// with it, none yet. No value where it is kept whole.
+    /// Returns an empty suffix for a kind of summary. Returns none if summaries are resident, or if the kind has no
+    /// records on devices, so that it is kept whole.
     ///
     /// # Errors
     /// As [`SummarySpec::layer`].
-    pub(super) fn newest(&self, layer: usize, kind: &Arc<dyn SummarySpec>) -> Result<Option<Newest>> {
+    pub(super) fn suffix(&self, layer: usize, kind: &Arc<dyn SummarySpec>) -> Result<Option<Newest>> {
         if self.streams().is_none() {
             return Ok(None);
         }
@@ -123,8 +135,8 @@ impl Sequence {
         Newest::new(Arc::clone(kind), layer, state.shape(), |stored| self.stored_until(state, stored, 0))
     }
 
-    /// The first group from `from` on whose record stands on no device.
-    fn stored_until(&self, state: &Layer, stored: &SummaryRecords, from: usize) -> usize {
+    /// Returns the first group from `from` on whose record is on no device.
+    fn stored_until(&self, state: &LayerState, stored: &SummaryRecords, from: usize) -> usize {
         let mut group = from as u64;
         while group < state.groups() {
             let there = self.section_at(state, stored, group..state.groups());
@@ -136,36 +148,31 @@ impl Sequence {
         group as usize
     }
 
-    /// Gives up what summaries of a layer, or of all, keep of groups whose records stand on devices by now, where that may be many.
+    /// Drops what suffixes of one layer, or of all, keep of groups whose records are on devices by now. It looks only
+    /// if a suffix is long enough for that to be worthwhile.
     ///
     /// # Errors
     /// As [`SummarySpec::layer`].
-    pub(super) fn leave_stored(&mut self, layer: Option<usize>) -> Result<()> {
+    pub(super) fn drop_stored_summaries(&mut self, layer: Option<usize>) -> Result<()> {
         let mut any = false;
-        for at in layer.map_or(0..self.layers.len(), |layer| layer..layer + 1) {
-            let Some(Some(state)) = self.layers.get(at) else { continue };
-            let due = |extra: &dyn LayerSummary| {
-                let newest = newest_of(extra).filter(|newest| newest.is_due())?;
-                Some(self.stored_until(state, &newest.stored().0, newest.before()))
+        for at in layer.map_or(0..self.layers.slots(), |layer| layer..layer + 1) {
+            let Some(state) = self.layers.get(at) else { continue };
+            let due = |summary: &AttachedSummary| {
+                let suffix = summary.suffix().filter(|suffix| suffix.is_due())?;
+                Some(self.stored_until(state, &suffix.stored().0, suffix.before()))
             };
-            let until: Vec<Option<usize>> = state.extras.iter().map(|extra| due(extra.as_ref())).collect();
+            let until: Vec<Option<usize>> = state.summaries().attached().iter().map(due).collect();
             any |= until.iter().any(Option::is_some);
-            let extras = self.layers[at].iter_mut().flat_map(|state| &mut state.extras);
-            for (extra, until) in extras.zip(until) {
-                let newest = (extra.as_mut() as &mut dyn Any).downcast_mut::<Newest>();
-                if let Some((newest, until)) = newest.zip(until) {
-                    newest.leave(until)?;
+            let Some(state) = self.layers.get_mut(at) else { continue };
+            for (slot, until) in until.into_iter().enumerate() {
+                if let Some(until) = until {
+                    state.summaries_mut().drop_stored(slot, until)?;
                 }
             }
         }
         if any {
-            self.account_methods();
+            self.account_summaries();
         }
         Ok(())
     }
-}
-
-/// The summary as one of which only the newest groups are kept, if it is.
-pub(super) fn newest_of(summary: &dyn LayerSummary) -> Option<&Newest> {
-    (summary as &dyn Any).downcast_ref()
 }

@@ -1,7 +1,8 @@
-//! What is left of attempts that failed, and reads where memory is short.
+//! Frames of commits that failed, and reads with little memory.
 
-use super::Sequence;
 use super::blocks::read_each;
+use super::caller_state::PreviousState;
+use super::handle::Sequence;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
@@ -25,17 +26,18 @@ fn append(sequence: &mut Sequence, tokens: usize) {
     sequence.append(0, view, view).unwrap();
 }
 
-/// Writes a state, as a commit does that fails behind it.
-fn write_state(sequence: &mut Sequence, state: &[u8]) {
-    (sequence.state, sequence.state_dirty) = (Some(state.to_vec()), true);
+/// Writes the frames of a commit with a new state, as a commit does that fails after it.
+fn write_state(sequence: &mut Sequence, state: &[u8]) -> PreviousState {
+    let before = sequence.caller_state.replace(state);
     let drafts = sequence.commit_drafts(sequence.len(), 0, false).unwrap();
     sequence.write_drafts(drafts, true).unwrap();
-    let last = sequence.frames.last().unwrap();
+    let last = sequence.frames.unnamed().last().unwrap();
     assert!(last.holds_state && last.first_token.is_none());
+    before
 }
 
 #[test]
-fn states_of_attempts_that_failed_are_let_go() {
+fn frames_with_a_state_of_a_failed_commit_are_released() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("s")).unwrap();
@@ -43,16 +45,16 @@ fn states_of_attempts_that_failed_are_let_go() {
     sequence.commit_with(b"first", Durability::Sync).unwrap();
     let frames = || store.sequences()[0].frames;
     assert_eq!(frames(), 1);
-    // Each tried again writes its own.
+    // Each attempt writes its own frame.
     write_state(&mut sequence, b"second");
     write_state(&mut sequence, b"second");
     sequence.commit(Durability::Sync).unwrap();
-    assert_eq!((frames(), sequence.held.len()), (2, 2));
-    // One that was refused is not there at all.
-    write_state(&mut sequence, b"refused");
-    (sequence.state, sequence.state_dirty) = (Some(b"second".to_vec()), false);
-    sequence.refuse_state();
-    assert!(sequence.frames.is_empty());
+    assert_eq!((frames(), sequence.frames.named().len()), (2, 2));
+    // The frame of a refused state is dropped.
+    let before = write_state(&mut sequence, b"refused");
+    sequence.caller_state.restore(before);
+    sequence.frames.refuse_state();
+    assert!(sequence.frames.unnamed().is_empty());
     append(&mut sequence, 2);
     sequence.commit(Durability::Sync).unwrap();
     assert_eq!(frames(), 3);
@@ -64,15 +66,15 @@ fn states_of_attempts_that_failed_are_let_go() {
 }
 
 #[test]
-fn a_read_waits_for_no_memory_that_it_holds_itself() {
+fn a_read_does_not_wait_for_memory_that_it_holds_itself() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 800);
     sequence.commit(Durability::Sync).unwrap();
     let devices = Arc::clone(&sequence.store.devices);
-    let segment = Arc::clone(&sequence.held[0].slot.now().segment);
-    // One slab is left for it.
+    let segment = Arc::clone(&sequence.frames.named()[0].slot.now().segment);
+    // One slab is left for the read.
     let mut held: Vec<_> = std::iter::from_fn(|| devices.arena.lease(SLAB_BYTES).ok()).collect();
     held.pop();
     let bytes = 64 << 10;
@@ -80,4 +82,37 @@ fn a_read_waits_for_no_memory_that_it_holds_itself() {
     let read: Vec<Vec<u8>> = read_each(&devices, &pieces).unwrap().into_iter().map(Result::unwrap).collect();
     assert_eq!(read.len(), pieces.len());
     assert!(read.iter().all(|piece| piece.len() == bytes && *piece == read[0]));
+}
+
+#[test]
+fn frames_of_which_a_cut_leaves_nothing_are_released() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    for _ in 0..2 {
+        append(&mut sequence, 16);
+        sequence.commit(Durability::Sync).unwrap();
+    }
+    let ends = |sequence: &Sequence| sequence.frames.named().iter().map(|frame| frame.token_end).collect::<Vec<_>>();
+    assert_eq!(ends(&sequence).len(), 2);
+    // The cut falls into the first group of the second frame, of which the frame then holds nothing.
+    sequence.truncate(19).unwrap();
+    assert_eq!(ends(&sequence), [16]);
+    assert_eq!((sequence.commits.released(), sequence.commits.is_cut()), (1, true));
+    sequence.commit(Durability::Sync).unwrap();
+    assert_eq!((sequence.frames.named().len(), sequence.commits.released(), sequence.len()), (2, 0, 19));
+}
+
+#[test]
+fn frames_of_a_fork_are_announced_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    append(&mut sequence, 16);
+    sequence.commit(Durability::Sync).unwrap();
+    let mut fork = sequence.fork().unwrap();
+    assert_eq!((fork.frames.to_announce(), fork.frames.named().len()), (1, 1));
+    fork.commit(Durability::Sync).unwrap();
+    assert_eq!((fork.frames.to_announce(), fork.frames.named().len()), (0, 1));
+    assert_eq!(fork.len(), 16);
 }

@@ -3,8 +3,8 @@
 use crate::io::buffer::arena::Lease;
 use crate::kernels::extremes;
 use crate::metrics::Reservation;
-use crate::retrieval::bounds::records::MinMax;
-use crate::retrieval::summary::KeyShape;
+use crate::retrieval::bounds::records::{MinMax, Reserve};
+use crate::retrieval::key_shape::KeyShape;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
@@ -18,6 +18,13 @@ pub(crate) struct LayerRecords {
     /// Elements of one record: minima, then maxima.
     record: usize,
     element: DType,
+}
+
+/// Min/max records that were read for one selection, and the budget that takes the memory of what is computed from them.
+#[allow(unreachable_pub, reason = "a hidden method of a public trait takes it")]
+pub struct LoadedMinMax<'a> {
+    pub(crate) records: &'a Arc<LayerRecords>,
+    pub(crate) reserve: Reserve<'a>,
 }
 
 /// Records of some groups that lie together.

@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::kernels::{extremes, merge_extremes};
 use crate::metrics::Reservation;
-use crate::retrieval::bounds::layer_records::LayerRecords;
+use crate::retrieval::bounds::layer_records::{LayerRecords, LoadedMinMax};
 use crate::retrieval::bounds::records::{MinMax, Reserve};
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
@@ -79,19 +79,13 @@ impl Bounds {
         self.element
     }
 
-    /// Keeps nothing from now on: whoever chooses by it does so [over](Self::over) records that were read for that.
-    pub(crate) fn stream(&mut self) {
-        self.streamed = Some(OfLayer::default());
-        self.truncate(0);
-    }
-
     /// Whether it keeps nothing.
     pub(crate) fn is_streamed(&self) -> bool {
         self.streamed.is_some()
     }
 
     /// As it would be with these records of groups; none where there is no memory for the levels above.
-    pub(crate) fn over(&self, records: &Arc<LayerRecords>, reserve: Reserve<'_>) -> Option<Self> {
+    fn over(&self, records: &Arc<LayerRecords>, reserve: Reserve<'_>) -> Option<Self> {
         let Range { start, end } = records.range();
         let before: Vec<usize> = (0..self.levels.len()).map(|level| start.div_ceil(1 << level)).collect();
         let count = |level: usize| (end >> level).saturating_sub(before[level]);
@@ -192,5 +186,18 @@ impl LayerSummary for Bounds {
             self.merge();
         }
         true
+    }
+
+    fn streams_from_min_max(&self) -> bool {
+        true
+    }
+
+    fn stream(&mut self) {
+        self.streamed = Some(OfLayer::default());
+        self.truncate(0);
+    }
+
+    fn over_min_max(&self, loaded: LoadedMinMax<'_>) -> Option<Box<dyn LayerSummary>> {
+        self.over(loaded.records, loaded.reserve).map(|over| Box::new(over) as Box<dyn LayerSummary>)
     }
 }
