@@ -1,28 +1,36 @@
-//! Dense causal attention of prefill: tiles of query rows against tiles of keys with a running softmax.
+//! Dense causal attention of prefill: tiles of query rows against tiles of keys, with a running softmax.
 //!
-//! The query rows of one KV head (all its query heads, token after token) lie in the lanes of a panel, so that maximum, exponential and sum of
-//! the softmax need no sums across lanes and one tile of keys and values serves every query head of the group.
+//! A *row* is one token's query of one query head. The rows of a KV head are all its query heads, token after token.
+//! They fill the lanes of *panels*, one row per lane. The softmax therefore never adds across lanes, and one tile of
+//! keys and values serves every query head of the KV head. For each tile of rows and each KV head:
+//!
+//! 1. Rows are packed into panels and multiplied by the scale and by log2(e). The softmax then uses powers of two.
+//! 2. For each tile of keys, panels are multiplied with the keys and masked by causality and by the sliding window.
+//! 3. The running softmax turns scores into weights, and rescales sums and accumulators to the new maximum.
+//! 4. Values are added up by weight.
+//! 5. After the last tile, accumulators are divided by the sums and unpacked.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::simd::{PANEL_VECTORS, accumulate_block, dot_block, exp2};
 
-/// Keys per tile: keys, values and scores of a tile stay in the first two cache levels.
+/// Keys per tile. The keys, values and scores of a tile fit into the first two cache levels.
 const KEY_TILE: usize = 64;
-/// Query rows (tokens times query heads of a KV head) that share a tile of keys.
+/// Rows that share a tile of keys.
 const ROW_TILE: usize = 192;
-/// Start value of the running maximum: low enough for every score, finite, so that a tile without a valid key leaves weights of 0 and not NaN.
+/// The start value of the running maximum. It is below every score. It is finite, so that a tile without a visible
+/// key gives weights of 0 and not NaN.
 const LOWEST: f32 = -1.0e30;
 
-/// Shape of one layer's attention.
+/// The shape of one layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) query_heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) scale: f32,
-    /// Tokens a query may look back to, itself included; `None`: all.
+    /// How many of the newest tokens a query sees, its own included. `None` means all tokens.
     pub(crate) window: Option<usize>,
 }
 
@@ -32,9 +40,10 @@ impl Shape {
     }
 }
 
-/// Attention of the query tokens `first..first + n` over the keys of all tokens up to each of them.
+/// Attends from each of the tokens `first..first + n` to all tokens up to it.
 ///
-/// `queries` and `out` are `[n, query_heads, head_dim]`, `keys` and `values` `[tokens, kv_heads, head_dim]` with `tokens >= first + n`.
+/// `queries` and `out` are `[n, query_heads, head_dim]`. `keys` and `values` are `[tokens, kv_heads, head_dim]`, and
+/// `tokens` is at least `first + n`.
 pub(crate) fn causal(shape: Shape, first: usize, queries: &[f32], keys: &[f32], values: &[f32], out: &mut [f32]) {
     let row = shape.query_heads * shape.head_dim;
     let tile = (ROW_TILE / shape.group()).max(1);
@@ -50,7 +59,7 @@ pub(crate) fn causal(shape: Shape, first: usize, queries: &[f32], keys: &[f32], 
 struct Tile<'a> {
     shape: Shape,
     head: usize,
-    /// Position of the tile's first query token.
+    /// The position of the tile's first token.
     first: usize,
     queries: &'a [f32],
     keys: &'a [f32],
@@ -68,7 +77,7 @@ impl WithSimd for Tile<'_> {
 }
 
 impl Tile<'_> {
-    /// `B`: keys (or value columns) per register block.
+    /// Computes the tile. `B` is the number of keys, or of value columns, per register block.
     #[inline(always)]
     fn run<S: Simd, const B: usize>(self, simd: S) {
         let Shape { head_dim, scale, window, .. } = self.shape;
@@ -97,53 +106,25 @@ impl Tile<'_> {
             self.gather(self.values, start, &mut tile_values[..count * head_dim]);
             for p in 0..panels {
                 let panel_first = p * panel_rows;
-                // Every row of this panel is older than every key of the tile.
+                // Every row of this panel is older than every key of this tile.
                 if self.first + (panel_first + panel_rows - 1) / group < start {
                     continue;
                 }
                 let scores = &mut scores[..count * PANEL_VECTORS];
                 let panel = &packed[p * head_dim * PANEL_VECTORS..(p + 1) * head_dim * PANEL_VECTORS];
-                let mut k = 0;
-                while k + B <= count {
-                    dot_block::<S, B>(
-                        simd,
-                        &tile_keys[k * head_dim..],
-                        head_dim,
-                        panel,
-                        &mut scores[k * PANEL_VECTORS..],
-                    );
-                    k += B;
-                }
-                while k < count {
-                    dot_block::<S, 1>(
-                        simd,
-                        &tile_keys[k * head_dim..],
-                        head_dim,
-                        panel,
-                        &mut scores[k * PANEL_VECTORS..],
-                    );
-                    k += 1;
-                }
+                dot_rows::<S, B>(simd, &tile_keys, head_dim, panel, scores);
                 self.mask::<S>(simd, start, panel_first, panel_rows, scores);
                 let v = p * PANEL_VECTORS..(p + 1) * PANEL_VECTORS;
                 let acc = &mut acc[p * head_dim * PANEL_VECTORS..(p + 1) * head_dim * PANEL_VECTORS];
-                soften(simd, scores, &mut maxima[v.clone()], &mut sums[v], acc);
-                let mut c = 0;
-                while c + B <= head_dim {
-                    accumulate_block::<S, B>(simd, &tile_values, head_dim, c, scores, &mut acc[c * PANEL_VECTORS..]);
-                    c += B;
-                }
-                while c < head_dim {
-                    accumulate_block::<S, 1>(simd, &tile_values, head_dim, c, scores, &mut acc[c * PANEL_VECTORS..]);
-                    c += 1;
-                }
+                running_softmax(simd, scores, &mut maxima[v.clone()], &mut sums[v], acc);
+                accumulate_columns::<S, B>(simd, &tile_values, head_dim, scores, acc);
             }
             start += count;
         }
         self.unpack::<S>(panels, panel_rows, &acc, &sums);
     }
 
-    /// Queries of this KV head as `[panel][head_dim][row]`, multiplied by `factor`; rows beyond the last token are zero.
+    /// Returns the rows as `[panel][head_dim][row]`, multiplied by `factor`. Rows beyond the last token are zero.
     #[inline(always)]
     fn pack_queries(&self, panels: usize, panel_rows: usize, factor: f32) -> Vec<f32> {
         let Shape { head_dim, query_heads, .. } = self.shape;
@@ -162,7 +143,7 @@ impl Tile<'_> {
         packed
     }
 
-    /// Rows of this KV head from `start` on, side by side.
+    /// Copies this KV head's keys or values from token `start` on, without gaps.
     #[inline(always)]
     fn gather(&self, source: &[f32], start: usize, tile: &mut [f32]) {
         let Shape { head_dim, kv_heads, .. } = self.shape;
@@ -172,7 +153,7 @@ impl Tile<'_> {
         }
     }
 
-    /// Minus infinity where a row must not see a key: the key is newer, or fell out of the row's window.
+    /// Sets the score to minus infinity if the key is newer than the row, or outside of the row's window.
     #[inline(always)]
     fn mask<S: Simd>(&self, simd: S, start: usize, panel_first: usize, panel_rows: usize, scores: &mut [S::f32s]) {
         let group = self.shape.group();
@@ -187,7 +168,8 @@ impl Tile<'_> {
         let hidden = simd.splat_f32s(f32::NEG_INFINITY);
         for (k, vectors) in scores.chunks_exact_mut(PANEL_VECTORS).enumerate() {
             let key = start + k;
-            // Rows are ordered by token: those below `visible.start` are older than the key, those from `visible.end` on are past the window.
+            // Rows are in the order of tokens. Rows below `low` are older than the key. Rows from `high` on are past
+            // its window.
             let low = key.saturating_sub(self.first) * group;
             let high = match self.shape.window {
                 Some(w) => (key + w).saturating_sub(self.first) * group,
@@ -211,7 +193,7 @@ impl Tile<'_> {
         }
     }
 
-    /// Divides by the softmax sums and writes the rows to their places in `[tokens, query_heads, head_dim]`.
+    /// Divides by the softmax sums and writes the rows to `[tokens, query_heads, head_dim]`.
     #[inline(always)]
     fn unpack<S: Simd>(self, panels: usize, panel_rows: usize, acc: &[S::f32s], sums: &[S::f32s]) {
         let Shape { head_dim, query_heads, .. } = self.shape;
@@ -233,9 +215,57 @@ impl Tile<'_> {
     }
 }
 
-/// One step of the running softmax over a tile: scores become weights, sums and accumulators are rescaled to the new maximum.
+/// Computes the scores of a panel with every key of a tile, in blocks of `B` keys.
 #[inline(always)]
-fn soften<S: Simd>(simd: S, scores: &mut [S::f32s], maxima: &mut [S::f32s], sums: &mut [S::f32s], acc: &mut [S::f32s]) {
+fn dot_rows<S: Simd, const B: usize>(
+    simd: S,
+    keys: &[f32],
+    head_dim: usize,
+    panel: &[S::f32s],
+    scores: &mut [S::f32s],
+) {
+    let count = scores.len() / PANEL_VECTORS;
+    let mut k = 0;
+    while k + B <= count {
+        dot_block::<S, B>(simd, &keys[k * head_dim..], head_dim, panel, &mut scores[k * PANEL_VECTORS..]);
+        k += B;
+    }
+    while k < count {
+        dot_block::<S, 1>(simd, &keys[k * head_dim..], head_dim, panel, &mut scores[k * PANEL_VECTORS..]);
+        k += 1;
+    }
+}
+
+/// Adds the values of a tile to a panel's accumulators by weight, in blocks of `B` columns.
+#[inline(always)]
+fn accumulate_columns<S: Simd, const B: usize>(
+    simd: S,
+    values: &[f32],
+    head_dim: usize,
+    weights: &[S::f32s],
+    acc: &mut [S::f32s],
+) {
+    let mut c = 0;
+    while c + B <= head_dim {
+        accumulate_block::<S, B>(simd, values, head_dim, c, weights, &mut acc[c * PANEL_VECTORS..]);
+        c += B;
+    }
+    while c < head_dim {
+        accumulate_block::<S, 1>(simd, values, head_dim, c, weights, &mut acc[c * PANEL_VECTORS..]);
+        c += 1;
+    }
+}
+
+/// Makes one step of the running softmax: scores become weights, and sums and accumulators are rescaled to the new
+/// maximum.
+#[inline(always)]
+fn running_softmax<S: Simd>(
+    simd: S,
+    scores: &mut [S::f32s],
+    maxima: &mut [S::f32s],
+    sums: &mut [S::f32s],
+    acc: &mut [S::f32s],
+) {
     let mut new = [maxima[0], maxima[1], maxima[2]];
     for s in scores.chunks_exact(PANEL_VECTORS) {
         for i in 0..PANEL_VECTORS {
@@ -267,7 +297,7 @@ fn soften<S: Simd>(simd: S, scores: &mut [S::f32s], maxima: &mut [S::f32s], sums
 mod tests {
     use super::*;
 
-    /// The definition, in f64: one row, one head at a time.
+    /// Computes attention by its definition in f64, one row and one head at a time.
     fn naive(shape: Shape, first: usize, queries: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
         let (d, heads) = (shape.head_dim, shape.query_heads);
         let n = queries.len() / (heads * d);
@@ -296,7 +326,7 @@ mod tests {
         out
     }
 
-    /// A fixed sequence in -1..1.
+    /// Returns a fixed sequence of values between -1 and 1.
     fn noise(n: usize, seed: u32) -> Vec<f32> {
         let mut x = seed.wrapping_mul(2_654_435_761) | 1;
         (0..n)
@@ -310,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_equal_the_definition() {
+    fn tiled_attention_equals_the_definition() {
         for (query_heads, kv_heads, head_dim, tokens, first, window, spread) in [
             (8, 2, 64, 300, 0, None, 1.0),
             (8, 2, 64, 130, 70, None, 8.0),

@@ -1,26 +1,26 @@
-//! How many tokens a decode step may attend.
+//! The number of tokens that a decode step may attend to.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, bail, ensure};
 
-/// Attended tokens per step and layer: a share of the context (`1/13`) or a number (`400t`).
+/// Attended tokens per step and layer: a share of the context (`1/13`) or a number of tokens (`400t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// `numerator / denominator` of the tokens present, rounded down, at least 1.
+    /// `numerator / denominator` of the context's tokens, rounded down, at least 1.
     Share {
-        /// At least 1.
+        /// The numerator, at least 1.
         numerator: u32,
-        /// At least the numerator.
+        /// The denominator, at least the numerator.
         denominator: u32,
     },
-    /// So many tokens, at least 1.
+    /// A number of tokens, at least 1.
     Tokens(u32),
 }
 
 impl Budget {
-    /// Tokens allowed when `present` tokens are there; at least 1.
+    /// Returns the tokens allowed for a context of `present` tokens, at least 1.
     #[must_use]
     pub fn tokens(self, present: usize) -> usize {
         match self {
@@ -40,7 +40,7 @@ impl FromStr for Budget {
         const FORMS: &str = "give a share of the context such as 1/13, or a number of tokens such as 400t";
         if let Some(tokens) = text.strip_suffix('t') {
             let Ok(n) = tokens.parse::<u32>() else { bail!("budget {text:?} is not a number of tokens: {FORMS}") };
-            ensure!(n > 0, "budget {text:?} attends no token: {FORMS}");
+            ensure!(n > 0, "budget {text:?} attends to no token: {FORMS}");
             return Ok(Self::Tokens(n));
         }
         let (a, b) = text.split_once('/').unwrap_or((text, "1"));
@@ -48,7 +48,7 @@ impl FromStr for Budget {
             bail!("budget {text:?} is neither a share nor a number of tokens: {FORMS}")
         };
         ensure!(denominator > 0, "budget {text:?} divides by zero: {FORMS}");
-        ensure!(numerator > 0, "budget {text:?} attends no token: {FORMS}");
+        ensure!(numerator > 0, "budget {text:?} attends to no token: {FORMS}");
         ensure!(numerator <= denominator, "budget {text:?} is more than the whole context: {FORMS}");
         Ok(Self::Share { numerator, denominator })
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_and_numbers() {
+    fn shares_and_numbers_parse_print_and_round_down() {
         for (text, present, tokens) in
             [("1/13", 4096, 315), ("1", 77, 77), ("400t", 10, 400), ("1/13", 5, 1), ("2/3", 300, 200), ("1t", 9, 1)]
         {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tokens_or_nonsense_is_an_error() {
+    fn budgets_of_no_token_and_nonsense_are_errors() {
         for text in ["0", "0t", "0/5", "1/0", "14/13", "-1t", "t", "", "0.5", "1/13t", "99999999999t", "1/2/3"] {
             let error = text.parse::<Budget>().unwrap_err().to_string();
             assert!(error.contains("1/13") && error.contains("400t"), "{text:?}: {error}");

@@ -1,4 +1,11 @@
-//! `config.json` of a Hugging Face Llama-family model, checked before any arithmetic uses it.
+//! Reads `config.json` of a Hugging Face Llama-family model and checks it before any arithmetic uses it.
+//!
+//! 1. The file is parsed: its own keys, most of them optional.
+//! 2. The architecture decides the defaults: biases, head norms, sliding windows.
+//! 3. Sizes are bounded, so that later products of sizes cannot overflow.
+//! 4. RoPE parameters are read in both spellings, `rope_scaling` and `rope_parameters`.
+//!
+//! Unsupported settings are errors that name the setting, so that a wrong model never gives wrong tokens silently.
 
 use std::path::Path;
 
@@ -7,42 +14,42 @@ use serde::Deserialize;
 use serde_json::Value;
 use stratakv::Rope;
 
-use crate::kv::{KvDType, KvGeometry, LayerGeometry};
+use crate::kv::geometry::{KvDType, KvGeometry, LayerGeometry};
 
-/// What differs between the supported architectures.
+/// A supported architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// Llama 2 and 3.
     Llama,
-    /// Mistral: every layer with the sliding window, if there is one.
+    /// Mistral. If it has a sliding window, every layer has it.
     Mistral,
-    /// Qwen2 and 2.5: biases on queries, keys and values.
+    /// Qwen2 and 2.5. Queries, keys and values have biases.
     Qwen2,
-    /// Qwen3: RMS norm over each head of queries and keys.
+    /// Qwen3. Each head of queries and keys has an RMS norm.
     Qwen3,
 }
 
 const SUPPORTED: &str = "llama, mistral, qwen2, qwen3";
 
-/// How rotary frequencies follow from `rope_theta`.
+/// How rotary frequencies are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// As they are.
+    /// Not at all.
     None,
-    /// All divided by the factor.
+    /// Every frequency is divided by the factor.
     Linear {
-        /// Position stretch.
+        /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided by the factor, high ones kept, those between interpolated.
+    /// Low frequencies are divided by the factor, high ones are kept, and the rest is interpolated (Llama 3.1).
     Llama3 {
-        /// Stretch of the low frequencies.
+        /// The divisor of low frequencies.
         factor: f64,
-        /// Wavelengths above `original / low` are low frequencies.
+        /// Frequencies with a wavelength above `original / low` are low.
         low: f64,
-        /// Wavelengths below `original / high` are high frequencies.
+        /// Frequencies with a wavelength below `original / high` are high.
         high: f64,
-        /// Context length of the original training.
+        /// The context length of the original training.
         original: f64,
     },
 }
@@ -50,47 +57,47 @@ pub enum RopeScaling {
 /// A model's shape and constants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family.
+    /// The architecture.
     pub architecture: Architecture,
-    /// Token ids are below this.
+    /// The number of token ids.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// The width of the MLP.
     pub intermediate_size: usize,
     /// Query heads.
     pub heads: usize,
-    /// KV heads; divides `heads`.
+    /// KV heads, a divisor of `heads`.
     pub kv_heads: usize,
-    /// Elements per head; `heads * head_dim` may differ from `hidden_size`.
+    /// Elements per head. `heads * head_dim` may differ from `hidden_size`.
     pub head_dim: usize,
-    /// Sliding window of each layer; its length is the number of layers.
+    /// The sliding window of each layer. The length is the number of layers.
     pub windows: Vec<Option<usize>>,
-    /// Longest sequence the model was made for.
+    /// The longest sequence that the model was made for.
     pub max_positions: usize,
-    /// Added to the mean square in RMS norms.
+    /// The addend to the mean square in RMS norms.
     pub norm_eps: f32,
-    /// Base of the rotary frequencies.
+    /// The base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Their scaling.
+    /// The scaling of the rotary frequencies.
     pub rope_scaling: RopeScaling,
-    /// Biases on query, key and value projections.
+    /// True if query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Bias on the output projection.
+    /// True if the output projection has a bias.
     pub output_bias: bool,
-    /// Biases in the MLP.
+    /// True if the MLP has biases.
     pub mlp_bias: bool,
-    /// RMS norm over each query and key head.
+    /// True if each query and key head has an RMS norm.
     pub qk_norm: bool,
-    /// The head is the embedding table.
+    /// True if the output head is the embedding table.
     pub tied_head: bool,
-    /// Ids that end a generation.
+    /// Token ids that end a text.
     pub eos: Vec<u32>,
 }
 
-/// The file's own keys, as far as they matter.
+/// The keys of `config.json` that this runtime uses.
 #[derive(Deserialize)]
-struct Raw {
+struct RawConfig {
     model_type: Option<String>,
     #[serde(default)]
     architectures: Vec<String>,
@@ -120,14 +127,15 @@ struct Raw {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` in `dir`, and the end-of-text ids of `generation_config.json` where there is one.
+    /// Reads `config.json` in `dir`. If there is a `generation_config.json`, its end-of-text ids are added.
     ///
     /// # Errors
-    /// A missing or unreadable file, an architecture, RoPE type or activation that is not supported, impossible sizes.
+    /// Fails if a file is missing or unreadable, if the architecture, RoPE type or activation is unsupported, or if a
+    /// size is impossible.
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("{} is no model directory: cannot read {}", dir.display(), path.display()))?;
+            .with_context(|| format!("{} is not a model directory: cannot read {}", dir.display(), path.display()))?;
         let mut config = Self::parse(&text).with_context(|| format!("in {}", path.display()))?;
         if let Ok(text) = std::fs::read_to_string(dir.join("generation_config.json")) {
             let value: Value = serde_json::from_str(&text)
@@ -144,43 +152,16 @@ impl ModelConfig {
     /// Parses the text of a `config.json`.
     ///
     /// # Errors
-    /// As [`ModelConfig::load`].
+    /// Fails as [`ModelConfig::load`] does.
     pub fn parse(text: &str) -> Result<Self> {
-        let raw: Raw = serde_json::from_str(text)?;
+        let raw: RawConfig = serde_json::from_str(text)?;
         let architecture = architecture(&raw)?;
         ensure!(raw.quantization_config.is_none(), "quantised weights are not supported (quantization_config)");
         if let Some(act) = raw.hidden_act.as_deref() {
             ensure!(act == "silu", "hidden_act {act:?} is not supported, only silu");
         }
-        let heads = raw.num_attention_heads;
-        let kv_heads = raw.num_key_value_heads.unwrap_or(heads);
-        ensure!(
-            heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads),
-            "{heads} query heads do not share {kv_heads} KV heads"
-        );
-        let head_dim = match raw.head_dim {
-            Some(d) => d,
-            None => {
-                ensure!(
-                    raw.hidden_size.is_multiple_of(heads),
-                    "hidden_size {} is no multiple of {heads} heads",
-                    raw.hidden_size
-                );
-                raw.hidden_size / heads
-            }
-        };
-        ensure!(head_dim > 0 && head_dim.is_multiple_of(2), "head_dim {head_dim} cannot be rotated: it must be even");
-        for (name, size) in [
-            ("vocab_size", raw.vocab_size),
-            ("hidden_size", raw.hidden_size),
-            ("intermediate_size", raw.intermediate_size),
-            ("num_hidden_layers", raw.num_hidden_layers),
-            ("max_position_embeddings", raw.max_position_embeddings),
-        ] {
-            ensure!(size > 0 && size <= 1 << 30, "{name} is {size}");
-        }
-        ensure!(raw.num_hidden_layers <= 4096, "num_hidden_layers is {}", raw.num_hidden_layers);
-        ensure!(head_dim <= 1 << 16 && heads <= 1 << 16, "{heads} heads of {head_dim}");
+        let (heads, kv_heads, head_dim) = heads(&raw)?;
+        check_sizes(&raw, heads, head_dim)?;
         let windows = windows(&raw, architecture)?;
         let (rope_theta, rope_scaling) = rope(&raw)?;
         let attention_bias = raw.attention_bias.unwrap_or(false);
@@ -210,13 +191,13 @@ impl ModelConfig {
         })
     }
 
-    /// Layers.
+    /// Returns the number of layers.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.windows.len()
     }
 
-    /// The geometry of this model's KV cache.
+    /// Returns the geometry of this model's KV cache.
     #[must_use]
     pub fn kv_geometry(&self, dtype: KvDType) -> KvGeometry {
         let layer = |window| LayerGeometry { kv_heads: self.kv_heads, head_dim: self.head_dim, window };
@@ -229,10 +210,10 @@ impl ModelConfig {
         }
     }
 
-    /// How this model rotates keys, as a store's layout says it.
+    /// Returns the rotation of this model's keys for a store's layout.
     ///
     /// # Errors
-    /// Heads beyond what a layout can say.
+    /// Fails if the heads are longer than a layout can hold.
     pub fn rope(&self) -> Result<Rope> {
         let rope = Rope::new(u16::try_from(self.head_dim)?, self.rope_theta);
         Ok(rope.scaled(match self.rope_scaling {
@@ -245,7 +226,8 @@ impl ModelConfig {
     }
 }
 
-fn architecture(raw: &Raw) -> Result<Architecture> {
+/// Returns the architecture that `model_type` or `architectures` names.
+fn architecture(raw: &RawConfig) -> Result<Architecture> {
     let named = |name: &str| {
         Some(match name {
             "llama" | "LlamaForCausalLM" => Architecture::Llama,
@@ -260,13 +242,60 @@ fn architecture(raw: &Raw) -> Result<Architecture> {
     }
     match raw.architectures.iter().find_map(|name| named(name)) {
         Some(architecture) => Ok(architecture),
-        None => bail!("no model_type, and architectures {:?} names none of {SUPPORTED}", raw.architectures),
+        None => bail!("there is no model_type, and architectures {:?} contains none of {SUPPORTED}", raw.architectures),
     }
 }
 
-fn windows(raw: &Raw, architecture: Architecture) -> Result<Vec<Option<usize>>> {
+/// Returns query heads, KV heads and the elements of a head.
+fn heads(raw: &RawConfig) -> Result<(usize, usize, usize)> {
+    let heads = raw.num_attention_heads;
+    let kv_heads = raw.num_key_value_heads.unwrap_or(heads);
+    ensure!(
+        heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads),
+        "num_attention_heads {heads} is not a multiple of {kv_heads} KV heads"
+    );
+    let head_dim = match raw.head_dim {
+        Some(d) => d,
+        None => {
+            ensure!(
+                raw.hidden_size.is_multiple_of(heads),
+                "hidden_size {} is not a multiple of {heads} heads",
+                raw.hidden_size
+            );
+            raw.hidden_size / heads
+        }
+    };
+    ensure!(head_dim > 0 && head_dim.is_multiple_of(2), "head_dim {head_dim} must be even, because RoPE rotates pairs");
+    Ok((heads, kv_heads, head_dim))
+}
+
+/// Bounds the sizes, so that products of them cannot overflow.
+fn check_sizes(raw: &RawConfig, heads: usize, head_dim: usize) -> Result<()> {
+    for (name, size) in [
+        ("vocab_size", raw.vocab_size),
+        ("hidden_size", raw.hidden_size),
+        ("intermediate_size", raw.intermediate_size),
+        ("num_hidden_layers", raw.num_hidden_layers),
+        ("max_position_embeddings", raw.max_position_embeddings),
+    ] {
+        ensure!(size > 0 && size <= 1 << 30, "{name} is {size}; it must be from 1 to {}", 1 << 30);
+    }
+    ensure!(
+        raw.num_hidden_layers <= 4096,
+        "num_hidden_layers is {}; at most 4096 are supported",
+        raw.num_hidden_layers
+    );
+    ensure!(
+        head_dim <= 1 << 16 && heads <= 1 << 16,
+        "{heads} heads of {head_dim}: at most 65536 are supported of both"
+    );
+    Ok(())
+}
+
+/// Returns the sliding window of each layer.
+fn windows(raw: &RawConfig, architecture: Architecture) -> Result<Vec<Option<usize>>> {
     let layers = raw.num_hidden_layers;
-    ensure!(raw.sliding_window != Some(0), "sliding_window is 0");
+    ensure!(raw.sliding_window != Some(0), "sliding_window is 0; leave it out for full attention");
     let used = match architecture {
         Architecture::Llama => false,
         Architecture::Mistral => true,
@@ -274,14 +303,14 @@ fn windows(raw: &Raw, architecture: Architecture) -> Result<Vec<Option<usize>>> 
     };
     let window = if used { raw.sliding_window } else { None };
     if let Some(types) = &raw.layer_types {
-        ensure!(types.len() == layers, "layer_types names {} layers of {layers}", types.len());
+        ensure!(types.len() == layers, "layer_types has {} entries for {layers} layers", types.len());
         return types
             .iter()
             .map(|kind| match kind.as_str() {
                 "full_attention" => Ok(None),
-                "sliding_attention" => window
-                    .map(Some)
-                    .context("layer_types asks for sliding_attention, but there is no sliding_window in use"),
+                "sliding_attention" => {
+                    window.map(Some).context("layer_types has sliding_attention, but no sliding_window is in use")
+                }
                 other => bail!("layer type {other:?} is not supported, only full_attention and sliding_attention"),
             })
             .collect();
@@ -293,12 +322,13 @@ fn windows(raw: &Raw, architecture: Architecture) -> Result<Vec<Option<usize>>> 
     Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect())
 }
 
-/// `rope_parameters` of newer files holds everything; older ones have `rope_theta` and `rope_scaling`.
-fn rope(raw: &Raw) -> Result<(f64, RopeScaling)> {
+/// Returns theta and the scaling. Newer files hold both in `rope_parameters`, older files in `rope_theta` and
+/// `rope_scaling`.
+fn rope(raw: &RawConfig) -> Result<(f64, RopeScaling)> {
     let parameters = raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref()).filter(|v| !v.is_null());
     let theta =
         parameters.and_then(|p| p.get("rope_theta")).and_then(Value::as_f64).or(raw.rope_theta).unwrap_or(10_000.0);
-    ensure!(theta.is_finite() && theta > 1.0, "rope_theta is {theta}");
+    ensure!(theta.is_finite() && theta > 1.0, "rope_theta is {theta}; it must be above 1");
     let partial = parameters
         .and_then(|p| p.get("partial_rotary_factor"))
         .and_then(Value::as_f64)
@@ -306,21 +336,21 @@ fn rope(raw: &Raw) -> Result<(f64, RopeScaling)> {
         .unwrap_or(1.0);
     ensure!(partial == 1.0, "partial_rotary_factor {partial} is not supported");
     let Some(parameters) = parameters else { return Ok((theta, RopeScaling::None)) };
-    ensure!(parameters.is_object(), "RoPE parameters are no object: {parameters}");
+    ensure!(parameters.is_object(), "RoPE parameters are not an object: {parameters}");
     let kind = parameters.get("rope_type").or_else(|| parameters.get("type")).and_then(Value::as_str);
     let number = |name: &str| -> Result<f64> {
         let value = parameters.get(name).and_then(Value::as_f64);
         let value = value.with_context(|| format!("RoPE type {:?} needs {name}", kind.unwrap_or("default")))?;
-        ensure!(value.is_finite() && value > 0.0, "RoPE {name} is {value}");
+        ensure!(value.is_finite() && value > 0.0, "RoPE {name} is {value}; it must be positive");
         Ok(value)
     };
     let scaling = match kind {
-        None if parameters.get("factor").is_some() => bail!("RoPE parameters {parameters} name no rope_type"),
+        None if parameters.get("factor").is_some() => bail!("RoPE parameters {parameters} have no rope_type"),
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: number("factor")? },
         Some("llama3") => {
             let (low, high) = (number("low_freq_factor")?, number("high_freq_factor")?);
-            ensure!(low < high, "RoPE low_freq_factor {low} is not below high_freq_factor {high}");
+            ensure!(low < high, "RoPE low_freq_factor {low} must be below high_freq_factor {high}");
             let original = number("original_max_position_embeddings")?;
             RopeScaling::Llama3 { factor: number("factor")?, low, high, original }
         }
@@ -329,11 +359,11 @@ fn rope(raw: &Raw) -> Result<(f64, RopeScaling)> {
     Ok((theta, scaling))
 }
 
-/// One id, a list of ids, or nothing.
+/// Returns token ids from a JSON value that is one id, a list of ids, or nothing.
 fn ids(value: Option<&Value>) -> Result<Vec<u32>> {
     let one = |v: &Value| -> Result<u32> {
         let id = v.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.with_context(|| format!("eos_token_id {v} is no token id"))
+        id.with_context(|| format!("eos_token_id {v} is not a token id"))
     };
     match value {
         None | Some(Value::Null) => Ok(Vec::new()),
@@ -348,8 +378,8 @@ mod tests {
     use serde_json::json;
 
     fn base() -> Value {
-        json!({"model_type": "llama", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
-               "num_attention_heads": 4, "max_position_embeddings": 128})
+        json!({"model_type": "llama", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 64,
+               "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 128})
     }
 
     fn with(changes: Value) -> Result<ModelConfig> {
@@ -361,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_of_an_old_llama_file() {
+    fn an_old_llama_file_gets_the_defaults() {
         let config = with(json!({"eos_token_id": [2, 7], "rope_scaling": null})).unwrap();
         assert_eq!((config.kv_heads, config.head_dim, config.layers()), (4, 8, 3));
         assert_eq!((config.rope_theta, config.rope_scaling), (10_000.0, RopeScaling::None));
@@ -371,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn rope_in_both_spellings() {
+    fn rope_parameters_parse_in_both_spellings() {
         let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                             "original_max_position_embeddings": 8192});
         let old = with(json!({"rope_theta": 5e5, "rope_scaling": llama3})).unwrap();
@@ -384,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_by_family() {
+    fn sliding_windows_depend_on_the_architecture() {
         let mistral = with(json!({"model_type": "mistral", "sliding_window": 16})).unwrap();
         assert_eq!(mistral.windows, [Some(16); 3]);
         assert_eq!(with(json!({"model_type": "mistral", "sliding_window": null})).unwrap().windows, [None; 3]);
@@ -396,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_named() {
+    fn unsupported_settings_are_errors_that_name_them() {
         for (changes, needle) in [
             (json!({"model_type": "gemma3"}), "gemma3"),
             (json!({"model_type": null, "architectures": ["FooForCausalLM"]}), "FooForCausalLM"),

@@ -1,26 +1,37 @@
-//! Continuing a text, across process restarts: with every token the cache commits what is needed to go on exactly.
+//! Continues a text, across process restarts.
+//!
+//! A *turn* is a prompt and the answer to it. A session is a sequence of turns in one cache.
+//!
+//! 1. The prompt enters the cache, by prefill if the cache is empty and otherwise by decode steps. The first token of
+//!    the answer is drawn from its logits.
+//! 2. The last drawn token is decoded, the next token is drawn, and the cache commits. This repeats until the answer
+//!    ends.
+//! 3. With every commit the cache stores the turn's state: the drawn token that it does not hold yet, and the
+//!    sampler's state.
+//!
+//! Because of step 3, a run that is killed and started again ends with the ids of an uninterrupted run.
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::kv::KvCache;
+use crate::kv::{Committed, KvCache};
 use crate::model::{Model, Wanted};
 use crate::sampler::SamplerState;
 
-/// What is asked for.
+/// A request for an answer.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Ids to continue; `None` goes on where the session stands.
+    /// The ids to continue. `None` continues the session's last turn.
     pub prompt: Option<Vec<u32>>,
-    /// Tokens to generate for this prompt, those of earlier interrupted runs included.
+    /// Tokens to generate for this prompt, including tokens that an interrupted run generated.
     pub max_tokens: usize,
-    /// The sampler; `None`: the session's own, or greedy in a new one.
+    /// The sampler. `None` takes the session's sampler, or a greedy one for a new session.
     pub sampler: Option<SamplerState>,
 }
 
-/// Why generation ended.
+/// The reason why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// As many tokens as asked for.
+    /// The requested number of tokens was generated.
     MaxTokens,
     /// The model ended the text.
     EndOfText,
@@ -29,7 +40,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// A short name for reports.
+    /// Returns the name for reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,29 +51,30 @@ impl Stop {
     }
 }
 
-/// What came out.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// All ids generated for this prompt, the end-of-text id excluded.
+    /// All ids generated for this prompt, without the end-of-text id.
     pub ids: Vec<u32>,
-    /// How many of them an earlier run had generated.
+    /// How many of the ids an earlier run had generated.
     pub resumed: usize,
-    /// Prompt tokens this run put into the cache.
+    /// Prompt tokens that this run put into the cache.
     pub prompt_tokens: usize,
-    /// Decode steps this run made for generated tokens.
+    /// Decode steps of this run for generated tokens.
     pub steps: usize,
-    /// Why it ended.
+    /// Why generation ended.
     pub stop: Stop,
 }
 
-/// The caller state of a commit: where the turn began, what comes next, how the sampler stands.
+/// The caller's state of a commit.
 #[derive(Clone, Debug, PartialEq)]
 struct Turn {
     sampler: SamplerState,
-    /// Drawn, not yet in the cache.
+    /// The id that was drawn last. The cache does not hold it yet.
     next: u32,
-    /// Position of the prompt's first token, and the prompt's length.
+    /// The position of the prompt's first token.
     start: u64,
+    /// The tokens of the prompt.
     prompt: u64,
 }
 
@@ -79,7 +91,7 @@ impl Turn {
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        const WHAT: &str = "the session's state is none that kvrun wrote";
+        const WHAT: &str = "the session's state was not written by kvrun generate";
         let rest = bytes.strip_prefix(&MAGIC).context(WHAT)?;
         let (sampler, rest) = rest.split_at_checked(SamplerState::BYTES).context(WHAT)?;
         let (next, rest) = rest.split_first_chunk::<4>().context(WHAT)?;
@@ -94,24 +106,25 @@ impl Turn {
         })
     }
 
-    /// Positions of the turn's generated tokens that are in the cache begin here.
+    /// Returns the position of the answer's first token in a cache of `held` tokens.
     fn answer_start(&self, held: usize) -> Result<usize> {
         let start = self.start.checked_add(self.prompt).and_then(|n| usize::try_from(n).ok());
         match start {
             Some(start) if start <= held => Ok(start),
-            _ => bail!("the session's state points behind its {held} tokens"),
+            _ => bail!("the session's state points beyond its {held} tokens"),
         }
     }
 }
 
-/// Generates. Ids go to `emit` as they are known and, with a session, durable; those of an interrupted run come first.
-/// `progress` gets prompt tokens times layers as they pass.
+/// Generates an answer. Every id goes to `emit` after it is committed. Ids of an interrupted run are emitted first.
+/// `progress` receives prompt tokens times layers as they are computed.
 ///
-/// A cache that holds tokens continues: with the prompt of its last turn, or none, that turn goes on; another prompt is appended.
+/// If the cache holds a session, the request decides: the prompt of the last turn, or no prompt, continues that turn.
+/// Another prompt starts the next turn.
 ///
 /// # Errors
-/// No prompt for an empty cache, a prompt longer than the model allows, sampler settings that differ from those the turn began with,
-/// and what the model, the cache and `emit` report.
+/// Fails if an empty cache gets no prompt, if the prompt is too long for the model, or if a continued turn gets other
+/// sampler settings. It also fails if the model, the cache or `emit` fails.
 pub fn generate(
     model: &Model,
     cache: &mut dyn KvCache,
@@ -119,44 +132,15 @@ pub fn generate(
     emit: &mut dyn FnMut(u32) -> Result<()>,
     progress: &dyn Fn(usize),
 ) -> Result<Outcome> {
+    ensure!(request.max_tokens > 0, "max_tokens is 0; ask for at least one token");
+    let mut run = Generation { model, cache, request, emit, progress };
     let mut outcome = Outcome { ids: Vec::new(), resumed: 0, prompt_tokens: 0, steps: 0, stop: Stop::MaxTokens };
-    ensure!(request.max_tokens > 0, "no token to generate");
-    let mut turn = match cache.committed()? {
+    let mut turn = match run.cache.committed()? {
         None => {
             let prompt = request.prompt.as_deref().context("a new session needs a prompt")?;
-            begin(model, cache, prompt, None, request.sampler.clone().unwrap_or(SamplerState::greedy()), progress)?
+            run.begin(prompt, None, request.sampler.clone().unwrap_or(SamplerState::greedy()))?
         }
-        Some(committed) => {
-            ensure!(
-                committed.ids.len() == cache.len(),
-                "the session names {} tokens and holds {}",
-                committed.ids.len(),
-                cache.len()
-            );
-            let turn = Turn::from_bytes(&committed.state)?;
-            let answer = turn.answer_start(committed.ids.len())?;
-            let asked = &committed.ids[turn.start as usize..answer];
-            match request.prompt.as_deref() {
-                Some(prompt) if prompt != asked => {
-                    let sampler = request.sampler.clone().unwrap_or(turn.sampler);
-                    begin(model, cache, prompt, Some(turn.next), sampler, progress)?
-                }
-                _ => {
-                    if let Some(sampler) = &request.sampler {
-                        ensure!(
-                            sampler.same_settings(&turn.sampler),
-                            "this answer was begun with other sampler settings; leave them out to continue it"
-                        );
-                    }
-                    for &id in &committed.ids[answer..] {
-                        outcome.ids.push(id);
-                        emit(id)?;
-                    }
-                    outcome.resumed = outcome.ids.len() + 1;
-                    turn
-                }
-            }
-        }
+        Some(committed) => run.resume(&committed, &mut outcome)?,
     };
     if outcome.resumed == 0 {
         outcome.prompt_tokens = turn.prompt as usize;
@@ -169,55 +153,87 @@ pub fn generate(
         }
         if outcome.ids.len() < request.max_tokens {
             outcome.ids.push(turn.next);
-            emit(turn.next)?;
+            (run.emit)(turn.next)?;
         }
         if outcome.ids.len() >= request.max_tokens {
             break;
         }
-        if cache.len() >= model.config().max_positions {
+        if run.cache.len() >= model.config().max_positions {
             outcome.stop = Stop::ContextFull;
             break;
         }
         let fed = turn.next;
-        let logits = model.decode(fed, cache)?;
+        let logits = model.decode(fed, run.cache)?;
         turn.next = turn.sampler.draw(&logits)?;
-        cache.commit(&[fed], &turn.to_bytes())?;
+        run.cache.commit(&[fed], &turn.to_bytes())?;
         outcome.steps += 1;
     }
     outcome.resumed = outcome.resumed.min(outcome.ids.len());
     Ok(outcome)
 }
 
-/// Puts a prompt into the cache and draws the first token. An empty cache is filled by dense prefill; one that holds tokens takes the token
-/// still owed and the prompt as decode steps.
-fn begin(
-    model: &Model,
-    cache: &mut dyn KvCache,
-    prompt: &[u32],
-    owed: Option<u32>,
-    mut sampler: SamplerState,
-    progress: &dyn Fn(usize),
-) -> Result<Turn> {
-    ensure!(!prompt.is_empty(), "the prompt is empty");
-    let limit = model.config().max_positions;
-    let length = cache.len() + owed.iter().len() + prompt.len();
-    ensure!(length <= limit, "{length} tokens are more than the model's {limit} (max_position_embeddings)");
-    let start = (cache.len() + owed.iter().len()) as u64;
-    let fed: Vec<u32> = owed.into_iter().chain(prompt.iter().copied()).collect();
-    let logits = if cache.is_empty() {
-        model.prefill(&fed, &mut [&mut *cache], Wanted::Last, progress)?
-    } else {
-        let mut logits = Vec::new();
-        for &id in &fed {
-            logits = model.decode(id, cache)?;
-            progress(model.config().layers());
+/// The arguments of [`generate`].
+struct Generation<'a> {
+    model: &'a Model,
+    cache: &'a mut dyn KvCache,
+    request: &'a Request,
+    emit: &'a mut dyn FnMut(u32) -> Result<()>,
+    progress: &'a dyn Fn(usize),
+}
+
+impl Generation<'_> {
+    /// Continues the last turn of a session and emits the ids that it holds, or starts the next turn.
+    fn resume(&mut self, committed: &Committed, outcome: &mut Outcome) -> Result<Turn> {
+        let (named, held) = (committed.ids.len(), self.cache.len());
+        ensure!(named == held, "the session names {named} tokens but holds {held}");
+        let turn = Turn::from_bytes(&committed.state)?;
+        let answer = turn.answer_start(named)?;
+        let last = &committed.ids[turn.start as usize..answer];
+        if let Some(prompt) = self.request.prompt.as_deref().filter(|prompt| *prompt != last) {
+            let sampler = self.request.sampler.clone().unwrap_or(turn.sampler);
+            return self.begin(prompt, Some(turn.next), sampler);
         }
-        logits
-    };
-    let next = sampler.draw(&logits)?;
-    let turn = Turn { sampler, next, start, prompt: prompt.len() as u64 };
-    cache.commit(&fed, &turn.to_bytes())?;
-    Ok(turn)
+        if let Some(sampler) = &self.request.sampler {
+            ensure!(
+                sampler.same_settings(&turn.sampler),
+                "this answer was begun with other sampler settings; leave them out to continue it"
+            );
+        }
+        for &id in &committed.ids[answer..] {
+            outcome.ids.push(id);
+            (self.emit)(id)?;
+        }
+        // The drawn token that the cache does not hold yet was generated by the earlier run too.
+        outcome.resumed = outcome.ids.len() + 1;
+        Ok(turn)
+    }
+
+    /// Puts a prompt into the cache, draws the first token of its answer and commits.
+    ///
+    /// An empty cache is filled by prefill. Otherwise `owed`, the last token of the turn before, and the prompt enter
+    /// by decode steps.
+    fn begin(&mut self, prompt: &[u32], owed: Option<u32>, mut sampler: SamplerState) -> Result<Turn> {
+        ensure!(!prompt.is_empty(), "the prompt is empty");
+        let limit = self.model.config().max_positions;
+        let start = self.cache.len() + owed.iter().len();
+        let length = start + prompt.len();
+        ensure!(length <= limit, "{length} tokens are more than the model's {limit} (max_position_embeddings)");
+        let fed: Vec<u32> = owed.into_iter().chain(prompt.iter().copied()).collect();
+        let logits = if self.cache.is_empty() {
+            self.model.prefill(&fed, &mut [&mut *self.cache], Wanted::Last, self.progress)?
+        } else {
+            let mut logits = Vec::new();
+            for &id in &fed {
+                logits = self.model.decode(id, self.cache)?;
+                (self.progress)(self.model.config().layers());
+            }
+            logits
+        };
+        let next = sampler.draw(&logits)?;
+        let turn = Turn { sampler, next, start: start as u64, prompt: prompt.len() as u64 };
+        self.cache.commit(&fed, &turn.to_bytes())?;
+        Ok(turn)
+    }
 }
 
 #[cfg(test)]
@@ -258,7 +274,7 @@ mod tests {
         let whole = go(&model, &mut cache(&model), &request(&prompt, 20)).unwrap();
         assert_eq!((whole.ids.len(), whole.resumed, whole.prompt_tokens, whole.steps), (20, 0, 37, 19));
         for cut in 1..=20 {
-            // The failing `emit` stands for a kill: what was committed before it stays, nothing else does.
+            // The failing `emit` acts as a kill: only what was committed before it stays.
             let mut kv = cache(&model);
             let mut seen = 0;
             let mut emit = |_| {
@@ -289,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn another_prompt_is_appended_as_if_all_had_been_one() {
+    fn another_prompt_continues_as_if_all_tokens_were_one_prompt() {
         let model = model("tiny-arch/mistral-window");
         let greedy = |prompt: &[u32], max_tokens| Request { prompt: Some(prompt.to_vec()), max_tokens, sampler: None };
         let mut kv = cache(&model);
@@ -305,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_foreign_states_are_errors() {
+    fn exceeded_limits_and_foreign_states_are_errors() {
         let model = model("tiny-arch/llama3");
         let mut kv = cache(&model);
         let none = Request { prompt: None, max_tokens: 3, sampler: None };
@@ -319,7 +335,7 @@ mod tests {
         let mut foreign = cache(&model);
         model.prefill(&[3, 4], &mut [&mut foreign], Wanted::Nothing, &|_| ()).unwrap();
         foreign.commit(&[3, 4], b"something else").unwrap();
-        assert!(go(&model, &mut foreign, &none).unwrap_err().to_string().contains("none that kvrun wrote"));
+        assert!(go(&model, &mut foreign, &none).unwrap_err().to_string().contains("not written by kvrun"));
         let mut behind = Turn { sampler: SamplerState::greedy(), next: 1, start: u64::MAX, prompt: 2 };
         assert!(Turn::from_bytes(&behind.to_bytes()).unwrap().answer_start(5).is_err());
         behind.start = 4;

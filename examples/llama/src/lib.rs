@@ -1,4 +1,5 @@
-//! A small CPU runtime for Llama-family models whose KV cache is a stratakv store: the reference embedder of the engine.
+//! A small CPU runtime for Llama-family models whose KV cache is a stratakv store: the reference embedder of the
+//! engine.
 //!
 //! `README.md` of this crate says what each file shows. The path of a token, from the weights to the store:
 //!

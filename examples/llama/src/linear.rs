@@ -1,9 +1,15 @@
 //! Projections and RMS norm.
 //!
-//! A projection is candle's matrix product. Where the weights are mapped as bf16 or f16, the product is computed in
-//! tiles of outputs, and each tile is converted to f32 just before it is used. The result is the same to the bit as one
-//! product over the whole matrix in f32, because every output is a sum over the inputs of its own row and the order of
-//! that sum depends only on the number of inputs, once a product has more than [`SMALL_PRODUCT`] outputs.
+//! A projection is candle's matrix product. Weights that are mapped as bf16 or f16 are multiplied in tiles of outputs:
+//!
+//! 1. The rows of a tile are converted to f32, 4 MiB at a time.
+//! 2. The tile's product is computed in f32 and copied to its columns of the result.
+//!
+//! The result equals one product over the whole matrix to the bit:
+//!
+//! - An output is a sum over the inputs of its own row. A tile has whole rows.
+//! - The order of that sum depends on the number of inputs and on the kernel that the `gemm` crate chooses.
+//! - The choice depends on the number of results only up to `SMALL_PRODUCT`, and every tile is larger.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -174,7 +180,7 @@ mod tests {
 
     #[test]
     fn tiles_of_mapped_weights_give_the_bits_of_one_product_in_f32() {
-        // The sum over more than 512 inputs is split by the gemm crate; both kinds are here, and lengths that fill no vector.
+        // The gemm crate splits sums over more than 512 inputs. Some lengths here fill no vector.
         for (parts, inputs) in [([300, 301], 96), ([900, 263], 601), ([257, 257], 1300), ([40, 24], 600), ([1, 0], 33)]
         {
             let whole = linear(parts, inputs, Dtype::F32);

@@ -1,4 +1,18 @@
-//! The decoder: prefill of a whole prompt, layer by layer, and single decode steps through a [`KvCache`].
+//! The decoder: prefill of a whole prompt, and single decode steps through a [`KvCache`].
+//!
+//! Prefill works layer by layer, in chunks of tokens:
+//!
+//! 1. The layer's queries, keys and values are computed and rotated. Keys and values are rounded to the caches'
+//!    dtype, so that prefill and decode attend to the same numbers.
+//! 2. Dense attention (`attention.rs`) and the MLP update the residual stream.
+//! 3. When the layer is done, its keys and values go to every cache and are dropped here.
+//!
+//! A decode step works layer by layer, for one token:
+//!
+//! 1. Queries, keys and values are computed, and the cache gets the keys and values ([`KvCache::append`]).
+//! 2. The cache prepares to read ([`KvCache::prepare`]). It receives a function that predicts the next layer's
+//!    queries from this layer's input, because the input changes little from layer to layer (KVSwap).
+//! 3. The cache attends ([`KvCache::attend`]), and the MLP updates the residual stream.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,21 +24,21 @@ use crate::attention::{self, Shape};
 use crate::config::ModelConfig;
 use crate::kv::{KvCache, KvDType, KvGeometry, Predict};
 use crate::linear::{Linear, RmsNorm};
-use crate::rope::{Rope, Rotation};
+use crate::rope::{RotaryFrequencies, Rotation};
 use crate::simd::SiluMul;
 use crate::weights::{WeightMatrix, Weights};
 
-/// Activations of one chunk of prefill, in f32 elements: 64 MiB.
+/// The f32 elements that the activations of one chunk of prefill may have: 64 MiB.
 const CHUNK_ELEMENTS: usize = 16 << 20;
 
-/// Positions whose logits prefill computes.
+/// The positions whose logits prefill computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// None: the next token is a decode step anyway. The last layer then ends at its keys and values.
+    /// No position, because a decode step follows. The last layer then ends at its keys and values.
     Nothing,
     /// The last position.
     Last,
-    /// None, but the queries of every position and layer are shown to the caches.
+    /// No position. The caches receive the queries of every position and layer.
     Queries,
     /// Every position, `[tokens, vocab]`.
     All,
@@ -34,25 +48,25 @@ pub enum Wanted {
 pub struct Model {
     config: ModelConfig,
     embedding: Arc<WeightMatrix>,
-    layers: Vec<Layer>,
+    layers: Vec<DecoderLayer>,
     norm: RmsNorm,
     head: Linear,
-    rope: Rope,
+    rope: RotaryFrequencies,
 }
 
-struct Layer {
+struct DecoderLayer {
     attention_norm: RmsNorm,
-    /// Queries, keys and values as one projection.
+    /// Queries, keys and values, as one projection.
     qkv: Linear,
     head_norms: Option<(RmsNorm, RmsNorm)>,
     output: Linear,
     mlp_norm: RmsNorm,
-    /// Gate and up as one projection.
+    /// Gate and up, as one projection.
     gate_up: Linear,
     down: Linear,
 }
 
-/// Queries, keys and values of some tokens, rotated.
+/// The rotated queries, the rotated keys and the values of some tokens.
 struct Qkv {
     queries: Vec<f32>,
     keys: Vec<f32>,
@@ -60,10 +74,12 @@ struct Qkv {
 }
 
 impl Model {
-    /// Loads `config.json` and the weights of a Hugging Face model directory.
+    /// Loads `config.json` and maps the weights of a Hugging Face model directory. The weight files must not be changed
+    /// while the model is in use.
     ///
     /// # Errors
-    /// See [`ModelConfig::load`], [`Weights::load`] and [`Weights::take`].
+    /// Fails as [`ModelConfig::load`] and [`Weights::load`] do, and if a tensor is missing or has another shape than
+    /// `config.json` implies.
     pub fn load(dir: &Path) -> Result<Self> {
         let config = ModelConfig::load(dir)?;
         let mut weights = Weights::load(dir)?;
@@ -74,36 +90,36 @@ impl Model {
         let (hidden, eps) = (config.hidden_size, config.norm_eps);
         let embedding = weights.matrix(&[("model.embed_tokens.weight".to_owned(), config.vocab_size)], hidden)?;
         let embedding = Arc::new(embedding);
-        let layers = (0..config.layers()).map(|i| Layer::load(&config, weights, i)).collect::<Result<_>>()?;
+        let layers = (0..config.layers()).map(|i| DecoderLayer::load(&config, weights, i)).collect::<Result<_>>()?;
         let norm = RmsNorm::load(weights, "model.norm", hidden, eps)?;
         let head = if config.tied_head {
             Linear::from_weight(Arc::clone(&embedding))
         } else {
             Linear::load(weights, &[("lm_head".to_owned(), config.vocab_size)], hidden, false)?
         };
-        Ok(Self { rope: Rope::new(&config), config, embedding, layers, norm, head })
+        Ok(Self { rope: RotaryFrequencies::new(&config), config, embedding, layers, norm, head })
     }
 
-    /// The model's shape and constants.
+    /// Returns the model's shape and constants.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The geometry of a KV cache for this model.
+    /// Returns the geometry of a KV cache for this model.
     #[must_use]
     pub fn kv_geometry(&self, dtype: KvDType) -> KvGeometry {
         self.config.kv_geometry(dtype)
     }
 
-    /// Runs a prompt through the model with dense attention and appends every layer's keys and values to all `caches` as soon as the layer is
-    /// done: at any time one layer's keys and values are held here. Keys and values are rounded to the caches' dtype before they are
-    /// attended, so that prefill and decode see the same numbers. Returns the logits `wanted` asks for.
+    /// Runs a prompt through the model with dense attention. Every layer's keys and values go to all `caches` as soon
+    /// as the layer is done. Returns the logits that `wanted` asks for.
     ///
-    /// `progress` is called with the number of tokens that passed one more layer.
+    /// `progress` receives the number of tokens that passed one more layer.
     ///
     /// # Errors
-    /// An empty prompt or one longer than the model allows, unknown token ids, caches that are not empty or not of this model.
+    /// Fails if the prompt is empty or too long, if a token id is unknown, or if a cache is not empty or has another
+    /// geometry.
     pub fn prefill(
         &self,
         ids: &[u32],
@@ -116,7 +132,10 @@ impl Model {
         let geometry = self.kv_geometry(dtype);
         for cache in caches.iter() {
             ensure!(cache.is_empty(), "prefill needs an empty cache, this one holds {} tokens", cache.len());
-            ensure!(*cache.geometry() == geometry, "a cache of another geometry or dtype");
+            ensure!(
+                *cache.geometry() == geometry,
+                "prefill: a cache differs in geometry from the model, or in dtype from the first cache"
+            );
         }
         let mut hidden = self.embed(ids)?;
         let chunk = self.chunk_tokens();
@@ -125,7 +144,7 @@ impl Model {
         for (i, layer) in self.layers.iter().enumerate() {
             let mut keys = Vec::with_capacity(ids.len() * width);
             let mut values = Vec::with_capacity(ids.len() * width);
-            // Behind the last layer only the wanted positions matter.
+            // The output of the last layer is used for the wanted logits only.
             let needed = match wanted {
                 Wanted::Nothing if i + 1 == self.layers.len() => ids.len(),
                 Wanted::Last if i + 1 == self.layers.len() => ids.len() - 1,
@@ -161,15 +180,16 @@ impl Model {
         }
     }
 
-    /// Feeds one token, attends through the cache and returns the logits `[vocab]` of the next one.
+    /// Feeds one token, attends through the cache and returns the logits of the next token, `[vocab]`.
     ///
     /// # Errors
-    /// An unknown token id, a sequence longer than the model allows, a cache of another geometry, and what the cache reports.
+    /// Fails if the token id is unknown, if the sequence is too long for the model, if the cache has another
+    /// geometry, or if the cache fails.
     pub fn decode(&self, id: u32, cache: &mut dyn KvCache) -> Result<Vec<f32>> {
         let position = cache.len();
         self.check(&[id], position)?;
         let dtype = cache.geometry().dtype;
-        ensure!(*cache.geometry() == self.kv_geometry(dtype), "a cache of another geometry");
+        ensure!(*cache.geometry() == self.kv_geometry(dtype), "decode: the cache differs in geometry from the model");
         let rotation = self.rope.rotation(position, 1);
         let mut hidden = self.embed(&[id])?;
         let mut attended = vec![0.0; self.config.heads * self.config.head_dim];
@@ -177,7 +197,6 @@ impl Model {
             let x = layer.attention_norm.rows(&hidden);
             let qkv = self.project(layer, &x, &rotation, 0, dtype)?;
             cache.append(i, &qkv.keys, &qkv.values, 1)?;
-            // KVSwap: the next layer's query follows from this layer's input, which its own input will resemble.
             let next = self.layers.get(i + 1);
             let predict = next.map(|next| || self.queries(next, &next.attention_norm.rows(&hidden), &rotation, 0));
             cache.prepare(i, &qkv.queries, predict.as_ref().map(|predict| predict as &Predict<'_>))?;
@@ -187,14 +206,14 @@ impl Model {
         self.logits(&hidden)
     }
 
-    /// Token ids that exist, at positions that exist.
+    /// Checks that the token ids exist, and that their positions from `first` on are within the model's limit.
     fn check(&self, ids: &[u32], first: usize) -> Result<()> {
         ensure!(!ids.is_empty(), "the prompt is empty");
         let (length, limit) = (first + ids.len(), self.config.max_positions);
         ensure!(length <= limit, "{length} tokens are more than the model's {limit} (max_position_embeddings)");
         let vocab = self.config.vocab_size;
         if let Some(i) = ids.iter().position(|&id| id as usize >= vocab) {
-            anyhow::bail!("token id {} at position {} is not below the vocabulary size {vocab}", ids[i], first + i);
+            anyhow::bail!("token id {} at position {} must be below the vocabulary size {vocab}", ids[i], first + i);
         }
         Ok(())
     }
@@ -224,10 +243,10 @@ impl Model {
         (CHUNK_ELEMENTS / per_token).clamp(64, 1024)
     }
 
-    /// Projects normalised rows; queries only of the tokens from `first_query` on.
+    /// Projects normalised rows to keys and values, and the rows from `first_query` on to queries.
     fn project(
         &self,
-        layer: &Layer,
+        layer: &DecoderLayer,
         x: &[f32],
         rotation: &Rotation,
         first_query: usize,
@@ -255,8 +274,8 @@ impl Model {
         Ok(Qkv { queries, keys, values })
     }
 
-    /// Queries of normalised rows, the first of which is token `first` of the rotation.
-    fn queries(&self, layer: &Layer, x: &[f32], rotation: &Rotation, first: usize) -> Result<Vec<f32>> {
+    /// Projects normalised rows to queries. The first row is token `first` of the rotation.
+    fn queries(&self, layer: &DecoderLayer, x: &[f32], rotation: &Rotation, first: usize) -> Result<Vec<f32>> {
         let c = &self.config;
         let q = c.heads * c.head_dim;
         if x.is_empty() {
@@ -273,7 +292,7 @@ impl Model {
     }
 }
 
-impl Layer {
+impl DecoderLayer {
     fn load(config: &ModelConfig, weights: &mut Weights, index: usize) -> Result<Self> {
         let c = config;
         let (hidden, eps, wide) = (c.hidden_size, c.norm_eps, c.intermediate_size);
@@ -300,7 +319,7 @@ impl Layer {
         })
     }
 
-    /// Output projection, MLP and both residual additions.
+    /// Applies the output projection, the MLP and both residual additions.
     fn finish(&self, hidden: &mut [f32], attended: &[f32]) -> Result<()> {
         add(hidden, &self.output.forward(attended)?);
         let both = self.gate_up.forward(&self.mlp_norm.rows(hidden))?;
@@ -322,7 +341,7 @@ fn add(to: &mut [f32], from: &[f32]) {
     to.iter_mut().zip(from).for_each(|(a, b)| *a += b);
 }
 
-/// Index of the largest logit, the first of equal ones; `None` for no logits.
+/// Returns the index of the largest logit, or the first of equal ones. It is `None` if there are no logits.
 #[must_use]
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     let mut best: Option<(usize, f32)> = None;

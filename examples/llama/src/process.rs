@@ -1,24 +1,26 @@
-//! Memory and I/O figures of this process.
+//! Memory and I/O figures of this process, from `/proc`.
 
-/// Peak resident set in bytes (`VmHWM`); `None` where `/proc` does not tell.
+/// Returns the peak resident set in bytes (`VmHWM`), or `None` if `/proc` does not have it.
 #[must_use]
 pub fn resident_peak_bytes() -> Option<u64> {
     status_field("VmHWM:")
 }
 
-/// Resident set in bytes (`VmRSS`); `None` where `/proc` does not tell.
+/// Returns the resident set in bytes (`VmRSS`), or `None` if `/proc` does not have it.
 #[must_use]
 pub fn resident_bytes() -> Option<u64> {
     status_field("VmRSS:")
 }
 
-/// Bytes this process made the kernel read from block devices (`read_bytes` of `/proc/self/io`), page faults of mapped files included.
+/// Returns the bytes that the kernel read from block devices for this process (`read_bytes` of `/proc/self/io`). They
+/// include page faults of mapped files.
 #[must_use]
 pub fn read_bytes() -> Option<u64> {
     let io = std::fs::read_to_string("/proc/self/io").ok()?;
     io.lines().find_map(|l| l.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
+/// Returns a field of `/proc/self/status` in bytes.
 fn status_field(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix(name))?;
@@ -32,10 +34,10 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn the_peak_is_at_least_what_is_resident() {
+    fn the_peak_is_at_least_the_resident_set() {
         let block = std::hint::black_box(vec![1u8; 32 << 20]);
         let (now, peak) = (resident_bytes().unwrap(), resident_peak_bytes().unwrap());
-        // The kernel batches its counters: allow them a little lag.
+        // The kernel updates its counters in batches, so they may lag behind by up to 1 MiB.
         assert!(now > 32 << 20 && peak + (1 << 20) >= now, "now {now}, peak {peak}, {} bytes held", block.len());
     }
 }

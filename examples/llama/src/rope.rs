@@ -2,20 +2,20 @@
 
 use crate::config::{ModelConfig, RopeScaling};
 
-/// Frequencies of one model.
+/// The rotary frequencies of one model.
 #[derive(Clone, Debug)]
-pub(crate) struct Rope {
+pub(crate) struct RotaryFrequencies {
     frequencies: Vec<f32>,
 }
 
-/// Cosines and sines of consecutive positions, `[tokens, head_dim / 2]` each.
+/// The cosines and sines of consecutive positions, `[tokens, head_dim / 2]` each.
 pub(crate) struct Rotation {
     cos: Vec<f32>,
     sin: Vec<f32>,
     half: usize,
 }
 
-impl Rope {
+impl RotaryFrequencies {
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let dim = config.head_dim as f64;
         let base = (0..config.head_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / dim));
@@ -39,7 +39,8 @@ impl Rope {
         Self { frequencies }
     }
 
-    /// Rotations of the positions `first..first + tokens`. Angles are f32 products, as in the models' training code.
+    /// Returns the rotations of the positions `first..first + tokens`. Angles are products in f32, as in the models'
+    /// training code.
     pub(crate) fn rotation(&self, first: usize, tokens: usize) -> Rotation {
         let half = self.frequencies.len();
         let (mut cos, mut sin) = (Vec::with_capacity(tokens * half), Vec::with_capacity(tokens * half));
@@ -55,7 +56,7 @@ impl Rope {
 }
 
 impl Rotation {
-    /// Rotates every head of one token (`[heads, head_dim]`); `token` counts from the rotation's first position.
+    /// Rotates every head of one token, `[heads, head_dim]`. `token` counts from the rotation's first position.
     pub(crate) fn apply(&self, token: usize, heads: &mut [f32]) {
         let cos = &self.cos[token * self.half..][..self.half];
         let sin = &self.sin[token * self.half..][..self.half];

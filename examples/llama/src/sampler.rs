@@ -1,6 +1,7 @@
-//! Drawing tokens: greedy, or by temperature and nucleus (top-p, Holtzman et al. 2020), from a seeded stream.
+//! Draws tokens: the most likely one, or at random by temperature and nucleus (top-p, Holtzman et al. 2020).
 //!
-//! The whole state fits [`SamplerState::BYTES`] bytes: a session that stores them draws exactly what an uninterrupted run would have drawn.
+//! The state of a sampler is [`SamplerState::BYTES`] bytes long. A session that stores it continues the same random
+//! stream.
 
 use anyhow::{Result, bail, ensure};
 use rand_chacha::ChaCha8Rng;
@@ -8,7 +9,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::model::argmax;
 
-/// Settings and position of a sampler.
+/// A sampler: its settings and its position in the random stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerState {
     temperature: f32,
@@ -23,26 +24,26 @@ const VERSION: u8 = 1;
 const WORDS: u128 = 2;
 
 impl SamplerState {
-    /// Bytes of [`SamplerState::to_bytes`].
+    /// The length of [`SamplerState::to_bytes`].
     pub const BYTES: usize = 25;
 
-    /// A sampler; temperature 0 is greedy.
+    /// Makes a sampler. Temperature 0 takes the most likely token.
     ///
     /// # Errors
-    /// A temperature that is negative or not finite, a `top_p` outside (0, 1].
+    /// Fails if the temperature is negative or not finite, or if `top_p` is outside (0, 1].
     pub fn new(temperature: f32, top_p: f32, seed: u64) -> Result<Self> {
         ensure!(temperature.is_finite() && temperature >= 0.0, "temperature {temperature} must be 0 or more");
         ensure!(top_p > 0.0 && top_p <= 1.0, "top-p {top_p} must be above 0 and at most 1");
         Ok(Self { temperature, top_p, seed, drawn: 0 })
     }
 
-    /// The sampler that takes the most likely token.
+    /// Makes the sampler that takes the most likely token.
     #[must_use]
     pub const fn greedy() -> Self {
         Self { temperature: 0.0, top_p: 1.0, seed: 0, drawn: 0 }
     }
 
-    /// Whether two samplers have the same settings, wherever they stand in their streams.
+    /// Returns whether two samplers have the same settings. Their positions may differ.
     #[must_use]
     pub fn same_settings(&self, other: &Self) -> bool {
         (self.temperature, self.top_p, self.seed) == (other.temperature, other.top_p, other.seed)
@@ -51,7 +52,7 @@ impl SamplerState {
     /// Draws the next token. The same state and logits give the same token on every machine with IEEE arithmetic.
     ///
     /// # Errors
-    /// No logits, or one that is NaN.
+    /// Fails if there are no logits, or if one of them is NaN.
     pub fn draw(&mut self, logits: &[f32]) -> Result<u32> {
         ensure!(!logits.iter().any(|x| x.is_nan()), "a logit is not a number");
         let Some(best) = argmax(logits) else { bail!("no logits to draw from") };
@@ -62,7 +63,7 @@ impl SamplerState {
         }
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_word_pos(position);
-        // 53 bits in [0, 1).
+        // 53 random bits make a number in [0, 1).
         let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
 
         let max = f64::from(logits[best as usize]);
@@ -89,7 +90,7 @@ impl SamplerState {
         Ok(candidates[kept - 1].1)
     }
 
-    /// Settings and position.
+    /// Returns the settings and the position as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -101,15 +102,15 @@ impl SamplerState {
         bytes
     }
 
-    /// The sampler that [`SamplerState::to_bytes`] described.
+    /// Restores a sampler from [`SamplerState::to_bytes`].
     ///
     /// # Errors
-    /// Bytes of another length or version, or with settings that no sampler has.
+    /// Fails if the bytes have another length or version, or settings that no sampler has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let Ok(bytes) = <&[u8; Self::BYTES]>::try_from(bytes) else {
             bail!("a sampler state has {} bytes, not {}", Self::BYTES, bytes.len())
         };
-        ensure!(bytes[0] == VERSION, "sampler state of version {}, known is {VERSION}", bytes[0]);
+        ensure!(bytes[0] == VERSION, "the sampler state has version {}, but only {VERSION} is supported", bytes[0]);
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
         let long =
             |at: usize| u64::from(u32::from_le_bytes(word(at))) | u64::from(u32::from_le_bytes(word(at + 4))) << 32;
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_follow_the_softmax() {
+    fn drawn_frequencies_follow_the_softmax() {
         let mut sampler = SamplerState::new(0.5, 1.0, 7).unwrap();
         let logits = [0.0f32, 0.5, 1.0];
         let mut counts = [0f64; 3];
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn top_p_keeps_the_smallest_sufficient_set_and_greedy_the_first_maximum() {
+    fn top_p_keeps_the_smallest_sufficient_set_and_greedy_takes_the_first_maximum() {
         let mut sampler = SamplerState::new(1.0, 0.6, 1).unwrap();
         // Probabilities 0.5, 0.3, 0.2: the first two reach 0.6.
         let logits = [0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()];

@@ -1,17 +1,18 @@
-//! Vector kernels behind dense and single-token attention, on whatever vector width the processor has (`pulp` picks it at run time).
+//! Vector kernels of attention and of the MLP. `pulp` picks the processor's vector width at run time.
 
 use pulp::{Simd, WithSimd};
 
-/// Vectors per row panel of the dense kernels: with [`Simd::REGISTER_COUNT`] registers, three of them times the block below stay in registers.
+/// Vectors per panel of the dense kernels. A panel's accumulators for one block then fit into the registers.
 pub(crate) const PANEL_VECTORS: usize = 3;
 
-/// `2^x` per lane, relative error below 3e-7; 0 for x < -126, so that a masked score of minus infinity weighs exactly nothing.
+/// Computes `2^x` per lane with a relative error below 3e-7. It is 0 for x < -126, so that a masked score of minus
+/// infinity has no weight.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let low = simd.splat_f32s(-126.0);
     let underflow = simd.less_than_f32s(x, low);
     let x = simd.max_f32s(x, low);
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits of the mantissa.
+    // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits of the mantissa.
     let magic = simd.splat_f32s(12_582_912.0);
     let shifted = simd.add_f32s(x, magic);
     let fraction = simd.sub_f32s(x, simd.sub_f32s(shifted, magic));
@@ -24,7 +25,7 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.select_f32s(underflow, simd.splat_f32s(0.0), scaled)
 }
 
-/// `out[b][row] = sum_k left[b * k_len + k] * panel[k][row]` for `B` rows of `left` and a panel of [`PANEL_VECTORS`] vectors.
+/// Computes `out[b][row] = sum_k left[b * k_len + k] * panel[k][row]` for `B` rows of `left` and one panel.
 #[inline(always)]
 pub(crate) fn dot_block<S: Simd, const B: usize>(
     simd: S,
@@ -52,7 +53,7 @@ pub(crate) fn dot_block<S: Simd, const B: usize>(
     }
 }
 
-/// `acc[b][row] += sum_t right[t * stride + column + b] * panel[t][row]` for `B` columns of `right` and `tokens` rows of the panel.
+/// Computes `out[b][row] += sum_t right[t * stride + column + b] * panel[t][row]` for `B` columns of `right`.
 #[inline(always)]
 pub(crate) fn accumulate_block<S: Simd, const B: usize>(
     simd: S,
@@ -84,7 +85,7 @@ pub(crate) fn accumulate_block<S: Simd, const B: usize>(
     }
 }
 
-/// Scores of the rows of `keys` (`[tokens, stride]`, the head's `dim` values first) for one query: `scores[t] = keys[t] . query`.
+/// Computes `scores[t] = keys[t] . query`. `keys` is `[tokens, stride]`, and each row begins with the head's elements.
 pub(crate) struct Dots<'a> {
     pub(crate) query: &'a [f32],
     pub(crate) keys: &'a [f32],
@@ -113,7 +114,8 @@ impl WithSimd for Dots<'_> {
     }
 }
 
-/// `out += sum_t weights[t] * values[t]` over the rows of `values` (`[tokens, stride]`, the head's values first).
+/// Computes `out += sum_t weights[t] * values[t]`. `values` is `[tokens, stride]`, and each row begins with the
+/// head's elements.
 pub(crate) struct WeightedSum<'a> {
     pub(crate) weights: &'a [f32],
     pub(crate) values: &'a [f32],
@@ -141,7 +143,8 @@ impl WithSimd for WeightedSum<'_> {
     }
 }
 
-/// Replaces base-2 scores by their softmax weights (not yet divided) and returns their sum; the maximum is subtracted first.
+/// Replaces base-2 scores with their softmax weights before the division, and returns the sum of the weights. The
+/// maximum is subtracted first.
 pub(crate) struct ExpScores<'a> {
     pub(crate) scores: &'a mut [f32],
 }
@@ -168,7 +171,7 @@ impl WithSimd for ExpScores<'_> {
     }
 }
 
-/// `gate = silu(gate) * up`, element by element.
+/// Computes `gate = silu(gate) * up`, element by element.
 pub(crate) struct SiluMul<'a> {
     pub(crate) gate: &'a mut [f32],
     pub(crate) up: &'a [f32],
@@ -182,7 +185,7 @@ impl WithSimd for SiluMul<'_> {
         let (gate, gate_rest) = S::as_mut_simd_f32s(self.gate);
         let (up, up_rest) = S::as_simd_f32s(self.up);
         let one = simd.splat_f32s(1.0);
-        // Beyond +-126 the exponential saturates: silu is 0 or x there in f32.
+        // The exponent is limited to 126, so that the exponential stays finite. silu is almost 0 there.
         let limit = simd.splat_f32s(126.0);
         for (g, &u) in gate.iter_mut().zip(up) {
             let t = simd.min_f32s(simd.mul_f32s(*g, simd.splat_f32s(-std::f32::consts::LOG2_E)), limit);

@@ -1,20 +1,20 @@
-//! Token ids as text: a Hugging Face `tokenizer.json`, or plain ids where a model has none.
+//! Converts between text and token ids, by a Hugging Face `tokenizer.json`. A model without one works with plain ids.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use tokenizers::Tokenizer;
 
-/// What turns text into ids and back.
+/// A converter between text and token ids.
 pub enum Vocabulary {
     /// A Hugging Face tokenizer.
     Tokenizer(Box<Tokenizer>),
-    /// Ids in decimal, separated by blanks. The reason why there is no tokenizer.
+    /// Ids in decimal, separated by blanks. It holds the reason why there is no tokenizer.
     Ids(String),
 }
 
 impl Vocabulary {
-    /// Loads `tokenizer.json` of a model directory; a directory without a usable one works with ids.
+    /// Loads `tokenizer.json` of a model directory. If there is no usable one, text is ids in decimal.
     #[must_use]
     pub fn load(dir: &Path) -> Self {
         let path = dir.join("tokenizer.json");
@@ -23,14 +23,14 @@ impl Vocabulary {
         }
         match Tokenizer::from_file(&path) {
             Ok(tokenizer) => Self::Tokenizer(Box::new(tokenizer)),
-            Err(error) => Self::Ids(format!("{} is no Hugging Face tokenizer: {error}", path.display())),
+            Err(error) => Self::Ids(format!("{} is not a Hugging Face tokenizer: {error}", path.display())),
         }
     }
 
-    /// Ids of a text; `first` adds the special tokens of a text's beginning.
+    /// Returns the ids of a text. If `first` is true, the special tokens of a text's beginning are added.
     ///
     /// # Errors
-    /// No tokenizer, or a text it refuses.
+    /// Fails if there is no tokenizer, or if the tokenizer refuses the text.
     pub fn encode(&self, text: &str, first: bool) -> Result<Vec<u32>> {
         match self {
             Self::Tokenizer(tokenizer) => {
@@ -41,10 +41,10 @@ impl Vocabulary {
         }
     }
 
-    /// Text of some ids, special tokens left out.
+    /// Returns the text of some ids without special tokens.
     ///
     /// # Errors
-    /// Ids the tokenizer refuses.
+    /// Fails if the tokenizer refuses the ids.
     fn decode(&self, ids: &[u32]) -> Result<String> {
         match self {
             Self::Tokenizer(tokenizer) => {
@@ -55,46 +55,47 @@ impl Vocabulary {
     }
 }
 
-/// Ids of a file: decimal numbers separated by blanks or commas, or a JSON array.
+/// Reads ids from a file: decimal numbers separated by blanks or commas, or a JSON array.
 ///
 /// # Errors
-/// An unreadable file, something that is no id.
+/// Fails if the file is unreadable, if it holds no id, or if a word in it is not an id.
 pub fn read_ids(path: &Path) -> Result<Vec<u32>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']')).filter(|w| !w.is_empty());
     let ids: Vec<u32> = words
-        .map(|w| w.parse().with_context(|| format!("{}: {w:?} is no token id", path.display())))
+        .map(|w| w.parse().with_context(|| format!("{}: {w:?} is not a token id", path.display())))
         .collect::<Result<_>>()?;
     ensure!(!ids.is_empty(), "{} holds no token ids", path.display());
     Ok(ids)
 }
 
-/// Text that grows token by token; gives out only whole characters.
+/// A text that grows token by token and gives out whole characters only.
 pub struct Stream<'a> {
     vocabulary: &'a Vocabulary,
     ids: Vec<u32>,
-    /// First id of the window that is decoded anew, and first id whose text is not out yet.
+    /// The first id of the window that the next token is decoded with.
     window: usize,
+    /// The first id whose text was not given out yet.
     pending: usize,
 }
 
 impl<'a> Stream<'a> {
-    /// An empty text.
+    /// Makes an empty text.
     #[must_use]
     pub fn new(vocabulary: &'a Vocabulary) -> Self {
         Self { vocabulary, ids: Vec::new(), window: 0, pending: 0 }
     }
 
-    /// Text that one more token completes; empty inside a character of several tokens.
+    /// Adds a token and returns the text that it completes. The text is empty inside a character of several tokens.
     ///
     /// # Errors
-    /// Ids the tokenizer refuses.
+    /// Fails if the tokenizer refuses the ids.
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         if matches!(self.vocabulary, Vocabulary::Ids(_)) {
             return Ok(if self.ids.len() == 1 { id.to_string() } else { format!(" {id}") });
         }
-        // Decoding depends on the neighbour to the left (blanks), so the window starts one completed piece earlier.
+        // Blanks depend on the token before, so the window starts one completed piece earlier.
         let before = self.vocabulary.decode(&self.ids[self.window..self.pending])?;
         let after = self.vocabulary.decode(&self.ids[self.window..])?;
         if after.ends_with('\u{FFFD}') {
@@ -106,10 +107,10 @@ impl<'a> Stream<'a> {
         Ok(new.to_owned())
     }
 
-    /// What is left at the end: a character that was never completed, as a replacement character.
+    /// Returns the rest at the end: an incomplete character, as a replacement character.
     ///
     /// # Errors
-    /// Ids the tokenizer refuses.
+    /// Fails if the tokenizer refuses the ids.
     pub fn finish(self) -> Result<String> {
         if matches!(self.vocabulary, Vocabulary::Ids(_)) {
             return Ok(String::new());
@@ -119,10 +120,10 @@ impl<'a> Stream<'a> {
         Ok(after.strip_prefix(&before).unwrap_or_default().to_owned())
     }
 
-    /// The whole text so far.
+    /// Returns the whole text.
     ///
     /// # Errors
-    /// Ids the tokenizer refuses.
+    /// Fails if the tokenizer refuses the ids.
     pub fn text(&self) -> Result<String> {
         self.vocabulary.decode(&self.ids)
     }
@@ -132,10 +133,10 @@ impl<'a> Stream<'a> {
 mod tests {
     use super::*;
 
-    /// Bytes as tokens (byte-level BPE without merges).
+    /// Makes a tokenizer whose tokens are bytes (byte-level BPE without merges).
     fn byte_level() -> Vocabulary {
         let vocab: String = {
-            // The byte-level alphabet: printable bytes stand for themselves, the others are shifted beyond 255.
+            // In the byte-level alphabet printable bytes are themselves. The others are shifted beyond 255.
             let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
             let mut next = 256;
             let entries: Vec<String> = (0..256u32)
@@ -155,7 +156,8 @@ mod tests {
         let json = format!(
             r#"{{"version":"1.0","added_tokens":[],"normalizer":null,
                 "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}},
-                "post_processor":null,"decoder":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}},
+                "post_processor":null,
+                "decoder":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}},
                 "model":{{"type":"BPE","vocab":{{{vocab}}},"merges":[]}}}}"#
         );
         let dir = tempfile::tempdir().unwrap();
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_gives_whole_characters_and_the_same_text() {
+    fn a_stream_gives_out_whole_characters_and_the_same_text() {
         let vocabulary = byte_level();
         let text = "Grüße, 世界 🦀 ok";
         let ids = vocabulary.encode(text, true).unwrap();
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_cut_off_at_the_end_is_not_lost() {
+    fn an_incomplete_character_at_the_end_is_not_lost() {
         let vocabulary = byte_level();
         let ids = vocabulary.encode("a世", true).unwrap();
         let mut stream = Stream::new(&vocabulary);
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_tokenizer_ids_are_the_text() {
+    fn ids_are_the_text_without_a_tokenizer() {
         let dir = tempfile::tempdir().unwrap();
         let vocabulary = Vocabulary::load(dir.path());
         let mut stream = Stream::new(&vocabulary);
@@ -206,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn id_files() {
+    fn id_files_parse_in_three_forms_and_name_bad_words() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for text in ["1 2\n3", "[1, 2, 3]\n", "1,2,3"] {
             std::fs::write(file.path(), text).unwrap();
             assert_eq!(read_ids(file.path()).unwrap(), [1, 2, 3]);
         }
         for (text, needle) in
-            [("1 x", "\"x\""), ("-1", "no token id"), ("", "no token ids"), ("99999999999", "no token id")]
+            [("1 x", "\"x\""), ("-1", "not a token id"), ("", "no token ids"), ("99999999999", "not a token id")]
         {
             std::fs::write(file.path(), text).unwrap();
             assert!(format!("{:#}", read_ids(file.path()).unwrap_err()).contains(needle), "{text:?}");

@@ -1,4 +1,4 @@
-//! Every supported architecture against logits that `transformers` computed once (`make_reference.py`).
+//! Compares every supported architecture with logits that `transformers` computed (`make_reference.py`).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ fn assert_close(what: &str, got: &[f32], expected: &[f32]) {
     assert!(worst < 1e-4, "{what}: off by {worst}");
 }
 
-/// Prefill at every position, greedy continuation by decode steps, and a prompt fed by decode steps alone.
+/// Checks prefill at every position, a greedy continuation, and a prompt that decode steps feed.
 fn check(name: &str) {
     let model = Model::load(&fixture(name)).unwrap();
     let reference = reference(name);
@@ -61,36 +61,36 @@ fn check(name: &str) {
 }
 
 #[test]
-fn llama3_scaled_rope_sharded() {
+fn llama3_with_scaled_rope_and_shards_equals_the_reference() {
     check("llama3");
 }
 
 #[test]
-fn llama2_multi_head_tied() {
+fn llama2_with_multi_head_attention_and_a_tied_head_equals_the_reference() {
     check("llama2-tied");
 }
 
 #[test]
-fn llama_linear_rope_and_biases() {
+fn llama_with_linear_rope_and_biases_equals_the_reference() {
     check("llama-linear-bias");
 }
 
 #[test]
-fn mistral_sliding_window() {
+fn mistral_with_a_sliding_window_equals_the_reference() {
     check("mistral-window");
 }
 
 #[test]
-fn qwen2_bias_tied() {
+fn qwen2_with_biases_and_a_tied_head_equals_the_reference() {
     check("qwen2");
 }
 
 #[test]
-fn qwen2_window_in_some_layers() {
+fn qwen2_with_a_window_in_some_layers_equals_the_reference() {
     check("qwen2-window");
 }
 
 #[test]
-fn qwen3_head_norms() {
+fn qwen3_with_head_norms_equals_the_reference() {
     check("qwen3");
 }

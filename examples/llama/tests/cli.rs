@@ -1,4 +1,4 @@
-//! The program itself: what it prints, and how it fails.
+//! Runs `kvrun` itself: what it prints, and how it fails.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-/// Runs `kvrun` in an empty directory: defaults must not depend on where it is started.
+/// Runs `kvrun` in an empty directory, because defaults must not depend on the current directory.
 fn kvrun(args: &[&str]) -> Output {
     let cwd = tempfile::tempdir().unwrap();
     Command::new(env!("CARGO_BIN_EXE_kvrun")).args(args).current_dir(cwd.path()).output().unwrap()
@@ -22,7 +22,7 @@ fn stdout(output: &Output) -> String {
 
 fn failure(args: &[&str]) -> String {
     let output = kvrun(args);
-    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?} did not fail");
+    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?} did not fail, or printed to stdout");
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(!text.contains("panicked"), "{text}");
     text
@@ -47,7 +47,7 @@ fn recall_reports_every_cell() {
 }
 
 #[test]
-fn reading_ahead_changes_no_answer_and_says_what_it_was_worth() {
+fn prefetching_changes_no_answer_and_reports_what_it_saved() {
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");
     std::fs::write(&ids, (5..205).map(|id| format!("{} ", id % 120)).collect::<String>()).unwrap();
@@ -72,7 +72,7 @@ fn reading_ahead_changes_no_answer_and_says_what_it_was_worth() {
 }
 
 #[test]
-fn generate_continues_ids_and_draws_reproducibly() {
+fn generate_continues_ids_and_repeats_its_draws_per_seed() {
     let model = fixtures().join("tiny-arch/llama3");
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");
@@ -94,7 +94,7 @@ fn generate_continues_ids_and_draws_reproducibly() {
 
 #[test]
 fn errors_name_their_cause() {
-    assert!(failure(&["recall", "--budget", "0"]).contains("attends no token"));
+    assert!(failure(&["recall", "--budget", "0"]).contains("attends to no token"));
     assert!(failure(&["recall", "--model", "/nonexistent/model"]).contains("/nonexistent/model"));
     assert!(failure(&["recall", "--policy", "full", "--tasks", "XYZ"]).contains("XYZ"));
     assert!(failure(&["recall", "--policy", "full", "--prompts", "/nonexistent.jsonl"]).contains("/nonexistent.jsonl"));
@@ -114,7 +114,7 @@ fn errors_name_their_cause() {
 }
 
 #[test]
-fn stores_that_cannot_serve_say_why() {
+fn unusable_stores_say_why() {
     use std::os::unix::fs::PermissionsExt;
     let model = fixtures().join("tiny-arch/llama3");
     let dir = tempfile::tempdir().unwrap();
@@ -190,10 +190,10 @@ fn adapters_come_from_files_and_from_the_store() {
     let fit = ["calibrate", "--sigmas", "8", "--bits", "64", "--out", files, "--device", device];
     let text = stdout(&kvrun(&[&fit[..], &few].concat()));
     assert!(text.contains("kvswap-8.safetensors") && text.contains("tck-64/1 stored for groups of 4"), "{text}");
-    // Again, with the same numbers: nothing is to be done.
+    // The same numbers again: the stored version stays.
     let text = stdout(&kvrun(&[&fit[..], &few].concat()));
     assert!(text.contains("tck-64/1 stored"), "{text}");
-    // With others: the next version, and only then the old one goes.
+    // Other numbers: the next version is stored, and the old one is deleted afterwards.
     let text = stdout(&kvrun(&[&fit[..], &["--limit", "1", "--contexts", "1024", "--tasks", "MK"]].concat()));
     assert!(text.contains("tck-64/2 stored"), "{text}");
     let store = stratakv::Store::options().device(device).open().unwrap();
@@ -207,7 +207,7 @@ fn adapters_come_from_files_and_from_the_store() {
         json["cells"][0]["accuracy"].clone()
     };
     assert_eq!(from(&["--device", device]), from(&["--adapters", files]));
-    // How far the keys are from those of calibration, by layer, where there are codes.
+    // Only methods with codes report drift, one number per layer.
     let run = |policy: &[&str]| -> Value {
         let fixed = ["recall", "--json", "--adapters", files, "--policy"];
         serde_json::from_str(&stdout(&kvrun(&[&fixed[..], policy, &few].concat()))).unwrap()

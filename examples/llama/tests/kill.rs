@@ -1,4 +1,4 @@
-//! Generation that is killed with SIGKILL at any moment and run again ends with the text of an uninterrupted run.
+//! A generation that is killed with SIGKILL at any moment and run again ends with the text of an uninterrupted run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -21,7 +21,7 @@ impl Case {
         command
     }
 
-    /// Runs for `time` at most; whether it was killed, and what it wrote.
+    /// Runs for at most `time`. Returns whether it was killed, and its output.
     fn run(&self, device: &Path, time: Duration) -> (bool, Output) {
         let mut child = self.command(device).spawn().unwrap();
         let end = Instant::now() + time;
@@ -30,7 +30,7 @@ impl Case {
             ended = child.try_wait().unwrap().is_some();
             std::thread::sleep(Duration::from_millis(1));
         }
-        // SIGKILL.
+        // This sends SIGKILL.
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
         (!output.status.success(), output)
@@ -72,7 +72,7 @@ fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
                 seed ^= seed << 13;
                 seed ^= seed >> 7;
                 seed ^= seed << 17;
-                // The longest runs end by themselves.
+                // Delays go up to 1.2 times a whole run, so that some runs end by themselves.
                 let delay = time.mul_f64((seed >> 40) as f64 / f64::from(1 << 24) * 1.2);
                 let (killed, output) = case.run(&device, delay);
                 let said = text(&output);
@@ -91,19 +91,19 @@ fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
             std::fs::remove_dir_all(&device).unwrap();
         }
     }
-    println!("{kills} kills, {resumed} answers continued after one");
+    println!("{kills} kills, {resumed} answers continued after a kill");
     assert!(resumed > 0);
 }
 
 const SAMPLERS: [&[&str]; 2] = [&[], &["--temperature", "1.5", "--top-p", "0.9", "--seed", "11"]];
 
 #[test]
-fn killed_and_run_again_it_ends_with_the_same_text() {
+fn a_killed_generation_ends_with_the_same_text() {
     killed_often(24, &SAMPLERS);
 }
 
 #[test]
-#[ignore = "minutes: many more kills of the same kind"]
-fn killed_hundreds_of_times() {
+#[ignore = "takes minutes: many more kills of the same kind"]
+fn a_generation_killed_hundreds_of_times_ends_with_the_same_text() {
     killed_often(300, &SAMPLERS);
 }

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/tiny-arch: tiny random-weight models of each supported architecture and what `transformers` computes with them.
+"""Makes tests/fixtures/tiny-arch: tiny random models of each supported architecture, and what `transformers` computes.
 
-Run once, by hand; its output is committed and the Rust tests need no Python:
+It was run once by hand. Its output is committed, and the Rust tests need no Python:
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python examples/llama/tests/make_reference.py
 
-Each model directory gets `reference.safetensors`: `prompt` [48] and `continuation` [8] (token ids, I64; the continuation is greedy),
-`logits` [48, vocab] at every prompt position, `steps` [8, vocab] (the logits each continuation token was taken from), all f32.
-Norm weights and biases are randomised too: at their initial values (ones, zeros) a runtime that forgets them would pass.
+Each model directory gets `reference.safetensors`:
+
+- `prompt` [48] and `continuation` [8]: token ids, I64. The continuation is greedy.
+- `logits` [48, vocab]: the logits at every prompt position, f32.
+- `steps` [8, vocab]: the logits that each continuation token was taken from, f32.
+
+Norm weights and biases are random too. With their initial values (ones and zeros) a runtime that forgets them would pass.
 """
 
 import json
@@ -34,7 +38,7 @@ COMMON = dict(
 )
 
 MODELS = {
-    # Llama 3: scaled RoPE (original length 16, so that low, middle and high frequencies all occur), heads * head_dim != hidden.
+    # Llama 3: scaled RoPE, heads * head_dim != hidden. With the original length 16, low, middle and high frequencies occur.
     "llama3": LlamaConfig(
         **COMMON,
         head_dim=16,
@@ -53,7 +57,7 @@ MODELS = {
     ),
     "mistral-window": MistralConfig(**COMMON, head_dim=12, sliding_window=13, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=True),
-    # The window in the upper layer only.
+    # Only the upper layer has the window.
     "qwen2-window": Qwen2Config(
         **COMMON, use_sliding_window=True, sliding_window=9, max_window_layers=1, tie_word_embeddings=False
     ),
@@ -79,7 +83,7 @@ def make(name, config, out):
     model.save_pretrained(out, max_shard_size="40KB" if name in SHARDED else "1GB")
     (out / "generation_config.json").unlink(missing_ok=True)
 
-    # Arithmetic in f32 on the weights as saved.
+    # The arithmetic is in f32, on the weights as saved.
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
     prompt = torch.randint(3, config.vocab_size, (48,))
     with torch.no_grad():

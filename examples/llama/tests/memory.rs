@@ -1,7 +1,8 @@
-//! What the store says it holds in memory, against what the process grows by. Alone in its process: tests beside it would show.
+//! Compares the store's accounted memory with the growth of the process. It is the only test of its process, because
+//! other tests would add to the growth.
 
 use stratakv::Durability;
-use stratakv_llama::kv::backend::{KvOptions, Policy, open};
+use stratakv_llama::kv::backend::{KvOptions, open};
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, LayerGeometry};
 use stratakv_llama::process::resident_bytes;
 
@@ -11,13 +12,12 @@ const LIMIT: u64 = 24 << 20;
 
 #[test]
 #[cfg(target_os = "linux")]
-fn the_process_grows_by_what_the_store_accounts_for() {
+fn the_process_grows_by_the_memory_that_the_store_accounts_for() {
     let layer = LayerGeometry { kv_heads: 2, head_dim: 64, window: None };
     let geometry = KvGeometry { layers: vec![layer; 4], query_heads: 4, scale: 0.1, dtype: KvDType::F16, rope: None };
     let dir = tempfile::tempdir().unwrap();
     let options = KvOptions {
-        policy: Policy::Minmax,
-        method: None,
+        policy: "minmax:raw".parse().unwrap(),
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,

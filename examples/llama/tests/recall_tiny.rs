@@ -1,4 +1,4 @@
-//! The trained fixture against its reference tensors and answers.
+//! Compares the trained fixture with its reference tensors and answers.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvDType, MemoryKv};
 use stratakv_llama::model::{Model, Wanted, argmax};
-use stratakv_llama::recall;
+use stratakv_llama::recall::{self, RecallRun};
 
 fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recall-tiny")
@@ -27,7 +27,7 @@ fn worst(got: &[f32], expected: &[f32]) -> f32 {
     got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// `[tokens, kv_heads, dim]` as the reference has it: `[kv_heads, tokens, dim]`.
+/// Converts `[tokens, kv_heads, dim]` to the reference's order, `[kv_heads, tokens, dim]`.
 fn head_major(token_major: &[f32], heads: usize, dim: usize) -> Vec<f32> {
     let tokens = token_major.len() / (heads * dim);
     let mut out = Vec::with_capacity(token_major.len());
@@ -91,41 +91,38 @@ fn full_attention_answers_as_the_reference_says() {
     let bar = ProgressBar::hidden();
     for dtype in [KvDType::F32, KvDType::F16] {
         let geometry = model.kv_geometry(dtype);
-        let report = recall::run(
-            &model,
-            &prompts,
-            ("full", "1"),
-            &bar,
-            || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
-            |_| Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
-            |_, _| Ok(()),
-        )
-        .unwrap();
+        let run = RecallRun { model: &model, prompts: &prompts, policy: ("full", "1"), bar: &bar };
+        let report = run
+            .run(
+                || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
+                |_| Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
+                |_, _| Ok(()),
+            )
+            .unwrap();
         assert_eq!(report.cells.len(), 5);
         for cell in &report.cells {
             assert_eq!((cell.n, cell.full_accuracy, cell.accuracy), (2, 1.0, 1.0), "{} at {dtype:?}", cell.task);
-            assert_eq!((cell.same_answers, cell.logit_difference_max), (2, 0.0), "the same cache twice");
+            assert_eq!((cell.same_answers, cell.logit_difference_max), (2, 0.0), "both caches attend alike");
             assert_eq!(cell.kv_bytes_total % geometry.bytes_per_token() as u64, 0);
         }
     }
 }
 
 #[test]
-fn the_newest_tokens_alone_do_not_answer() {
+fn the_window_policy_alone_does_not_find_the_answers() {
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 2).unwrap();
     let geometry = model.kv_geometry(KvDType::F32);
     let policy = MemoryPolicy::Window { sinks: 4, budget: "1/13".parse().unwrap() };
-    let report = recall::run(
-        &model,
-        &prompts,
-        ("window", "1/13"),
-        &ProgressBar::hidden(),
-        || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
-        |_| Ok(MemoryKv::new(geometry.clone(), policy)),
-        |_, _| Ok(()),
-    )
-    .unwrap();
+    let bar = ProgressBar::hidden();
+    let run = RecallRun { model: &model, prompts: &prompts, policy: ("window", "1/13"), bar: &bar };
+    let report = run
+        .run(
+            || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
+            |_| Ok(MemoryKv::new(geometry.clone(), policy)),
+            |_, _| Ok(()),
+        )
+        .unwrap();
     let (_, accuracy, full) = report.means()[0];
     assert!(full == 1.0 && accuracy < 0.4, "full {full}, window {accuracy}");
     for cell in &report.cells {
@@ -135,7 +132,7 @@ fn the_newest_tokens_alone_do_not_answer() {
 }
 
 #[test]
-fn what_the_model_cannot_take_is_an_error() {
+fn unknown_tokens_and_too_long_prompts_are_errors() {
     let model = Model::load(&fixture()).unwrap();
     let refuse = |ids: &[u32]| model.prefill(ids, &mut [], Wanted::Last, &|_| ()).unwrap_err().to_string();
     assert!(refuse(&[]).contains("empty"));
@@ -150,7 +147,7 @@ fn what_the_model_cannot_take_is_an_error() {
 }
 
 #[test]
-fn a_broken_model_directory_is_named() {
+fn broken_model_directories_are_errors_that_name_the_cause() {
     let dir = tempfile::tempdir().unwrap();
     let load = || format!("{:#}", Model::load(dir.path()).map(|_| ()).unwrap_err());
     assert!(load().contains("config.json"));

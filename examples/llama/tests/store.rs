@@ -1,24 +1,22 @@
-//! The cache in a store: equal to the cache in memory, read as little as promised, counted as the devices did.
+//! The cache in a store equals the cache in memory, reads as little as promised, and counts what the devices read.
 
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use stratakv::Durability;
-use stratakv_llama::kv::backend::{Backend, KvOptions, Policy, open};
+use stratakv_llama::kv::backend::{Backend, KvOptions, open};
 use stratakv_llama::kv::memory::MemoryPolicy;
-use stratakv_llama::kv::method::Method;
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
 use stratakv_llama::model::{Model, Wanted};
-use stratakv_llama::recall;
+use stratakv_llama::recall::{self, RecallRun};
 
 fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recall-tiny")
 }
 
-fn options(policy: Policy, devices: &[&Path]) -> KvOptions {
+fn options(policy: &str, devices: &[&Path]) -> KvOptions {
     KvOptions {
-        policy,
-        method: None,
+        policy: policy.parse().unwrap(),
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
@@ -37,22 +35,21 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], limit).unwrap();
     let backend = open(options, model.kv_geometry(dtype), [7; 32]).unwrap();
-    let report = recall::run(
-        &model,
-        &prompts,
-        (options.policy.name(), "1/13"),
-        &ProgressBar::hidden(),
-        || backend.in_memory(),
-        |prompt| backend.create(&prompt.id),
-        |_, cache| {
-            assert_eq!(cache.stats().bytes_read, cache.asked_bytes(), "completions and plan");
-            Box::new(cache).finish(false)
-        },
-    )
-    .unwrap();
+    let bar = ProgressBar::hidden();
+    let run = RecallRun { model: &model, prompts: &prompts, policy: (options.policy.name(), "1/13"), bar: &bar };
+    let report = run
+        .run(
+            || backend.in_memory(),
+            |prompt| backend.create(&prompt.id),
+            |_, cache| {
+                assert_eq!(cache.stats().bytes_read, cache.asked_bytes(), "completed and planned bytes");
+                Box::new(cache).finish(false)
+            },
+        )
+        .unwrap();
     let notes = backend.notes(report.steps());
     backend.close().unwrap();
-    // Deletions are durable with the close at the latest.
+    // Deletions are durable when the store is closed.
     let again = open(options, model.kv_geometry(dtype), [7; 32]).unwrap();
     assert_eq!(again.status().sequences, 0);
     (report, notes)
@@ -62,7 +59,7 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
 fn full_attention_through_the_store_is_full_attention() {
     for dtype in [KvDType::F32, KvDType::F16, KvDType::Bf16] {
         let dir = tempfile::tempdir().unwrap();
-        let (report, notes) = recall_with(&options(Policy::Full, &[dir.path()]), dtype, 2);
+        let (report, notes) = recall_with(&options("full", &[dir.path()]), dtype, 2);
         assert_eq!(report.cells.iter().map(|c| c.n).sum::<usize>(), 10);
         for cell in &report.cells {
             assert_eq!(cell.same_answers, cell.n, "{} at {dtype:?}", cell.task);
@@ -74,30 +71,30 @@ fn full_attention_through_the_store_is_full_attention() {
     }
 }
 
-/// Selectors attached, a store of 4 KiB blocks: what a block takes is what is read.
-fn answers(policy: Policy, method: Option<&str>, dense_layers: usize, read_ahead: bool) -> (Vec<Vec<f32>>, KvStats) {
-    answers_of(8, policy, method, dense_layers, read_ahead)
+/// Answers one prompt in groups of 8 tokens, whose blocks fill 4 KiB pages. Returns the logits and the costs.
+fn answers(policy: &str, dense_layers: usize, read_ahead: bool) -> (Vec<Vec<f32>>, KvStats) {
+    answers_in_groups(8, policy, dense_layers, read_ahead)
 }
 
-fn answers_of(
+/// Answers one prompt in groups of `group_tokens`.
+fn answers_in_groups(
     group_tokens: usize,
-    policy: Policy,
-    method: Option<&str>,
+    policy: &str,
     dense_layers: usize,
     read_ahead: bool,
 ) -> (Vec<Vec<f32>>, KvStats) {
-    let method: Option<Method> = method.map(|text| text.parse().unwrap());
     let memory_limit = Some(32 << 20);
-    answers_by(KvOptions { method, dense_layers, group_tokens, memory_limit, read_ahead, ..options(policy, &[]) })
+    answers_with(KvOptions { dense_layers, group_tokens, memory_limit, read_ahead, ..options(policy, &[]) })
 }
 
-fn answers_by(options: KvOptions) -> (Vec<Vec<f32>>, KvStats) {
+/// Answers one prompt with these options, in a directory of its own.
+fn answers_with(options: KvOptions) -> (Vec<Vec<f32>>, KvStats) {
     let dir = tempfile::tempdir().unwrap();
     let options = KvOptions { devices: vec![dir.path().to_path_buf()], ..options };
-    let (method, resident) = (options.method.clone(), options.summaries == stratakv::SummaryResidency::Resident);
+    let resident = options.summaries == stratakv::SummaryResidency::Resident;
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 1).unwrap();
-    let rope = method.and_then(|method| method.rank()).map(|_| model.config().rope().unwrap());
+    let rope = options.policy.rank().map(|_| model.config().rope().unwrap());
     let geometry = KvGeometry { rope, ..model.kv_geometry(KvDType::F16) };
     let backend = open(&options, geometry, [7; 32]).unwrap();
     let (mut logits, mut all) = (Vec::new(), KvStats::default());
@@ -112,7 +109,7 @@ fn answers_by(options: KvOptions) -> (Vec<Vec<f32>>, KvStats) {
         all.bytes_read += stats.bytes_read - before;
         if let Some(report) = stats.pipeline {
             assert_eq!(report.layers, stats.steps * 4);
-            // Records that were not read ahead are in no report.
+            // The report does not count summaries that were read on demand.
             let (read, reported) = (stats.bytes_read - before, report.read_bytes + report.record_bytes);
             assert!(read == reported || !resident && read > reported, "plan and completions: {read}, {report:?}");
             *all.pipeline.get_or_insert_default() += report;
@@ -123,82 +120,71 @@ fn answers_by(options: KvOptions) -> (Vec<Vec<f32>>, KvStats) {
 }
 
 #[test]
-fn reading_ahead_gives_the_same_logits_and_every_byte_is_accounted_for() {
-    for (policy, method, dense) in [
-        (Policy::Full, None, 0),
-        (Policy::Window, None, 0),
-        (Policy::Minmax, None, 1),
-        (Policy::Signs, Some("signs"), 0),
-        (Policy::Leoam, Some("leoam:raw"), 0),
-        (Policy::Oracle, Some("oracle"), 2),
-    ] {
-        let (plain, off) = answers(policy, method, dense, false);
-        let (ahead, on) = answers(policy, method, dense, true);
-        let case = format!("{policy:?}: {:?}", on.pipeline);
+fn prefetching_gives_the_same_logits_and_accounts_for_every_byte() {
+    for (policy, dense) in
+        [("full", 0), ("window", 0), ("minmax:raw", 1), ("signs", 0), ("leoam:raw", 0), ("oracle", 2)]
+    {
+        let (plain, off) = answers(policy, dense, false);
+        let (ahead, on) = answers(policy, dense, true);
+        let case = format!("{policy}: {:?}", on.pipeline);
         assert!(!plain.is_empty() && plain == ahead, "{case}");
         let (report, none) = (on.pipeline.unwrap(), off.pipeline);
         assert!(none.is_none() && report.recall() > 0.0 && report.recall() <= 1.0, "{case}");
         assert!(report.prefetched > 0 && report.hidden_share() <= 1.0, "{case}");
-        // Each block selected is read once, ahead or on demand; the rest was read for nothing.
+        // Each selected block is read once, by prefetch or on demand. All other reads were wasted.
         assert_eq!(on.bytes_read, off.bytes_read + report.wasted_bytes, "{case}");
-        if matches!(policy, Policy::Full) {
+        if policy == "full" {
             assert_eq!((report.recall(), report.wasted_bytes), (1.0, 0), "{case}");
         }
     }
 }
 
-/// Where bounds are and what stays in memory changes what is read, and no answer.
+/// The place of the bounds and the cache of blocks change the bytes that are read, and no logit.
 #[test]
 fn bounds_on_disk_and_blocks_in_memory_change_no_logit() {
-    for (policy, method) in [(Policy::Minmax, None), (Policy::Leoam, Some("leoam:raw"))] {
-        let method: Option<Method> = method.map(|text| text.parse().unwrap());
-        let plain = KvOptions {
-            method,
-            dense_layers: 1,
-            group_tokens: 8,
-            memory_limit: Some(32 << 20),
-            ..options(policy, &[])
-        };
-        let (expected, read) = answers_by(plain.clone());
+    for policy in ["minmax:raw", "leoam:raw"] {
+        let plain =
+            KvOptions { dense_layers: 1, group_tokens: 8, memory_limit: Some(32 << 20), ..options(policy, &[]) };
+        let (expected, read) = answers_with(plain.clone());
         for read_ahead in [false, true] {
             let streamed = KvOptions { summaries: stratakv::SummaryResidency::Streamed, read_ahead, ..plain.clone() };
-            let (logits, stats) = answers_by(streamed);
-            assert!(!logits.is_empty() && logits == expected, "{policy:?}");
-            assert!(stats.bytes_read > read.bytes_read, "records are read");
+            let (logits, stats) = answers_with(streamed);
+            assert!(!logits.is_empty() && logits == expected, "{policy}");
+            assert!(stats.bytes_read > read.bytes_read, "bounds are read from disk");
             assert!(stats.pipeline.is_none_or(|report| report.record_bytes > 0), "{:?}", stats.pipeline);
         }
-        let (logits, stats) = answers_by(KvOptions { cache_mib: 8, ..plain });
+        let (logits, stats) = answers_with(KvOptions { cache_mib: 8, ..plain });
         assert!(logits == expected && stats.bytes_read < read.bytes_read / 2, "{} bytes", stats.bytes_read);
     }
 }
 
 #[test]
-fn rebuilt_keys_of_full_rank_answer_like_those_that_are_read_at_half_the_bytes() {
-    // Planes of whole pages, so that values alone are half the bytes on any device.
-    let (exact, read) = answers_of(16, Policy::Shadowkv, Some("shadowkv"), 0, false);
-    let (rebuilt, half) = answers_of(16, Policy::Shadowkv, Some("shadowkv:128"), 0, false);
+fn reconstructed_keys_of_full_rank_answer_alike_at_half_the_bytes() {
+    // Groups of 16 make planes of whole pages, so that values are half of the bytes on any device.
+    let (exact, read) = answers_in_groups(16, "shadowkv", 0, false);
+    let (rebuilt, half) = answers_in_groups(16, "shadowkv:128", 0, false);
     let furthest = exact.iter().flatten().zip(rebuilt.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(!exact.is_empty() && furthest < 0.5, "logits differ by {furthest}");
-    // Outliers are not read at all, and new tokens are exact: a little less than half.
+    // It is a little less than half, because outliers are not read and new tokens are exact.
     let share = half.bytes_read as f64 / read.bytes_read as f64;
     assert!(share > 0.3 && share <= 0.5, "{share} of {} bytes", read.bytes_read);
-    // Read ahead they are the same logits, and what was read for nothing is counted by its values alone.
-    let (ahead, on) = answers_of(16, Policy::Shadowkv, Some("shadowkv:128"), 0, true);
+    // Prefetching gives the same logits. Wasted reads count only values.
+    let (ahead, on) = answers_in_groups(16, "shadowkv:128", 0, true);
     let wasted = on.pipeline.map_or(0, |report| report.wasted_bytes);
     assert!(ahead == rebuilt && on.bytes_read == half.bytes_read + wasted, "{:?}", on.pipeline);
 }
 
 #[test]
-fn bounds_find_the_answers_and_read_little() {
+fn bounds_find_the_answers_and_read_few_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let (report, _) = recall_with(&options(Policy::Minmax, &[dir.path()]), KvDType::F16, 2);
+    let (report, _) = recall_with(&options("minmax:raw", &[dir.path()]), KvDType::F16, 2);
     let (_, accuracy, full) = report.means()[0];
     assert!(full == 1.0 && accuracy >= 0.9, "full {full}, min/max {accuracy}");
     for cell in &report.cells {
-        // Bounds of K in the element type: two rows per group of four tokens, a quarter of K and V together.
+        // The bounds of a group of four tokens are two rows of K, a quarter of the group's K and V.
         let summaries = cell.kv_bytes_total / 4;
         assert!(cell.kv_bytes_read_per_step <= cell.kv_bytes_total / 10 + summaries, "{}", cell.task);
-        // Two blocks share a page: at most twice what the budget asks for.
+        // Two blocks share a page, so a step reads at most twice the budget.
         assert!(cell.kv_bytes_read_per_step <= 2 * cell.kv_bytes_total / 13, "{}", cell.task);
         assert!(cell.resident_bytes_peak <= 16 << 20);
     }
@@ -207,8 +193,8 @@ fn bounds_find_the_answers_and_read_little() {
 #[test]
 fn two_devices_share_the_sequence() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let mut options = options(Policy::Full, &[one.path(), two.path()]);
-    // Little memory makes small frames, which alternate.
+    let mut options = options("full", &[one.path(), two.path()]);
+    // With little memory frames are small, and they alternate between the devices.
     options.memory_limit = Some(8 << 20);
     let backend = open(&options, geometry(None), [1; 32]).unwrap();
     let mut cache = backend.session("s").unwrap();
@@ -228,7 +214,7 @@ fn geometry(window: Option<usize>) -> KvGeometry {
     KvGeometry { layers: vec![layer(None), layer(window)], query_heads: 4, scale: 0.2, dtype: KvDType::F16, rope: None }
 }
 
-/// Values that f16 holds, different at every position.
+/// Returns values that f16 holds exactly, different at every position.
 fn row(layer: usize, token: usize, plane: usize) -> impl Iterator<Item = f32> {
     (0..128).map(move |i| {
         let x = ((layer * 31 + token * 7 + plane * 3 + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -263,17 +249,17 @@ fn within(tolerance: f32, a: &mut dyn KvCache, b: &mut dyn KvCache) {
 }
 
 #[test]
-fn the_window_policy_is_that_of_memory_at_whole_groups() {
+fn the_window_policy_equals_the_one_in_memory_at_whole_groups() {
     for window in [None, Some(100)] {
         let dir = tempfile::tempdir().unwrap();
-        let mut options = options(Policy::Window, &[dir.path()]);
+        let mut options = options("window", &[dir.path()]);
         options.budget = "64t".parse().unwrap();
         let backend = open(&options, geometry(window), [1; 32]).unwrap();
         let mut cache = backend.create("").unwrap();
         let policy = MemoryPolicy::Window { sinks: 4, budget: options.budget };
         let mut memory = MemoryKv::new(geometry(window), policy);
         fill(&mut [&mut cache, &mut memory], 0, 1000);
-        // The budget and the length are whole groups: both see the same tokens.
+        // The budget and the length are whole groups, so both attend to the same tokens.
         same(&mut cache, &mut memory);
         for token in 1000..1004 {
             fill(&mut [&mut cache, &mut memory], token, 1);
@@ -297,7 +283,7 @@ fn the_window_policy_is_that_of_memory_at_whole_groups() {
     }
 }
 
-/// A store of its own beside the first.
+/// Opens another store next to the first one.
 fn backend_again(options: &KvOptions, geometry: KvGeometry, beside: &Path) -> Backend {
     let dir = beside.with_extension(options.budget.to_string());
     std::fs::create_dir(&dir).unwrap();
@@ -307,9 +293,9 @@ fn backend_again(options: &KvOptions, geometry: KvGeometry, beside: &Path) -> Ba
 }
 
 #[test]
-fn a_session_goes_on_where_its_commit_was() {
+fn a_session_continues_at_its_last_commit() {
     let dir = tempfile::tempdir().unwrap();
-    let options = options(Policy::Full, &[dir.path()]);
+    let options = options("full", &[dir.path()]);
     let mut memory = MemoryKv::new(geometry(Some(50)), MemoryPolicy::Full);
     let mut grouped = memory.clone().with_groups(options.group_tokens).unwrap();
     for round in 0..4_u32 {
@@ -349,9 +335,9 @@ fn a_session_goes_on_where_its_commit_was() {
 }
 
 #[test]
-fn what_does_not_fit_in_memory_says_so() {
+fn a_memory_limit_that_is_too_small_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
-    let mut options = options(Policy::Full, &[dir.path()]);
+    let mut options = options("full", &[dir.path()]);
     options.memory_limit = Some(1 << 20);
     let error = open(&options, geometry(None), [1; 32]).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("Configuration") && error.contains("memory_limit"), "{error}");

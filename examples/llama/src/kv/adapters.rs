@@ -1,4 +1,6 @@
-//! Adapters as safetensors: tensors by layer, name and version in the metadata. What other tools read and write too.
+//! Adapters as safetensors files, which other tools can read and write.
+//!
+//! Tensors are named `layers.N.PART`. The metadata holds the adapter's name, its version and the number of layers.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,15 +10,15 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use stratakv::retrieval::{Adapter, Codebook, LayerAdapter, LowRankAdapter};
 
-use super::store::engine_error;
+use super::error::engine_error;
 
-/// The file of an adapter.
+/// Returns the file of an adapter in a directory.
 #[must_use]
 pub fn adapter_file(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.safetensors"))
 }
 
-/// Tensors in the making: name, shape, dtype, little-endian elements.
+/// The tensors of a file: name, shape, dtype, little-endian elements.
 type Tensors = Vec<(String, Vec<usize>, Dtype, Vec<u8>)>;
 
 fn floats(out: &mut Tensors, name: String, shape: Vec<usize>, numbers: &[f32]) {
@@ -28,10 +30,10 @@ fn words(out: &mut Tensors, name: String, numbers: &[u32]) {
     out.push((name, vec![numbers.len()], Dtype::U32, bytes));
 }
 
-/// The adapter as a file.
+/// Returns the bytes of an adapter's file.
 ///
 /// # Errors
-/// It is too large for the format.
+/// Fails if the adapter is too large for the format.
 pub fn to_safetensors(adapter: &Adapter) -> Result<Vec<u8>> {
     let mut tensors = Tensors::new();
     for (index, layer) in adapter.layers().iter().enumerate() {
@@ -70,17 +72,22 @@ pub fn to_safetensors(adapter: &Adapter) -> Result<Vec<u8>> {
     Ok(serialize(views, Some(about))?)
 }
 
-/// Tensors of a file.
-struct Tensor<'a> {
+/// The tensors of one layer in a file.
+struct LayerTensors<'a> {
     file: &'a SafeTensors<'a>,
     layer: usize,
 }
 
-impl Tensor<'_> {
+impl LayerTensors<'_> {
+    fn name(&self, part: &str) -> String {
+        format!("layers.{}.{part}", self.layer)
+    }
+
+    /// Returns the shape and the bytes of a tensor, or `None` if there is none.
     fn bytes(&self, part: &str, dtype: Dtype) -> Result<Option<(Vec<usize>, Vec<u8>)>> {
-        let name = format!("layers.{}.{part}", self.layer);
+        let name = self.name(part);
         let Ok(tensor) = self.file.tensor(&name) else { return Ok(None) };
-        ensure!(tensor.dtype() == dtype, "{name} has elements of {:?}, {dtype:?} expected", tensor.dtype());
+        ensure!(tensor.dtype() == dtype, "{name} has elements of {:?}, but {dtype:?} is expected", tensor.dtype());
         Ok(Some((tensor.shape().to_vec(), tensor.data().to_vec())))
     }
 
@@ -90,55 +97,65 @@ impl Tensor<'_> {
             .map(|(shape, bytes)| (shape, bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())))
     }
 
-    fn needed(&self, part: &str) -> Result<Vec<f32>> {
-        let found = self.floats(part)?.with_context(|| format!("layers.{}.{part} is missing", self.layer))?;
+    fn needed_floats(&self, part: &str) -> Result<Vec<f32>> {
+        let found = self.floats(part)?.with_context(|| format!("{} is missing", self.name(part)))?;
         Ok(found.1)
     }
 
-    /// Elements cut into pieces of these lengths.
+    fn needed_words(&self, part: &str) -> Result<Vec<u32>> {
+        let (_, bytes) = self.bytes(part, Dtype::U32)?.with_context(|| format!("{} is missing", self.name(part)))?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
+    }
+
+    /// Splits elements into pieces. The tensor `counts` holds the lengths of the pieces.
     fn cut<T: Clone>(&self, elements: &[T], counts: &str) -> Result<Vec<Vec<T>>> {
-        let (_, counts) = self.bytes(counts, Dtype::U32)?.with_context(|| format!("{counts} is missing"))?;
+        let name = self.name(counts);
         let (mut pieces, mut rest) = (Vec::new(), elements);
-        for count in counts.as_chunks::<4>().0 {
-            let piece = rest.split_at_checked(u32::from_le_bytes(*count) as usize);
-            let (piece, left) = piece.context("counts that are more than there is")?;
+        for length in self.needed_words(counts)? {
+            let piece = rest.split_at_checked(length as usize);
+            let (piece, left) = piece.with_context(|| format!("{name} adds up to more than the elements"))?;
             pieces.push(piece.to_vec());
             rest = left;
         }
-        ensure!(rest.is_empty(), "counts that are less than there is");
+        ensure!(rest.is_empty(), "{name} adds up to less than the elements");
         Ok(pieces)
     }
 
     fn layer(&self) -> Result<LayerAdapter> {
         if let Some((shape, matrix)) = self.floats("low_rank")? {
-            let &[width, rank] = &shape[..] else { bail!("layers.{}.low_rank is no matrix", self.layer) };
+            let &[width, rank] = &shape[..] else {
+                bail!("{} has the shape {shape:?}, which is not a matrix", self.name("low_rank"))
+            };
             return Ok(LowRankAdapter::new(width, rank, matrix).map_err(engine_error)?.into());
         }
         let Some((_, mean)) = self.floats("mean")? else { return Ok(LayerAdapter::None) };
-        let (_, packing) = self.bytes("packing", Dtype::U32)?.context("packing is missing")?;
-        let packing: Vec<u32> = packing.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        let distortion = self.needed("distortion")?.first().copied().context("no distortion")?;
-        let levels = self.cut(&self.needed("levels")?, "level_counts")?;
-        let packing = self.cut(&packing, "packing_counts")?;
-        let book = Codebook::new(mean, self.needed("forward")?, self.needed("query")?, packing, levels, distortion);
+        let distortion = self.needed_floats("distortion")?.first().copied();
+        let distortion = distortion.with_context(|| format!("{} is empty", self.name("distortion")))?;
+        let levels = self.cut(&self.needed_floats("levels")?, "level_counts")?;
+        let packing = self.cut(&self.needed_words("packing")?, "packing_counts")?;
+        let (forward, query) = (self.needed_floats("forward")?, self.needed_floats("query")?);
+        let book = Codebook::new(mean, forward, query, packing, levels, distortion);
         Ok(book.map_err(engine_error)?.into())
     }
 }
 
-/// The adapter of a file.
+/// Returns the adapter in the bytes of a file.
 ///
 /// # Errors
-/// It is no safetensors file, or not one of an adapter; the tensor is named.
+/// Fails if the bytes are not a safetensors file, or not an adapter. The error names the tensor.
 pub fn from_safetensors(bytes: &[u8]) -> Result<Adapter> {
     let (_, metadata) = SafeTensors::read_metadata(bytes)?;
     let none = HashMap::new();
     let about = metadata.metadata().as_ref().unwrap_or(&none);
-    let text = |key: &str| about.get(key).with_context(|| format!("the metadata has no {key:?}: no adapter"));
-    let number = |key: &str| -> Result<u32> { text(key)?.parse().with_context(|| format!("{key:?} is no number")) };
+    let text =
+        |key: &str| about.get(key).with_context(|| format!("the file is not an adapter: its metadata has no {key:?}"));
+    let number = |key: &str| -> Result<u32> {
+        text(key)?.parse().with_context(|| format!("{key:?} in the metadata is not a number"))
+    };
     let layers = number("layers")? as usize;
-    ensure!(layers <= usize::from(u16::MAX), "{layers} layers");
+    ensure!(layers <= usize::from(u16::MAX), "{layers} layers are more than {}", u16::MAX);
     let file = SafeTensors::deserialize(bytes)?;
-    let layer = |layer| Tensor { file: &file, layer }.layer();
+    let layer = |layer| LayerTensors { file: &file, layer }.layer();
     let list = (0..layers).map(layer).collect::<Result<_>>()?;
     Adapter::new(text("name")?.clone(), number("version")?, list).map_err(engine_error)
 }
@@ -156,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gives_back_the_adapter() {
+    fn an_adapter_survives_its_file_and_damaged_files_are_errors() {
         let bytes = to_safetensors(&adapter()).unwrap();
         assert_eq!(from_safetensors(&bytes).unwrap(), adapter());
         for at in 0..bytes.len() {
             assert!(from_safetensors(&bytes[..at]).is_err(), "{at} bytes");
-            // Whatever comes of it, it is an adapter or an error.
+            // A changed byte may give an error or another adapter, but no panic.
             let mut other = bytes.clone();
             other[at] ^= 0x11;
             let _ = from_safetensors(&other);

@@ -1,10 +1,15 @@
-//! Where the command line's caches come from: one store per run.
+//! Opens the store of one run and makes its caches.
+//!
+//! 1. [`open`] opens or creates the store of [`KvOptions`]. Without `--device` it uses a temporary directory, which it
+//!    prefers to place on a disk.
+//! 2. [`Backend::create`] makes an empty sequence. [`Backend::session`] opens a sequence that an earlier run committed.
+//! 3. Each cache gets the run's policy, and its selector if the method has one.
+//! 4. [`Backend::notes`] tells what was read and written, and [`Backend::close`] closes the store.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 use stratakv::retrieval::{Adapter, HeadAggregation, Selector};
 use stratakv::{
     ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneCodec,
@@ -12,95 +17,59 @@ use stratakv::{
 };
 use tempfile::TempDir;
 
-use super::KvGeometry;
+use super::error::engine_error;
+use super::geometry::KvGeometry;
+use super::layout::kv_layout;
 use super::memory::{MemoryKv, MemoryPolicy};
-use super::method::Method;
-use super::store::{StoreKv, StorePolicy, engine_error, kv_layout};
+use super::method::Policy;
+use super::store::{StoreKv, StorePolicy};
 use crate::budget::Budget;
 use crate::process;
 
-/// Tokens a decode step attends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Policy {
-    /// All.
-    Full,
-    /// The first four and the newest ones, within the budget.
-    Window,
-    /// The groups whose key bounds promise the highest scores, within the budget.
-    Minmax,
-    /// Low-rank keys of all heads together (needs --adapters).
-    Kvswap,
-    /// A tree of key bounds, looked into where it matters.
-    Leoam,
-    /// Mean keys of groups, and the groups unlike their mean.
-    Shadowkv,
-    /// Transform-coded keys (needs --adapters).
-    TransformCoded,
-    /// Sign bits of rotated keys.
-    Signs,
-    /// Ranks per KV head by low-rank keys (needs --adapters).
-    Infinigen,
-    /// Exact scores; for evaluation, keeps all keys in memory.
-    Oracle,
-}
-
-impl Policy {
-    /// Its name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Window => "window",
-            Self::Minmax => "minmax",
-            Self::Kvswap => "kvswap",
-            Self::Leoam => "leoam",
-            Self::Shadowkv => "shadowkv",
-            Self::TransformCoded => "tck",
-            Self::Signs => "signs",
-            Self::Infinigen => "infinigen",
-            Self::Oracle => "oracle",
-        }
-    }
-}
-
-/// Tokens the `window` policy keeps from the beginning (StreamingLLM's attention sinks).
+/// Tokens that the `window` policy keeps from the beginning (StreamingLLM's attention sinks).
 pub const SINKS: usize = 4;
 
-/// Segment files in a temporary directory, which holds one prompt at a time.
+/// The size of segment files in a temporary directory, which holds one prompt at a time.
 const TEMPORARY_SEGMENT_BYTES: u64 = 16 << 20;
 
-/// What the command line says about the cache.
+/// The options of a run's store and caches.
 #[derive(Clone, Debug)]
 pub struct KvOptions {
-    /// Tokens to attend.
+    /// The rule that chooses which tokens a step attends to.
     pub policy: Policy,
-    /// The method behind the policy, where it is one of a selector.
-    pub method: Option<Method>,
-    /// Directory of adapters.
+    /// The directory of adapters. `None` takes adapters from the store.
     pub adapters: Option<PathBuf>,
-    /// First layers that attend to everything.
+    /// How many of the first layers attend to everything.
     pub dense_layers: usize,
-    /// MiB of blocks that stay in memory; 0 for none.
+    /// MiB of memory for the cache of blocks. 0 means no cache.
     pub cache_mib: u64,
-    /// Where sequences have their min/max records.
+    /// Where sequences keep the bounds of their keys.
     pub summaries: SummaryResidency,
-    /// How many of them.
+    /// How many tokens a step attends to.
     pub budget: Budget,
     /// Tokens per group.
     pub group_tokens: usize,
-    /// How groups are stored.
+    /// The codec of stored groups.
     pub codec: PlaneCodec,
-    /// Device directories; empty: a temporary one, removed at the end.
+    /// The device directories. If there are none, a temporary directory is used and removed at the end.
     pub devices: Vec<PathBuf>,
-    /// Bound on the store's memory in bytes; `None`: the engine's default.
+    /// The limit of the store's memory in bytes. `None` means the engine's default.
     pub memory_limit: Option<u64>,
-    /// Whether decode steps read ahead what predicted queries select.
+    /// True if decode steps prefetch what predicted queries select.
     pub read_ahead: bool,
-    /// What a commit promises: [`Durability::Sync`] where sequences outlive the run.
+    /// The durability of commits: [`Durability::Sync`] if sequences outlive the run.
     pub durability: Durability,
 }
 
-/// The store of one run.
+impl KvOptions {
+    /// Returns the budget for reports. Full attention has the whole context.
+    #[must_use]
+    pub fn budget_name(&self) -> String {
+        if self.policy == Policy::Full { "1".to_owned() } else { self.budget.to_string() }
+    }
+}
+
+/// The store of one run, and the settings of its caches.
 pub struct Backend {
     store: Store,
     geometry: KvGeometry,
@@ -113,94 +82,103 @@ pub struct Backend {
     budget: Budget,
     read_ahead: bool,
     durability: Durability,
+    /// Bytes that the devices had read when the store was open.
+    device_begin: u64,
     /// `read_bytes` of `/proc/self/io` when the store was open.
-    io_begin: Option<u64>,
+    process_begin: Option<u64>,
     temporary: Option<Temporary>,
 }
 
+/// A temporary directory, and whether its file system is memory.
 struct Temporary {
     directory: TempDir,
     in_memory: bool,
 }
 
-/// Opens or creates the store that the options ask for. `fingerprint` is that of model, weights and rope.
+/// Opens or creates the store of `options`. `fingerprint` identifies the model's weights.
 ///
 /// # Errors
-/// A geometry the engine does not take, no place for a temporary directory, and what the engine reports.
+/// Fails if the engine does not support the geometry, if no temporary directory can be made, or if the store cannot be
+/// opened.
 pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) -> Result<Backend> {
     let layout = kv_layout(&geometry, options.group_tokens, options.codec, fingerprint)?;
-    // Said by the layout; caches are those of the model whether it is said or not.
+    // The rotation is part of the layout. Caches must equal the model's geometry, which never holds it.
     let geometry = KvGeometry { rope: None, ..geometry };
     let policy = match options.policy {
         Policy::Full => StorePolicy::Full,
         Policy::Window => StorePolicy::Window { sinks: SINKS, budget: options.budget },
-        // Until its selector is attached, a cache of another method would choose by bounds.
-        _ => StorePolicy::MinMax { budget: options.budget },
+        // A cache with a selector replaces this policy when the selector is attached.
+        Policy::Method(_) => StorePolicy::MinMax { budget: options.budget },
     };
-    // Bytes are what is measured: none between two blocks.
-    let mut settings = StoreOptions::default().gap_limit(ByteSize(0));
-    if let Some(limit) = options.memory_limit {
-        settings.memory_limit = ByteSize(limit);
-    }
-    if options.cache_mib > 0 {
-        // What every step asks for goes last: LeoAM's table of access frequencies.
-        let policy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
-        settings.cache = Some(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(policy));
-    }
-    let mut temporary = None;
-    if options.devices.is_empty() {
-        let place = temporary_directory()?;
-        settings = settings.device(place.directory.path());
-        settings.segment_bytes = Some(ByteSize(TEMPORARY_SEGMENT_BYTES));
-        temporary = Some(place);
-    }
-    for device in &options.devices {
-        settings = settings.device(device);
-    }
+    let temporary = if options.devices.is_empty() { Some(temporary_directory()?) } else { None };
+    let settings = settings(options, temporary.as_ref());
     let store = settings.open().map_err(|e| engine_error(e.during("cannot open the store")))?;
-    let io_begin = process::read_bytes();
-    let selector = match &options.method {
-        Some(method) => {
-            method.selector(options.adapters.as_deref(), Some((&store, &layout)))?.map(|s| (s, method.form))
-        }
-        None => None,
+    let (device_begin, process_begin) = (device_bytes(&store.status()), process::read_bytes());
+    let selector = if options.policy.uses_stored_bounds() {
+        None
+    } else {
+        options.policy.selector(options.adapters.as_deref(), Some((&store, &layout)))?
     };
-    let (durability, dense_layers, budget) = (options.durability, options.dense_layers, options.budget);
-    let read_ahead = options.read_ahead;
     Ok(Backend {
         store,
         geometry,
         layout,
         policy,
-        selector,
-        rank: options.method.as_ref().and_then(Method::rank),
-        dense_layers,
+        selector: selector.map(|selector| (selector, options.policy.aggregation())),
+        rank: options.policy.rank(),
+        dense_layers: options.dense_layers,
         summaries: options.summaries,
-        budget,
-        read_ahead,
-        durability,
-        io_begin,
+        budget: options.budget,
+        read_ahead: options.read_ahead,
+        durability: options.durability,
+        device_begin,
+        process_begin,
         temporary,
     })
 }
 
+/// Returns the engine's options for a run.
+fn settings(options: &KvOptions, temporary: Option<&Temporary>) -> StoreOptions {
+    // Reports count the bytes of selected blocks, so reads must not span the gap between two blocks.
+    let mut settings = StoreOptions::default().gap_limit(ByteSize(0));
+    if let Some(limit) = options.memory_limit {
+        settings.memory_limit = ByteSize(limit);
+    }
+    if options.cache_mib > 0 {
+        // This policy evicts blocks that every step asks for last (LeoAM's table of access frequencies).
+        let policy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
+        settings.cache = Some(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(policy));
+    }
+    if let Some(place) = temporary {
+        settings = settings.device(place.directory.path());
+        settings.segment_bytes = Some(ByteSize(TEMPORARY_SEGMENT_BYTES));
+    }
+    for device in &options.devices {
+        settings = settings.device(device);
+    }
+    settings
+}
+
 impl Backend {
-    /// The selector of a method, with an adapter from the files in `adapters`, or from the store.
+    /// Returns the selector of a policy. Its adapter comes from the directory `adapters`, or from the store.
     ///
     /// # Errors
-    /// As [`Method::selector`].
-    pub fn selector(&self, method: &Method, adapters: Option<&Path>) -> Result<Option<Arc<dyn Selector>>> {
-        method.selector(adapters, Some((&self.store, &self.layout)))
+    /// Fails as [`Policy::selector`] does.
+    pub fn selector(&self, policy: &Policy, adapters: Option<&Path>) -> Result<Option<Arc<dyn Selector>>> {
+        policy.selector(adapters, Some((&self.store, &self.layout)))
     }
 
-    /// Stores an adapter for this model and group size, in the version after those that are there under its name, and then
-    /// removes these: whenever it is interrupted there is one. Numbers that are there already stay. Gives name and version.
+    /// Stores an adapter for this model and group size, and returns its name and version.
+    ///
+    /// The adapter gets the version after the newest one of its name. Older versions are deleted afterwards, so that
+    /// an interrupted call leaves at least one. If the newest version has the same numbers, it stays and nothing is
+    /// written.
     ///
     /// # Errors
-    /// What the engine reports.
+    /// Fails if the store reports an error.
     pub fn put_adapter(&self, adapter: &Adapter) -> Result<String> {
         let name = adapter.name();
-        // Those of other layouts are among them: their versions only make the next one higher.
+        // This list also holds adapters for other layouts. Their versions only make the next version higher.
         let known = self.store.adapters().into_iter().filter(|a| a.name == name);
         let known: Vec<u32> = known.map(|a| a.version).collect();
         let newest = self.store.adapter(&self.layout, name, None).ok();
@@ -222,10 +200,10 @@ impl Backend {
         Ok(kept.id())
     }
 
-    /// The cache of a session, with what its last commit left; an empty one for a new name.
+    /// Returns the cache of a session at its last commit, or an empty cache for a new name.
     ///
     /// # Errors
-    /// A stored sequence of another geometry or model, and what the engine reports.
+    /// Fails if the stored sequence has another geometry or model, or if the store reports an error.
     pub fn session(&self, name: &str) -> Result<StoreKv> {
         let key = format!("session/{name}");
         let options = OpenSequence::new().layout(&self.layout).summary_residency(self.summaries);
@@ -236,10 +214,11 @@ impl Backend {
         }
     }
 
-    /// An empty cache. One that an earlier run left under this key is replaced; an empty key is none.
+    /// Makes an empty cache. A sequence that an earlier run left under this key is deleted first. With an empty key the
+    /// sequence has no name.
     ///
     /// # Errors
-    /// What the engine reports.
+    /// Fails if the store reports an error.
     pub fn create(&self, key: &str) -> Result<StoreKv> {
         if !key.is_empty() {
             match self.store.open_sequence(key) {
@@ -248,46 +227,49 @@ impl Backend {
                 Err(e) => return Err(engine_error(e)),
             }
         }
-        // Whatever policy made it, a later run may choose by bounds.
+        // Bounds are stored under every policy, because a later run may resume the session with `minmax`.
         let options =
             CreateOptions::new().key(key).store_summary(StoredSummary::MinMax).summary_residency(self.summaries);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
         self.cache(sequence)
     }
 
+    /// Makes a cache of a sequence, with the policy and the selector of this run.
     fn cache(&self, sequence: stratakv::Sequence) -> Result<StoreKv> {
         let mut cache = StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability);
         cache.set_dense_layers(self.dense_layers);
         cache.read_ahead(self.read_ahead);
-        if let Some((selector, form)) = &self.selector {
+        if let Some((selector, aggregation)) = &self.selector {
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
-            cache.set_policy(StorePolicy::Selected { selector, form: *form, budget: self.budget });
+            cache.set_policy(StorePolicy::Selected { selector, aggregation: *aggregation, budget: self.budget });
             cache.reconstruct_keys(self.rank)?;
         }
         Ok(cache)
     }
 
-    /// An empty cache in memory with full attention: what `full` in the store must give, bit by bit.
+    /// Makes an empty cache in memory with full attention. The policy `full` in the store gives the same outputs to
+    /// the bit.
     ///
     /// # Errors
-    /// None that opening the store would not have reported.
+    /// Fails if the engine does not support the geometry. Opening the store has already checked that.
     pub fn in_memory(&self) -> Result<MemoryKv> {
         MemoryKv::new(self.geometry.clone(), MemoryPolicy::Full).with_groups(self.layout.group_tokens())
     }
 
-    /// How the store runs.
+    /// Returns the status of the store.
     #[must_use]
     pub fn status(&self) -> StoreStatus {
         self.store.status()
     }
 
-    /// Lines for the end of a report: where the bytes went, how they were read.
+    /// Returns lines for the end of a report: devices, drivers, and bytes per decode step.
     #[must_use]
     pub fn notes(&self, steps: u64) -> Vec<String> {
         let status = self.status();
         let mut lines = Vec::new();
         for device in &status.devices {
-            let direct = if device.direct { "direct I/O" } else { "no direct I/O: this file system does not take it" };
+            let direct =
+                if device.direct { "direct I/O" } else { "no direct I/O, because the file system does not support it" };
             let (reads, writes) = (device.counters.reads, device.counters.writes);
             lines.push(format!(
                 "device {}: driver {}, {direct}, {reads} reads, {writes} writes, {} syncs",
@@ -296,21 +278,21 @@ impl Backend {
             lines.extend(device.notes.iter().map(|note| format!("  {note}")));
         }
         if let Some(temporary) = &self.temporary {
-            let memory = if temporary.in_memory { ", which is memory (tmpfs), not a disk: give --device" } else { "" };
+            let memory = if temporary.in_memory { " in memory (tmpfs); give --device to use a disk" } else { "" };
             lines.push(format!("  a temporary directory{memory}"));
         }
-        let read: u64 = status.devices.iter().map(|d| d.counters.read_bytes).sum();
+        let read = device_bytes(&status) - self.device_begin;
         let per_step = |bytes: u64| bytes.checked_div(steps).unwrap_or(0);
-        let told = match (self.io_begin, process::read_bytes()) {
-            (Some(begin), Some(now)) => format!("{} bytes per step as /proc/self/io has it", per_step(now - begin)),
-            _ => "/proc/self/io tells nothing".to_owned(),
+        let counted = match (self.process_begin, process::read_bytes()) {
+            (Some(begin), Some(now)) => per_step(now - begin).to_string(),
+            _ => "an unknown number".to_owned(),
         };
         lines.push(format!(
-            "read by {steps} decode steps: {} bytes per step at device completions, {told}",
+            "{steps} decode steps read {} bytes per step by completed device reads and {counted} in /proc/self/io",
             per_step(read)
         ));
         lines.push(format!(
-            "store: {} bytes written, {} bytes of files; memory {} of {} bytes at most; I/O buffers on {} pages",
+            "store: {} bytes written, {} bytes of files; peak memory {} of {} bytes; I/O buffers on {} pages",
             status.written_bytes,
             status.file_bytes,
             status.memory.peak_bytes,
@@ -320,10 +302,10 @@ impl Backend {
         lines
     }
 
-    /// Closes the store. All caches must be finished.
+    /// Closes the store. All caches must be finished before.
     ///
     /// # Errors
-    /// What the engine reports.
+    /// Fails if the store reports an error, or if the temporary directory cannot be removed.
     pub fn close(self) -> Result<()> {
         self.store.close().map_err(engine_error)?;
         match self.temporary {
@@ -333,7 +315,13 @@ impl Backend {
     }
 }
 
-/// A directory of mode 0700, on a disk where there is one: under the system's temporary directory or the current one.
+/// Returns the bytes that all devices of a store read.
+fn device_bytes(status: &StoreStatus) -> u64 {
+    status.devices.iter().map(|d| d.counters.read_bytes).sum()
+}
+
+/// Makes a directory of mode 0700, in the system's temporary directory or in the current directory. A directory on a
+/// disk is preferred to one in memory.
 fn temporary_directory() -> Result<Temporary> {
     let places = [std::env::temp_dir(), std::env::current_dir().unwrap_or_default()];
     let make = |place: &PathBuf| tempfile::Builder::new().prefix("kvrun-").tempdir_in(place);
@@ -347,7 +335,8 @@ fn temporary_directory() -> Result<Temporary> {
     Ok(Temporary { directory, in_memory: true })
 }
 
-fn in_memory(place: &std::path::Path) -> bool {
+/// Returns whether a file system keeps its files in memory.
+fn in_memory(place: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     const RAMFS: u64 = 0x8584_58f6;
     // The field's type differs between architectures.

@@ -1,18 +1,19 @@
-//! Keys and values of one layer in memory, in the groups of a store, attended as the engine attends a view of all of them.
+//! Keys and values of one layer in memory, in the groups of a store. The engine's kernels attend to them.
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use stratakv::PlaneCodec;
 use stratakv::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, TokenMask, Workspace};
 
-use super::store::{engine_dtype, engine_error, kv_layout};
-use super::{KvDType, KvGeometry, LayerGeometry};
+use super::error::engine_error;
+use super::geometry::{KvDType, KvGeometry, LayerGeometry};
+use super::layout::{engine_dtype, kv_layout};
 
 /// The K and V planes of all groups of a layer, the unfinished one included.
 ///
-/// Attention goes through the engine's kernels, group after group and part after part as the engine does it
-/// ([`KvLayout::part_groups`](stratakv::KvLayout::part_groups)). A store that gives back exactly the bytes that were appended
-/// attends to the same bits; a single other byte shows.
+/// Attention uses the engine's kernels with the same groups in the same parts
+/// ([`KvLayout::part_groups`](stratakv::KvLayout::part_groups)) as the engine does. If a store returns exactly the
+/// bytes that were appended, both outputs are equal to the bit. One wrong byte makes them differ.
 #[derive(Clone, Debug)]
 pub struct GroupedLayer {
     shape: AttentionShape,
@@ -20,17 +21,17 @@ pub struct GroupedLayer {
     dtype: KvDType,
     group_tokens: usize,
     part_groups: usize,
-    /// `[groups, kv_heads, group_tokens, head_dim]`, little-endian, zero where there is no token yet.
+    /// `[groups, kv_heads, group_tokens, head_dim]`, little-endian. Places without a token are zero.
     keys: Vec<u8>,
     values: Vec<u8>,
     tokens: usize,
 }
 
 impl GroupedLayer {
-    /// Every layer of a model, empty, in groups of `group_tokens`.
+    /// Makes every layer of a model, empty, in groups of `group_tokens`.
     ///
     /// # Errors
-    /// Sizes the engine does not take.
+    /// Fails if the engine does not support one of the sizes.
     pub fn layers(geometry: &KvGeometry, group_tokens: usize) -> Result<Vec<Self>> {
         let layout = kv_layout(geometry, group_tokens, PlaneCodec::Raw, [0; 32])?;
         let layers = geometry.layers.iter().enumerate().map(|(index, &layer)| {
@@ -51,7 +52,7 @@ impl GroupedLayer {
         layers.collect()
     }
 
-    /// Adds tokens, `[tokens, kv_heads, head_dim]` each, whole tokens of equal number.
+    /// Adds whole tokens: `keys` and `values` are `[tokens, kv_heads, head_dim]`.
     pub(super) fn push(&mut self, keys: &[f32], values: &[f32]) {
         let width = self.geometry.width();
         for (keys, values) in keys.chunks_exact(width).zip(values.chunks_exact(width)) {
@@ -71,12 +72,12 @@ impl GroupedLayer {
         }
     }
 
-    /// Attention of the newest token over all tokens from `oldest` on.
+    /// Attends from the newest token to all tokens from `oldest` on.
     ///
     /// # Errors
-    /// No token from there on; what the engine's kernels refuse.
+    /// Fails if there is no such token, or if the engine's kernels report an error.
     pub(super) fn attend(&self, oldest: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
-        ensure!(oldest < self.tokens, "no token to attend");
+        ensure!(oldest < self.tokens, "there is no token to attend to");
         let mut run = || -> stratakv::Result<()> {
             let query = Query::new(&self.shape, queries)?;
             let (mut total, mut part) = (Partial::new(&self.shape), Partial::new(&self.shape));
@@ -99,7 +100,7 @@ impl GroupedLayer {
         run().map_err(engine_error)
     }
 
-    /// Group `group`, less its tokens before `oldest`.
+    /// Returns a group without its tokens before `oldest`.
     fn block(&self, group: usize, oldest: usize) -> KvBlock<'_> {
         let first = group * self.group_tokens;
         let tokens = (self.tokens - first).min(self.group_tokens);
@@ -133,14 +134,14 @@ mod tests {
     use crate::kv::memory::MemoryPolicy;
     use crate::kv::{KvCache, KvDType, KvGeometry, LayerGeometry, MemoryKv};
 
-    /// Between -1 and 1, different at every index. (Serial sums of 4000 weights of larger ones err by 1e-5 themselves.)
+    /// Values between -1 and 1, different at every index. Serial sums of 4000 larger values err by 1e-5 themselves.
     fn values(seed: u64, count: usize) -> Vec<f32> {
         let mix = |i: u64| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (0..count as u64).map(|i| ((mix(i) ^ mix(i) >> 29) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
     }
 
     #[test]
-    fn two_implementations_agree() {
+    fn grouped_attention_agrees_with_this_crates_kernels() {
         let mut most = 0.0f32;
         let layer = |window| LayerGeometry { kv_heads: 2, head_dim: 24, window };
         for dtype in [KvDType::F32, KvDType::F16, KvDType::Bf16] {
@@ -149,7 +150,7 @@ mod tests {
                 let geometry = KvGeometry { layers, query_heads: 6, scale: 0.3, dtype, rope: None };
                 let mut own = MemoryKv::new(geometry.clone(), MemoryPolicy::Full);
                 let mut grouped = own.clone().with_groups(group).unwrap();
-                // 4000 tokens are several parts at any of these sizes.
+                // 4000 tokens make several parts with each of these groups.
                 for (round, tokens) in [1, 2, 4000, 1, 3, 1].into_iter().enumerate() {
                     for layer in 0..4 {
                         let seed = (round * 8 + layer) as u64 * 3;
@@ -163,18 +164,18 @@ mod tests {
                         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                         assert!(worst < 1e-5, "{dtype:?}, groups of {group}, round {round}, layer {layer}: {worst}");
                         most = most.max(worst);
-                        assert!(a.iter().any(|x| x.abs() > 1e-3), "values that tell something");
+                        assert!(a.iter().any(|x| x.abs() > 1e-3), "the outputs must not be zero");
                     }
                 }
                 assert_eq!(own.stats(), grouped.stats());
             }
         }
-        assert!(most > 0.0, "sums in another order");
+        assert!(most > 0.0, "the two kernels must add in different orders");
         println!("largest difference {most}");
     }
 
     #[test]
-    fn groups_are_for_empty_caches_of_full_attention() {
+    fn groups_need_an_empty_cache_of_full_attention() {
         let layers = vec![LayerGeometry { kv_heads: 1, head_dim: 2, window: None }];
         let geometry = KvGeometry { layers, query_heads: 1, scale: 1.0, dtype: KvDType::F32, rope: None };
         let new = |policy| MemoryKv::new(geometry.clone(), policy);

@@ -1,8 +1,19 @@
 //! Keys and values in memory: the reference against which a store is measured.
 //!
-//! It has kernels of its own, which check those of the engine. Sums in another order differ in the last bits, though, and
-//! where a difference of 1e-7 rounds a later key to the next f16, logits differ by 1e-3. What is to be compared with a
-//! store bit by bit attends in the store's groups instead ([`MemoryKv::with_groups`]).
+//! A [`MemoryKv`] attends in one of two ways:
+//!
+//! - With the kernels of this crate (`simd.rs`). They check the engine's kernels, because they share no code with
+//!   them. Their sums are in another order and differ in the last bits. A difference of 1e-7 can round a later key to
+//!   the next f16, and logits then differ by 1e-3.
+//! - With the engine's kernels in the groups of a store ([`MemoryKv::with_groups`]). Such a cache equals the store to
+//!   the bit.
+//!
+//! The steps of [`MemoryKv::attend_ranges`]:
+//!
+//! 1. Keys are converted to f32 in tiles of tokens, and every query head gets its scores.
+//! 2. Each head's scores become softmax weights.
+//! 3. Values are converted in the same tiles and added up by weight.
+//! 4. The sums are divided by the sum of the weights.
 
 use std::ops::Range;
 
@@ -10,20 +21,21 @@ use anyhow::{Result, ensure};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 
+use super::cache::{Committed, KvCache, KvStats};
+use super::geometry::{KvDType, KvGeometry};
 use super::grouped::GroupedLayer;
-use super::{Committed, KvCache, KvDType, KvGeometry, KvStats, check_append, check_attend};
 use crate::budget::Budget;
 use crate::simd::{Dots, ExpScores, WeightedSum};
 
-/// Tokens widened to f32 at a time.
+/// Tokens that are converted to f32 at a time.
 const TILE: usize = 256;
 
-/// Which tokens a query sees.
+/// The rule that chooses which tokens a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryPolicy {
-    /// All of them.
+    /// All tokens.
     Full,
-    /// The first `sinks` tokens and the newest ones, as many as the budget allows in all (StreamingLLM, Xiao et al. 2023).
+    /// The first `sinks` tokens and the newest ones, within the budget (StreamingLLM, Xiao et al. 2023).
     Window {
         /// Tokens kept from the beginning.
         sinks: usize,
@@ -32,7 +44,7 @@ pub enum MemoryPolicy {
     },
 }
 
-/// One tensor of one layer, `[tokens, kv_heads, head_dim]`.
+/// The keys or the values of one layer, `[tokens, kv_heads, head_dim]`.
 #[derive(Clone, Debug)]
 enum Plane {
     F32(Vec<f32>),
@@ -67,7 +79,7 @@ impl Plane {
 }
 
 #[derive(Clone, Debug)]
-struct Layer {
+struct MemoryLayer {
     keys: Plane,
     values: Plane,
     tokens: usize,
@@ -78,8 +90,8 @@ struct Layer {
 pub struct MemoryKv {
     geometry: KvGeometry,
     policy: MemoryPolicy,
-    layers: Vec<Layer>,
-    /// The same once more in a store's groups, one entry per layer; empty: attend with the kernels here.
+    layers: Vec<MemoryLayer>,
+    /// The same keys and values in a store's groups, one entry per layer. If it is empty, this crate's kernels attend.
     grouped: Vec<GroupedLayer>,
     committed: Option<Committed>,
     attends: u64,
@@ -87,49 +99,51 @@ pub struct MemoryKv {
 }
 
 impl MemoryKv {
-    /// An empty cache.
+    /// Makes an empty cache.
     #[must_use]
     pub fn new(geometry: KvGeometry, policy: MemoryPolicy) -> Self {
         let dtype = geometry.dtype;
-        let layer = Layer { keys: Plane::new(dtype), values: Plane::new(dtype), tokens: 0 };
+        let layer = MemoryLayer { keys: Plane::new(dtype), values: Plane::new(dtype), tokens: 0 };
         let layers = vec![layer; geometry.layers.len()];
         Self { geometry, policy, layers, grouped: Vec::new(), committed: None, attends: 0, bytes_read: 0 }
     }
 
-    /// The same empty cache, attending with the engine's kernels in groups of `group_tokens` and in the engine's parts: its
-    /// results equal those of a store with such groups bit by bit, if the store holds the bytes that were appended.
+    /// Makes this empty cache attend with the engine's kernels, in groups of `group_tokens` and in the engine's parts.
+    ///
+    /// Its outputs then equal the outputs of a store with the same groups to the bit, if the store returns the bytes
+    /// that were appended.
     ///
     /// # Errors
-    /// A policy other than full attention, a cache that holds tokens, sizes the engine does not take.
+    /// Fails if the policy is not full attention, if the cache holds tokens, or if the engine does not support a size.
     pub fn with_groups(mut self, group_tokens: usize) -> Result<Self> {
-        ensure!(self.policy == MemoryPolicy::Full, "groups are for full attention");
-        ensure!(self.layers.iter().all(|l| l.tokens == 0), "groups are for an empty cache");
+        ensure!(self.policy == MemoryPolicy::Full, "with_groups: the policy must be full attention");
+        ensure!(self.layers.iter().all(|l| l.tokens == 0), "with_groups: the cache must be empty");
         self.grouped = GroupedLayer::layers(&self.geometry, group_tokens)?;
         Ok(self)
     }
 
-    /// Tokens of one layer, which must exist.
+    /// Returns the tokens of one layer, which must exist.
     pub(super) fn layer_len(&self, layer: usize) -> usize {
         self.layers[layer].tokens
     }
 
-    /// Keys of some tokens of one layer, `[tokens, kv_heads, head_dim]`.
+    /// Returns the keys of some tokens of one layer, `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
-    /// A layer or tokens that are not there.
+    /// Fails if the layer or the tokens do not exist.
     pub fn keys(&self, layer: usize, tokens: Range<usize>) -> Result<Vec<f32>> {
         self.plane(layer, tokens, |l| &l.keys)
     }
 
-    /// Values of some tokens of one layer, `[tokens, kv_heads, head_dim]`.
+    /// Returns the values of some tokens of one layer, `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
-    /// A layer or tokens that are not there.
+    /// Fails if the layer or the tokens do not exist.
     pub fn values(&self, layer: usize, tokens: Range<usize>) -> Result<Vec<f32>> {
         self.plane(layer, tokens, |l| &l.values)
     }
 
-    fn plane(&self, layer: usize, tokens: Range<usize>, pick: impl Fn(&Layer) -> &Plane) -> Result<Vec<f32>> {
+    fn plane(&self, layer: usize, tokens: Range<usize>, pick: impl Fn(&MemoryLayer) -> &Plane) -> Result<Vec<f32>> {
         let held = self.layers.get(layer).map_or(0, |l| l.tokens);
         ensure!(tokens.start <= tokens.end && tokens.end <= held, "layer {layer} holds {held} tokens, not {tokens:?}");
         let width = self.geometry.layers[layer].width();
@@ -138,10 +152,10 @@ impl MemoryKv {
         Ok(out)
     }
 
-    /// Attention over the given disjoint token ranges of one layer, whatever the policy; counts as part of a decode step.
+    /// Attends to disjoint token ranges of one layer, independent of the policy. It counts as part of a decode step.
     ///
     /// # Errors
-    /// Lengths that do not fit the geometry, ranges beyond the layer's tokens, no token at all.
+    /// Fails if a length does not fit the geometry, if a range exceeds the layer's tokens, or if there is no token.
     pub fn attend_ranges(
         &mut self,
         layer: usize,
@@ -149,11 +163,11 @@ impl MemoryKv {
         queries: &[f32],
         out: &mut [f32],
     ) -> Result<()> {
-        check_attend(&self.geometry, layer, queries, out)?;
+        self.geometry.check_attend(layer, queries, out)?;
         let shape = self.geometry.layers[layer];
         let held = &self.layers[layer];
         let count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
-        ensure!(count > 0, "layer {layer}: no token to attend");
+        ensure!(count > 0, "layer {layer}: there is no token to attend to");
         ensure!(
             ranges.iter().all(|r| r.end <= held.tokens),
             "layer {layer} holds {} tokens, not {ranges:?}",
@@ -204,7 +218,8 @@ impl MemoryKv {
         self.bytes_read += (tokens * 2 * self.geometry.layers[layer].width() * self.geometry.dtype.bytes()) as u64;
     }
 
-    /// Tokens the policy lets the newest token of this layer see: from the beginning (may be none), and the newest.
+    /// Returns what the newest token of this layer attends to: tokens from the beginning, which may be none, and the
+    /// newest.
     fn visible(&self, layer: usize) -> [Range<usize>; 2] {
         let tokens = self.layers[layer].tokens;
         let oldest = self.geometry.layers[layer].window.map_or(0, |w| tokens.saturating_sub(w));
@@ -215,7 +230,7 @@ impl MemoryKv {
                 if budget >= tokens - oldest {
                     return [0..0, oldest..tokens];
                 }
-                // The newest token itself always counts among the attended ones.
+                // The newest token is always attended to.
                 let sinks = if oldest == 0 { sinks.min(budget - 1) } else { 0 };
                 let newest = tokens - (budget - sinks);
                 [0..sinks, newest..tokens]
@@ -234,7 +249,7 @@ impl KvCache for MemoryKv {
     }
 
     fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
-        check_append(&self.geometry, layer, keys, values, tokens)?;
+        self.geometry.check_append(layer, keys, values, tokens)?;
         let held = &mut self.layers[layer];
         held.keys.push(keys);
         held.values.push(values);
@@ -246,12 +261,12 @@ impl KvCache for MemoryKv {
     }
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
-        check_attend(&self.geometry, layer, queries, out)?;
+        self.geometry.check_attend(layer, queries, out)?;
         let visible = self.visible(layer);
         let Some(grouped) = self.grouped.get(layer) else {
             return self.attend_ranges(layer, &visible, queries, out);
         };
-        // Full attention sees one range: up to the newest token.
+        // Only full attention has groups, and it attends to one range that ends with the newest token.
         let [_, range] = visible;
         grouped.attend(range.start, queries, out)?;
         self.count(layer, range.len());
@@ -291,7 +306,7 @@ impl KvCache for MemoryKv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::LayerGeometry;
+    use crate::kv::geometry::LayerGeometry;
 
     fn geometry(window: Option<usize>, dtype: KvDType) -> KvGeometry {
         let layer = LayerGeometry { kv_heads: 1, head_dim: 2, window };
@@ -316,13 +331,13 @@ mod tests {
     }
 
     #[test]
-    fn full_sees_all_and_a_sliding_window_the_newest() {
+    fn full_attention_sees_all_tokens_and_a_sliding_window_the_newest() {
         assert!((mean(&mut filled(1000, None, MemoryPolicy::Full)) - 499.5).abs() < 1e-3);
         assert!((mean(&mut filled(1000, Some(3), MemoryPolicy::Full)) - 998.0).abs() < 1e-3);
     }
 
     #[test]
-    fn window_counts_every_attended_token() {
+    fn the_window_policy_counts_every_attended_token() {
         let window = |budget: &str| MemoryPolicy::Window { sinks: 4, budget: budget.parse().unwrap() };
         for (tokens, budget, seen) in [
             (100, "1/10", [0..4, 94..100]),
@@ -338,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_values_are_rounded_and_counted() {
+    fn stored_keys_and_values_are_rounded_and_counted() {
         let mut kv = MemoryKv::new(geometry(None, KvDType::Bf16), MemoryPolicy::Full);
         let x = 1.0 + 1.0 / 1024.0;
         kv.append(0, &[x, 2.0], &[x, 3.0], 1).unwrap();

@@ -1,4 +1,10 @@
-//! Retrieval methods by name: what `--policy` and the lists of `kvrun compare` say, as selectors of the engine.
+//! Policies by name: the one place of this crate that parses them, through the engine's registry of methods.
+//!
+//! A policy is `full`, `window`, or a method of the registry as `NAME[:NUMBER][:HEADS]`, such as `tck:64:group`. It
+//! is given in two ways, and both end in a [`Policy`]:
+//!
+//! - `kvrun recall` and `kvrun generate` take options ([`PolicyArgs`]): `--policy kvswap --sigma 8 --score softmax`.
+//! - `kvrun compare` takes a list of policies: `kvswap:8,kvswap:8:raw,window`.
 
 use std::fmt;
 use std::path::Path;
@@ -6,191 +12,273 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use stratakv::retrieval::{
-    HeadAggregation, InfiniGen, KvSwap, LeoAm, Oracle, Quest, Selector, ShadowKv, SignBits, TransformCoded,
-};
+use clap::{Args, ValueEnum};
+use stratakv::retrieval::{AdapterFit, HeadAggregation, MethodSpec, Selector, methods};
 use stratakv::{KvLayout, Store};
 
 use super::adapters::{adapter_file, from_safetensors};
-use super::store::engine_error;
+use super::error::engine_error;
 
-/// A method, its parameter and its score: `kvswap:8`, `tck:64:raw`, `minmax`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Method {
-    /// Name.
-    pub name: MethodName,
-    /// Sigma of `kvswap` and `infinigen`, bits of `tck`, rank of rebuilt keys of `shadowkv` (0: keys are read); 0 for the others.
-    pub parameter: usize,
-    /// How heads are added up.
-    pub form: HeadAggregation,
-}
-
-/// What choose by a selector.
+/// The rule that chooses which tokens a decode step attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MethodName {
-    /// The first tokens and the newest ones.
+pub enum Policy {
+    /// All tokens.
+    Full,
+    /// The first tokens and the newest ones, within the budget (StreamingLLM).
     Window,
-    /// Upper bounds of groups (Quest).
-    Minmax,
-    /// Low-rank keys.
-    Kvswap,
-    /// A tree of bounds.
-    Leoam,
-    /// Landmarks and outliers.
-    Shadowkv,
-    /// Transform-coded keys.
-    TransformCoded,
-    /// Sign bits.
-    Signs,
-    /// Per-head ranks by low-rank keys.
-    Infinigen,
-    /// Exact scores.
-    Oracle,
+    /// The groups that a method of the engine scores highest, within the budget.
+    Method(MethodSpec),
 }
 
-impl MethodName {
-    const ALL: [(Self, &'static str, usize); 9] = [
-        (Self::Window, "window", 0),
-        (Self::Minmax, "minmax", 0),
-        (Self::Kvswap, "kvswap", 8),
-        (Self::Leoam, "leoam", 0),
-        (Self::Shadowkv, "shadowkv", 0),
-        (Self::TransformCoded, "tck", 64),
-        (Self::Signs, "signs", 0),
-        (Self::Infinigen, "infinigen", 8),
-        (Self::Oracle, "oracle", 0),
-    ];
-}
-
-impl FromStr for Method {
+impl FromStr for Policy {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut parts = text.split(':');
-        let name = parts.next().unwrap_or_default();
-        let found = MethodName::ALL.iter().find(|(_, known, _)| *known == name);
-        let Some(&(name, _, mut parameter)) = found else {
-            let names: Vec<&str> = MethodName::ALL.iter().map(|(_, name, _)| *name).collect();
-            bail!("{name:?} is no method; there are {}", names.join(", "))
-        };
-        let mut form = HeadAggregation::Softmax;
-        for part in parts {
-            match part {
-                "raw" => form = HeadAggregation::Sum,
-                "softmax" => form = HeadAggregation::Softmax,
-                "group" => form = HeadAggregation::GroupSoftmax,
-                number => {
-                    let parsed = number.parse().with_context(|| format!("{text:?}: {number:?} is no number"))?;
-                    ensure!(parameter > 0 || name == MethodName::Shadowkv, "{text:?}: this method takes no number");
-                    ensure!(parsed > 0, "{text:?}: 0 is out of range");
-                    parameter = parsed;
-                }
-            }
+        match text {
+            "full" => Ok(Self::Full),
+            "window" => Ok(Self::Window),
+            _ => match text.parse() {
+                Ok(spec) => Ok(Self::Method(spec)),
+                Err(error) => bail!("{error}; full and window are policies too"),
+            },
         }
-        Ok(Self { name, parameter, form })
     }
 }
 
-impl fmt::Display for Method {
+impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = MethodName::ALL.iter().find(|(name, ..)| *name == self.name).map_or("", |(_, name, _)| name);
-        f.write_str(name)?;
-        if self.parameter > 0 {
-            write!(f, ":{}", self.parameter)?;
-        }
-        match self.form {
-            _ if self.name == MethodName::Window => Ok(()),
-            HeadAggregation::Sum => f.write_str(":raw"),
-            HeadAggregation::Softmax => Ok(()),
-            HeadAggregation::GroupSoftmax => f.write_str(":group"),
+        match self {
+            Self::Full => f.write_str("full"),
+            Self::Window => f.write_str("window"),
+            Self::Method(spec) => spec.fmt(f),
         }
     }
 }
 
-impl Method {
-    /// The rank of keys that are rebuilt while values alone are read.
+impl Policy {
+    /// Returns the name without number and heads.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Window => "window",
+            Self::Method(spec) => spec.method().name,
+        }
+    }
+
+    /// Returns how the scores of query heads become one. A policy that does not say it takes the softmax.
+    #[must_use]
+    pub fn aggregation(&self) -> HeadAggregation {
+        match self {
+            Self::Method(spec) => spec.aggregation().unwrap_or(HeadAggregation::Softmax),
+            Self::Full | Self::Window => HeadAggregation::Softmax,
+        }
+    }
+
+    /// Returns whether a sequence selects by this policy with its stored bounds, so that it needs no selector.
+    #[must_use]
+    pub fn uses_stored_bounds(&self) -> bool {
+        self.name() == "minmax" && self.aggregation() == HeadAggregation::Sum
+    }
+
+    /// Returns the rank of reconstructed keys, or `None` if keys are read.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
-        (self.name == MethodName::Shadowkv && self.parameter > 0).then_some(self.parameter)
-    }
-
-    /// The name of the adapter it needs, if it needs one.
-    #[must_use]
-    pub fn adapter(&self) -> Option<String> {
-        match self.name {
-            MethodName::Kvswap => Some(format!("kvswap-{}", self.parameter)),
-            MethodName::Infinigen => Some(format!("infinigen-{}", self.parameter)),
-            MethodName::TransformCoded => Some(format!("tck-{}", self.parameter)),
-            _ => None,
+        match self {
+            Self::Method(spec) => spec.reconstruct_rank(),
+            Self::Full | Self::Window => None,
         }
     }
 
-    /// The selector; none for the window, which scores nothing. Adapters come from the files in `adapters`, or from the store.
+    /// Returns the selector. It is `None` for `full` and `window`, which score nothing.
+    ///
+    /// An adapter is read from the directory `adapters` if there is one, and otherwise from the store.
     ///
     /// # Errors
-    /// An adapter that is not there or not readable.
+    /// Fails if the adapter is missing or unreadable.
     pub fn selector(
         &self,
         adapters: Option<&Path>,
         store: Option<(&Store, &KvLayout)>,
     ) -> Result<Option<Arc<dyn Selector>>> {
-        let adapter = match self.adapter() {
+        let Self::Method(spec) = self else { return Ok(None) };
+        let adapter = match spec.adapter_name() {
             None => None,
             Some(name) => Some(Arc::new(match (adapters, store) {
                 (Some(dir), _) => {
                     let file = adapter_file(dir, &name);
                     let bytes = std::fs::read(&file).with_context(|| {
-                        format!("cannot read {}: kvrun calibrate --sigmas, --bits makes adapters", file.display())
+                        format!("cannot read {}; kvrun calibrate with --sigmas or --bits makes it", file.display())
                     })?;
                     from_safetensors(&bytes).with_context(|| format!("{}", file.display()))?
                 }
                 (None, Some((store, layout))) => {
                     store.adapter(layout, &name, None).map_err(engine_error).with_context(|| {
-                        format!("{self} needs --adapters, or a store with them: make them with kvrun calibrate")
+                        format!("{self} needs --adapters or a store with the adapter; kvrun calibrate makes both")
                     })?
                 }
-                (None, None) => bail!("{self} needs --adapters: make them with kvrun calibrate"),
+                (None, None) => bail!("{self} needs --adapters; kvrun calibrate makes adapters"),
             })),
         };
-        Ok(Some(match (self.name, adapter) {
-            (MethodName::Window, _) => return Ok(None),
-            (MethodName::Kvswap, Some(adapter)) => Arc::new(KvSwap::new(adapter)),
-            (MethodName::Infinigen, Some(adapter)) => Arc::new(InfiniGen::new(adapter)),
-            (MethodName::TransformCoded, Some(adapter)) => Arc::new(TransformCoded::new(adapter)),
-            (MethodName::Leoam, _) => Arc::new(LeoAm::default()),
-            (MethodName::Shadowkv, _) => Arc::new(ShadowKv::default()),
-            (MethodName::Signs, _) => Arc::new(SignBits),
-            (MethodName::Oracle, _) => Arc::new(Oracle),
-            _ => Arc::new(Quest),
-        }))
+        spec.selector(adapter).map(Some).map_err(engine_error)
     }
+}
+
+/// How the scores of query heads become one score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HeadScore {
+    /// The sum of the scores
+    Raw,
+    /// The sum of softmax weights over tokens, per head
+    Softmax,
+    /// The sum of softmax weights over groups, per head; each group counts with its best token
+    GroupSoftmax,
+}
+
+impl HeadScore {
+    /// Returns the spelling within a policy.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Softmax => "softmax",
+            Self::GroupSoftmax => "group",
+        }
+    }
+}
+
+/// The options that choose a policy.
+#[derive(Clone, Debug, Args)]
+pub struct PolicyArgs {
+    /// Which tokens a decode step attends to; the policies are listed below
+    #[arg(long, value_name = "POLICY", default_value = "minmax")]
+    policy: Policy,
+    /// Rank ratio of kvswap and infinigen: joint key dimensions over the rank, KVSwap's sigma [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    sigma: Option<u32>,
+    /// Bits per token and layer, for tck [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(8..=2048))]
+    bits: Option<u32>,
+    /// Rank of reconstructed keys, for shadowkv: steps then read values only; by default they read keys and values
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rank: Option<u32>,
+    /// How the scores of query heads become one [default: raw for minmax, otherwise softmax]
+    #[arg(long, value_enum)]
+    score: Option<HeadScore>,
+}
+
+impl PolicyArgs {
+    /// Returns the policy with the number and the score of the options.
+    ///
+    /// # Errors
+    /// Fails if the registry refuses the number.
+    pub fn policy(&self) -> Result<Policy> {
+        let Policy::Method(spec) = self.policy else { return Ok(self.policy) };
+        let number = match spec.method().adapter {
+            AdapterFit::LowRank | AdapterFit::PerHead => self.sigma,
+            AdapterFit::Codes => self.bits,
+            AdapterFit::None if spec.method().reconstructs_keys => self.rank,
+            AdapterFit::None => None,
+        };
+        let number = number.map(|number| number as usize).or(spec.parameter());
+        let mut text = spec.method().name.to_owned();
+        if let Some(number) = number {
+            text += &format!(":{number}");
+        }
+        let score = match (self.score, spec.aggregation()) {
+            (Some(score), _) => Some(score),
+            (None, Some(HeadAggregation::Sum)) => Some(HeadScore::Raw),
+            (None, Some(HeadAggregation::Softmax)) => Some(HeadScore::Softmax),
+            (None, Some(HeadAggregation::GroupSoftmax)) => Some(HeadScore::GroupSoftmax),
+            (None, None) => (self.policy.name() == "minmax").then_some(HeadScore::Raw),
+        };
+        if let Some(score) = score {
+            text += &format!(":{}", score.name());
+        }
+        text.parse()
+    }
+}
+
+/// The policies of a plain `kvrun compare`.
+pub const DEFAULT_POLICIES: &str = "window,minmax:raw,minmax,leoam:raw,leoam,shadowkv,kvswap:8:raw,kvswap:8,kvswap:16,\
+kvswap:32,infinigen:8,tck:16,tck:32,tck:64,signs,oracle:raw,oracle";
+
+/// Parses a policy for a comparison. Full attention is always compared and is not one of the policies.
+///
+/// # Errors
+/// Fails if the name is unknown, or if it is `full`.
+pub fn parse_compared(text: &str) -> Result<Policy> {
+    let policy = text.parse()?;
+    ensure!(policy != Policy::Full, "{text:?} is always compared; leave it out");
+    Ok(policy)
+}
+
+/// Returns the list of policies for `--help`.
+#[must_use]
+pub fn policies_help() -> String {
+    let mut help = "Policies, written NAME, NAME:NUMBER or NAME:NUMBER:HEADS with HEADS raw, softmax or group:\n\
+                    \x20 full       all tokens; it ignores the budget\n\
+                    \x20 window     the first four tokens and the newest ones (StreamingLLM)\n"
+        .to_owned();
+    for method in methods() {
+        let needs = if method.adapter == AdapterFit::None { "" } else { "; needs an adapter (kvrun calibrate)" };
+        help += &format!("  {:<10} {}{needs}\n", method.name, method.about);
+    }
+    help
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     #[test]
-    fn names_parse_and_print() {
-        for text in [
-            "window",
-            "minmax:raw",
-            "kvswap:8",
-            "kvswap:32:raw",
-            "tck:32",
-            "tck:64:group",
-            "shadowkv",
-            "shadowkv:20",
-            "leoam",
-            "oracle:raw",
+    fn policies_parse_and_print() {
+        for text in ["full", "window", "minmax:raw", "kvswap:8", "tck:64:group", "shadowkv", "shadowkv:20", "leoam"] {
+            assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+        }
+        assert!(DEFAULT_POLICIES.split(',').all(|text| parse_compared(text).unwrap().to_string() == text));
+        assert!(parse_compared("full").unwrap_err().to_string().contains("always compared"));
+        for bad in ["", "best", "tck:0", "minmax:3", "tck:x", "window:3", "full:raw"] {
+            assert!(bad.parse::<Policy>().is_err(), "{bad}");
+        }
+        let error = "tck".parse::<Policy>().unwrap().selector(None, None).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("tck:64 needs --adapters") && error.contains("kvrun calibrate"), "{error}");
+    }
+
+    #[test]
+    fn options_and_names_give_the_same_policies() {
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: PolicyArgs,
+        }
+        for (line, text) in [
+            ("", "minmax:raw"),
+            ("--policy minmax --score softmax", "minmax:softmax"),
+            ("--policy minmax:softmax", "minmax:softmax"),
+            ("--policy full --score raw", "full"),
+            ("--policy window", "window"),
+            ("--policy kvswap", "kvswap:8"),
+            ("--policy kvswap --sigma 16 --score raw", "kvswap:16:raw"),
+            ("--policy kvswap:16:raw", "kvswap:16:raw"),
+            ("--policy infinigen --sigma 4", "infinigen:4"),
+            ("--policy tck --bits 32 --sigma 4", "tck:32"),
+            ("--policy shadowkv", "shadowkv"),
+            ("--policy shadowkv --rank 20 --score group-softmax", "shadowkv:20:group"),
+            ("--policy signs --rank 20", "signs"),
         ] {
-            assert_eq!(text.parse::<Method>().unwrap().to_string(), text);
+            let line = Line::try_parse_from(std::iter::once("kvrun").chain(line.split_whitespace())).unwrap();
+            assert_eq!(line.args.policy().unwrap(), text.parse().unwrap(), "{text}");
         }
-        assert_eq!("tck".parse::<Method>().unwrap().adapter().unwrap(), "tck-64");
-        for bad in ["", "best", "tck:0", "minmax:3", "tck:x"] {
-            assert!(bad.parse::<Method>().is_err(), "{bad}");
+        let raw: Policy = "minmax:raw".parse().unwrap();
+        assert!(raw.uses_stored_bounds() && !"minmax".parse::<Policy>().unwrap().uses_stored_bounds());
+    }
+
+    #[test]
+    fn help_lists_every_method() {
+        let help = policies_help();
+        for method in methods() {
+            assert!(help.contains(&format!("\n  {} ", method.name)), "{help}");
         }
-        let error = "tck".parse::<Method>().unwrap().selector(None, None).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("kvrun calibrate"), "{error}");
     }
 }

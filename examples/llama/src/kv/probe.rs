@@ -1,35 +1,46 @@
-//! What a selection misses: full attention in memory on the same query, beside what the selection attends to.
+//! Measures what a selection misses: full attention in memory on the same query, compared with the selection's output.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{KvCache, MemoryKv};
+use super::cache::KvCache;
+use super::memory::MemoryKv;
 
-/// A copy of a cache in memory, and what was found with it.
+/// Sums over the attends that a probe saw.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProbeSums {
+    /// The share of full attention's weight on the selected tokens, as a mean over query heads.
+    pub mass: f64,
+    /// The relative error of the attention output.
+    pub error: f64,
+    /// The attends.
+    pub attends: u64,
+    /// The time that probing took.
+    pub time: Duration,
+}
+
+/// A copy of a cache in memory, and the sums of what was measured with it.
 pub struct Probe {
     mirror: MemoryKv,
-    mass: f64,
-    error: f64,
-    attends: u64,
-    time: Duration,
+    sums: ProbeSums,
 }
 
 impl Probe {
-    /// With a cache that holds the same tokens.
+    /// Makes a probe with a cache that holds the same tokens.
     #[must_use]
     pub fn new(mirror: MemoryKv) -> Self {
-        Self { mirror, mass: 0.0, error: 0.0, attends: 0, time: Duration::ZERO }
+        Self { mirror, sums: ProbeSums::default() }
     }
 
     pub(super) fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
         let begin = Instant::now();
         self.mirror.append(layer, keys, values, tokens)?;
-        self.time += begin.elapsed();
+        self.sums.time += begin.elapsed();
         Ok(())
     }
 
-    /// `got` is the attention output over `positions`.
+    /// Takes in one attend: `got` is the attention output over `positions`.
     pub(super) fn attended(
         &mut self,
         layer: usize,
@@ -42,8 +53,16 @@ impl Probe {
         self.mirror.attend(layer, queries, &mut full)?;
         let square = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>();
         let difference: Vec<f32> = full.iter().zip(got).map(|(a, b)| a - b).collect();
-        self.error += (square(&difference) / square(&full).max(f64::MIN_POSITIVE)).sqrt();
-        let geometry = self.mirror.geometry().clone();
+        self.sums.error += (square(&difference) / square(&full).max(f64::MIN_POSITIVE)).sqrt();
+        self.sums.mass += self.mass(layer, queries, positions)?;
+        self.sums.attends += 1;
+        self.sums.time += begin.elapsed();
+        Ok(())
+    }
+
+    /// Returns the share of full attention's weight on `positions`, as a mean over query heads.
+    fn mass(&self, layer: usize, queries: &[f32], positions: impl Iterator<Item = u64>) -> Result<f64> {
+        let geometry = self.mirror.geometry();
         let (shape, tokens) = (geometry.layers[layer], self.mirror.layer_len(layer));
         let first = shape.window.map_or(0, |window| tokens.saturating_sub(window));
         let keys = self.mirror.keys(layer, first..tokens)?;
@@ -68,16 +87,12 @@ impl Probe {
             }
             mass += inside / all;
         }
-        self.mass += mass / geometry.query_heads as f64;
-        self.attends += 1;
-        self.time += begin.elapsed();
-        Ok(())
+        Ok(mass / geometry.query_heads as f64)
     }
 
-    /// Sums over attends of the share of full attention's weight on the selected tokens (mean over query heads) and of the
-    /// relative error of the output, the attends, and the time that probing took.
+    /// Returns the sums over all attends.
     #[must_use]
-    pub fn found(&self) -> (f64, f64, u64, Duration) {
-        (self.mass, self.error, self.attends, self.time)
+    pub fn sums(&self) -> ProbeSums {
+        self.sums
     }
 }

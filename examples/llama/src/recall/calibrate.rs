@@ -1,18 +1,21 @@
-//! Calibration: keys and queries of prompts that no figure is reported on, to adapters.
+//! Calibration: fits adapters to the keys and queries of calibration prompts. No figure is reported on these prompts.
+//!
+//! 1. [`collect`] runs the prompts with full attention. A [`Tap`] around the cache shows keys and queries to the
+//!    calibrator.
+//! 2. [`fit`] computes adapters from the collected moments.
 
 use anyhow::Result;
-use stratakv::retrieval::{Adapter, Calibrator, CodeOptions};
+use stratakv::retrieval::{Adapter, AdapterFit, Calibrator, CodeOptions, methods};
 
 use super::prompts::Prompt;
 use crate::kv::memory::MemoryPolicy;
-use crate::kv::store::engine_error;
-use crate::kv::{Committed, KvCache, KvDType, KvGeometry, KvStats, MemoryKv};
+use crate::kv::{Committed, KvCache, KvDType, KvGeometry, KvStats, MemoryKv, engine_error};
 use crate::model::{Model, Wanted};
 
-/// One prompt query in so many is taken.
+/// Of this many prompt queries one is used.
 const QUERY_STRIDE: usize = 7;
 
-/// A cache that shows its calibrator what passes.
+/// A cache that shows keys and queries to a calibrator.
 struct Tap<'a> {
     inner: MemoryKv,
     calibrator: &'a mut Calibrator,
@@ -63,11 +66,11 @@ impl KvCache for Tap<'_> {
     }
 }
 
-/// Runs the prompts with full attention and collects moments of keys (all) and queries (one in seven of the prompt, all of
-/// the decode steps).
+/// Runs the prompts with full attention and collects moments. It uses all keys, all queries of decode steps, and one
+/// in seven queries of prefill.
 ///
 /// # Errors
-/// As [`Model::prefill`] and [`Model::decode`].
+/// Fails as [`Model::prefill`] and [`Model::decode`] do.
 pub fn collect(model: &Model, prompts: &[Prompt], dtype: KvDType, progress: &dyn Fn(usize)) -> Result<Calibrator> {
     let geometry = model.kv_geometry(dtype);
     let layers: Vec<(usize, usize)> = geometry.layers.iter().map(|l| (l.kv_heads, l.head_dim)).collect();
@@ -84,24 +87,33 @@ pub fn collect(model: &Model, prompts: &[Prompt], dtype: KvDType, progress: &dyn
     Ok(calibrator)
 }
 
-/// The adapters of KVSwap and of per-head partial keys for each sigma, and codebooks for each number of bits. Ranks are the
-/// joint key dimensions over sigma.
+/// Fits the adapters of every method in the registry: low-rank keys for each rank ratio, and codebooks for each
+/// number of bits. A rank is the joint key dimensions divided by the rank ratio.
 ///
 /// # Errors
-/// Values that do not suit the model.
-pub fn fit(calibrator: &Calibrator, geometry: &KvGeometry, sigmas: &[usize], bits: &[usize]) -> Result<Vec<Adapter>> {
+/// Fails if a rank ratio or a number of bits does not suit the model.
+pub fn fit(
+    calibrator: &Calibrator,
+    geometry: &KvGeometry,
+    rank_ratios: &[usize],
+    bits: &[usize],
+) -> Result<Vec<Adapter>> {
     let layer = geometry.layers.first().copied();
     let (width, heads) = layer.map_or((0, 1), |l| (l.width(), l.kv_heads));
     let mut adapters = Vec::new();
-    for &sigma in sigmas {
-        let rank = (width / sigma.max(1)).max(1);
-        adapters.push(calibrator.low_rank(&format!("kvswap-{sigma}"), 1, rank).map_err(engine_error)?);
-        let rank = rank.next_multiple_of(heads);
-        adapters.push(calibrator.per_head(&format!("infinigen-{sigma}"), 1, rank).map_err(engine_error)?);
-    }
-    for &bits in bits {
-        let options = CodeOptions { bits, dimension_bits_max: 4, decode_only: false };
-        adapters.push(calibrator.codes(&format!("tck-{bits}"), 1, options).map_err(engine_error)?);
+    for method in methods() {
+        let numbers = if method.adapter == AdapterFit::Codes { bits } else { rank_ratios };
+        for &number in numbers {
+            let (name, rank) = (format!("{}-{number}", method.name), (width / number.max(1)).max(1));
+            let options = CodeOptions { bits: number, dimension_bits_max: 4, decode_only: false };
+            let adapter = match method.adapter {
+                AdapterFit::None => continue,
+                AdapterFit::LowRank => calibrator.low_rank(&name, 1, rank),
+                AdapterFit::PerHead => calibrator.per_head(&name, 1, rank.next_multiple_of(heads)),
+                AdapterFit::Codes => calibrator.codes(&name, 1, options),
+            };
+            adapters.push(adapter.map_err(engine_error)?);
+        }
     }
     Ok(adapters)
 }

@@ -1,4 +1,4 @@
-//! The prompt file: one JSON object per line, gzip or plain.
+//! Reads prompt files: one JSON object per line, gzip or plain.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,22 +8,22 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// One prompt with its answer, as `tests/fixtures/recall-tiny/TASKS.md` describes.
+/// One prompt with its answer. `tests/fixtures/recall-tiny/TASKS.md` describes the tasks.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Prompt {
-    /// Name within the file.
+    /// The name within the file.
     pub id: String,
-    /// Task: `S`, `MK`, `MKD`, `MQ`, `VTC`.
+    /// The task: `S`, `MK`, `MKD`, `MQ`, `VTC`.
     pub task: String,
-    /// Nominal context length.
+    /// The nominal context length.
     pub context: usize,
-    /// Token ids, the query included.
+    /// The token ids of the context and the query.
     pub prompt: Vec<u32>,
-    /// Index of the query in `prompt`.
+    /// The index of the query in `prompt`.
     pub query_start: usize,
-    /// Token ids that follow.
+    /// The token ids of the answer.
     pub answer: Vec<u32>,
-    /// Per answer token: 1 if it must be predicted, 0 if it is given.
+    /// For each answer token 1 if it must be predicted, or 0 if it is given.
     pub score: Vec<u8>,
 }
 
@@ -37,7 +37,7 @@ impl Prompt {
         );
         ensure!(
             self.answer.len() == self.score.len(),
-            "{} answer tokens, {} scores",
+            "answer has {} tokens but score has {}",
             self.answer.len(),
             self.score.len()
         );
@@ -45,13 +45,14 @@ impl Prompt {
         Ok(())
     }
 
-    /// Ids that decode steps are fed: the query and the answer, but for its last token, which is predicted and never fed.
+    /// Returns the ids that decode steps are fed: the query, and the answer without its last token.
     pub fn fed(&self) -> impl Iterator<Item = u32> + '_ {
         let answer = &self.answer[..self.answer.len().saturating_sub(1)];
         self.prompt[self.query_start..].iter().chain(answer).copied()
     }
 
-    /// Share of the runs of consecutive scored tokens that are right throughout; `predicted[i]` stands for answer token `i`.
+    /// Returns the share of correct items. An item is a run of consecutive scored tokens, and it is correct if all of
+    /// them are predicted. `predicted[i]` is the prediction of answer token `i`.
     #[must_use]
     pub fn item_accuracy(&self, predicted: &[Option<u32>]) -> f64 {
         let (mut items, mut right, mut open) = (0u32, 0u32, None);
@@ -69,10 +70,11 @@ impl Prompt {
     }
 }
 
-/// Prompts of some tasks and contexts, at most `limit` per task and context, in the order of the file.
+/// Loads prompts of some tasks and contexts, at most `limit` per task and context, in the order of the file. An empty
+/// list of tasks or contexts takes all of them.
 ///
 /// # Errors
-/// An unreadable file, a line that is no prompt, no prompt left.
+/// Fails if the file is unreadable, if a line is not a prompt, or if no prompt matches.
 pub fn load(path: &Path, tasks: &[String], contexts: &[usize], limit: usize) -> Result<Vec<Prompt>> {
     let mut kept: Vec<Prompt> = Vec::new();
     let mut counts: HashMap<(String, usize), usize> = HashMap::new();
@@ -92,10 +94,16 @@ pub fn load(path: &Path, tasks: &[String], contexts: &[usize], limit: usize) -> 
             kept.push(prompt);
         }
     }
-    ensure!(!kept.is_empty(), "{} holds no prompt of tasks {tasks:?} and contexts {contexts:?}", path.display());
+    ensure!(
+        !kept.is_empty(),
+        "{} holds no prompt of tasks {} and contexts {contexts:?}",
+        path.display(),
+        if tasks.is_empty() { "(all)".to_owned() } else { tasks.join(",") }
+    );
     Ok(kept)
 }
 
+/// Opens a file and unpacks it if it is gzip.
 fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     let mut file = BufReader::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?);
     let gzip = file.fill_buf().with_context(|| format!("cannot read {}", path.display()))?.starts_with(&[0x1f, 0x8b]);
@@ -130,19 +138,16 @@ mod tests {
         one[4] = Some(99);
         assert_eq!(p.item_accuracy(&one), 2.0 / 3.0);
         one[2] = None;
-        assert_eq!(p.item_accuracy(&one), 2.0 / 3.0, "tokens that are given do not count");
+        assert_eq!(p.item_accuracy(&one), 2.0 / 3.0, "given tokens do not count");
         assert_eq!(p.item_accuracy(&[]), 0.0);
     }
 
     #[test]
-    fn plain_files_are_read_filtered_and_checked() {
+    fn prompt_files_are_filtered_and_checked() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         for (task, context) in [("S", 8), ("S", 8), ("S", 16), ("MK", 8)] {
-            writeln!(
-                file,
-                r#"{{"id":"a","task":"{task}","context":{context},"prompt":[1,2,3],"query_start":2,"answer":[4],"score":[1]}}"#
-            )
-            .unwrap();
+            let about = format!(r#""id":"a","task":"{task}","context":{context}"#);
+            writeln!(file, r#"{{{about},"prompt":[1,2,3],"query_start":2,"answer":[4],"score":[1]}}"#).unwrap();
         }
         assert_eq!(load(file.path(), &[], &[], 9).unwrap().len(), 4);
         assert_eq!(load(file.path(), &[], &[8], 1).unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! Figures per task and context, as JSON and as a table.
+//! The report of `kvrun recall`: figures per task and context, as JSON and as a table.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,47 +10,48 @@ use stratakv::pipeline::PipelineReport;
 use super::drift::Drift;
 use crate::kv::KvStats;
 
-/// Means over the prompts of one task and context.
+/// The means over the prompts of one task and context.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
-    /// Task name.
+    /// The task.
     pub task: String,
-    /// Nominal context length.
+    /// The nominal context length.
     pub context: usize,
-    /// Policy name.
+    /// The policy.
     pub policy: String,
-    /// Attended tokens per step, as given on the command line.
+    /// The budget of attended tokens, as on the command line.
     pub budget: String,
-    /// Prompts.
+    /// The number of prompts.
     pub n: usize,
-    /// Item accuracy under the policy, 0 to 1.
+    /// The item accuracy under the policy, 0 to 1.
     pub accuracy: f64,
-    /// Item accuracy of full attention in memory on the same prompts at the same KV dtype.
+    /// The item accuracy of full attention in memory, on the same prompts and with the same KV dtype.
     pub full_accuracy: f64,
-    /// Keys and values of a prompt at rest, mean.
+    /// The mean bytes of a prompt's stored keys and values.
     pub kv_bytes_total: u64,
-    /// Bytes read per decode step, mean over all steps.
+    /// The mean bytes read per decode step.
     pub kv_bytes_read_per_step: u64,
-    /// Largest over the prompts.
+    /// The peak of accounted memory over all prompts.
     pub resident_bytes_peak: u64,
     /// Decode steps per second under the policy.
     pub tokens_per_s: f64,
-    /// Prompts whose predicted tokens all equal those of full attention.
+    /// Prompts for which the policy predicted the same tokens as full attention.
     pub same_answers: usize,
-    /// Largest difference of a logit from full attention.
+    /// The largest difference of a logit from full attention.
     pub logit_difference_max: f32,
-    /// What reading ahead did in all steps; `None` where it was off.
+    /// The result of prefetching in all steps. `None` if it was off.
     pub pipeline: Option<PipelineReport>,
-    /// Share of the time of reads at the devices that nobody waited for; `None` where reading ahead was off.
+    /// The share of the devices' read time that overlapped with computing. `None` if prefetching was off.
     pub io_hidden_share: Option<f64>,
-    /// Share of what was selected in layers with a prediction that the prediction had selected.
+    /// The share of the selected groups that the prediction had selected too, in layers with a prediction.
     pub prediction_recall: Option<f64>,
-    /// Bytes that were read ahead for nothing, per decode step.
+    /// Prefetched bytes per decode step that were not used.
     pub wasted_bytes_per_step: Option<u64>,
     #[serde(skip)]
     sums: Sums,
 }
 
+/// The sums behind the means of a [`Cell`].
 #[derive(Clone, Debug, Default)]
 struct Sums {
     accuracy: f64,
@@ -60,6 +61,18 @@ struct Sums {
     read_steps: u64,
     steps: usize,
     seconds: f64,
+}
+
+/// The answer to one prompt under the policy, compared with full attention.
+pub(super) struct PromptScore {
+    /// The item accuracy under the policy.
+    pub(super) accuracy: f64,
+    /// The item accuracy of full attention.
+    pub(super) full: f64,
+    /// True if both predicted the same tokens.
+    pub(super) same: bool,
+    /// The largest difference of a logit.
+    pub(super) logit_difference: f32,
 }
 
 impl Cell {
@@ -86,18 +99,11 @@ impl Cell {
         }
     }
 
-    pub(super) fn add(
-        &mut self,
-        accuracy: f64,
-        full: f64,
-        same: bool,
-        drift: f32,
-        stats: KvStats,
-        (steps, seconds): (usize, f64),
-    ) {
+    /// Adds one prompt: its score and the costs of its decode steps.
+    pub(super) fn add(&mut self, score: PromptScore, stats: KvStats, (steps, seconds): (usize, f64)) {
         let s = &mut self.sums;
-        s.accuracy += accuracy;
-        s.full += full;
+        s.accuracy += score.accuracy;
+        s.full += score.full;
         s.kv_bytes += stats.kv_bytes_total;
         s.read += stats.bytes_read;
         s.read_steps += stats.steps;
@@ -110,8 +116,8 @@ impl Cell {
         self.kv_bytes_read_per_step = s.read.checked_div(s.read_steps).unwrap_or(0);
         self.resident_bytes_peak = self.resident_bytes_peak.max(stats.resident_bytes_peak);
         self.tokens_per_s = if s.seconds > 0.0 { s.steps as f64 / s.seconds } else { 0.0 };
-        self.same_answers += usize::from(same);
-        self.logit_difference_max = self.logit_difference_max.max(drift);
+        self.same_answers += usize::from(score.same);
+        self.logit_difference_max = self.logit_difference_max.max(score.logit_difference);
         if let Some(report) = stats.pipeline {
             *self.pipeline.get_or_insert_default() += report;
         }
@@ -121,24 +127,24 @@ impl Cell {
     }
 }
 
-/// All cells, in the order in which their first prompt came.
+/// All cells, in the order of their first prompts.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// One per task and context.
+    /// One cell per task and context.
     pub cells: Vec<Cell>,
-    /// How far the prompts' keys are from those of calibration, where the policy's method has codes.
+    /// How far the prompts' keys are from the calibration's keys, if the policy's method has codes.
     #[serde(skip_serializing_if = "Drift::is_empty")]
     pub drift: Drift,
 }
 
 impl Report {
-    /// Decode steps that the policy made, over all cells.
+    /// Returns the decode steps under the policy over all cells.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.cells.iter().map(|c| c.sums.read_steps).sum()
     }
 
-    /// What reading ahead did, over all cells; `None` where it was off.
+    /// Returns the result of prefetching over all cells, or `None` if it was off.
     #[must_use]
     pub fn pipeline(&self) -> Option<PipelineReport> {
         let mut reports = self.cells.iter().filter_map(|c| c.pipeline);
@@ -147,7 +153,8 @@ impl Report {
         Some(all)
     }
 
-    /// Contexts, ascending, each with the means over its tasks of policy and full accuracy.
+    /// Returns the contexts in ascending order, each with the mean accuracies over tasks of the policy and of full
+    /// attention.
     #[must_use]
     pub fn means(&self) -> Vec<(usize, f64, f64)> {
         let contexts: BTreeSet<usize> = self.cells.iter().map(|c| c.context).collect();
@@ -200,12 +207,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// A line about reading ahead.
+/// Returns a line about prefetching.
 #[must_use]
 pub fn pipeline_line(report: &PipelineReport) -> String {
     format!(
-        "read ahead: {:.0} % of the time of reads hidden ({:.1} of {:.1} ms waited for), predictions had {:.1} % of what was selected, \
-         {} of {} read for nothing",
+        "read ahead: {:.0} % of the read time hidden (waited {:.1} of {:.1} ms), predictions had {:.1} % of the \
+         selected groups, {} of {} read were not used",
         100.0 * report.hidden_share(),
         report.waited.as_secs_f64() * 1e3,
         report.device_time.as_secs_f64() * 1e3,
@@ -215,7 +222,7 @@ pub fn pipeline_line(report: &PipelineReport) -> String {
     )
 }
 
-/// Bytes in the largest binary unit that keeps three digits.
+/// Formats bytes in the largest binary unit that keeps at least one digit before the point.
 pub(crate) fn bytes(n: u64) -> String {
     let mut value = n as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -232,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_hold_means_and_the_json_has_the_agreed_keys() {
+    fn cells_hold_means_and_their_json_has_the_documented_keys() {
         let mut cell = Cell::new("S", 1024, ("window", "1/13"));
         let stats = |read, steps| KvStats {
             kv_bytes_total: 100,
@@ -241,8 +248,10 @@ mod tests {
             resident_bytes_peak: read,
             pipeline: None,
         };
-        cell.add(1.0, 1.0, true, 0.0, stats(10, 1), (4, 2.0));
-        cell.add(0.0, 1.0, false, 0.5, stats(50, 2), (4, 2.0));
+        let right = PromptScore { accuracy: 1.0, full: 1.0, same: true, logit_difference: 0.0 };
+        cell.add(right, stats(10, 1), (4, 2.0));
+        let wrong = PromptScore { accuracy: 0.0, full: 1.0, same: false, logit_difference: 0.5 };
+        cell.add(wrong, stats(50, 2), (4, 2.0));
         assert_eq!((cell.n, cell.accuracy, cell.full_accuracy), (2, 0.5, 1.0));
         assert_eq!((cell.kv_bytes_read_per_step, cell.resident_bytes_peak, cell.same_answers), (20, 50, 1));
         assert_eq!(cell.tokens_per_s, 2.0);

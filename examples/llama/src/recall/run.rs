@@ -1,4 +1,9 @@
-//! One prompt after the other: dense prefill once, then the same tokens through full attention in memory and through the policy.
+//! Runs prompts one after the other. For each prompt:
+//!
+//! 1. Dense prefill fills two caches: one with full attention in memory, and one under the policy. The second one
+//!    commits.
+//! 2. [`answer`] feeds the query and the answer to both caches as decode steps and takes their predictions.
+//! 3. The predictions, the logits and the costs of the decode steps go to the report.
 
 use std::time::{Duration, Instant};
 
@@ -6,30 +11,30 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
 use super::prompts::Prompt;
-use super::report::{Cell, Report};
+use super::report::{Cell, PromptScore, Report};
 use crate::kv::{KvCache, KvStats, MemoryKv};
 use crate::model::{Model, Wanted, argmax};
 
-/// Caller state of a recall sequence: there is nothing to resume.
+/// The caller's state of a recall sequence. It holds nothing to resume.
 pub const STATE: &[u8] = b"recall";
 
-/// What one pass over query and answer gave.
+/// The result of one pass over a query and its answer.
 #[derive(Clone, Debug)]
 pub struct Answers {
-    /// Predicted id per answer token; `None` where the token was given.
+    /// The predicted id of each answer token. `None` if the token was given.
     pub predicted: Vec<Option<u32>>,
-    /// Logits `[vocab]` each prediction was taken from, in order.
+    /// The logits `[vocab]` of each prediction, in order.
     pub logits: Vec<Vec<f32>>,
     /// Decode steps.
     pub steps: usize,
-    /// Time they took.
+    /// The time that the decode steps took.
     pub elapsed: Duration,
 }
 
 /// Feeds the query and the answer (teacher forcing) as decode steps to a cache that holds the tokens before the query.
 ///
 /// # Errors
-/// As [`Model::decode`].
+/// Fails as [`Model::decode`] does.
 pub fn answer(model: &Model, prompt: &Prompt, cache: &mut dyn KvCache) -> Result<Answers> {
     let begin = Instant::now();
     let query = prompt.prompt.len() - prompt.query_start;
@@ -48,48 +53,67 @@ pub fn answer(model: &Model, prompt: &Prompt, cache: &mut dyn KvCache) -> Result
     Ok(answers)
 }
 
-/// Runs all prompts. `full` makes an empty cache in memory for the full attention that a prompt is compared with, `open` one
-/// under the policy, and `close` takes the latter back when the prompt is done.
-///
-/// # Errors
-/// As [`Model::prefill`] and [`Model::decode`], and what `full`, `open` and `close` report; the prompt is named.
-pub fn run<C: KvCache>(
-    model: &Model,
-    prompts: &[Prompt],
-    policy: (&str, &str),
-    bar: &ProgressBar,
-    full: impl Fn() -> Result<MemoryKv>,
-    mut open: impl FnMut(&Prompt) -> Result<C>,
-    mut close: impl FnMut(&Prompt, C) -> Result<()>,
-) -> Result<Report> {
-    let mut report = Report::default();
-    for prompt in prompts {
-        let mut one = || -> Result<()> {
-            let mut full = full()?;
-            let mut cache = open(prompt)?;
-            let ids = &prompt.prompt[..prompt.query_start];
-            let layers = model.config().layers();
-            let (begun, passed) = (bar.position(), std::cell::Cell::new(0usize));
-            model.prefill(ids, &mut [&mut full, &mut cache], Wanted::Nothing, &|tokens| {
-                passed.set(passed.get() + tokens);
-                bar.set_position(begun + (passed.get() / layers) as u64);
-            })?;
-            // Everything of the prompt lies on the devices before a step reads of it.
-            cache.commit(ids, STATE).context("commit of the prompt")?;
-            let before = cache.stats();
-            let expected = answer(model, prompt, &mut full)?;
-            let got = answer(model, prompt, &mut cache)?;
-            report.add(prompt, policy, &expected, &got, difference(cache.stats(), before));
-            bar.set_position(begun + ids.len() as u64);
-            passed.set(0);
-            close(prompt, cache)
-        };
-        one().with_context(|| format!("prompt {}", prompt.id))?;
-    }
-    Ok(report)
+/// The model, the prompts and the names of a run.
+pub struct RecallRun<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The prompts.
+    pub prompts: &'a [Prompt],
+    /// The names of the policy and of its budget, for the report.
+    pub policy: (&'a str, &'a str),
+    /// The progress bar. It counts prefilled tokens.
+    pub bar: &'a ProgressBar,
 }
 
-/// Reads of the decode steps alone; sizes as they are.
+impl RecallRun<'_> {
+    /// Runs all prompts.
+    ///
+    /// - `full` makes an empty cache in memory with full attention.
+    /// - `open` makes an empty cache under the policy.
+    /// - `close` receives the cache of `open` when its prompt is done.
+    ///
+    /// # Errors
+    /// Fails as [`Model::prefill`] and [`Model::decode`] do, and if `full`, `open` or `close` fails. The error names
+    /// the prompt.
+    pub fn run<C: KvCache>(
+        &self,
+        full: impl Fn() -> Result<MemoryKv>,
+        mut open: impl FnMut(&Prompt) -> Result<C>,
+        mut close: impl FnMut(&Prompt, C) -> Result<()>,
+    ) -> Result<Report> {
+        let mut report = Report::default();
+        for prompt in self.prompts {
+            let mut one = || -> Result<()> {
+                let (mut full, mut cache) = (full()?, open(prompt)?);
+                self.prefill(prompt, &mut [&mut full, &mut cache])?;
+                // After the commit the whole prompt is on the devices, so steps read all that they attend to.
+                cache.commit(&prompt.prompt[..prompt.query_start], STATE).context("commit of the prompt")?;
+                let before = cache.stats();
+                let expected = answer(self.model, prompt, &mut full)?;
+                let got = answer(self.model, prompt, &mut cache)?;
+                report.add(prompt, self.policy, &expected, &got, difference(cache.stats(), before));
+                close(prompt, cache)
+            };
+            one().with_context(|| format!("prompt {}", prompt.id))?;
+        }
+        Ok(report)
+    }
+
+    /// Fills the caches with the tokens before the query.
+    fn prefill(&self, prompt: &Prompt, caches: &mut [&mut dyn KvCache]) -> Result<()> {
+        let ids = &prompt.prompt[..prompt.query_start];
+        let layers = self.model.config().layers();
+        let (begun, passed) = (self.bar.position(), std::cell::Cell::new(0usize));
+        self.model.prefill(ids, caches, Wanted::Nothing, &|tokens| {
+            passed.set(passed.get() + tokens);
+            self.bar.set_position(begun + (passed.get() / layers) as u64);
+        })?;
+        self.bar.set_position(begun + ids.len() as u64);
+        Ok(())
+    }
+}
+
+/// Returns the costs of the decode steps alone. Sizes are taken from `after`.
 fn difference(after: KvStats, before: KvStats) -> KvStats {
     KvStats { bytes_read: after.bytes_read - before.bytes_read, steps: after.steps - before.steps, ..after }
 }
@@ -101,20 +125,13 @@ impl Report {
             self.cells.push(Cell::new(&prompt.task, prompt.context, policy));
             self.cells.len() - 1
         });
-        let drift = full
-            .logits
-            .iter()
-            .flatten()
-            .zip(got.logits.iter().flatten())
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0f32, f32::max);
-        self.cells[index].add(
-            prompt.item_accuracy(&got.predicted),
-            prompt.item_accuracy(&full.predicted),
-            got.predicted == full.predicted,
-            drift,
-            stats,
-            (got.steps, got.elapsed.as_secs_f64()),
-        );
+        let pairs = full.logits.iter().flatten().zip(got.logits.iter().flatten());
+        let score = PromptScore {
+            accuracy: prompt.item_accuracy(&got.predicted),
+            full: prompt.item_accuracy(&full.predicted),
+            same: got.predicted == full.predicted,
+            logit_difference: pairs.map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max),
+        };
+        self.cells[index].add(score, stats, (got.steps, got.elapsed.as_secs_f64()));
     }
 }

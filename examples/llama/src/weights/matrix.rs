@@ -28,8 +28,8 @@ enum Source {
 }
 
 impl WeightMatrix {
-    /// Joins tensors of whole rows. They stay mapped unless one of them is f32: those are copied into memory, because
-    /// they need no conversion and a copy for every use would cost more than keeping them.
+    /// Joins tensors of whole rows. They stay mapped if all of them are f16 or bf16. Otherwise they are copied into
+    /// memory, because candle can multiply f32 rows only from there, and a copy for every use would be slow.
     ///
     /// # Errors
     /// Fails if candle refuses the tensor.

@@ -251,7 +251,8 @@ mod tests {
 
     #[test]
     fn weights_of_another_shape_or_dtype_are_refused() {
-        let header = r#"{"i":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}}"#;
+        let header = r#"{"i":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},
+                         "w":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}}"#;
         let mut weights = load(&file(header, &[0; 8])).unwrap();
         let error = weights.vector("i", 1).unwrap_err().to_string();
         assert!(error.contains("tensor i is I32; weights must be f32, f16 or bf16"), "{error}");

@@ -1,0 +1,12 @@
+//! The subcommands of `kvrun`: they connect the command line with the library and print results.
+
+mod calibrate;
+mod compare;
+mod generate;
+mod recall;
+mod shared;
+
+pub(crate) use calibrate::calibrate;
+pub(crate) use compare::compare;
+pub(crate) use generate::generate;
+pub(crate) use recall::recall;

@@ -1,0 +1,58 @@
+//! `kvrun recall`: answers recall prompts under one policy.
+
+use std::io::Write;
+use std::time::Instant;
+
+use anyhow::Result;
+use stratakv_llama::cli::RecallArgs;
+use stratakv_llama::kv::{KvCache, backend, engine_error};
+use stratakv_llama::model::Model;
+use stratakv_llama::process;
+use stratakv_llama::recall::{self, RecallRun};
+use stratakv_llama::weights::fingerprint;
+
+use super::shared::{geometry, progress};
+
+pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
+    let begin = Instant::now();
+    let model = Model::load(&args.model_dir())?;
+    let prompts = recall::load(&args.prompt_file(), &args.tasks, &args.contexts, args.limit as usize)?;
+    let options = args.backend_options()?;
+    let geometry = geometry(&model, args.cache.dtype, options.policy.rank().is_some())?;
+    let backend = backend::open(&options, geometry, fingerprint(&args.model_dir())?)?;
+    let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
+    let bar = progress(tokens as u64, "tokens", args.json);
+    let budget = options.budget_name();
+    let mut drift = recall::Drift::default();
+    let run = RecallRun { model: &model, prompts: &prompts, policy: (options.policy.name(), &budget), bar: &bar };
+    let mut report = run.run(
+        || backend.in_memory(),
+        |prompt| backend.create(&format!("recall/{}", prompt.id)),
+        |prompt, mut cache| {
+            if args.keep {
+                cache.commit(&prompt.fed().collect::<Vec<_>>(), recall::STATE)?;
+            }
+            drift.add(&cache.own_drift().map_err(engine_error)?);
+            Box::new(cache).finish(args.keep)
+        },
+    )?;
+    report.drift = drift;
+    bar.finish_and_clear();
+    let notes = backend.notes(report.steps());
+    backend.close()?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        return Ok(());
+    }
+    write!(out, "{report}")?;
+    let seconds = begin.elapsed().as_secs_f64();
+    writeln!(out, "{} prompts, {tokens} tokens prefilled, {seconds:.0} s", prompts.len())?;
+    for note in notes {
+        writeln!(out, "{note}")?;
+    }
+    if let Some(peak) = process::resident_peak_bytes() {
+        writeln!(out, "peak resident memory of the process: {:.1} MiB", peak as f64 / f64::from(1 << 20))?;
+    }
+    Ok(())
+}

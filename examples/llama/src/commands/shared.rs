@@ -1,0 +1,35 @@
+//! Helpers of several subcommands.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use stratakv_llama::kv::{KvDType, KvGeometry};
+use stratakv_llama::model::Model;
+
+/// Returns the geometry of a model's cache. It holds the rotation if keys are reconstructed.
+pub(super) fn geometry(model: &Model, dtype: KvDType, reconstructs: bool) -> Result<KvGeometry> {
+    let rope = if reconstructs { Some(model.config().rope()?) } else { None };
+    Ok(KvGeometry { rope, ..model.kv_geometry(dtype) })
+}
+
+/// Makes a progress bar on stderr. It is hidden if stderr is not a terminal.
+pub(super) fn progress(length: u64, unit: &str, quiet: bool) -> ProgressBar {
+    let hidden = quiet || !std::io::stderr().is_terminal();
+    let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(length), target);
+    let template = format!("[{{elapsed_precise}}] {{wide_bar}} {{pos}}/{{len}} {unit} ({{eta}})");
+    match ProgressStyle::with_template(&template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// Writes a file, and makes its directory first.
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
