@@ -1,4 +1,6 @@
-//! Taking the file in: each piece is checked before it is used, and the sequence exists with the commit behind the last one.
+//! Reading an export into a store.
+//!
+//! Each piece is verified before it is used. The sequence exists with the commit after the last piece.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
@@ -21,7 +23,7 @@ use stratakv_format::layout::Layout;
 use stratakv_format::{DType, FormatError, PAGE_BYTES, Unverified, Verified};
 use zerocopy::FromBytes;
 
-/// How a sequence is taken in.
+/// Options of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
     key: Option<String>,
@@ -31,34 +33,34 @@ pub struct ImportOptions {
 }
 
 impl ImportOptions {
-    /// Under the key that stands in the file.
+    /// Returns options with the key that is in the file.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Under this key, up to 512 bytes; empty for none.
+    /// Sets the key, up to 512 bytes. Empty for none.
     #[must_use]
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// With this time to live, none for ever, instead of that in the file.
+    /// Sets the time to live, instead of that in the file. `None` for no end.
     #[must_use]
     pub fn ttl(mut self, ttl: Option<Duration>) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// With this eviction priority, 0 for never, instead of that in the file.
+    /// Sets the eviction priority, instead of that in the file. 0 for never.
     #[must_use]
     pub fn evictable(mut self, priority: u8) -> Self {
         self.evictable = Some(priority);
         self
     }
 
-    /// With so many copies of everything, as [`CreateOptions::replicas`]; those are not in the file.
+    /// Sets the copies of everything, as [`CreateOptions::replicas`] does. The file does not record them.
     #[must_use]
     pub fn replicas(mut self, copies: u8) -> Self {
         self.replicas = Some(copies);
@@ -67,14 +69,14 @@ impl ImportOptions {
 }
 
 impl Store {
-    /// Takes in a sequence that [`Sequence::export`] wrote, for a model of this layout, and commits it durably. Until then
-    /// nothing of it is visible: a file that is damaged, cut short or goes on behind its end leaves nothing, and neither does
-    /// a crash. Everything is checked; summaries are held against the keys. Time to live and eviction priority are those of the
-    /// sequence that was exported, unless `options` say otherwise. When it was created is not taken over: a time to live begins
-    /// anew, as the file may have lain for longer than that.
+    /// Imports a sequence that [`Sequence::export`] wrote, for a model of this layout, and commits it durably.
+    ///
+    /// Nothing of it is visible before the commit. A damaged or truncated file leaves nothing, and neither does a
+    /// crash. Everything is verified, and summaries are compared with the keys. Time to live and eviction priority are
+    /// those of the exported sequence, unless `options` set them. The time to live begins with the import.
     ///
     /// ```
-    /// use stratakv::{ByteSize, Durability, ImportOptions, KvLayout, CreateOptions, Store, TensorView};
+    /// use stratakv::{ByteSize, CreateOptions, Durability, ImportOptions, KvLayout, Store, TensorView};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (from, to) = (tempfile::tempdir()?, tempfile::tempdir()?);
@@ -96,33 +98,33 @@ impl Store {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::LayoutMismatch`]: a sequence of another model, geometry or dtype. [`ErrorKind::Corruption`]: no such
-    /// file, or a damaged one; the error names the byte. [`ErrorKind::Unsupported`]: of another version.
+    /// [`ErrorKind::LayoutMismatch`]: a sequence of another model, geometry or dtype. [`ErrorKind::Corruption`]: not an
+    /// export, or a damaged one. The error names the byte. [`ErrorKind::Unsupported`]: an export of another version.
     /// [`ErrorKind::AlreadyExists`]: the key is taken. Those of [`Sequence::append`] and [`Sequence::commit`].
     pub fn import(&self, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
         import(self, reader, layout, options).map_err(|e| e.during("import"))
     }
 }
 
-/// The file as far as it was read.
+/// The file that is being read.
 struct In<R> {
     reader: R,
-    /// Bytes read.
+    /// The bytes read so far.
     at: u64,
     nonce: u64,
     index: u64,
-    /// The bytes of the piece; words, so that elements are aligned.
+    /// The bytes of the piece, as words so that elements are aligned.
     words: Vec<u64>,
     memory: Reservation,
 }
 
-/// What a piece must be.
+/// What the next piece must be.
 #[derive(Clone, Copy, Default)]
 struct Expected {
     kind: u16,
     layer: usize,
     first: u64,
-    /// Tokens at most; exactly, where `whole`.
+    /// The tokens, at most. If `whole`: exactly these.
     tokens: u64,
     whole: bool,
     bytes: Option<usize>,
@@ -155,7 +157,7 @@ impl<R: Read> In<R> {
         Ok(())
     }
 
-    /// The next piece, which must be this one. Its bytes are then in [`Self::bytes`].
+    /// Reads the next piece, which must be this one. Its bytes are in [`Self::bytes`] then.
     fn next(&mut self, layout: Option<&Layout>, expected: &Expected) -> Result<Verified<PieceHeader>> {
         let start = self.at;
         let mut front = [0; size_of::<PieceHeader>()];
@@ -197,7 +199,7 @@ impl<R: Read> In<R> {
         Ok(header)
     }
 
-    /// Bytes of the piece, padding included.
+    /// Returns the bytes of the piece, with padding.
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
@@ -350,7 +352,8 @@ fn layer(
     Ok(())
 }
 
-/// Whether two lists of 16-bit floats hold the same numbers: a zero of either sign is one, as earlier builds wrote both.
+/// Returns whether two lists of 16-bit floats hold the same numbers. Zeros of both signs are equal, because exports
+/// hold both.
 fn are_same(a: &[u8], b: &[u8]) -> bool {
     let number = |bits: &[u8; 2]| match u16::from_le_bytes(*bits) {
         0x8000 => 0,
@@ -359,7 +362,7 @@ fn are_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.as_chunks().0.iter().map(number).eq(b.as_chunks().0.iter().map(number))
 }
 
-/// Appends planes `[kv_heads, tokens, dim]` as they are.
+/// Appends planes `[kv_heads, tokens, dim]`.
 fn append(
     sequence: &mut Sequence,
     layout: &Layout,
@@ -374,13 +377,13 @@ fn append(
     let (keys, values) = (view(keys, geometry.key_dim), view(values, geometry.value_dim));
     let (Some(keys), Some(values)) = (keys, values) else { return Err(damaged(at, "elements out of line")) };
     sequence.append(layer, keys, values).map_err(|e| match e.kind() {
-        // What no sequence can hold was never exported.
+        // No sequence holds such values, so no export has them.
         ErrorKind::InvalidArgument => damaged(at, e),
         _ => e,
     })
 }
 
-/// A plane as a tensor; none when its elements are not aligned.
+/// Returns a plane as a tensor, or none if its elements are not aligned.
 fn tensor(dtype: DType, plane: &[u8], tokens: usize, heads: usize, dim: usize) -> Option<TensorView<'_>> {
     if dim == 0 {
         return Some(TensorView::empty(tokens));

@@ -1,4 +1,4 @@
-//! Exports as files of the file system.
+//! Exports to and imports from files of the file system.
 
 use super::{Exported, ImportOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -21,20 +21,20 @@ fn failed(doing: &str, path: &Path, e: std::io::Error) -> Error {
 }
 
 impl Sequence {
-    /// [`Sequence::export`] to a new file of mode 0600, durable when this returns. One that fails leaves no file.
+    /// Exports to a new file of mode 0600, which is durable when this returns. A failed export leaves no file.
     ///
     /// # Errors
-    /// As [`Sequence::export`]; [`ErrorKind::AlreadyExists`]: there is something at `path`.
+    /// Those of [`Sequence::export`]. [`ErrorKind::AlreadyExists`]: `path` exists.
     pub fn export_file(&mut self, path: impl AsRef<Path>) -> Result<Exported> {
         self.reader()?.export_file(path)
     }
 }
 
 impl SequenceReader {
-    /// As [`Sequence::export_file`].
+    /// Exports what this reader sees, as [`Sequence::export_file`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Sequence::export_file`].
     pub fn export_file(&self, path: impl AsRef<Path>) -> Result<Exported> {
         let path = path.as_ref();
         let flags = OFlags::NOFOLLOW.bits() as i32;
@@ -49,7 +49,7 @@ impl SequenceReader {
     }
 
     fn write_file(&self, file: &File, path: &Path) -> Result<Exported> {
-        // The umask may have taken more bits than it should.
+        // The umask may have removed bits of the mode.
         file.set_permissions(Permissions::from_mode(0o600)).map_err(|e| failed("set the mode of", path, e))?;
         let exported = self.export(file)?;
         file.sync_all().map_err(|e| failed("sync", path, e))?;
@@ -60,13 +60,14 @@ impl SequenceReader {
 }
 
 impl Store {
-    /// [`Store::import`] from a file.
+    /// Imports from a file.
     ///
     /// # Errors
-    /// As [`Store::import`]; [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`]: no regular file.
+    /// Those of [`Store::import`]. [`ErrorKind::NotFound`]: there is no file. [`ErrorKind::InvalidArgument`]: it is not
+    /// a regular file.
     pub fn import_file(&self, path: impl AsRef<Path>, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
         let path = path.as_ref();
-        // A pipe without a writer must not hang the open.
+        // Non-blocking, so that a pipe without a writer does not hang the open.
         let flags = OFlags::NONBLOCK.bits() as i32;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = file.map_err(|e| failed("open", path, e))?;

@@ -1,4 +1,5 @@
-//! Writing the file: what a reader of the sequence sees, piece after piece, the next blocks on their way meanwhile.
+//! Writing an export: what a reader of the sequence sees, piece by piece. The next blocks are read while a piece is
+//! written.
 
 use super::PIECE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
@@ -21,22 +22,22 @@ use stratakv_format::layout::{LayerGeometry, Layout};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// What was exported.
+/// The result of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Tokens of every layer with keys and values.
     pub tokens: u64,
-    /// Bytes of the file.
+    /// The bytes of the file.
     pub bytes: u64,
 }
 
-/// The file so far.
+/// The file that is being written.
 struct Out<W> {
     writer: W,
     nonce: u64,
     index: u64,
     bytes: u64,
-    /// A piece with its header, to be written at once.
+    /// A piece with its header, for one write.
     piece: Vec<u8>,
 }
 
@@ -60,23 +61,24 @@ impl<W: Write> Out<W> {
 }
 
 impl Sequence {
-    /// Writes the sequence as it is now, committed or not, to `writer` as one self-contained file: layout, key, caller's
-    /// state, token ids, keys and values, summaries. Memory is bounded by the piece, whatever the length of the sequence.
-    /// [`Store::import`](crate::Store::import) takes it in again.
+    /// Writes the sequence as it is now, committed or not, to `writer` as one self-contained file.
+    ///
+    /// The file holds the layout, key, caller's state, token ids, keys and values, and summaries. Memory is bounded by
+    /// the size of a piece. [`Store::import`](crate::Store::import) reads the file.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], [`ErrorKind::NoSpace`]: of the writer. [`ErrorKind::Corruption`]: a block of the sequence is
-    /// damaged; what was written is no whole file and import refuses it. As [`Sequence::reader`].
+    /// [`ErrorKind::Io`], [`ErrorKind::NoSpace`]: those of the writer. [`ErrorKind::Corruption`]: a block of the
+    /// sequence is damaged. Import refuses the incomplete file. Those of [`Sequence::reader`].
     pub fn export(&mut self, writer: impl Write) -> Result<Exported> {
         self.reader()?.export(writer)
     }
 }
 
 impl SequenceReader {
-    /// As [`Sequence::export`], of what this reader sees; the writer of the sequence may go on meanwhile.
+    /// Exports what this reader sees, as [`Sequence::export`] does. The writer of the sequence may continue meanwhile.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Sequence::export`].
     pub fn export(&self, writer: impl Write) -> Result<Exported> {
         export(self.sequence(), writer).map_err(|e| e.during(format!("export of sequence {}", self.id())))
     }
@@ -144,14 +146,15 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
     Ok(Exported { tokens: sequence.len(), bytes: out.bytes })
 }
 
-/// Groups of a layer in one piece: their summaries are a piece too, with elements of an f32's size at most.
+/// Returns the groups of a layer per piece. Their summaries are a piece too, with elements of at most the size of an
+/// f32.
 fn groups_per_piece(layout: &Layout, layer: &LayerGeometry) -> u64 {
     let block = layout.block(layer);
     let dense = block.key_bytes + block.value_bytes;
     (PIECE_BYTES / dense).min(PIECE_BYTES_MAX / summary_record_bytes(layer, DType::F32)).max(1) as u64
 }
 
-/// The most that is held beside the buffers of reads: a piece, its bytes before they get their header, and its summaries.
+/// Returns the most memory beside the buffers of reads: a piece, its bytes without the header, and its summaries.
 fn memory_bytes(layout: &Layout) -> usize {
     let layers = layout.layers.iter().filter(|layer| layer.has_kv());
     let of = |layer: &LayerGeometry| {
@@ -162,7 +165,7 @@ fn memory_bytes(layout: &Layout) -> usize {
     2 * largest.0.max(largest.1) + largest.1 + 2 * size_of::<PieceHeader>()
 }
 
-/// A read of groups under way.
+/// A read of groups in flight.
 fn read(sequence: &Sequence, layer: usize, groups: Range<u64>) -> Result<ReadTicket> {
     let view = sequence.stored_groups(layer, groups)?;
     ReadTicket::new(Arc::clone(&sequence.store().devices), vec![view.inner], ReadPriority::Demand(None))

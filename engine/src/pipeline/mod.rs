@@ -1,12 +1,14 @@
 //! Decode steps whose reads hide behind the computation (KVSwap section 3.3).
 //!
-//! While a layer computes, the next layer's query is predicted from this layer's input, what that query selects is read
-//! ahead, and once the true query is known only what the prediction missed is read on demand. What is attended follows from
-//! the true queries alone, so the output has the same bits as without a pipeline, whatever was predicted and whenever it came.
+//! 1. While a layer computes, the next layer's query is predicted from this layer's input.
+//! 2. The blocks that the predicted query selects are prefetched.
+//! 3. When the true query is known, only the blocks that the prediction missed are read on demand.
+//!
+//! Attention follows the true queries alone. The output therefore has the same bits as without a pipeline.
 //!
 //! ```
 //! use stratakv::pipeline::{DecodeModel, Pipeline};
-//! use stratakv::{Budget, KvLayout, Result, Sequence, CreateOptions, Store, Summary, TensorView};
+//! use stratakv::{Budget, CreateOptions, KvLayout, Result, Sequence, Store, StoredSummary, TensorView};
 //!
 //! /// A model of two layers that keeps its hidden state, one row per sequence.
 //! struct Model {
@@ -58,7 +60,7 @@
 //! # }
 //! ```
 //!
-//! Runtimes that keep the loop to themselves use [`Pipeline::read`], [`Pipeline::predict`] and [`Pipeline::attend`].
+//! Runtimes with a loop of their own use [`Pipeline::read`], [`Pipeline::predict`] and [`Pipeline::attend`].
 
 mod model;
 mod report;

@@ -1,4 +1,4 @@
-//! What a runtime says about its model, and the loop over its layers.
+//! The interface of a model, and the loop over its layers.
 
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
@@ -6,48 +6,50 @@ use crate::plan::{SelectOptions, Selection};
 use crate::read::AttendOptions;
 use crate::sequence::Sequence;
 
-/// A model during decode, as [`Pipeline::decode`] drives it: per layer `project`, then `predict` of the next, then `finish`.
-/// All methods work on every sequence of the batch, in the order of the batch. Layers without KV are left to `finish` of the
-/// layer before, or to `project` of the next.
+/// A model during decode. [`Pipeline::decode`] calls `project`, `predict` of the next layer, and `finish`, layer by
+/// layer.
+///
+/// All methods work on every sequence of the batch, in its order. `finish` of the layer before computes layers without
+/// KV, or `project` of the layer behind.
 pub trait DecodeModel {
-    /// Appends the newest tokens' keys and values of `layer` to the sequences, and gives the queries, each
-    /// `[q_heads, key_dim]`.
+    /// Appends the newest tokens' keys and values of `layer` to the sequences. Returns the queries, each `[q_heads,
+    /// key_dim]`.
     ///
     /// # Errors
-    /// Ends the step; what was appended stays.
+    /// Those of the model. They end the step, and appended tokens stay.
     fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>>;
 
-    /// The queries of layer `next` as they can be told by now: its norm, Wq and RoPE applied to the input of the layer that
-    /// `project` was just called for. None: nothing is read ahead for it.
+    /// Returns the predicted queries of layer `next`: its norm, Wq and RoPE applied to the input of the current layer.
+    /// With `None` nothing is prefetched.
     fn predict(&mut self, next: usize) -> Option<Vec<Vec<f32>>>;
 
-    /// Takes the attention outputs of `layer`, each `[q_heads, value_dim]`, and computes to the end of the layer.
+    /// Takes the attention outputs of `layer`, each `[q_heads, value_dim]`, and computes the rest of the layer.
     ///
     /// # Errors
-    /// Ends the step.
+    /// Those of the model. They end the step.
     fn finish(&mut self, layer: usize, attended: &[Vec<f32>]) -> Result<()>;
 
-    /// What a sequence attends to in `layer`: the place of any other selector.
+    /// Selects what a sequence attends to in `layer`. Override it to use another selector.
     ///
     /// # Errors
-    /// As [`Sequence::select`].
+    /// Those of [`Sequence::select`].
     fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<Selection> {
         sequence.select(layer, query, options)
     }
 
-    /// How to attend in `layer`.
+    /// Returns the options of attention in `layer`.
     fn attend_options(&self, _layer: usize) -> AttendOptions {
         AttendOptions::default()
     }
 }
 
 impl Pipeline {
-    /// One decode step: the newest token of every sequence through all layers. The sequences share a layout.
+    /// Runs one decode step: the newest token of every sequence, through all layers. The sequences share a layout.
     ///
     /// # Errors
-    /// What the model, selection, reading or attention brought; [`ErrorKind::InvalidArgument`] when the sequences do not have
-    /// the same layers or the model gives another number of queries. The step is then to be repeated from the start, after
-    /// cutting the sequences back with [`Sequence::truncate`].
+    /// Those of the model, of selection, reading and attention. [`ErrorKind::InvalidArgument`]: the sequences differ in
+    /// their layers, or the model returns another number of queries. To repeat the step, cut the sequences back with
+    /// [`Sequence::truncate`] first.
     pub fn decode<M: DecodeModel>(&mut self, sequences: &mut [&mut Sequence], model: &mut M) -> Result<()> {
         let Some(first) = sequences.first() else { return Ok(()) };
         let layout = first.layout().clone();
@@ -60,7 +62,7 @@ impl Pipeline {
             let queries = model.project(layer, sequences)?;
             let views = match trusted.take().map(|predicted| with_newest(sequences, layer, &predicted)) {
                 Some(Ok(views)) => views,
-                // Nothing was predicted, or a window has left a group behind.
+                // There was no prediction, or a group left the window since.
                 _ => self.select(sequences, layer, &queries, model)?,
             };
             self.read(layer, &views)?;
@@ -70,17 +72,17 @@ impl Pipeline {
             }
             if let Some(&next) = layers.get(nth + 1)
                 && let Some(predicted) = model.predict(next)
-                // Without its records in sight a prediction would wait for buffers that this layer holds.
+                // Without its records in flight, a prediction would wait for buffers that this layer holds.
                 && refs.iter().all(|sequence| sequence.has_records(next))
             {
-                // A prediction that selects nothing, or a layer without tokens, is no reason to stop.
+                // A prediction that selects nothing, or a layer without tokens, does not end the step.
                 if let Ok(views) = self.select(sequences, next, &predicted, model) {
                     self.predict(next, &views)?;
                     trusted = self.trusts().then_some(views);
                 }
             }
-            // Their selections are a layer away: these records have the time in which this one computes. Behind the last layer comes
-            // the first, for the next token.
+            // These records are needed one layer later, so they are read while this layer computes. The first layer
+            // follows the last, for the next token.
             self.stream(layers[(nth + 2) % layers.len()], &refs)?;
             let options = model.attend_options(layer);
             let geometry = layout.kv_layer(layer)?;
@@ -117,8 +119,8 @@ impl Pipeline {
     }
 }
 
-/// The views of groups chosen before the newest tokens were there, and of all groups that were sealed since: what was the tail
-/// then is attended to, and so is every new token.
+/// Returns selections of groups that were chosen before the newest tokens, with all groups that were sealed since.
+/// Every new token is attended.
 fn with_newest(sequences: &[&mut Sequence], layer: usize, predicted: &[Selection]) -> Result<Vec<Selection>> {
     let one = |(sequence, predicted): (&&mut Sequence, &Selection)| {
         let group = sequence.layout().group_tokens() as u64;

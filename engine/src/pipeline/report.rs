@@ -1,15 +1,15 @@
-//! What a pipeline did and what it was worth.
+//! Counters of a pipeline, and what share of reading it hid.
 
 use serde::Serialize;
 use std::time::Duration;
 
-/// Sums over the life of a [`Pipeline`](super::Pipeline), or since [`take_report`](super::Pipeline::take_report).
+/// Counters since a [`Pipeline`](super::Pipeline) was made or since [`take_report`](super::Pipeline::take_report).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PipelineReport {
-    /// Layers attended to, each with all its sequences.
+    /// Layers attended, each with all its sequences.
     pub layers: u64,
-    /// Of these, layers of which something had been predicted.
+    /// Of these, layers with a prediction.
     pub predicted_layers: u64,
     /// Blocks on devices that were selected, in all layers.
     pub selected: u64,
@@ -19,25 +19,24 @@ pub struct PipelineReport {
     pub predictable: u64,
     /// Of these, blocks that the prediction had selected too.
     pub predicted: u64,
-    /// Blocks that a read ahead brought in time for the layer that needed them.
+    /// Blocks that were prefetched and used.
     pub prefetched: u64,
-    /// Blocks that were read on demand, in predicted layers: what the prediction missed.
+    /// Blocks that the prediction missed, read on demand in predicted layers.
     pub corrected: u64,
-    /// Blocks that were read ahead for nothing.
+    /// Blocks that were prefetched and not used.
     pub wasted: u64,
-    /// Bytes of keys and values that were read ahead for nothing.
+    /// Bytes of keys and values that were prefetched and not used.
     pub wasted_bytes: u64,
-    /// Bytes that devices brought, ahead and on demand.
+    /// Bytes read from devices, prefetched and on demand.
     pub read_bytes: u64,
-    /// Bytes of records of summaries that devices brought ahead of the selections that score them ([`stream`](super::Pipeline::stream)).
+    /// Bytes of summary records that [`stream`](super::Pipeline::stream) prefetched.
     pub record_bytes: u64,
-    /// Reads ahead that were given up: no buffers were free, or the layer came without them.
+    /// Prefetches that were cancelled, because no buffers were free or the layer did not need them.
     pub dropped_reads: u64,
-    /// Time in which reads that a layer needed were at the devices, from submission to their last block; where reads overlap,
-    /// once.
+    /// The time that reads spent at the devices, from submission to their last block. Overlapping reads count once.
     #[serde(rename = "device_ns", serialize_with = "nanoseconds")]
     pub device_time: Duration,
-    /// Time that the caller spent waiting for them, and for buffers for them.
+    /// The time that the caller waited for reads and for their buffers.
     #[serde(rename = "waited_ns", serialize_with = "nanoseconds")]
     pub waited: Duration,
 }
@@ -51,7 +50,7 @@ fn share(part: u64, whole: u64) -> f64 {
 }
 
 impl std::ops::AddAssign for PipelineReport {
-    /// The sums of both: what several pipelines did together.
+    /// Adds the counters of another pipeline.
     fn add_assign(&mut self, other: Self) {
         self.layers += other.layers;
         self.predicted_layers += other.predicted_layers;
@@ -72,19 +71,20 @@ impl std::ops::AddAssign for PipelineReport {
 }
 
 impl PipelineReport {
-    /// Share of what was selected in predicted layers that the prediction had selected; 0 without predictions.
+    /// Returns the share of selected blocks in predicted layers that the prediction selected too. 0 without
+    /// predictions.
     #[must_use]
     pub fn recall(&self) -> f64 {
         share(self.predicted, self.predictable)
     }
 
-    /// Share of the blocks read ahead that nobody needed; 0 when none was.
+    /// Returns the share of prefetched blocks that were not used. 0 without prefetches.
     #[must_use]
     pub fn wasted_share(&self) -> f64 {
         share(self.wasted, self.wasted + self.prefetched)
     }
 
-    /// Share of the time at the devices that nobody waited for; 0 when nothing was read.
+    /// Returns the share of the device time that no caller waited for. 0 without reads.
     #[must_use]
     pub fn hidden_share(&self) -> f64 {
         if self.device_time.is_zero() {

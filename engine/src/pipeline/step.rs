@@ -1,4 +1,6 @@
-//! Reads ahead, reads on demand, and attention over both.
+//! The steps of a pipeline: prefetching predicted blocks, reading the missed ones, attending to both.
+//!
+//! Invariant: a prefetch never holds buffers that a needed read waits for. It is cancelled first.
 
 use super::report::PipelineReport;
 use crate::cache::BlockKey;
@@ -12,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// A read ahead under way.
+/// A prefetch in flight.
 struct StepAhead {
     ticket: ReadTicket,
     selected: HashSet<BlockKey>,
@@ -20,7 +22,7 @@ struct StepAhead {
     reads: HashMap<BlockKey, usize>,
 }
 
-/// A layer whose true views are known.
+/// A layer whose true selections are known.
 struct CurrentLayer {
     layer: usize,
     views: Vec<Selection>,
@@ -28,22 +30,22 @@ struct CurrentLayer {
     ahead: Option<StepAhead>,
 }
 
-/// The reads of decode steps, over any number of sequences of one store. The documentation of `stratakv::pipeline` has the loop it belongs to.
+/// The reads of decode steps, over any number of sequences of one store. The [module](crate::pipeline) shows the loop.
 pub struct Pipeline {
     store: Store,
     select: SelectOptions,
     ahead: BTreeMap<usize, StepAhead>,
     current: Option<CurrentLayer>,
     report: PipelineReport,
-    /// Up to when time at the devices is in the report.
+    /// The end of the device time that the report contains.
     counted_until: Option<Instant>,
     trust: bool,
-    /// Records that were read ahead, of which layer and of whom.
+    /// Prefetched summary records, by layer and sequence.
     streamed: Vec<(usize, Weak<SummaryStreams>)>,
 }
 
 impl Pipeline {
-    /// A pipeline whose [`decode`](Self::decode) selects under this budget.
+    /// Returns a pipeline whose [`decode`](Self::decode) selects under this budget.
     #[must_use]
     pub fn new(store: &Store, select: impl Into<SelectOptions>) -> Self {
         let (ahead, report) = (BTreeMap::new(), PipelineReport::default());
@@ -51,9 +53,10 @@ impl Pipeline {
         Self { store, select, ahead, current: None, report, counted_until: None, trust: false, streamed: Vec::new() }
     }
 
-    /// Whether [`decode`](Self::decode) attends to the groups that the prediction selected, and the newest, as KVSwap does,
-    /// instead of those of the true query. Nothing is read for nothing then and nothing on demand, but the output depends on
-    /// the predictions; it still does not depend on timing. Whole groups: masks of a selector's own do not carry over.
+    /// Makes [`decode`](Self::decode) attend to the groups of the prediction and the newest ones, as KVSwap does.
+    ///
+    /// No block is read in vain or on demand then. The output depends on the predictions, but not on timing. Groups are
+    /// attended whole: masks of a selector do not apply.
     #[must_use]
     pub fn trust_predictions(mut self, trust: bool) -> Self {
         self.trust = trust;
@@ -68,25 +71,27 @@ impl Pipeline {
         self.select
     }
 
-    /// What was done so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn report(&self) -> &PipelineReport {
         &self.report
     }
 
-    /// What was done so far; counts from zero after.
+    /// Returns the counters and resets them.
     pub fn take_report(&mut self) -> PipelineReport {
         std::mem::take(&mut self.report)
     }
 
-    /// Starts reading the records of summaries of `layer` for those of the sequences that have them
-    /// [streamed](crate::Summaries::Streamed): selections in that layer find them in memory, those of predicted queries and those of
-    /// the true ones, until [`Self::read`] of the layer gives them back. The records do not depend on the query: they can be read a
-    /// layer ahead of its prediction. Nothing is read for sequences that have not chosen by their records yet. Given up when no buffers are free, and whenever a read that is needed finds none; selections
-    /// read them themselves then.
+    /// Prefetches the summary records of `layer` for sequences with [streamed](crate::SummaryResidency::Streamed)
+    /// summaries.
+    ///
+    /// Selections in that layer find the records in memory until [`Self::read`] of the layer frees them. Records do not
+    /// depend on the query, so they can be read a layer ahead of its prediction. Sequences that have not selected by
+    /// records yet are passed over. If no buffers are free, or a needed read finds none, selections read the records
+    /// themselves.
     ///
     /// # Errors
-    /// No such layer.
+    /// [`ErrorKind::InvalidArgument`]: there is no such layer.
     pub fn stream(&mut self, layer: usize, sequences: &[&Sequence]) -> Result<()> {
         for sequence in sequences {
             let Some(streams) = sequence.streams() else { continue };
@@ -102,7 +107,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Gives back the records of a layer, or of all.
+    /// Frees the records of a layer, or of all layers.
     fn give_records_back(&mut self, layer: Option<usize>) {
         self.streamed.retain(|(of, streams)| {
             let goes = layer.is_none_or(|layer| layer == *of);
@@ -113,11 +118,12 @@ impl Pipeline {
         });
     }
 
-    /// Reads ahead what predicted queries of `layer` selected, in place of an earlier prediction of it. Given up when no
-    /// buffers are free, or while the layer that was read last waits for some: never waited for.
+    /// Prefetches what predicted queries of `layer` selected, instead of an earlier prediction of it.
+    ///
+    /// It never waits: it does nothing if no buffers are free, or while the current layer waits for buffers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: views of another store.
+    /// [`ErrorKind::InvalidArgument`]: selections of another store.
     pub fn predict(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
         if let Some(old) = self.ahead.remove(&layer) {
             self.give_up(&old);
@@ -125,7 +131,7 @@ impl Pipeline {
         if let Some(current) = &mut self.current
             && !matches!(current.ticket.try_submit(), Ok(true))
         {
-            // What fits beside the buffers of others would keep the read that is needed from ever getting enough.
+            // A prefetch now could keep the needed read from ever getting enough buffers.
             self.report.dropped_reads += 1;
             return Ok(());
         }
@@ -148,20 +154,21 @@ impl Pipeline {
         }
     }
 
-    /// Starts reading what the true queries of `layer` selected, less what is read ahead already. [`Self::attend`] comes next.
+    /// Starts reading what the true queries of `layer` selected, except for prefetched blocks. Call [`Self::attend`]
+    /// next.
     ///
     /// # Errors
-    /// As [`Store::read`].
+    /// Those of [`Store::read`].
     pub fn read(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
         self.current = None;
-        // It has been chosen by.
+        // The layer's selections are made, so its records are not needed any more.
         self.give_records_back(Some(layer));
         let mut ahead = self.ahead.remove(&layer);
         let refs: Vec<&Selection> = views.iter().collect();
         let awaited = ahead.as_ref().map(|ahead| &ahead.selected);
         let mut ticket = self.store.read_as(&refs, ReadPriority::Demand(awaited))?;
         if !ticket.is_submitted() {
-            // What is read ahead must not keep buffers from what is needed: all of it goes, and the read starts anew.
+            // Prefetches must not hold buffers that are needed: all are cancelled, and the read is planned again.
             self.give_all_up();
             if let Some(old) = ahead.take() {
                 self.give_up(&old);
@@ -174,12 +181,12 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Attention of `queries`, one per view given to [`Self::read`], each `[q_heads, key_dim]`, to `outs`, each
-    /// `[q_heads, value_dim]`: block after block as they arrive.
+    /// Attends with `queries`, one per selection given to [`Self::read`], each `[q_heads, key_dim]`, as blocks arrive.
+    /// Writes `outs`, each `[q_heads, value_dim]`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: `layer` was not the last one read, or there are more or fewer queries or outputs than
-    /// views; otherwise as [`attend`](crate::attend).
+    /// [`ErrorKind::InvalidArgument`]: `layer` is not the last one read, or the numbers of queries, outputs and
+    /// selections differ. Those of [`attend`](crate::attend).
     pub fn attend(
         &mut self,
         layer: usize,
@@ -201,12 +208,12 @@ impl Pipeline {
             self.count_times(&times);
             let complete = brought.is_ok_and(|batch| current.ticket.fill(&batch));
             if !complete {
-                // A block that could not be read ahead is read once more; if it is damaged, this read says so.
+                // A block whose prefetch failed is read again. If it is damaged, this read returns the error.
                 current.ticket = self.store.read(&current.views.iter().collect::<Vec<_>>())?;
                 self.report.read_bytes += current.ticket.device_bytes();
             }
         }
-        // From here on it is waited for, and what it waits for must not be held by what is read ahead.
+        // The caller waits from here on, so no prefetch may hold the buffers.
         if !current.ticket.try_submit()? {
             self.give_all_up();
         }
@@ -217,7 +224,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Counts the time of a read that has ended: of what it overlaps with reads counted before, nothing.
+    /// Counts the device time of a read, without the part that overlaps with reads counted before.
     fn count_times(&mut self, times: &ReadTimes) {
         self.report.waited += times.waited();
         let Some((begun, ended)) = times.at_devices() else { return };
@@ -259,7 +266,7 @@ impl Pipeline {
                 }
             }
         }
-        // Now, or when it was read ahead; what was then read counts as that.
+        // Cached now, or cached when it was prefetched. Blocks that the prefetch read count as prefetched.
         let mut resident = ticket.resident();
         if let Some(ahead) = ahead {
             resident.extend(ahead.resident.intersection(&selected));

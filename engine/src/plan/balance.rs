@@ -1,19 +1,20 @@
-//! Which copy of each piece is read: every device ends as early as it can (SWARM section 5.2, with bytes and speed in place of
-//! counts). Pure.
+//! Choosing a copy of each piece so that the last device ends as early as possible (SWARM section 5.2, with bytes and
+//! speed instead of counts). Pure.
 //!
-//! Pieces with fewer copies choose first, larger ones before smaller ones; each goes to the device that *finishes first* with it,
-//! behind what is queued there already. Then pieces leave the device that ends last as long as that makes the whole end earlier.
+//! 1. Pieces with fewer copies choose first, among them larger pieces first.
+//! 2. Each piece is assigned to the device that finishes first with it, behind what is queued there.
+//! 3. Pieces move away from the device that ends last, as long as the whole ends earlier.
 
 use crate::options::BalancePolicy;
 
-/// What a device is expected to take.
+/// The expected speed and queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Load {
-    /// Seconds until what is queued is done.
+    /// Seconds until its queue is empty.
     pub(crate) queued_s: f64,
     pub(crate) request_s: f64,
     pub(crate) byte_s: f64,
-    /// Takes part only when no other copy is left: it failed of late.
+    /// True if it failed recently. It is used only if no other copy is left.
     pub(crate) avoided: bool,
 }
 
@@ -23,11 +24,11 @@ impl Load {
     }
 }
 
-/// Bytes that are read together, and the devices that have a copy, the first choice first.
+/// Bytes that are read together, and the devices that have a copy, the first copy first.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedPiece {
     pub(crate) bytes: usize,
-    /// Index of the first of its devices in the common list, and their number.
+    /// Its devices in the common list: the index of the first, and their number.
     pub(crate) devices: std::ops::Range<usize>,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct PlannedPiece {
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     pub(crate) list: Vec<PlannedPiece>,
-    /// Devices by position in the list of loads, piece after piece.
+    /// Devices of all pieces, as indexes into the list of loads.
     pub(crate) devices: Vec<usize>,
 }
 
@@ -46,7 +47,7 @@ impl Pieces {
         self.list.push(PlannedPiece { bytes, devices: first..self.devices.len() });
     }
 
-    /// The last piece has more bytes.
+    /// Adds bytes to the last piece.
     pub(crate) fn grow(&mut self, bytes: usize) {
         if let Some(last) = self.list.last_mut() {
             last.bytes += bytes;
@@ -57,7 +58,7 @@ impl Pieces {
         &self.devices[piece.devices.clone()]
     }
 
-    /// The copy that each piece is read from.
+    /// Returns the copy to read for each piece.
     pub(crate) fn balance(&self, loads: &[Load], policy: BalancePolicy) -> Vec<u8> {
         let mut chosen = vec![0_u8; self.list.len()];
         if policy == BalancePolicy::FirstCopy {
@@ -76,7 +77,7 @@ impl Pieces {
         };
         match policy {
             BalancePolicy::EarliestFinish => order.sort_by_key(key),
-            // By count alone, in the order of the selection: what is queued and how fast a device is does not matter.
+            // By count alone, in the order of the selection, regardless of queues and speeds.
             BalancePolicy::FirstCopy | BalancePolicy::FewestReads => {}
         }
         let counted = policy == BalancePolicy::FewestReads;
@@ -93,7 +94,7 @@ impl Pieces {
             return spread.copies;
         }
         spread.improve();
-        // Piece by piece one may end in a corner: never later than with the first copies, improved as far as they can be.
+        // Choosing piece by piece may end badly. The result is never later than the improved first copies.
         let mut first = Choice::new(self, loads, false);
         for (at, piece) in self.list.iter().enumerate() {
             if let Some(copy) = self.usable(piece, loads).next() {
@@ -107,7 +108,7 @@ impl Pieces {
         first.copies
     }
 
-    /// Copies to choose from: those on devices that did not fail of late, or all when there are no others.
+    /// Returns the copies to choose from: those on sound devices, or all if there are none.
     fn usable<'a>(&'a self, piece: &PlannedPiece, loads: &'a [Load]) -> impl Iterator<Item = u8> + 'a {
         let devices = &self.devices[piece.devices.clone()];
         let avoid = devices.iter().any(|&device| !loads[device].avoided);
@@ -116,15 +117,15 @@ impl Pieces {
     }
 }
 
-/// A copy for each piece, and when the devices end with them.
+/// An assignment of copies, and when each device ends with it.
 struct Choice<'a> {
     pieces: &'a Pieces,
     loads: &'a [Load],
-    /// Every piece costs one, whatever the devices have to do already.
+    /// True if every piece costs one, regardless of queues.
     counted: bool,
     copies: Vec<u8>,
     ends: Vec<f64>,
-    /// Pieces of each device: one without any does not take part, however much is queued there.
+    /// Pieces of each device. A device without pieces does not count, however long its queue.
     given: Vec<u32>,
 }
 
@@ -142,7 +143,7 @@ impl<'a> Choice<'a> {
         if self.counted { 1.0 } else { self.loads[device].cost(&self.pieces.list[at]) }
     }
 
-    /// When the device of a copy ends if it takes the piece as well.
+    /// Returns when the device of a copy ends if it takes the piece as well.
     fn end_with(&self, at: usize, copy: u8) -> f64 {
         let device = self.device(at, copy);
         self.ends[device] + self.cost(at, device)
@@ -161,7 +162,7 @@ impl<'a> Choice<'a> {
         self.given[device] -= 1;
     }
 
-    /// The device with pieces that ends last.
+    /// Returns the device with pieces that ends last.
     fn last(&self) -> Option<usize> {
         let given = (0..self.ends.len()).filter(|&device| self.given[device] > 0);
         given.max_by(|&a, &b| self.ends[a].total_cmp(&self.ends[b]))
@@ -171,7 +172,7 @@ impl<'a> Choice<'a> {
         self.last().map_or(0.0, |last| self.ends[last])
     }
 
-    /// Moves pieces away from the device that ends last, each to one that still ends earlier with it.
+    /// Moves pieces away from the device that ends last, each to a device that still ends earlier with it.
     fn improve(&mut self) {
         for _ in 0..self.copies.len() {
             let Some(last) = self.last() else { return };
@@ -207,7 +208,7 @@ mod tests {
         pieces
     }
 
-    /// When the last device ends.
+    /// Returns when the last device ends.
     fn end(pieces: &Pieces, loads: &[Load], chosen: &[u8]) -> f64 {
         let mut ends: Vec<f64> = loads.iter().map(|load| load.queued_s).collect();
         for (piece, copy) in pieces.list.iter().zip(chosen) {
@@ -256,7 +257,7 @@ mod tests {
                 prop_assert!(usize::from(*copy) < piece.devices.len());
             }
             let (own, best) = (end(&pieces, &loads, &chosen), best(&pieces, &loads));
-            // One piece more than the best at the slowest device at most: what choosing piece by piece can cost.
+            // Choosing piece by piece costs at most one more piece at the slowest device than the optimum.
             let widest = spec.iter().flat_map(|(bytes, devices)| {
                 let piece = PlannedPiece { bytes: *bytes, devices: 0..0 };
                 devices.iter().map(|&d| loads[d].cost(&piece)).collect::<Vec<_>>()
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_skewed_selection_uses_all_devices() {
-        // Of 64 pieces 52 have their first copy on device 0; the second is on one of the others.
+        // 52 of 64 pieces have their first copy on device 0. The second copy is on one of the others.
         let spec: Vec<_> =
             (0..64).map(|at| (65536, if at < 52 { vec![0, 1 + at % 3] } else { vec![1 + at % 3, 0] })).collect();
         let (pieces, loads) = (pieces(&spec), [FAST; 4]);

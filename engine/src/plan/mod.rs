@@ -1,152 +1,45 @@
-//! Views to reads: parts of fixed size, neighbours coalesced. Pure.
+//! Planning reads: from selections to parts with requests. Pure, without I/O.
 //!
-//! A part is a run of a view's units, as many as [`part_groups`] says, cut the same way whatever is resident and wherever
-//! it lies, so that attention over it gives the same bits every time. Blocks of a part that are on devices share one buffer.
+//! 1. Look up cached blocks, and blocks that several selections have in common ([`share`]).
+//! 2. Choose a copy for every block, so that all devices end as early as possible ([`balance`]).
+//! 3. Cut each selection into parts of [`part_groups`] groups.
+//! 4. Join neighbouring blocks of a part into one request, if the gap between them is small.
+//!
+//! Invariant: parts depend on the selection alone, not on what is cached or where it is stored. Attention to them
+//! therefore gives equal bits every time.
 
 mod balance;
+mod parts;
+mod section;
 mod selection;
 mod share;
 mod summary_sections;
 
-pub(crate) use balance::{Load, Pieces};
+pub(crate) use balance::Pieces;
+pub(crate) use parts::{DeviceLoads, PlannedRead, ReadPart, ReadPriority};
+pub(crate) use section::{Section, SectionAt};
 pub(crate) use selection::{GroupSource, KeySource, SelectedGroup, SelectedTail, SelectionInner};
 pub use selection::{PlaneSet, SelectOptions, Selection};
-pub(crate) use summary_sections::{Section, SectionAt, plan_records};
+pub(crate) use summary_sections::plan_records;
 
-use crate::cache::{BlockKey, Resident};
-use crate::catalog::{FrameBody, SegmentHandle};
+use crate::catalog::FrameBody;
 use crate::io::buffer::arena::PAGE_BYTES;
 use crate::io::buffer::slab::SLAB_BYTES;
 use crate::layout::part_groups;
-use crate::log::Devices;
-use crate::options::BalancePolicy;
+use parts::Origin;
 use share::BlockHit;
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::page::round_up_to_page;
 
-/// Why blocks are read now.
-#[derive(Clone, Copy)]
-pub(crate) enum ReadPriority<'a> {
-    /// Somebody waits for them; those named were selected by a read ahead, which brings them.
-    Demand(Option<&'a HashSet<BlockKey>>),
-    /// They may be needed soon.
-    Ahead,
-}
-
-impl ReadPriority<'_> {
-    pub(crate) fn is_ahead(self) -> bool {
-        matches!(self, Self::Ahead)
-    }
-
-    fn awaited(self, key: &BlockKey) -> bool {
-        matches!(self, Self::Demand(Some(awaited)) if awaited.contains(key))
-    }
-}
-
-/// One read: whole units of a segment (pages, or less where the device reads less) to an offset of the part's buffer.
-#[derive(Clone)]
-pub(crate) struct PlannedRead {
-    pub(crate) segment: Arc<SegmentHandle>,
-    pub(crate) offset: u64,
-    pub(crate) bytes: usize,
-    pub(crate) to: usize,
-    /// The frame that it reads, which copy of it, and its offset in copy 0. A read of a frame with copies reads nothing else.
-    pub(crate) frame: Arc<FrameBody>,
-    pub(crate) copy: u8,
-    pub(crate) first: u64,
-}
-
-impl PlannedRead {
-    /// The same bytes of another copy: segment and offset.
-    pub(crate) fn of_copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u64) {
-        (self.frame.copy(copy).0, self.frame.offset_in(copy, self.first))
-    }
-}
-
-/// What the devices are like at the moment.
-#[derive(Clone, Debug)]
-pub(crate) struct DeviceLoads {
-    /// By device index.
-    pub(crate) loads: Vec<Load>,
-    /// By device index: gaps that are read rather than left out.
-    pub(crate) gaps: Vec<usize>,
-    pub(crate) policy: BalancePolicy,
-    /// Neighbours with copies are read together up to this size.
-    pub(crate) piece_bytes: usize,
-}
-
-impl DeviceLoads {
-    /// What the devices are like at the moment, for planning reads.
-    pub(crate) fn of(devices: &Devices) -> Self {
-        let slots = devices.list.slots();
-        let mut spread = Self {
-            loads: Vec::with_capacity(slots),
-            gaps: Vec::with_capacity(slots),
-            policy: devices.balance,
-            piece_bytes: usize::MAX,
-        };
-        for index in 0..slots {
-            let device = devices.list.get(index);
-            let profile = device.map(|device| &device.profile);
-            let (queued_s, request_s, byte_s, avoided) = profile.map_or((0.0, 1e-3, 1e-6, true), |p| p.load());
-            let avoided = avoided || device.is_none_or(|d| d.is_lost());
-            spread.loads.push(Load { queued_s, request_s, byte_s, avoided });
-            spread.gaps.push(profile.map_or(0, |p| p.gap_bytes().min(devices.gap_limit)));
-            let best = profile.map_or(usize::MAX, |p| p.best_request_bytes());
-            spread.piece_bytes = spread.piece_bytes.min(best);
-        }
-        spread
-    }
-
-    fn gap(&self, segment: &SegmentHandle) -> u64 {
-        self.gaps.get(usize::from(segment.key.0.0)).map_or(0, |gap| *gap as u64)
-    }
-
-    fn device(&self, segment: &SegmentHandle) -> usize {
-        usize::from(segment.key.0.0).min(self.loads.len().saturating_sub(1))
-    }
-}
-
-/// A part of a view.
-pub(crate) struct ReadPart {
-    pub(crate) view: usize,
-    pub(crate) units: Range<usize>,
-    /// Offset in the buffer of what is read of each unit's block; none for units in memory.
-    pub(crate) blocks: Vec<Option<usize>>,
-    /// Blocks of units that are on devices but need not be read.
-    pub(crate) resident: Vec<Option<Resident>>,
-    /// Units, counted within the part, whose blocks a part of an earlier view reads.
-    pub(crate) shared: Vec<(usize, Origin)>,
-    pub(crate) reads: Vec<PlannedRead>,
-    pub(crate) buffer_bytes: usize,
-    /// Records of summaries that its only read brings, in place of blocks.
-    pub(crate) records: Option<SectionAt>,
-}
-
-/// A unit of another part.
-#[derive(Clone, Copy)]
-pub(crate) struct Origin {
-    pub(crate) part: usize,
-    /// Within it.
-    pub(crate) nth: usize,
-}
-
-impl ReadPart {
-    /// Whether the block of a unit, counted within the part, is read for another part.
-    pub(crate) fn shares(&self, nth: usize) -> bool {
-        self.shared.iter().any(|(own, _)| *own == nth)
-    }
-}
-
-/// All parts of all views, view after view, less what `ahead` brings, a cache holds, or an earlier view reads.
+/// Returns the parts of all selections, in order. Blocks that a prefetch brings, a cache holds or an earlier selection
+/// reads get no request.
 pub(crate) fn plan(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>, spread: &DeviceLoads) -> Vec<ReadPart> {
     let held = share::held(views, urgency);
     let copies = choose_copies(views, &held, urgency, spread);
     let mut copies = copies.iter().copied();
     let mut parts = Vec::new();
-    // The first part of each view and the units of its parts.
+    // The first part of each selection, and the groups per part.
     let mut cuts: Vec<(usize, usize)> = Vec::with_capacity(views.len());
     for ((index, view), held) in views.iter().enumerate().zip(held) {
         let per_part = part_groups(view.layout.block(view.layer));
@@ -171,7 +64,7 @@ pub(crate) fn plan(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>, spr
     parts
 }
 
-/// The frame and offset of a unit that has to be read.
+/// Returns the frame and offset of a group that must be read.
 fn on_disk<'a>(
     view: &'a SelectionInner,
     unit: &'a SelectedGroup,
@@ -179,7 +72,7 @@ fn on_disk<'a>(
     urgency: ReadPriority<'_>,
 ) -> Option<(&'a Arc<FrameBody>, u64)> {
     let GroupSource::Disk { frame, offset, .. } = &unit.source else { return None };
-    // A key is looked up in memory that is in no cache: only where somebody asks.
+    // Looking up a key costs a cache miss, so it is done only if a prefetch is named.
     let awaited = || {
         matches!(urgency, ReadPriority::Demand(Some(_)))
             && unit.source.key(view.layer).is_some_and(|key| urgency.awaited(&key))
@@ -187,8 +80,8 @@ fn on_disk<'a>(
     (held.is_none() && !awaited()).then_some((frame, *offset))
 }
 
-/// The copy that each unit of all views is read from; nothing when no frame has copies. Neighbours form pieces, which are balanced
-/// over the devices as one.
+/// Returns the copy to read for each group of all selections, or nothing if no frame has copies. Neighbouring groups
+/// form a piece, which is balanced over the devices as one.
 fn choose_copies(
     views: &[Arc<SelectionInner>],
     held: &[Vec<Option<BlockHit>>],
@@ -204,7 +97,7 @@ fn choose_copies(
     let mut piece_of = Vec::new();
     for (view, held) in views.iter().zip(held) {
         let block = view.layout.block(view.layer);
-        // Frame, end and bytes of the piece that may go on.
+        // Frame, end and bytes of the piece that the next group may continue.
         let mut open: Option<(&Arc<FrameBody>, u64, usize)> = None;
         for (unit, held) in view.units.iter().zip(held) {
             let Some((frame, offset)) = on_disk(view, unit, held.as_ref(), urgency) else {
@@ -232,7 +125,7 @@ fn choose_copies(
     piece_of.into_iter().map(|piece| piece.map_or(0, |piece| chosen[piece])).collect()
 }
 
-/// `copies`: the copy of each unit, all 0 when there are none.
+/// Cuts a selection into parts. `copies` has the copy of each group, all 0 if there are no copies.
 fn plan_part(
     index: usize,
     view: &SelectionInner,
@@ -253,7 +146,7 @@ fn plan_part(
         buffer_bytes: 0,
         records: None,
     };
-    // What a unit takes at most without its neighbours: its pages, and one that it shares.
+    // The most that a group reads without its neighbours: its pages, and one page that it shares.
     let unit_most = round_up_to_page(block.block_bytes) + PAGE_BYTES;
     let count = units.len();
     for (nth, unit) in view.units[units].iter().enumerate() {
@@ -265,11 +158,12 @@ fn plan_part(
         let readable = frame.readable(offset, unit.bytes(block));
         let (segment, own) = (frame.copy(usize::from(copy)).0, frame.offset_in(usize::from(copy), offset));
         let (start, end, first) = (own - (offset - readable.start), own + (readable.end - offset), readable.start);
-        // A part has one buffer, which gaps must not make longer than a slab: room is left for the units to come.
+        // A part has one buffer of at most a slab, so gaps must leave space for the groups to come.
         let room = SLAB_BYTES.saturating_sub(part.buffer_bytes + (count - 1 - nth) * unit_most) as u64;
         let gap = spread.gap(segment).min(room.saturating_sub(end - start));
         match part.reads.last_mut() {
-            // Continues the last read, lies in its last unit, or begins so close behind that the gap costs less than a request.
+            // It continues the last read, begins in its last read unit, or begins so close behind that the gap is
+            // cheaper than a request.
             Some(last)
                 if Arc::ptr_eq(&last.segment, segment)
                     && (Arc::ptr_eq(&last.frame, frame) || last.frame.copies() == 1 && frame.copies() == 1)

@@ -1,4 +1,4 @@
-//! A view: what one layer attends to, as of one moment.
+//! A selection: what one layer attends to, as of one moment, and where its blocks are.
 
 use crate::attention::{HeadMask, TokenMask};
 use crate::cache::{BlockCache, BlockKey};
@@ -10,27 +10,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
 
-/// What a selection takes besides the best groups.
+/// Options of a selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelectOptions {
-    /// Tokens of a layer that a step attends to, everything included.
+    /// The tokens of a layer that a step attends to, with the tail and forced groups.
     pub budget: Budget,
-    /// The newest tokens, which are always attended: the tail, and whole groups before it until at least this many. The
-    /// newest group is always among them when the tail is empty, so that a token attends to itself.
+    /// The newest tokens that are always attended: the tail, and whole groups before it until at least this many. The
+    /// newest group is always attended if the tail is empty, so that a token attends to itself.
     pub recent_tokens: usize,
-    /// The first tokens of the sequence (attention sinks), which are always attended, in whole groups.
+    /// The first tokens of the sequence (attention sinks) that are always attended, in whole groups.
     pub sink_tokens: usize,
-    /// How a [selector](crate::retrieval::Selector) adds up query heads; selection by the sequence's own min/max records is
-    /// always raw.
+    /// How a [selector](crate::retrieval::Selector) aggregates query heads. Selection by the sequence's own min/max
+    /// records always sums raw scores.
     pub aggregation: HeadAggregation,
-    /// Factor of `q . k` in a softmax aggregation; `None`: `1 / sqrt(key_dim)`.
+    /// The factor of `q . k` in a softmax aggregation. `None`: `1 / sqrt(key_dim)`.
     pub scale: Option<f32>,
-    /// What of the selected groups is read.
+    /// The planes of the selected groups that are read.
     pub planes: PlaneSet,
 }
 
 impl SelectOptions {
-    /// This budget, nothing forced but the tail (or the newest group while there is none).
+    /// Returns options with this budget. Only the tail is forced, or the newest group if the tail is empty.
     #[must_use]
     pub const fn new(budget: Budget) -> Self {
         Self {
@@ -43,35 +43,35 @@ impl SelectOptions {
         }
     }
 
-    /// At least the newest `tokens` tokens.
+    /// Forces at least the newest `tokens` tokens.
     #[must_use]
     pub const fn recent(mut self, tokens: usize) -> Self {
         self.recent_tokens = tokens;
         self
     }
 
-    /// The first `tokens` tokens.
+    /// Forces the first `tokens` tokens.
     #[must_use]
     pub const fn sinks(mut self, tokens: usize) -> Self {
         self.sink_tokens = tokens;
         self
     }
 
-    /// With this score.
+    /// Sets the aggregation of query heads.
     #[must_use]
     pub const fn aggregation(mut self, aggregation: HeadAggregation) -> Self {
         self.aggregation = aggregation;
         self
     }
 
-    /// With this factor of `q . k` in a softmax.
+    /// Sets the factor of `q . k` in a softmax aggregation.
     #[must_use]
     pub const fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// With these planes of the selected groups.
+    /// Sets the planes that are read.
     #[must_use]
     pub const fn planes(mut self, planes: PlaneSet) -> Self {
         self.planes = planes;
@@ -85,38 +85,39 @@ impl From<Budget> for SelectOptions {
     }
 }
 
-/// Where a selected group is.
+/// Where the block of a selected group is.
 pub(crate) enum GroupSource {
-    /// In a buffer that is being, or was just, written.
+    /// In a buffer whose write is in flight or done.
     Run { run: Arc<GroupBuffer>, index: usize },
-    /// A copy: of a buffer that is still being filled, or one that is kept in memory.
+    /// In memory: a copy of a group that is being filled, or an exact outlier.
     Copied(Arc<[u8]>),
-    /// On a device: byte offset in the segment file, first checksum in the frame's table.
+    /// On a device: the byte offset in the segment file, and the first checksum in the frame's table.
     Disk { frame: Arc<FrameBody>, offset: u64, checksum: usize },
 }
 
-/// What of the selected groups is read from devices.
+/// The planes of selected groups that are read from devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PlaneSet {
     /// Keys and values.
     #[default]
     KeysAndValues,
-    /// Values alone: the caller has keys of its own. [`attend`](crate::attend) refuses such a view.
+    /// Values only, for callers with keys of their own. [`attend`](crate::attend) refuses such a selection.
     ValuesOnly,
-    /// Values alone where [`Sequence::reconstruct_keys`](crate::Sequence::rebuild_keys) keeps the keys, which attention rebuilds
-    /// while the values are on their way; nothing of outliers; elsewhere both.
+    /// Values only, for groups whose keys [`Sequence::reconstruct_keys`](crate::Sequence::reconstruct_keys) keeps.
+    /// Attention reconstructs these keys while the values are in flight. Outliers need no read, and other groups are
+    /// read whole.
     ReconstructedKeys,
 }
 
-/// Where the keys of a unit come from.
+/// Where the keys of a selected group come from.
 pub(crate) enum KeySource {
-    /// They are read with the values, or are in memory with them.
+    /// From the block, with the values.
     Stored,
-    /// Not from here.
+    /// From the caller.
     Absent,
-    /// The K plane, in memory.
+    /// From this K plane in memory.
     Kept(Arc<[u8]>),
-    /// Rebuilt from those of the view.
+    /// Reconstructed from the low-rank keys of the selection.
     Rebuilt,
 }
 
@@ -125,13 +126,13 @@ pub(crate) struct SelectedGroup {
     pub(crate) group: u64,
     pub(crate) heads: HeadMask,
     pub(crate) positions: Option<TokenMask>,
-    /// On a device: of the V plane where the keys are not read.
+    /// The block, or its V plane if the keys are not read.
     pub(crate) source: GroupSource,
     pub(crate) keys: KeySource,
 }
 
 impl SelectedGroup {
-    /// Leaves the keys where they are: only values are read. `geometry` has a V plane.
+    /// Makes the group read its values only. `geometry` has a V plane.
     pub(crate) fn leave_keys(&mut self, geometry: &BlockGeometry, keys: KeySource) {
         let was_read = self.reads_keys();
         if let GroupSource::Disk { offset, checksum, .. } = &mut self.source
@@ -143,17 +144,17 @@ impl SelectedGroup {
         self.keys = keys;
     }
 
-    /// Whether keys are read with the values.
+    /// Returns whether keys are read with the values.
     pub(crate) fn reads_keys(&self) -> bool {
         matches!(self.keys, KeySource::Stored)
     }
 
-    /// Bytes that are read from a device, from the offset of its source on.
+    /// Returns the bytes that are read from a device, from the offset of its source on.
     pub(crate) fn bytes(&self, geometry: &BlockGeometry) -> usize {
         if self.reads_keys() { geometry.block_bytes } else { geometry.value_bytes }
     }
 
-    /// The planes in these bytes: 0 = K, 1 = V, each with its place in them.
+    /// Returns the planes in these bytes, each with its range: 0 is K, 1 is V.
     pub(crate) fn planes(&self, geometry: &BlockGeometry) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let planes = if self.reads_keys() { 0..2 } else { 1..2 };
         let (geometry, base) = (*geometry, if self.reads_keys() { 0 } else { geometry.value_offset });
@@ -165,7 +166,7 @@ impl SelectedGroup {
 }
 
 impl GroupSource {
-    /// The name of what is read of a block on a device, among resident ones.
+    /// Returns the cache key of what is read of a block on a device.
     pub(crate) fn key(&self, layer: usize) -> Option<BlockKey> {
         let Self::Disk { frame, checksum, .. } = self else { return None };
         Some(BlockKey {
@@ -178,7 +179,7 @@ impl GroupSource {
     }
 }
 
-/// The tail as it was.
+/// The tail at the moment of the selection.
 pub(crate) struct SelectedTail {
     pub(crate) block: Arc<[u8]>,
     pub(crate) tokens: usize,
@@ -191,15 +192,15 @@ pub(crate) struct SelectionInner {
     pub(crate) length: u64,
     pub(crate) units: Vec<SelectedGroup>,
     pub(crate) tail: Option<SelectedTail>,
-    /// Keys at a low rank, where units need them.
+    /// Low-rank keys, if groups need them.
     pub(crate) rebuilt: Option<Arc<ReconstructedKeys>>,
-    /// The opening of a store that it belongs to.
+    /// The opening of the store that it is of.
     pub(crate) instance: u64,
-    /// Which handle selected it: a sequence, or a reader of it.
+    /// The handle that selected it: a sequence or a reader.
     pub(crate) handle: u64,
-    /// What it was to read of its groups.
+    /// The planes that it reads.
     pub(crate) planes: PlaneSet,
-    /// Where its blocks may be resident.
+    /// The cache of its blocks.
     pub(crate) cache: Option<Arc<BlockCache>>,
 }
 
@@ -209,28 +210,30 @@ impl SelectionInner {
     }
 }
 
-/// What one layer of a sequence attends to: selected groups and the tail, as of the moment of
-/// [`Sequence::select`](crate::Sequence::select). Tokens appended later are not in it, and what it selected stays readable
-/// until it is dropped, whatever happens to the sequence. Cheap to clone.
+/// What one layer of a sequence attends to: selected groups and the tail, as of
+/// [`Sequence::select`](crate::Sequence::select).
+///
+/// Tokens appended later are not in it. Its groups stay readable until it is dropped, also if the sequence is cut or
+/// deleted. Clones are cheap.
 #[derive(Clone)]
 pub struct Selection {
     pub(crate) inner: Arc<SelectionInner>,
 }
 
 impl Selection {
-    /// The layer.
+    /// Returns the layer.
     #[must_use]
     pub fn layer(&self) -> usize {
         self.inner.layer
     }
 
-    /// Tokens of the layer at the moment of the selection.
+    /// Returns the tokens of the layer at the moment of the selection.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.inner.length
     }
 
-    /// Tokens attended, the tail included, counted once whichever heads take part.
+    /// Returns the tokens attended, with the tail. Each counts once, whichever heads attend to it.
     #[must_use]
     pub fn tokens(&self) -> usize {
         let group = self.inner.group_tokens();
@@ -239,7 +242,7 @@ impl Selection {
         units.sum::<usize>() + tail
     }
 
-    /// Positions attended, in rising order.
+    /// Returns the positions attended, in rising order.
     pub fn positions(&self) -> impl Iterator<Item = u64> + '_ {
         let group = self.inner.group_tokens() as u64;
         let units = self.inner.units.iter().map(move |unit| (unit.group * group, unit.positions, group as usize));
@@ -250,7 +253,7 @@ impl Selection {
         })
     }
 
-    /// Selected groups, in rising order.
+    /// Returns the selected groups, in rising order.
     pub fn groups(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
         self.inner.units.iter().map(|unit| unit.group)
     }

@@ -1,25 +1,24 @@
-//! What views ask for that need not be read for them: blocks that are resident, and blocks that an earlier view of the same read
-//! asks for. Sequences that were forked from one another have blocks in common; a read asks for each once.
+//! Blocks that need no request: cached blocks, and blocks that an earlier selection of the same read brings.
+//!
+//! Forks share blocks with their origin. A read of both requests each block once.
 
-use super::ReadPriority;
+use super::parts::ReadPriority;
 use super::selection::{GroupSource, SelectedGroup, SelectionInner};
 use crate::cache::{BlockKey, Resident};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Where the block of a unit on a device comes from, if not from there.
+/// The source of a block that is not requested.
 #[derive(Clone)]
 pub(super) enum BlockHit {
+    /// A cache.
     Resident(Resident),
-    /// Read for this unit of an earlier view.
-    Shared {
-        view: usize,
-        unit: usize,
-    },
+    /// A group of an earlier selection, whose block is requested.
+    Shared { view: usize, unit: usize },
 }
 
 impl BlockHit {
-    /// What is resident, of what is held.
+    /// Returns the cached block, if it is one.
     pub(super) fn resident(held: &Option<Self>) -> Option<Resident> {
         match held {
             Some(Self::Resident(resident)) => Some(resident.clone()),
@@ -28,7 +27,8 @@ impl BlockHit {
     }
 }
 
-/// A block as a view asks for it. Views of different caches do not share: each has its own to ask, to count in and to fill.
+/// A block as a selection requests it. Selections with different caches do not share, because each cache counts and
+/// fills itself.
 #[derive(PartialEq, Eq, Hash)]
 struct CacheRequest {
     key: BlockKey,
@@ -36,13 +36,13 @@ struct CacheRequest {
     cache: usize,
 }
 
-/// By view and unit.
+/// Returns the blocks that need no request, by selection and group.
 pub(super) fn held(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>) -> Vec<Vec<Option<BlockHit>>> {
     let mut seen = may_share(views).then(HashMap::new);
     views.iter().enumerate().map(|(index, view)| of_view(index, view, urgency, seen.as_mut())).collect()
 }
 
-/// Whether two views refer to one frame: the blocks of others need not be compared.
+/// Returns whether two selections refer to one frame. Otherwise no block is shared.
 fn may_share(views: &[Arc<SelectionInner>]) -> bool {
     if views.len() < 2 {
         return false;
@@ -88,7 +88,7 @@ fn of_view(
     held.resize_with(view.units.len(), || None);
     if let Some(cache) = &view.cache {
         let asker = (view.handle, view.layer as u32, view.length);
-        // What an earlier view asks for was counted then.
+        // A block that an earlier selection requests was counted there.
         let new = asked.iter().zip(&held).map(|(asked, held)| match (asked, held) {
             (Some(asked), None) => Some((asked.key, asked.bytes)),
             _ => None,

@@ -1,48 +1,11 @@
-//! Reads of the records of summaries: each section of a frame is one read and one part, as its checksum covers all of it.
+//! Planning reads of summary records. A section of a frame is one read and one part, because one checksum covers it.
 
-use super::{DeviceLoads, Pieces, PlannedRead, ReadPart};
-use crate::catalog::{FrameBody, SummaryPlace};
+use super::balance::Pieces;
+use super::parts::{DeviceLoads, PlannedRead, ReadPart};
+use super::section::{Section, SectionAt};
 use std::sync::Arc;
-use stratakv_format::PAGE_BYTES;
 
-/// Records of consecutive groups of a layer, in the front of a frame.
-#[derive(Clone)]
-pub(crate) struct Section {
-    pub(crate) frame: Arc<FrameBody>,
-    pub(crate) place: SummaryPlace,
-}
-
-impl Section {
-    /// In the segment of copy 0.
-    pub(crate) fn offset(&self) -> u64 {
-        u64::from(self.frame.page) * PAGE_BYTES as u64 + self.place.offset
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.place.bytes as usize
-    }
-
-    /// Bytes that reading it takes.
-    pub(crate) fn read_bytes(&self) -> usize {
-        let readable = self.frame.readable(self.offset(), self.bytes());
-        (readable.end - readable.start) as usize
-    }
-
-    /// Whether both are the same bytes, wherever the frame lies.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        (self.frame.nonce, self.frame.origin, &self.place) == (other.frame.nonce, other.frame.origin, &other.place)
-    }
-}
-
-/// Where a part has the records that it reads.
-#[derive(Clone)]
-pub(crate) struct SectionAt {
-    pub(crate) section: Section,
-    /// In its buffer.
-    pub(crate) at: usize,
-}
-
-/// A part per section, each read from the copy whose device ends first with it.
+/// Returns a part per section, read from the copy whose device ends first with it.
 pub(crate) fn plan_records(sections: &[Section], spread: &DeviceLoads) -> Vec<ReadPart> {
     let mut pieces = Pieces::default();
     for section in sections {
