@@ -1,62 +1,33 @@
-//! `kvbench`: measures the engine through its public API, beside what the machine itself can do in the same run.
+//! `kvbench` measures the engine through its public API, and in the same run what the machine can do without it.
 //!
-//! Figures are medians over rounds in which the engine and what it is compared with take turns, so that a noisy machine
-//! disturbs both alike: trust the ratios.
+//! Figures are medians over rounds. In each round the engine and what it is compared with are measured one after the
+//! other, so that noise of the machine affects both. The ratios are therefore more reliable than the absolute figures.
+//!
+//! Each folder is an area of measurement and owns its arguments and results. `support` holds what they share.
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code, reason = "unsafe lives here: a ring and its buffers without the engine around them")]
-mod bare;
-mod churn;
 mod cli;
 mod codec;
-mod commit;
 mod decode;
-mod decode_select;
-mod decode_theta;
-mod decode_trace;
 mod devices;
-mod drivers;
-mod fio;
 mod ingest;
-mod open;
 mod read;
-mod report;
-mod resident;
-mod scale;
 mod select;
-mod selectors;
-mod start;
-mod threads;
-mod work;
-mod written;
+mod store;
+mod support;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::Cli;
 use std::process::ExitCode;
+use support::interrupt::{install_interrupt, interrupted};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = work::install_interrupt().and_then(|()| match &cli.command {
-        Command::Read(args) => read::run(args),
-        Command::Drivers(args) => drivers::run(args),
-        Command::Ingest(args) => ingest::run(args),
-        Command::Commit(args) => commit::run(args),
-        Command::Churn(args) => churn::run(args),
-        Command::Written(args) => written::run(args),
-        Command::Open(args) => open::run(args),
-        Command::Start(args) => start::run(args),
-        Command::Select(args) => select::run(args),
-        Command::Scale(args) => scale::run(args),
-        Command::Decode(args) => decode::run(args),
-        Command::Resident(args) => resident::run(args),
-        Command::Codec(args) => codec::run(args),
-        Command::Devices(command) => devices::run(command),
-    });
-    match outcome {
+    match install_interrupt().and_then(|()| cli.command.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("kvbench: {e:#}");
-            if work::interrupted() { ExitCode::from(130) } else { ExitCode::FAILURE }
+            if interrupted() { ExitCode::from(130) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Every subcommand with tiny sizes: the JSON parses, figures are there and positive, nothing is left behind.
+//! Runs every subcommand with tiny sizes. The JSON must parse, figures must be positive, and no file may be left
+//! behind.
 
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -42,7 +43,7 @@ fn read_measures_each_block_size() {
 }
 
 #[test]
-fn drivers_take_turns() {
+fn drivers_are_measured_in_rotation() {
     let arguments = ["drivers", "--block", "16KiB", "--batch", "8", "--seconds", "0.1", "--rounds", "1"];
     let found = results(&[&arguments[..], &["--size", "8MiB", "--json"]].concat());
     let sides: Vec<_> = found.iter().map(|r| (r["driver"].as_str(), r["path"].as_str())).collect();
@@ -66,17 +67,17 @@ fn decode_compares_caches_and_pipelines() {
         let number = |field: &str| result[field].as_f64().expect("a number");
         assert!((0.0..=1.0).contains(&number("io_hidden_share")));
         assert_eq!((number("hit_rate") > 0.3, at == 0), (at >= 2, result["speedup"].is_null()), "{result}");
-        // Every selected block of every layer and sequence, or what is not resident of it.
+        // Without a cache a step reads every selected block of every layer and sequence.
         let all = 2.0 * 2.0 * 8.0 * 32768.0;
         assert!(if at < 2 { number("bytes_read_per_step") == all } else { number("bytes_read_per_step") < 0.7 * all });
     }
 }
 
 #[test]
-fn decode_solves_for_the_share_of_a_codec() {
+fn decode_solves_for_the_share_of_layers_under_a_codec() {
     let arguments = ["decode", "--layers", "3", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
     let shares = |more: &[&str]| results(&[&arguments[..], &["--codec", "int4", "--json"], more].concat());
-    // Everything hides behind a layer of a tenth of a second.
+    // A layer that computes for a tenth of a second hides all reads, so theta is 0.
     let found = shares(&["--policy", "none", "--codec-share", "auto", "--layer-compute-us", "0,100000"]);
     assert_eq!(found.len(), 2);
     for (result, idle) in found.iter().zip([true, false]) {
@@ -115,7 +116,7 @@ fn codecs_are_measured_on_real_keys_and_values() {
 }
 
 #[test]
-fn read_runs_on_the_other_driver_and_checksum() {
+fn read_runs_with_the_other_driver_and_checksum() {
     let arguments =
         ["read", "--block", "16KiB", "--batch", "4", "--seconds", "0.05", "--rounds", "1", "--size", "4MiB"];
     let found = results(
@@ -126,7 +127,7 @@ fn read_runs_on_the_other_driver_and_checksum() {
 }
 
 #[test]
-fn ingest_counts_what_the_device_takes() {
+fn ingest_counts_the_bytes_written_to_the_device() {
     let found = results(&["ingest", "--size", "16MiB", "--chunk", "64", "--rounds", "1", "--fio", "--json"]);
     assert_positive(&found[0], &["gb_per_s", "cpu_s_per_gb", "commit_ms", "device_gb_per_s"]);
     let amplification = found[0]["write_amplification"].as_f64().expect("a number");
@@ -138,7 +139,7 @@ fn ingest_counts_what_the_device_takes() {
 fn commit_is_compared_with_plain_calls() {
     let found = results(&["commit", "--commits", "4", "--json"]);
     assert_positive(&found[0], &["p50_us", "p99_us", "plain_p50_us", "ratio_p50", "ratio_p99"]);
-    // One group of 32 KiB for each of 32 layers.
+    // One group of 32 KiB in each of 32 layers.
     assert!(found[0]["bytes_per_commit"].as_u64().expect("a number") >= 1 << 20);
 }
 
@@ -163,7 +164,7 @@ fn select_is_compared_with_memory() {
 }
 
 #[test]
-fn every_method_selects() {
+fn select_runs_every_method() {
     let methods = "records,quest,leoam,shadowkv,signs,oracle,kvswap:8,infinigen:8,infinigen:32,tck:64";
     let found = results(&[
         "select",
@@ -181,11 +182,11 @@ fn every_method_selects() {
         "raw,softmax",
         "--json",
     ]);
-    // The records are scored in one way.
+    // The records are scored in one form only.
     assert_eq!(found.len(), 2 * methods.split(',').count() - 1);
     for result in &found {
         assert_positive(result, &["p50_us", "tokens_per_us", "summary_bytes", "ratio_memory"]);
-        // What is scanned of 512 tokens of 1024 joint elements in 64 groups, not what their memory has room for.
+        // The bytes scanned of 512 tokens of 1024 joint elements in 64 groups, without the unused part of their memory.
         let expected = match result["method"].as_str().expect("a method") {
             "records" | "quest" | "leoam" => 64 * 2 * 1024 * 2,
             "shadowkv" => 64 * (1024 * 2 + 4),
@@ -201,7 +202,7 @@ fn every_method_selects() {
 }
 
 #[test]
-fn mistakes_are_told_without_a_panic() {
+fn wrong_arguments_end_with_an_error_and_without_a_panic() {
     let device = tempfile::tempdir().expect("a directory");
     for (arguments, what) in [
         (&["read", "--block", "5000"][..], "multiples of 4 KiB"),
@@ -211,6 +212,7 @@ fn mistakes_are_told_without_a_panic() {
         (&["select", "--tokens", "256", "--method", "best"], "no such method"),
         (&["select", "--tokens", "256", "--method", "kvswap:3"], "does not divide"),
         (&["ingest", "--size", "900TiB"], "free"),
+        (&["churn", "--full", "0.99"], "--full"),
     ] {
         let output = kvbench(device.path(), arguments);
         let err = String::from_utf8_lossy(&output.stderr);
@@ -223,7 +225,7 @@ fn mistakes_are_told_without_a_panic() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn an_interrupted_run_removes_its_files() {
+fn interrupted_run_removes_its_files() {
     let device = tempfile::tempdir().expect("a directory");
     let mut child = Command::new(env!("CARGO_BIN_EXE_kvbench"))
         .args(["read", "--block", "16KiB", "--size", "64MiB", "--seconds", "600", "--device"])
@@ -235,14 +237,14 @@ fn an_interrupted_run_removes_its_files() {
     while !begun() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
-    assert!(kill.success());
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("the signal is sent");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(!begun(), "files are left");
 }
 
 #[test]
-fn churn_counts_what_cleaning_costs() {
+fn churn_counts_the_bytes_that_cleaning_writes() {
     let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
     let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
     assert_positive(
@@ -260,7 +262,7 @@ fn devices(dir: &std::path::Path, arguments: &[&str]) -> Output {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn devices_come_and_go() {
+fn devices_are_made_and_removed() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = devices(dir.path(), &["up", "--count", "2", "--size", "32MiB", "--json"]);
     let (out, err) = (String::from_utf8_lossy(&up.stdout), String::from_utf8_lossy(&up.stderr));
@@ -272,7 +274,7 @@ fn devices_come_and_go() {
     assert_eq!(found.len(), 2);
     let paths: Vec<&str> = found.iter().filter_map(|device| device["path"].as_str()).collect();
     std::fs::write(std::path::Path::new(paths[1]).join("file"), "x").expect("the device takes files");
-    // What stands there is not overwritten, and a mistake takes nothing down.
+    // A second set is refused, and the refusal does not take the first one down.
     assert_eq!(devices(dir.path(), &["up", "--count", "1"]).status.code(), Some(1));
     assert!(std::path::Path::new(paths[1]).join("file").exists());
     let down = devices(dir.path(), &["down"]);
@@ -280,14 +282,14 @@ fn devices_come_and_go() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
     assert!(paths.iter().all(|path| !mounts.contains(path)));
-    // Nothing there is no error; a slow device that is not there is.
+    // Taking down an empty directory succeeds. A slow device beyond the count fails.
     assert!(devices(dir.path(), &["down"]).status.success());
     assert_eq!(devices(dir.path(), &["up", "--count", "1", "--slow", "1:1M"]).status.code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
 }
 
 #[test]
-fn decode_scores_the_whole_context_where_it_is_asked_to() {
+fn decode_scores_the_whole_context_if_a_method_is_given() {
     let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
     let more = ["--policy", "lru", "--pipeline", "off,on", "--select", "none,signs,quest:raw", "--json"];
     let found = results(&[&arguments[..], &more[..]].concat());
@@ -296,14 +298,14 @@ fn decode_scores_the_whole_context_where_it_is_asked_to() {
         let number = |field: &str| result[field].as_f64().expect("a number");
         assert_eq!(result["select"], ["none", "signs", "quest:raw"][at / 2]);
         assert_eq!(number("select_ms") > 0.0, at >= 2, "{result}");
-        // Minima and maxima of both sequences and layers, 512 bytes a token; they grow in steps.
+        // Minima and maxima of both sequences and layers, 512 bytes per token. Their memory grows in steps.
         let records = 2.0 * 2.0 * 1024.0 * 512.0;
         assert!(at < 4 || (records..=1.5 * records).contains(&number("summary_bytes")), "{result}");
     }
 }
 
 #[test]
-fn what_is_resident_is_in_the_account() {
+fn resident_bytes_are_in_the_account() {
     let arguments = ["resident", "--layers", "2", "--context", "4096", "--budget", "64", "--steps", "2", "--json"];
     let more = ["--method", "none,kvswap:32:raw,quest", "--limit", "48MiB", "--cache-mib", "2"];
     let found = results(&[&arguments[..], &more[..]].concat());
@@ -318,9 +320,9 @@ fn what_is_resident_is_in_the_account() {
     }
 }
 
-/// Streamed, neither the records nor the bounds above them are held; and a step moves what LeoAM says.
+/// Neither the records nor the bounds above them are kept in memory. A step reads the bytes that LeoAM predicts.
 #[test]
-fn streamed_summaries_are_read_and_not_held() {
+fn streamed_summaries_are_read_and_not_kept() {
     let arguments = ["resident", "--layers", "3", "--context", "8192", "--steps", "2", "--json"];
     let more =
         ["--method", "records,quest,leoam:raw", "--limit", "48MiB", "--cache-mib", "0", "--summaries", "streamed"];
@@ -330,7 +332,7 @@ fn streamed_summaries_are_read_and_not_held() {
     for result in &found {
         let number = |field: &str| result[field].as_f64().expect("a number");
         assert_eq!(number("summary_bytes"), 0.0, "{result}");
-        // A group in memory is attended and not read; it is one of thirteen.
+        // One selected group of thirteen is in memory and not read.
         let (moved, expected) = (number("read_of_kv"), number("alpha_plus_records"));
         assert!((0.90..=1.05).contains(&(moved / expected)), "{result}");
     }

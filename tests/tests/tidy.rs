@@ -85,7 +85,7 @@ fn unsafe_stays_in_its_rooms() {
             let room = match dir {
                 "engine/src" => path.starts_with("io/") || path.starts_with("kernels/"),
                 // The bare io_uring loop that the engine is measured against.
-                "bench/src" => path == "bare.rs",
+                "bench/src" => path == "support/bare.rs",
                 // Maps the weight files of models.
                 "examples/llama/src" => path == "weights/mapping.rs",
                 _ => false,

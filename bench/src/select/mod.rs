@@ -1,108 +1,250 @@
-//! `kvbench select`: selection in one layer on one core by any method, against the memory bandwidth of that core.
+//! `kvbench select` measures selection in one layer on one core, against the memory bandwidth of that core.
+//!
+//! 1. Create one sequence with enough layers that their summaries exceed the caches, and attach every method to it.
+//! 2. In each round, let every method in every form select in each layer, and sum up as much memory by plain loads.
+//! 3. Leave the first round out, because it faults pages in, and report medians of the others.
 
 pub(crate) mod methods;
 
-use crate::cli::{Form, SelectArgs};
-use crate::report::{median, percentile, print, ratio, rounded};
-use crate::work::{HEAD_DIM, KvSource, TOKEN_LAYER_BYTES, check_interrupt, layout, open_store, work_directory};
+use crate::support::args::{CommonArgs, between, size};
+use crate::support::directory::work_directory;
+use crate::support::interrupt::check_interrupt;
+use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout, random_query};
+use crate::support::report::{median, percentile, print, ratio, rounded};
+use crate::support::store::open_store;
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::Instant;
-use stratakv::retrieval::SelectorId;
+use stratakv::retrieval::{HeadAggregation, SelectorId};
 use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, StoredSummary};
 
 const GROUP: u16 = 8;
-/// Query heads of LLaMA-3-8B.
-const QUERY_HEADS: usize = 32;
-/// The sequence's own min/max records.
+/// Tokens of one append.
+const CHUNK: usize = 1024;
+/// The method that scores the sequence's own min/max records.
 const RECORDS: &str = "records";
 
+/// Arguments of `kvbench select`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example: kvbench select --tokens 32768,131072 --method records,tck:64 --form raw,softmax --json
+
+The methods select in rotation over the layers of one sequence. `records` scores the sequence's own min/max records,
+always raw. The others are selectors: quest, leoam, shadowkv, signs, oracle, kvswap:SIGMA, infinigen:SIGMA, tck:BITS.
+SIGMA is the ratio of joint key dimensions to the rank. Adapters are fitted to random keys, which changes the choice
+but not its cost."
+)]
+pub(crate) struct SelectArgs {
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    /// Tokens of the context, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "32768,131072", value_parser = between(64, 1 << 24))]
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens to select.
+    #[arg(long, default_value_t = 400)]
+    pub(crate) budget: u32,
+    /// Methods, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "records")]
+    pub(crate) method: Vec<String>,
+    /// Ways to aggregate the scores of query heads, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "raw")]
+    pub(crate) form: Vec<FormArg>,
+    /// Bytes of min/max records in memory. A step scans layer after layer, so give more than the caches hold.
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub(crate) working_set: ByteSize,
+}
+
+/// A form of scores on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormArg {
+    /// The sum over query heads.
+    Raw,
+    /// Softmax per query head, then the sum.
+    Softmax,
+    /// Softmax over groups per query head, each group with its best token, then the sum.
+    GroupSoftmax,
+}
+
+impl FormArg {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Softmax => "softmax",
+            Self::GroupSoftmax => "group-softmax",
+        }
+    }
+}
+
+impl From<FormArg> for HeadAggregation {
+    fn from(form: FormArg) -> Self {
+        match form {
+            FormArg::Raw => Self::Sum,
+            FormArg::Softmax => Self::Softmax,
+            FormArg::GroupSoftmax => Self::GroupSoftmax,
+        }
+    }
+}
+
+/// Medians of one method in one form.
 #[derive(Debug, Serialize)]
 struct SelectResult {
     method: String,
     form: &'static str,
     tokens: u32,
     budget_tokens: u32,
-    /// Layers scanned in turn.
+    /// Layers that are scanned one after another.
     layers: u16,
-    /// Summaries of one layer; of selectors what is held, up to a quarter more than what is read.
+    /// Bytes of summaries that one selection scans.
     summary_bytes: u64,
-    /// One layer.
+    /// Time of a selection in one layer.
     p50_us: f64,
     p99_us: f64,
-    /// Tokens that this time is for, per second.
+    /// Tokens of the context over the time.
     tokens_per_us: f64,
-    /// Summaries over time.
+    /// Bytes of summaries over the time.
     gb_per_s: f64,
-    /// Words summed up by one core, in the same rounds.
+    #[serde(flatten)]
+    memory: MemoryComparison,
+}
+
+/// Plain loads by one core in the same rounds, and the selection over them.
+#[derive(Debug, Serialize)]
+struct MemoryComparison {
     memory_gb_per_s: f64,
     ratio_memory: Option<f64>,
 }
 
 /// A method in one form, and its times.
-struct Turn {
+struct MethodSamples {
     method: String,
     /// None for the records.
     selector: Option<SelectorId>,
-    form: Form,
+    form: FormArg,
     layer_us: Vec<f64>,
 }
 
+/// The sizes of a measurement, which follow from the arguments.
+struct SelectSizes {
+    /// Tokens of whole groups.
+    tokens: u32,
+    layers: u16,
+    /// Bytes of min/max records of one layer.
+    record_bytes: u64,
+}
+
+impl SelectSizes {
+    fn new(args: &SelectArgs, tokens: u32) -> Self {
+        let groups = tokens / u32::from(GROUP);
+        let record_bytes = u64::from(groups) * TOKEN_LAYER_BYTES;
+        let layers = args.working_set.0.div_ceil(record_bytes).clamp(1, 32) as u16;
+        Self { tokens: groups * u32::from(GROUP), layers, record_bytes }
+    }
+
+    fn all_record_bytes(&self) -> u64 {
+        self.record_bytes * u64::from(self.layers)
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        u64::from(self.tokens) * TOKEN_LAYER_BYTES * u64::from(self.layers)
+    }
+}
+
+/// Runs `kvbench select`.
 pub(crate) fn run(args: &SelectArgs) -> Result<()> {
     for &tokens in &args.tokens {
-        for result in measure(args, tokens)? {
+        for result in measure(args, &SelectSizes::new(args, tokens))? {
             print(args.common.json, &format!("select {} {} {tokens} tokens", result.method, result.form), &result)?;
         }
     }
     Ok(())
 }
 
-fn measure(args: &SelectArgs, tokens: u32) -> Result<Vec<SelectResult>> {
-    let tokens_whole = tokens / u32::from(GROUP) * u32::from(GROUP);
-    let record_bytes = u64::from(tokens_whole / u32::from(GROUP)) * TOKEN_LAYER_BYTES;
-    let layers = args.working_set.0.div_ceil(record_bytes).clamp(1, 32) as u16;
-    let kv_bytes = u64::from(tokens_whole) * TOKEN_LAYER_BYTES * u64::from(layers);
+fn measure(args: &SelectArgs, sizes: &SelectSizes) -> Result<Vec<SelectResult>> {
+    let kv_bytes = sizes.kv_bytes();
     let dir = work_directory(&args.common.device, kv_bytes + kv_bytes / 4 + (256 << 20))?;
-    // No method holds more than all keys, which are half of the bytes, and grows in steps.
+    // A method holds at most all keys, which are half of the bytes, and its memory grows in steps.
     let selectors = args.method.iter().filter(|method| *method != RECORDS).count() as u64;
-    let memory = (256 << 20) + 2 * record_bytes * u64::from(layers) + selectors * kv_bytes;
+    let memory = (256 << 20) + 2 * sizes.all_record_bytes() + selectors * kv_bytes;
     let store = open_store(&args.common, &dir.path().join("store"), ByteSize(memory))?;
     let options = CreateOptions::new().key("select").store_summary(StoredSummary::MinMax);
-    let mut sequence = store.create_sequence(&layout(layers, GROUP)?, options)?;
-    let mut turns = Vec::new();
+    let mut sequence = store.create_sequence(&layout(sizes.layers, GROUP)?, options)?;
+    let mut samples = attach(args, &mut sequence, sizes.layers)?;
+    eprintln!("kvbench: {}: {} layers of {} tokens", dir.path().display(), sizes.layers, sizes.tokens);
+    KvSource::new(CHUNK).append_by_layer(&mut sequence, sizes.tokens as usize)?;
+    let memory_gb_per_s = measure_rounds(args, &sequence, sizes, &mut samples)?;
+    let results = samples.into_iter().map(|samples| {
+        let summary_bytes = match samples.selector {
+            Some(selector) => scanned_bytes(&sequence, selector, sizes.tokens)?,
+            None => sizes.record_bytes,
+        };
+        let p50_us = median(&samples.layer_us);
+        let gb_per_s = summary_bytes as f64 / 1e3 / p50_us;
+        Ok(SelectResult {
+            method: samples.method,
+            form: samples.form.name(),
+            tokens: sizes.tokens,
+            budget_tokens: args.budget,
+            layers: sizes.layers,
+            summary_bytes,
+            p50_us: rounded(p50_us),
+            p99_us: rounded(percentile(&samples.layer_us, 0.99)),
+            tokens_per_us: rounded(f64::from(sizes.tokens) / p50_us),
+            gb_per_s: rounded(gb_per_s),
+            memory: MemoryComparison {
+                memory_gb_per_s: rounded(memory_gb_per_s),
+                ratio_memory: ratio(gb_per_s, memory_gb_per_s),
+            },
+        })
+    });
+    let results = results.collect::<Result<Vec<_>>>()?;
+    drop(sequence);
+    store.close()?;
+    Ok(results)
+}
+
+/// Attaches every method and pairs it with the forms that it is measured in.
+fn attach(args: &SelectArgs, sequence: &mut Sequence, layers: u16) -> Result<Vec<MethodSamples>> {
+    let mut samples = Vec::new();
     for method in &args.method {
         check_interrupt()?;
         let selector = match method.as_str() {
             RECORDS => None,
             _ => Some(sequence.attach(methods::selector(method, layers)?)?),
         };
-        let forms = if selector.is_some() { args.form.as_slice() } else { &[Form::Raw] };
-        turns.extend(forms.iter().map(|&form| Turn { method: method.clone(), selector, form, layer_us: Vec::new() }));
+        // The records are scored in one form only.
+        let forms = if selector.is_some() { args.form.as_slice() } else { &[FormArg::Raw] };
+        let of_form = |&form| MethodSamples { method: method.clone(), selector, form, layer_us: Vec::new() };
+        samples.extend(forms.iter().map(of_form));
     }
-    eprintln!("kvbench: {}: {layers} layers of {tokens_whole} tokens", dir.path().display());
-    fill(&mut sequence, layers, tokens_whole as usize)?;
+    Ok(samples)
+}
 
+/// Measures all rounds. Returns the median bandwidth of plain loads in GB per second.
+fn measure_rounds(
+    args: &SelectArgs,
+    sequence: &Sequence,
+    sizes: &SelectSizes,
+    samples: &mut [MethodSamples],
+) -> Result<f64> {
     let mut random = fastrand::Rng::with_seed(17);
-    let words = vec![0x0101_0101_0101_0101_u64; (record_bytes * u64::from(layers) / 8) as usize];
+    let words = vec![0x0101_0101_0101_0101_u64; (sizes.all_record_bytes() / 8) as usize];
     let mut memory_rates = Vec::new();
     for round in 0..=args.common.rounds {
-        for turn in &mut turns {
-            for layer in 0..usize::from(layers) {
+        for own in samples.iter_mut() {
+            for layer in 0..usize::from(sizes.layers) {
                 check_interrupt()?;
-                let query: Vec<f32> = (0..QUERY_HEADS * HEAD_DIM).map(|_| random.f32() - 0.5).collect();
-                let options = SelectOptions {
-                    aggregation: turn.form.into(),
-                    ..SelectOptions::new(Budget::tokens(args.budget as usize))
-                };
+                let query = random_query(&mut random);
+                let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(own.form.into());
                 let start = Instant::now();
-                black_box(match turn.selector {
+                black_box(match own.selector {
                     Some(selector) => sequence.select_with(selector, layer, &query, options)?,
                     None => sequence.select(layer, &query, options)?,
                 });
                 // The first round faults pages in.
                 if round > 0 {
-                    turn.layer_us.push(start.elapsed().as_secs_f64() * 1e6);
+                    own.layer_us.push(start.elapsed().as_secs_f64() * 1e6);
                 }
             }
         }
@@ -112,41 +254,13 @@ fn measure(args: &SelectArgs, tokens: u32) -> Result<Vec<SelectResult>> {
             memory_rates.push((words.len() * 8) as f64 / start.elapsed().as_secs_f64() / 1e9);
         }
     }
-    let memory_gb_per_s = median(&memory_rates);
-    let results = turns.into_iter().map(|turn| {
-        let summary_bytes = match turn.selector {
-            Some(selector) => scanned_bytes(&sequence, selector, tokens_whole)?,
-            None => record_bytes,
-        };
-        let p50_us = median(&turn.layer_us);
-        let gb_per_s = summary_bytes as f64 / 1e3 / p50_us;
-        Ok(SelectResult {
-            method: turn.method,
-            form: match turn.form {
-                Form::Raw => "raw",
-                Form::Softmax => "softmax",
-                Form::GroupSoftmax => "group-softmax",
-            },
-            tokens: tokens_whole,
-            budget_tokens: args.budget,
-            layers,
-            summary_bytes,
-            p50_us: rounded(p50_us),
-            p99_us: rounded(percentile(&turn.layer_us, 0.99)),
-            tokens_per_us: rounded(f64::from(tokens_whole) / p50_us),
-            gb_per_s: rounded(gb_per_s),
-            memory_gb_per_s: rounded(memory_gb_per_s),
-            ratio_memory: ratio(gb_per_s, memory_gb_per_s),
-        })
-    });
-    let results = results.collect::<Result<Vec<_>>>()?;
-    drop(sequence);
-    store.close()?;
-    Ok(results)
+    Ok(median(&memory_rates))
 }
 
-/// Bytes of a layer that a selector scans: its records, without what their memory has room for beside them. Of `leoam` those of
-/// groups alone; of longer runs it scans fewer bytes than that. Of the exact oracle, which has no records, all keys.
+/// Returns the bytes that a selector scans in one layer: its records, without the unused part of their memory.
+///
+/// For `leoam` this counts the records of all groups, although it scans fewer in long contexts. The exact oracle has no
+/// records and scans all keys.
 fn scanned_bytes(sequence: &Sequence, selector: SelectorId, tokens: u32) -> Result<u64> {
     let mut bytes = 0;
     for summary in sequence.selector_summaries(selector, 0)? {
@@ -156,22 +270,6 @@ fn scanned_bytes(sequence: &Sequence, selector: SelectorId, tokens: u32) -> Resu
         bytes += if records.is_empty() { keys } else { records.len() as u64 };
     }
     Ok(bytes)
-}
-
-fn fill(sequence: &mut Sequence, layers: u16, tokens: usize) -> Result<()> {
-    let chunk = 1024;
-    let mut source = KvSource::new(chunk);
-    for layer in 0..usize::from(layers) {
-        let mut left = tokens;
-        while left > 0 {
-            check_interrupt()?;
-            let count = left.min(chunk);
-            let (keys, values) = source.pair(count);
-            sequence.append(layer, keys, values)?;
-            left -= count;
-        }
-    }
-    Ok(())
 }
 
 /// Sums up words in independent lanes, which the compiler keeps in vector registers.
