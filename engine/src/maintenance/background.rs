@@ -1,8 +1,22 @@
-//! What keeps a store going: sequences expire, evictable ones go when it is too full, dead space is cleaned before it is
-//! needed. In the background on real devices; where space ran out, by whoever needs it; in a simulation only then.
+//! Background maintenance: expiry, eviction, cleaning, repair and the return of surplus files.
+//!
+//! The maintenance thread calls [`run`]. [`run_due`] does one round, in this order:
+//!
+//! 1. Open the segments that the next appends will need.
+//! 2. Delete expired sequences.
+//! 3. Evict down to the low watermark if the live bytes exceed the high watermark.
+//! 4. Clean until some segments are free.
+//! 5. Remove files of surplus free segments.
+//! 6. Write manifest copies that are still missing.
+//!
+//! After each round the thread repairs suspect copies, and then waits for a wake-up, an expiry or the next repair attempt.
+//! A simulation starts no thread. There, and when an append finds no free space, the calling thread uses [`make_room`].
+//!
+//! Lock order: `evicting`, `removals` and `cleaning` are taken before the catalog, and the catalog before the allocator.
+//! No maintenance lock is held while an observer is notified, because an observer may use the store.
 
 use super::clean::{Cleaned, clean, clean_at};
-use super::evict::{evict, evict_silently, expire, next_expiry_ms, tell};
+use super::evict::{evict, evict_silently, expire, next_expiry_ms, notify_observers};
 use crate::catalog::SegmentKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
@@ -12,20 +26,26 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use stratakv_format::segment;
 
-/// Segments with more living in them are left alone in the background.
+/// The background leaves segments with a larger live share alone.
 const LIVE_SHARE_BACKGROUND: f64 = 0.75;
-/// The same when an append waits for room.
+/// The largest live share of a segment that is cleaned while an append waits for free space.
 const LIVE_SHARE_URGENT: f64 = 0.97;
-/// Rounds of cleaning without a smaller file after which what lives does not fit.
+/// [`shrink`] stops cleaning after this number of consecutive rounds that did not reduce the bytes of files.
 const SHRINK_ROUNDS: u32 = 3;
-/// Files that are given back with one commit, at most.
+/// The maximum number of files that one commit gives back.
 const GIVEN_AT_ONCE: usize = 16;
-/// Free segments below which cleaning starts in the background, at least.
+/// Background cleaning starts when at most this number of segments is free. Larger stores use a 32nd of their segments.
 const FREE_FEW: u64 = 2;
-/// A repair that could not help somebody is tried again after so long, whatever else wakes the background.
+/// The wait before a repair that left frames unrepaired is tried again, even if other events wake the thread.
 const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
-/// Makes room for an append that found none. Whether there is more than before.
+/// Frees space for an append that found none. Returns whether the append should try again.
+///
+/// 1. Commit: this frees segments that became empty since the last commit.
+/// 2. Clean up to four times, one segment of gain each.
+/// 3. Evict sequences worth one segment, commit, and clean again.
+///
+/// Each step runs only if the steps before it freed nothing.
 ///
 /// # Errors
 /// A commit failed.
@@ -33,7 +53,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     let before = available(inner);
     lock(&inner.space).retry();
     seal_wasted(inner);
-    // What was deleted since, or held by views until now, gives its segments back with a commit.
+    // A commit frees segments whose frames were deleted, or whose last reader left, since the previous one.
     inner.commit(CommitRequest::default())?;
     if available(inner) > before {
         return Ok(true);
@@ -62,29 +82,29 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     Ok(true)
 }
 
-/// Bytes that appends may take: as [`crate::store::Usage::free_bytes`], but whole segments only.
+/// Returns the number of segments that appends may still take.
 fn available(inner: &StoreInner) -> u64 {
     let space = lock(&inner.space);
     space.free_segments(&inner.devices)
 }
 
-/// Open segments of which most is dead take no more, so that they can be cleaned.
+/// Seals open segments that are mostly dead, because only sealed segments can be cleaned.
 fn seal_wasted(inner: &StoreInner) {
     let catalog = lock(&inner.catalog);
     lock(&inner.space).seal_wasted(&catalog);
 }
 
-/// Everything that is due now, in the `background` at its pace. Gives what was cleaned.
+/// Does everything that is due now. With `background`, cleaning keeps to its configured rate. Returns what was cleaned.
 ///
 /// # Errors
 /// A commit failed.
-pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
+pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     inner.committer.check()?;
     lock(&inner.space).retry();
-    // First: somebody may be about to need it.
+    // First, because an append may need the segment before the rest is done.
     open_ahead(&inner.devices, &inner.space);
     expire(inner)?;
-    above_the_mark(inner)?;
+    evict_above_watermark(inner)?;
     let done = clean_ahead(inner, background)?;
     let given = give_back(inner);
     inner.committer.complete_manifest()?;
@@ -92,7 +112,7 @@ pub(crate) fn tend(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned>
     Ok(done)
 }
 
-/// Cleans until there are some free segments.
+/// Cleans until more than the threshold of segments is free, or nothing more can be cleaned.
 fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     let mut done = Cleaned::default();
     loop {
@@ -118,17 +138,17 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     }
 }
 
-/// Evicts down to the low watermark when what lives is above the high one.
-fn above_the_mark(inner: &Arc<StoreInner>) -> Result<()> {
+/// Evicts down to the low watermark if the live bytes exceed the high watermark.
+fn evict_above_watermark(inner: &Arc<StoreInner>) -> Result<()> {
     let mut events = Vec::new();
-    let outcome = down_to_the_mark(inner, &mut events);
-    // Whoever is told may use the store.
-    tell(inner, events);
+    let outcome = evict_to_watermark(inner, &mut events);
+    // After the lock is released, because an observer may use the store.
+    notify_observers(inner, events);
     outcome
 }
 
-fn down_to_the_mark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
-    // Two would both make all of the room.
+fn evict_to_watermark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
+    // One thread at a time, because two would each evict the whole excess.
     let _one = lock(&inner.locks.evicting);
     let (live, room) = {
         let catalog = lock(&inner.catalog);
@@ -148,13 +168,13 @@ fn down_to_the_mark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Resul
     Ok(())
 }
 
-/// Cleans everything that has anything dead in it.
+/// Cleans every sealed segment that contains dead pages, at full speed.
 ///
 /// # Errors
 /// A commit failed.
 pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
     let mut done = Cleaned::default();
-    // Each round makes at least one segment of what lived in several; nothing lives in more than there are.
+    // Each round frees at least one segment, so the number of files bounds the rounds.
     let rounds = lock(&inner.space).files();
     for _ in 0..=rounds {
         seal_wasted(inner);
@@ -172,19 +192,19 @@ pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
     Ok(done)
 }
 
-/// Brings the files down to the capacity, by removing free ones, cleaning, and evicting.
+/// Brings the files down to the capacity: removes free ones, then cleans, then evicts.
 ///
 /// # Errors
-/// [`ErrorKind::NoSpace`]: what lives takes more. The capacity holds all the same: nothing grows.
+/// [`ErrorKind::NoSpace`]: the live data exceeds the capacity. The capacity stays in force: no file grows.
 pub(crate) fn shrink(inner: &Arc<StoreInner>) -> Result<()> {
     let mut events = Vec::new();
-    let outcome = down_to_the_capacity(inner, &mut events);
-    tell(inner, events);
+    let outcome = shrink_to_capacity(inner, &mut events);
+    notify_observers(inner, events);
     outcome
 }
 
-fn down_to_the_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
-    // What the background evicts meanwhile would be missing here, and not yet be room.
+fn shrink_to_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Result<()> {
+    // The background must not evict meanwhile: its candidates would be missing here before their space is free.
     let _one = lock(&inner.locks.evicting);
     lock(&inner.space).retry();
     let mut least = u64::MAX;
@@ -211,16 +231,18 @@ fn down_to_the_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> R
         if cleaned.segments > 0 || evict_silently(inner, over.min(segment), events)? > 0 {
             stuck = false;
         } else if !stuck {
-            // The background may have cleaned what was cleaned here before: looked at once more.
+            // The background may have just cleaned the same segments, so one more round follows before giving up.
             stuck = true;
         } else {
-            let text = format!("the files take {over} bytes more than the capacity, and what lives in them stays");
+            let text = format!(
+                "shrink: the files exceed the capacity by {over} bytes of live data; delete sequences or raise the capacity"
+            );
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
     }
 }
 
-/// Gives files back of which there are many more than will be used again soon, at the pace of the background.
+/// Removes files of free segments beyond those that will be reused soon, at the configured rate.
 ///
 /// # Errors
 /// A commit failed, or a file cannot be removed.
@@ -247,31 +269,37 @@ fn give_back(inner: &StoreInner) -> Result<()> {
     }
 }
 
-/// Removes files of free segments beyond the reserve as long as there are more bytes than the capacity allows.
+/// Removes files of free segments beyond the reserve until the files fit the capacity.
 fn remove_free(inner: &StoreInner) -> Result<()> {
     let mut leaving = lock(&inner.locks.removals);
     let doomed = lock(&inner.space).take_removable(&inner.devices);
     if doomed.is_empty() && leaving.is_empty() { Ok(()) } else { remove(inner, &mut leaving, doomed) }
 }
 
-/// Removes the files of segments that were taken out: first the word, durably, then the file. `leaving` are those that are taken
-/// out and still there: where the commit has to wait, or a file cannot be removed now, it goes with a later removal.
+/// Removes the files of segments that the allocator gave up.
+///
+/// 1. Commit the removal of `doomed`. This is durable before any file is removed.
+/// 2. Return the segments that the catalog still names to the allocator.
+/// 3. Remove the other files.
+///
+/// `leaving` holds the segments whose files still exist. Those whose commit fails, or whose file cannot be removed now,
+/// stay in it for a later call.
 fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
     leaving.extend_from_slice(&doomed);
-    // With it all that was queued is recorded.
+    // This commit also records everything that was queued before it.
     inner.commit(CommitRequest { removed: doomed, ..CommitRequest::default() })?;
-    // What no commit had named yet stays.
+    // A segment is still in the catalog if no commit has recorded its removal.
     let (doomed, stays): (Vec<_>, Vec<_>) = {
         let catalog = lock(&inner.catalog);
         leaving.drain(..).partition(|(key, _)| !catalog.segments.contains_key(key))
     };
     stays.into_iter().for_each(|(key, ended)| lock(&inner.space).stays(key, ended));
-    // Idle rings hold files that they have read, and so their blocks; those of shards let go when they wake, below.
+    // An idle ring keeps its files open, and an open file keeps its blocks. The rings of shards release them on wake-up, below.
     inner.devices.lanes.close_idle();
     let mut failed = None;
     for (key, ended) in doomed {
         let (device, id) = key;
-        // One that is gone has taken them along.
+        // A lost device has no files left to remove.
         let there = inner.devices.list.get(usize::from(device.0)).filter(|device| !device.is_lost());
         match there.map_or(Ok(()), |own| own.directory.remove_file(&segment::file_name(id))) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
@@ -285,7 +313,7 @@ fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<
     failed.map_or(Ok(()), Err)
 }
 
-/// The background: tends the store when it is woken, and when a sequence expires. Ends with the store.
+/// Runs the maintenance thread: does what is due at each wake-up, expiry and repair time. Returns when the store closes.
 pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
     let mut repair_from = Instant::now();
     loop {
@@ -295,14 +323,14 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             if inner.background.is_stopping() {
                 return;
             }
-            // Whoever lets go of a sequence meanwhile wakes this anew.
+            // A handle that closes a sequence from here on wakes the thread again.
             inner.background.set_next_expiry_check(None);
-            // An error stands in the committer and comes back with the next call.
-            let _ = tend(&inner, true);
+            // The committer keeps the error and returns it from the next call.
+            let _ = run_due(&inner, true);
             let due = || inner.devices.list.slots() > 1 && inner.devices.suspects.any();
             if due() && Instant::now() >= repair_from {
                 let all_done = matches!(super::Repair::new(&inner).once(), Ok(done) if done.left == 0);
-                // What is due all the same, and not for something new, waits for somebody.
+                // Work that is still due without a new event cannot be done yet, so it is retried later.
                 if !all_done || (due() && wake.epoch() == seen) {
                     repair_from = Instant::now() + REPAIRED_AGAIN;
                 }

@@ -1,7 +1,17 @@
-//! Cleaning: what still lives in segments that are mostly dead is moved together, and the segments are free again.
+//! Cleaning: moves the live frames out of mostly dead segments, so that the segments become free.
 //!
-//! A victim is freed by the commit that finds nothing live in it and nobody reading it; a view that was taken before a move
-//! reads the old place until it is dropped.
+//! 1. Choose victims: sealed segments with the best ratio of gain to cost, until the wanted gain is reached.
+//! 2. Copy the live frames of each victim, in order of LSN, to the segment for relocated frames of the same device.
+//! 3. Commit the new places, one commit per victim.
+//! 4. Commit once more: a commit frees every segment without live pages and without readers.
+//!
+//! Invariants:
+//! - A frame moves only if its places are those that were read. Otherwise the commit leaves it alone.
+//! - A selection taken before a move reads the old place. That segment is not reused until the selection is dropped.
+//! - Every byte is verified against its checksum before it is written (see [`super::frame_copy`]).
+//!
+//! Source of the victim score: Rosenblum and Ousterhout, "The design and implementation of a log-structured file system"
+//! (SOSP 1991), sections 3.4 and 3.5, with a constant added to the age.
 
 use super::frame_copy::{Copied, CopySource, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
@@ -13,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stratakv_format::{FrameId, PAGE_BYTES};
 
-/// What cleaning did.
+/// The result of cleaning: segments emptied, and frames and bytes moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cleaned {
     pub(crate) segments: u64,
@@ -28,11 +38,11 @@ struct Victim {
     score: f64,
 }
 
-/// Sealed segments of which at most `share` lives, the best first: little to move, and that little old.
+/// Returns the sealed segments with a live share of at most `share`, the best first: few live pages, and old ones.
 fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share: f64) -> Vec<Victim> {
     let sealed = catalog.segments.iter().filter(|(key, meta)| {
         let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0;
-        // What lies on a device that takes nothing more is for repair to move.
+        // Repair moves the frames of devices that take no new frames.
         let takes = devices.list.get(usize::from(key.0.0)).is_some_and(Device::takes_frames);
         movable && takes && space.is_sealed(**key) && space.in_flight(**key) == 0 && !space.is_stuck(**key)
     });
@@ -50,20 +60,21 @@ fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share
     found
 }
 
-/// Cleans segments of which at most `share` lives, as many as it takes to gain `segments` whole ones. Nothing is moved when
-/// not even one would be gained.
+/// Cleans segments with a live share of at most `share` until `segments` whole ones are gained, at full speed.
+///
+/// Moves nothing if not even one whole segment would be gained.
 ///
 /// # Errors
-/// A commit failed. What is damaged, or finds no room, stays where it is.
+/// A commit failed. Damaged frames, and frames that find no space, stay where they are and are no error.
 pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _urgent = inner.background.urgent();
     clean_at(inner, share, segments)
 }
 
-/// The same at the pace of the background.
+/// Cleans as [`clean`] does, at the rate that is in force.
 ///
 /// # Errors
-/// As there.
+/// As for [`clean`].
 pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _one = lock(&inner.locks.cleaning);
     let mut done = Cleaned::default();
@@ -86,7 +97,7 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
     };
     let start = Instant::now();
     for (key, mut frames) in list {
-        // In the order they were written: those of a sequence stay together.
+        // The order in which they were written keeps the frames of a sequence together.
         frames.sort_by_key(|(_, frame)| frame.lsn);
         let moved = move_frames(inner, key, &frames, (start, done.bytes))?;
         done.frames += moved.frames;
@@ -100,7 +111,7 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
         }
     }
     if done.frames > 0 {
-        // Frees what has nothing live any more.
+        // This commit frees the segments that have no live frames left.
         inner.commit(CommitRequest::default())?;
     }
     inner.activity.counters.moved_bytes.add(done.bytes);
@@ -108,7 +119,9 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
     Ok(done)
 }
 
-/// Moves the frames of one segment, after `before` bytes since `start`. Its `segments` is 1 when all of them were.
+/// Moves the frames of one segment. `before` bytes were moved since `start`; the rate limit counts both.
+///
+/// Returns `segments == 1` if every frame was moved.
 fn move_frames(
     inner: &StoreInner,
     key: SegmentKey,
@@ -126,12 +139,12 @@ fn move_frames(
     let mut request = CommitRequest::default();
     let mut whole = true;
     for (id, meta) in frames {
-        // Deleted, or moved, in the meantime?
+        // The frame may have been deleted or moved since it was listed.
         let seen = places(meta);
         if lock(&inner.catalog).frames.get(id).is_none_or(|now| places(now) != seen) {
             continue;
         }
-        // The copy of it that is in this segment.
+        // Only the copy in this segment moves.
         let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
         let meta_there = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
         let source = CopySource { meta: meta_there, segment: Arc::clone(&from) };
@@ -153,7 +166,7 @@ fn move_frames(
                     ErrorKind::Corruption | ErrorKind::Io => {}
                     _ => return Err(e),
                 }
-                // It cannot be emptied; what else lives in it stays as well.
+                // The segment cannot be emptied, so moving its other frames would gain nothing.
                 lock(&inner.space).set_stuck(key);
                 break;
             }

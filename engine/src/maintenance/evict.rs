@@ -1,4 +1,18 @@
-//! Sequences that go by themselves: those whose time is over, and evictable ones when space is short.
+//! Expiry and eviction: deletes sequences whose time to live is over, and evictable ones when space is short.
+//!
+//! Eviction order: the highest `evictable` priority first, then the least recently used, then the lowest id.
+//!
+//! Each batch is deleted in these steps:
+//!
+//! 1. Lock every sequence of the batch. A sequence that is open, or being opened, is skipped.
+//! 2. Commit what handles queued before, so that their deletions are counted first.
+//! 3. Commit the deletions durably.
+//! 4. Count them and append the events. The caller notifies the observers after it released its locks.
+//!
+//! Invariants:
+//! - A sequence is deleted whole or not at all, with one commit.
+//! - An event is delivered only after its deletion is durable.
+//! - `evicting` is held by the caller of [`evict_silently`]. The catalog lock is never held across a commit.
 
 use crate::catalog::{Catalog, SequenceMeta, release_record};
 use crate::error::Result;
@@ -12,22 +26,22 @@ use stratakv_format::manifest::{Kind, SequenceDelete};
 use stratakv_format::{FrameId, SequenceId};
 use zerocopy::little_endian::U64;
 
-/// Sequences that go with one commit, at most.
+/// The maximum number of sequences that one commit deletes.
 const BATCH: usize = 64;
 
-/// What deleting sequences, one after the other, makes dead.
-struct Deaths<'a> {
+/// A tally of the bytes that become dead when sequences are deleted one after the other.
+struct DeletionTally<'a> {
     catalog: &'a Catalog,
-    /// References that are gone, of frames that had several.
+    /// The number of deleted references per frame that had several.
     gone: BTreeMap<FrameId, u32>,
 }
 
-impl<'a> Deaths<'a> {
+impl<'a> DeletionTally<'a> {
     fn of(catalog: &'a Catalog) -> Self {
         Self { catalog, gone: BTreeMap::new() }
     }
 
-    /// Bytes of all copies of the frames that nobody refers to any more once this sequence is deleted as well.
+    /// Deletes a sequence from the tally. Returns the bytes of all copies of the frames that lose their last reference.
     fn delete(&mut self, meta: &SequenceMeta) -> u64 {
         let mut bytes = 0;
         for (id, _) in &meta.refs {
@@ -45,7 +59,7 @@ impl<'a> Deaths<'a> {
     }
 }
 
-/// Evictable sequences that nobody has open, in the order they go, as many as it takes to make `bytes` dead; at most a batch.
+/// Chooses closed evictable sequences, in eviction order, until `bytes` would be dead or the batch is full.
 fn choose(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> Vec<SequenceId> {
     let mut candidates: Vec<_> =
         catalog.sequences.iter().filter(|(id, meta)| meta.evictable > 0 && !open.contains(id)).collect();
@@ -53,16 +67,18 @@ fn choose(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> Vec<Sequ
     if planted!(EvictionOrderIgnored) {
         candidates.reverse();
     }
-    let (mut sum, mut deaths) = (0, Deaths::of(catalog));
+    let (mut sum, mut tally) = (0, DeletionTally::of(catalog));
     let needed = candidates.into_iter().take_while(|(_, meta)| {
         let wanted = sum < bytes;
-        sum += if wanted { deaths.delete(meta) } else { 0 };
+        sum += if wanted { tally.delete(meta) } else { 0 };
         wanted
     });
     needed.map(|(id, _)| *id).take(BATCH).collect()
 }
 
-/// When the next sequence expires, in milliseconds since 1970. One that is over already and still open does when it is let go.
+/// Returns when the next sequence expires, in milliseconds since 1970.
+///
+/// An open sequence past its time is left out: it is deleted after its last handle closes.
 pub(crate) fn next_expiry_ms(inner: &StoreInner) -> Option<u64> {
     let now = unix_ms();
     let catalog = lock(&inner.catalog);
@@ -71,7 +87,7 @@ pub(crate) fn next_expiry_ms(inner: &StoreInner) -> Option<u64> {
     ends.filter(|(id, end)| *end > now || !open.contains(id)).map(|(_, end)| end).min()
 }
 
-/// Deletes sequences whose time is over and that nobody has open. Says how many.
+/// Deletes the closed sequences whose time to live is over. Returns their number.
 ///
 /// # Errors
 /// The commit failed.
@@ -83,15 +99,15 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
         let over = catalog.sequences.iter().filter(|(_, meta)| meta.ends_ms().is_some_and(|end| end <= now));
         over.map(|(id, _)| *id).filter(|id| !open.contains(id)).take(BATCH).collect()
     };
-    // Without any as well: those that were kept are told, and those that only a queued commit names become known.
+    // The first round runs even without candidates: it delivers events that were kept back, and commits what was queued.
     let (mut gone, mut batch) = (0, over());
     loop {
         let mut events = Vec::new();
         let deleted = delete(inner, &batch, EvictionReason::Expired, &mut events);
-        tell(inner, events);
-        let went = deleted?.1;
-        gone += went;
-        let stuck = went == 0 && !batch.is_empty();
+        notify_observers(inner, events);
+        let count = deleted?.1;
+        gone += count;
+        let stuck = count == 0 && !batch.is_empty();
         batch = over();
         if batch.is_empty() || stuck {
             return Ok(gone);
@@ -99,8 +115,7 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
     }
 }
 
-/// Evicts sequences until at least `bytes` more are dead, or none is left that may go: those of the highest priority first,
-/// of those the least recently used. Gives the bytes.
+/// Evicts sequences until at least `bytes` more are dead or no candidate is left. Returns the bytes.
 ///
 /// # Errors
 /// The commit failed.
@@ -110,11 +125,13 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
         let _one = lock(&inner.locks.evicting);
         evict_silently(inner, bytes, &mut events)
     };
-    tell(inner, events);
+    notify_observers(inner, events);
     freed
 }
 
-/// The same for who is the one that evicts; the caller tells what went, and is that no more: who is told may use the store.
+/// Evicts as [`evict`] does for a caller that holds `evicting`, and appends the events to `gone`.
+///
+/// The caller notifies the observers after it released the lock, because an observer may use the store.
 ///
 /// # Errors
 /// The commit failed.
@@ -131,33 +148,34 @@ pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec
     Ok(freed)
 }
 
-/// Deletes these with one durable commit. Gives the bytes that are dead now, and how many went; `gone` is to be told, also where it
-/// fails.
+/// Deletes these sequences with one durable commit. Returns the bytes that became dead and the number of sequences.
+///
+/// The caller notifies the observers of the events in `gone`, even if this fails.
 fn delete(
     inner: &Arc<StoreInner>,
     ids: &[SequenceId],
     reason: EvictionReason,
     gone: &mut Vec<Evicted>,
 ) -> Result<(u64, u64)> {
-    // Nobody opens them from here on.
-    let claims: Vec<(SequenceId, SequenceLock)> =
-        ids.iter().filter_map(|id| SequenceLock::new(inner, *id, "").map(|claim| (*id, claim))).collect();
-    // What their last handle queued comes first; and deletions of before that were kept for want of space are durable with it.
+    // No handle can open them while these locks are held.
+    let locks: Vec<(SequenceId, SequenceLock)> =
+        ids.iter().filter_map(|id| SequenceLock::new(inner, *id, "").map(|lock| (*id, lock))).collect();
+    // Commits of their last handles precede the deletion. This also makes earlier deletions durable that found no space.
     let kept = inner.activity.observers.take_kept();
     if let Err(e) = inner.flush_commits() {
         inner.activity.observers.keep(kept);
         return Err(e);
     }
-    went(inner, gone, kept);
+    record_deleted(inner, gone, kept);
     let mut request = CommitRequest::default();
     let mut events = Vec::new();
     {
         let catalog = lock(&inner.catalog);
-        let mut deaths = Deaths::of(&catalog);
-        for (id, _) in &claims {
+        let mut tally = DeletionTally::of(&catalog);
+        for (id, _) in &locks {
             let Some(meta) = catalog.sequences.get(id) else { continue };
             request.records.push(Kind::SequenceDelete, &SequenceDelete { sequence: U64::new(id.0) }, &[]);
-            let (key, tokens, bytes) = (meta.key.clone(), meta.tokens, deaths.delete(meta));
+            let (key, tokens, bytes) = (meta.key.clone(), meta.tokens, tally.delete(meta));
             events.push(Evicted { id: id.0, key, tokens, bytes, reason });
         }
     }
@@ -175,14 +193,14 @@ fn delete(
         }
         return Err(e);
     }
-    drop(claims);
+    drop(locks);
     let done = (events.iter().map(|event| event.bytes).sum(), events.len() as u64);
-    went(inner, gone, events);
+    record_deleted(inner, gone, events);
     Ok(done)
 }
 
-/// Counts sequences that went, which are yet to be told.
-fn went(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
+/// Counts deleted sequences and appends their events to `gone`.
+fn record_deleted(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
     for event in &events {
         match event.reason {
             EvictionReason::Expired => {
@@ -198,12 +216,12 @@ fn went(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evicted>) {
     gone.extend(events);
 }
 
-/// Tells the observer of sequences that went.
-pub(super) fn tell(inner: &StoreInner, events: Vec<Evicted>) {
+/// Notifies the observers of deleted sequences.
+pub(super) fn notify_observers(inner: &StoreInner, events: Vec<Evicted>) {
     events.into_iter().for_each(|event| inner.activity.observers.tell(event));
 }
 
-/// The fault of a store that first lets go of half the frames.
+/// Releases half of the frames first: the planted fault of an eviction that is not atomic.
 fn release_halves(inner: &Arc<StoreInner>, events: &[Evicted]) -> Result<()> {
     let mut request = CommitRequest::default();
     {
@@ -230,7 +248,7 @@ mod tests {
         Location { device: DeviceIndex(device), segment: SegmentId(0), page: frame as u32 * 8 + 1, pages: 8 }
     }
 
-    /// Sequences by id with their frames, of 8 pages and two copies each.
+    /// Builds a catalog of sequences, by id, with frames of 8 pages and two copies each.
     fn catalog(sequences: &[(u64, &[u64])]) -> Catalog {
         let mut catalog = Catalog::default();
         for (id, frames) in sequences {
@@ -276,19 +294,19 @@ mod tests {
     }
 
     #[test]
-    fn no_more_go_than_it_takes() {
+    fn eviction_chooses_no_more_sequences_than_needed() {
         // The bytes of all copies count.
         let alone = catalog(&[(1, &[1, 2]), (2, &[3, 4]), (3, &[5, 6])]);
         assert_eq!(chosen(&alone, &[], 32 * PAGE), [1]);
         assert_eq!(chosen(&alone, &[], 32 * PAGE + 1), [1, 2]);
         assert_eq!(chosen(&alone, &[1], 1), [2]);
-        // So do those that two share, once both go; but not while somebody stays who needs them.
+        // Shared frames count once both sequences are chosen, and not while a remaining sequence refers to them.
         let shared = catalog(&[(1, &[1, 2]), (2, &[1, 2]), (3, &[3]), (4, &[3, 5])]);
         assert_eq!(chosen(&shared, &[], 1), [1, 2]);
         assert_eq!(chosen(&shared, &[], 33 * PAGE), [1, 2, 3, 4]);
         assert_eq!(chosen(&shared, &[2], 16 * PAGE), [1, 3, 4]);
-        let mut deaths = Deaths::of(&shared);
-        let bytes: Vec<u64> = shared.sequences.values().map(|meta| deaths.delete(meta) / PAGE).collect();
+        let mut tally = DeletionTally::of(&shared);
+        let bytes: Vec<u64> = shared.sequences.values().map(|meta| tally.delete(meta) / PAGE).collect();
         assert_eq!(bytes, [0, 32, 0, 32]);
     }
 }

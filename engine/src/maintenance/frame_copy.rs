@@ -1,4 +1,16 @@
-//! Copying a frame to another place: every byte is held against its checksum on the way, and only the header changes.
+//! Copying a frame to another place. Cleaning and repair use it, and repair also uses [`verify`].
+//!
+//! 1. Read and verify the front (header and small sections) of the first source that has a good one.
+//! 2. Allocate the pages of the copy.
+//! 3. Read each chunk of groups, verify it block by block, and take bad blocks from the other sources.
+//! 4. Write each chunk to the copy, and zeros to the gaps between extents.
+//! 5. Write the front with its new location, generation and CRC, last.
+//!
+//! Invariants:
+//! - Every byte is verified against its checksum before it is written.
+//! - Only the header's location, segment generation and CRC differ between two copies.
+//! - A copy counts only when a commit names it. Until then its [`Flight`] keeps the pages.
+//! - Memory: the front of one frame and up to two chunk buffers, all taken from the memory budget.
 
 use crate::catalog::{Flight, FrameMeta, SegmentHandle};
 use crate::error::{Corruption, Error, ErrorKind, Result};
@@ -18,10 +30,10 @@ use stratakv_format::{DeviceIndex, FrameId, Location, PAGE_BYTES, PlaneIdentity,
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// Bytes moved at once. A frame's front and one buffer of this size are all the memory that cleaning takes.
+/// The size of the buffer through which a frame is copied, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A copy that was written and is not recorded yet.
+/// A copy that was written and that no commit names yet.
 pub(super) struct Copied {
     pub(super) location: Location,
     pub(super) header_crc: u32,
@@ -35,13 +47,13 @@ pub(super) struct CopySource {
     pub(super) segment: Arc<SegmentHandle>,
 }
 
-/// One frame under way.
+/// The state of one frame's copy or verification.
 struct CopyJob<'a> {
     devices: &'a Devices,
     id: FrameId,
-    /// The one whose front is good.
+    /// The source with a good front.
     from: &'a CopySource,
-    /// All of them.
+    /// All sources, `from` included.
     sources: &'a [CopySource],
     buffer: Lease,
 }
@@ -50,15 +62,16 @@ struct CopyJob<'a> {
 #[derive(Clone)]
 struct CopyChunk {
     blocks: Range<usize>,
-    /// From the start of the frame.
+    /// The offset from the start of the frame, in bytes.
     offset: u64,
     bytes: usize,
 }
 
-/// Reads a whole frame and holds it against its checksums.
+/// Reads a whole frame and verifies its checksums.
 ///
 /// # Errors
-/// [`ErrorKind::Corruption`]: it is damaged; [`ErrorKind::Io`]: it cannot be read.
+/// [`ErrorKind::Corruption`]: the frame is damaged. [`ErrorKind::Io`]: the frame cannot be read.
+/// [`ErrorKind::MemoryLimit`]: there is no memory for the check, which says nothing about the frame.
 pub(super) fn verify(devices: &Devices, id: FrameId, source: &CopySource) -> Result<()> {
     let (mut copy, front, _account) = begin(devices, id, std::slice::from_ref(source))?;
     let view = copy.view(&front)?;
@@ -69,12 +82,13 @@ pub(super) fn verify(devices: &Devices, id: FrameId, source: &CopySource) -> Res
     Ok(())
 }
 
-/// Copies a frame to a segment of `device` for frames that were moved. It is read from the first of `sources`; what is damaged
-/// there comes from the others, block by block.
+/// Copies a frame to the segment for relocated frames of `device`.
+///
+/// The frame is read from the first source with a good front. Blocks that are damaged there are read from the others.
 ///
 /// # Errors
-/// [`ErrorKind::Corruption`], [`ErrorKind::Io`]: a part of the frame is nowhere good, it stays where it is.
-/// [`ErrorKind::NoSpace`], [`ErrorKind::Busy`], [`ErrorKind::MemoryLimit`]: no room for the copy.
+/// [`ErrorKind::Corruption`], [`ErrorKind::Io`]: a part of the frame is good in no source.
+/// [`ErrorKind::NoSpace`], [`ErrorKind::Busy`], [`ErrorKind::MemoryLimit`]: there is no space or memory for the copy.
 pub(super) fn copy(
     devices: &Devices,
     space: &Mutex<SegmentAllocator>,
@@ -94,7 +108,7 @@ pub(super) fn copy(
     Ok(Copied { location, header_crc, flight })
 }
 
-/// Reads and checks the front of a frame, of the first source that gives it.
+/// Reads and verifies the front of a frame from the first source that has a good one.
 fn begin<'a>(
     devices: &'a Devices,
     id: FrameId,
@@ -104,7 +118,10 @@ fn begin<'a>(
     for from in sources {
         let front_bytes = from.meta.front_pages as usize * PAGE_BYTES;
         let account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
-            Error::new(ErrorKind::MemoryLimit, format!("no memory for the {front_bytes} bytes in front of a frame"))
+            let text = format!(
+                "copy frame {id}: its header and sections need {front_bytes} bytes, more than is free; raise memory_limit"
+            );
+            Error::new(ErrorKind::MemoryLimit, text)
         })?;
         let buffer = devices.buffer(CHUNK_BYTES.min(from.meta.location.pages as usize * PAGE_BYTES))?;
         let mut copy = CopyJob { devices, id, from, sources, buffer };
@@ -114,7 +131,11 @@ fn begin<'a>(
             Err(e) => failed = failed.or(Some(e)),
         }
     }
-    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("no copy of frame {id} can be read"))))
+    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("copy frame {id}: no copy can be read"))))
+}
+
+fn buffer_in_use() -> Error {
+    Error::new(ErrorKind::Busy, "copy frame: the buffer is in use by a read")
 }
 
 impl CopyJob<'_> {
@@ -124,21 +145,21 @@ impl CopyJob<'_> {
 
     fn bytes(&self, len: usize) -> Result<&[u8]> {
         let bytes = self.buffer.bytes().and_then(|bytes| bytes.get(..len));
-        bytes.ok_or_else(|| Error::new(ErrorKind::Busy, "the buffer of a copy is in use"))
+        bytes.ok_or_else(buffer_in_use)
     }
 
-    /// Reads from an offset of the frame to the front of the buffer.
+    /// Reads `len` bytes from an offset of the frame to the start of the buffer.
     fn read(&mut self, from: &CopySource, offset: u64, len: usize) -> Result<()> {
         let into = self.buffer.read_target(0..len)?;
         let op = Op::Read { file: from.segment.file()?, offset: from.meta.location.offset() + offset, into };
         self.devices.get(from.segment.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
     }
 
-    /// The header and the small pieces behind it, held against their checksums.
+    /// Reads the header and the small sections behind it, and verifies their checksums.
     fn front(&mut self, bytes: usize) -> Result<Vec<u8>> {
         let device = self.from.segment.key.0;
         let count = |devices: &Devices, e: &Error| devices.count_damage(device, e);
-        // Once more from the medium, before it counts as damage.
+        // A second read excludes an error of the transfer before the front counts as damaged.
         match self.read_front(bytes).inspect_err(|e| count(self.devices, e)) {
             Err(e) if e.kind() == ErrorKind::Corruption => {
                 self.read_front(bytes).inspect_err(|e| count(self.devices, e))
@@ -158,7 +179,7 @@ impl CopyJob<'_> {
         Ok(front)
     }
 
-    /// Writes the front of the buffer to an offset of the copy.
+    /// Writes the first `len` bytes of the buffer to `offset` of the segment file.
     fn put(&self, to: &SegmentHandle, offset: u64, len: usize) -> Result<()> {
         let from = self.buffer.write_source(0..len)?;
         let op = Op::Write { file: to.file()?, offset, from };
@@ -172,7 +193,7 @@ impl CopyJob<'_> {
             file: segment::file_name(self.from.meta.location.segment),
             offset: self.from.meta.location.offset() + offset,
             len,
-            expected: format!("frame {} as it was written", self.id),
+            expected: format!("the original bytes of frame {}", self.id),
             found,
         })
     }
@@ -206,7 +227,7 @@ impl CopyJob<'_> {
         self.devices.identity.checksum.compute(&identity, data) == stored
     }
 
-    /// Holds the header and the small pieces behind it against their checksums.
+    /// Verifies the header and the small sections behind it against their checksums.
     fn check_front(&self, front: &[u8]) -> Result<()> {
         let view = self.view(front)?;
         for descriptor in view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS) {
@@ -234,7 +255,7 @@ impl CopyJob<'_> {
         Ok(())
     }
 
-    /// Writes the copy: the groups as they are read and checked, and the front under its new place. Gives the header's CRC.
+    /// Writes the copy: first the groups, then the front with its new location. Returns the CRC of the new header.
     fn write(&mut self, front: &[u8], location: Location, to: &SegmentHandle) -> Result<u32> {
         let view = self.view(front)?;
         let layout = KvLayout::new(view.layout().clone())?;
@@ -248,7 +269,7 @@ impl CopyJob<'_> {
         let mut front = front.to_vec();
         let header_bytes = self.from.meta.header_pages as usize * PAGE_BYTES;
         let (header, _) = FrameHeader::mut_from_prefix(&mut front)
-            .map_err(|_| self.damaged("frame-header", 0, header_bytes as u64, "a header cut short".into()))?;
+            .map_err(|_| self.damaged("frame-header", 0, header_bytes as u64, "a header that is too short".into()))?;
         header.location = location.to_raw();
         header.segment_generation = U64::new(to.generation);
         header.crc = U32::new(0);
@@ -265,7 +286,7 @@ impl CopyJob<'_> {
         Ok(crc)
     }
 
-    /// Zeros between extents, if there is anything between them: the pages may hold an earlier life of the segment.
+    /// Writes zeros from `from` to `end`, because the pages may hold bytes of an earlier use of the segment.
     fn zero(&mut self, from: u64, end: u64, location: Location, to: &SegmentHandle) -> Result<()> {
         let mut at = from;
         while at < end {
@@ -279,6 +300,7 @@ impl CopyJob<'_> {
         Ok(())
     }
 
+    /// Reads and verifies all groups of an extent. With `to`, writes them to the copy.
     fn groups(
         &mut self,
         view: &FrameView<'_>,
@@ -289,7 +311,7 @@ impl CopyJob<'_> {
         let index = usize::from(descriptor.layer.get());
         let geometry = *layout.block(index);
         let blocks = descriptor.pieces.get() as usize;
-        // Whole pages of small blocks, or as many large ones as the buffer takes.
+        // A step is a multiple of whole pages for small blocks, and of one block for large ones.
         let unit = geometry.blocks_per_page.max(1);
         let mut step = unit;
         while geometry.extent_bytes(step + unit) <= self.buffer_bytes() && step < blocks {
@@ -310,7 +332,7 @@ impl CopyJob<'_> {
         Ok(())
     }
 
-    /// Reads these groups to the front of the buffer, each from a source that has it as it was.
+    /// Reads the groups of a chunk to the start of the buffer, each from a source where its checksums match.
     fn good_chunk(
         &mut self,
         view: &FrameView<'_>,
@@ -322,13 +344,13 @@ impl CopyJob<'_> {
         let geometry = layout.block(usize::from(descriptor.layer.get()));
         let mut bad: Vec<usize> = blocks.clone().collect();
         let mut failed = None;
-        // Each twice, before what it gives counts as damage.
+        // Each source is read twice, because the first read may have failed in transfer.
         let (first, others) = (self.from, self.sources.iter().filter(|source| !std::ptr::eq(*source, self.from)));
         for (turn, source) in std::iter::once(first).chain(others).flat_map(|source| [source; 2]).enumerate() {
             if bad.is_empty() {
                 return Ok(());
             }
-            // What is good so far is kept aside.
+            // The good blocks so far stay in `kept` while the buffer takes the next read.
             let kept = (turn > 0).then(|| self.devices.buffer(bytes)).transpose()?;
             let kept = kept.map(|spare| std::mem::replace(&mut self.buffer, spare));
             let found = self
@@ -364,7 +386,7 @@ impl CopyJob<'_> {
         Err(failed.unwrap_or_else(|| self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into())))
     }
 
-    /// Which of some blocks are not what they were. The block `first` stands at the front of the buffer.
+    /// Returns those of `blocks` whose checksums do not match. The buffer starts with block `first`.
     fn bad_blocks(
         &self,
         view: &FrameView<'_>,
@@ -377,7 +399,7 @@ impl CopyJob<'_> {
         let (geometry, planes) = (layout.block(index), layout.kv_layer(index)?.planes());
         let group = layout.group_tokens() as u64;
         let base = geometry.block_offset(first);
-        let bytes = self.buffer.bytes().ok_or_else(|| Error::new(ErrorKind::Busy, "the buffer of a copy is in use"))?;
+        let bytes = self.buffer.bytes().ok_or_else(buffer_in_use)?;
         let stored = view.checksums(descriptor);
         let is_good = |block: usize| {
             let token = descriptor.first_token.get() + block as u64 * group;

@@ -1,4 +1,11 @@
-//! Giving back: what an open finds that nobody names any more, what is dead, and what may go.
+//! Maintenance: reclaims dead space, deletes what expires or is evicted, repairs copies, and cleans up after a crash.
+//!
+//! - [`background`] runs the maintenance thread and decides what is due.
+//! - [`clean`] empties mostly dead segments. [`evict`] deletes expired and evictable sequences.
+//! - [`repair`] replaces damaged and missing copies. [`frame_copy`] copies and verifies one frame for both.
+//! - The functions of this file run when a store is opened. They finish what a crash interrupted.
+//!
+//! Every change to the catalog is a commit, so a crash at any point leaves either the old or the new state.
 
 mod background;
 mod clean;
@@ -6,7 +13,7 @@ mod evict;
 mod frame_copy;
 mod repair;
 
-pub(crate) use background::{clean_all, make_room, run, shrink, tend};
+pub(crate) use background::{clean_all, make_room, run, run_due, shrink};
 pub(crate) use clean::Cleaned;
 pub(crate) use evict::expire;
 pub(crate) use repair::Repair;
@@ -22,8 +29,12 @@ use stratakv_format::superblock::{SLOTS, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, manifest, segment};
 use zerocopy::little_endian::{U16, U64};
 
-/// Where a round of superblocks with a new epoch was cut, it is ended before any other begins: no device has that epoch in both
-/// slots while another has it in none.
+/// Finishes a round of superblock writes that a crash cut short, before another round begins.
+///
+/// Invariant: no device has an epoch in both slots while another device has it in none.
+///
+/// # Errors
+/// A superblock cannot be written.
 pub(crate) fn level_epochs(devices: &Devices) -> Result<()> {
     let slots: Vec<Slot> = devices.list.iter().map(|device| *lock(&device.slot)).collect();
     let newest = slots.iter().map(|slot| (slot.epoch.get(), slot.device_count.get()));
@@ -39,8 +50,13 @@ pub(crate) fn level_epochs(devices: &Devices) -> Result<()> {
     Ok(())
 }
 
-/// What an unfinished checkpoint left is made room of: all slots name the generation in force, so that nothing refers to an
-/// older one, and files of any other are kept for the next. No new space is needed for any of this.
+/// Makes the space of an unfinished checkpoint usable, without needing new space.
+///
+/// 1. Write superblocks until every slot names the generation in force, so that no slot refers to another one.
+/// 2. Rename the manifest files of other generations for the next generation. Duplicates are removed.
+///
+/// # Errors
+/// A superblock cannot be written, or a file cannot be listed, renamed or removed.
 pub(crate) fn settle_generation(
     devices: &Devices,
     slots: &[Slot],
@@ -53,7 +69,7 @@ pub(crate) fn settle_generation(
         for _ in 0..SLOTS {
             for device in devices.list.iter() {
                 device.write_superblock(|slot| {
-                    // Not every device that holds copies of one generation holds them of the next.
+                    // A device may hold copies of one generation and none of the next.
                     if slot.manifest_generation.get() != generation {
                         slot.manifest_copies = held.get(&device.index).copied().unwrap_or(0);
                     }
@@ -83,8 +99,14 @@ pub(crate) fn settle_generation(
     Ok(())
 }
 
-/// Removes manifest files of generations other than the one in force and the next, for which they are kept, and segment files
-/// that the catalog does not know: what an unfinished checkpoint or an uncommitted segment left. Call only when `generation` is durable and named by the superblock.
+/// Removes files that an unfinished checkpoint or an uncommitted segment left behind.
+///
+/// These are manifest files of generations other than `generation` and the next, and segment files that the catalog does
+/// not name. Files of the next generation are kept for reuse. The caller must first make `generation` durable and name it
+/// in the superblocks.
+///
+/// # Errors
+/// A directory cannot be listed, or a file cannot be removed.
 pub(crate) fn remove_leftovers(
     directory: &dyn Directory,
     device: DeviceIndex,

@@ -1,6 +1,19 @@
-//! Repair: copies that failed are looked at and made anew, frames with fewer copies than they should have get more, devices that are
-//! to go or are gone lose theirs. Every change is a commit of its own kind, so that a crash leaves frames as they were or as they
-//! should be.
+//! Repair: replaces damaged and missing copies of frames, and empties devices that leave the store.
+//!
+//! One round:
+//!
+//! 1. Verify every suspect copy, that is every copy of which a read failed.
+//! 2. List the frames that are due: a copy is damaged, missing, or on a device that is not active.
+//! 3. For each of them, write new copies from the good ones ([`super::frame_copy`]).
+//! 4. Commit the new places in batches.
+//! 5. Remove drained and lost devices that hold nothing any more from the membership.
+//!
+//! Invariants:
+//! - A copy is dropped only if a verified copy remains.
+//! - A commit changes a frame only if its places are those that the repair saw, so a crash leaves the old or the new copies.
+//! - One repair runs at a time: [`Repair`] holds `repairing`. The catalog lock is taken before the allocator's.
+//!
+//! Callers: the maintenance thread ([`Repair::once`]) and the store's repair functions ([`Repair::all`]).
 
 use super::frame_copy::{Copied, CopySource, copy, verify};
 use crate::catalog::{COPIES_MAX, FrameMeta};
@@ -16,26 +29,26 @@ use std::sync::Arc;
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
 use stratakv_format::{DeviceIndex, FrameId, Location};
 
-/// Frames that change with one commit.
+/// The maximum number of frames that one commit changes.
 const FRAMES_PER_COMMIT: usize = 32;
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RepairReport {
-    /// Copies that were looked at because a read of them failed.
+    /// Copies that were verified because a read of them failed.
     pub checked: u64,
-    /// Copies that were damaged and were made anew.
+    /// Damaged copies that were replaced.
     pub healed: u64,
-    /// Copies that were missing and were made.
+    /// Missing copies that were written.
     pub copied: u64,
-    /// Frames that have fewer good copies than they should have, or lie on a device that is to go, and could not be helped now.
+    /// Frames that still lack good copies, or that still have one on a leaving device, because no repair was possible now.
     pub left: u64,
-    /// Devices that lost their last frame and are no members any more.
+    /// Devices that lost their last frame and left the membership.
     pub removed: u64,
 }
 
 impl RepairReport {
-    /// What was done after it.
+    /// Adds the report of the next round. `left` is that of the last round.
     pub(crate) fn add(&mut self, next: &Self) {
         self.checked += next.checked;
         self.healed += next.healed;
@@ -45,35 +58,43 @@ impl RepairReport {
     }
 }
 
-/// The state of a member as far as copies are concerned.
-struct Members {
-    /// Devices that keep what they have.
+/// The devices that may hold copies.
+struct CopyTargets {
+    /// Devices that keep the copies they have.
     keep: BTreeSet<DeviceIndex>,
-    /// Devices that take copies.
+    /// Devices that take new copies.
     take: Vec<DeviceIndex>,
 }
 
-impl Members {
+/// A frame that is due, with the number of copies that it should have.
+struct DueFrame<'a> {
+    id: FrameId,
+    wanted: usize,
+    /// The devices whose copy is damaged.
+    bad: &'a BTreeSet<DeviceIndex>,
+}
+
+impl CopyTargets {
     fn of(inner: &StoreInner) -> Self {
-        let there = || inner.devices.list.iter().filter(|device| device.member().state == MEMBER_ACTIVE);
-        let keep = there().map(|device| device.index).collect();
-        Self { keep, take: there().filter(|device| device.takes_frames()).map(|device| device.index).collect() }
+        let active = || inner.devices.list.iter().filter(|device| device.member().state == MEMBER_ACTIVE);
+        let keep = active().map(|device| device.index).collect();
+        Self { keep, take: active().filter(|device| device.takes_frames()).map(|device| device.index).collect() }
     }
 }
 
-/// The right to repair: one at a time.
+/// The right to repair. Only one exists at a time.
 pub(crate) struct Repair<'a> {
     inner: &'a StoreInner,
     _one: Guard<'a, ()>,
 }
 
 impl<'a> Repair<'a> {
-    /// Waits for whoever repairs now.
+    /// Waits until no other thread repairs.
     pub(crate) fn new(inner: &'a StoreInner) -> Self {
         Self { inner, _one: lock(&inner.locks.repairing) }
     }
 
-    /// Does all that can be done now.
+    /// Repairs everything that can be repaired now, copies that were given up before included.
     ///
     /// # Errors
     /// A commit failed.
@@ -81,7 +102,7 @@ impl<'a> Repair<'a> {
         let again = self.inner.devices.suspects.take_deferred();
         again.into_iter().for_each(|(frame, device)| self.inner.devices.suspects.add_at(frame, device));
         let mut all = repair(self.inner)?;
-        // What it moved may have been the last that a device held.
+        // A device may have lost its last frame in this round and can leave in the next.
         while all.left == 0 {
             let next = repair(self.inner)?;
             all.add(&next);
@@ -92,7 +113,7 @@ impl<'a> Repair<'a> {
         Ok(all)
     }
 
-    /// One turn of it.
+    /// Does one round.
     ///
     /// # Errors
     /// A commit failed.
@@ -117,7 +138,7 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
             bad.entry(frame).or_default().insert(device);
         }
     }
-    let members = Members::of(inner);
+    let members = CopyTargets::of(inner);
     let unrepairable = inner.devices.suspects.unrepairable();
     for (frame, devices) in bad.iter().filter(|(frame, _)| unrepairable.contains(frame)) {
         inner.devices.suspects.defer(devices.iter().map(|device| (*frame, *device)));
@@ -129,7 +150,8 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
         for (id, wanted) in batch {
             let none = BTreeSet::new();
             let damaged = bad.get(id).unwrap_or(&none);
-            let whole = match change(inner, &members, *id, *wanted, damaged, &mut request, &mut done) {
+            let frame = DueFrame { id: *id, wanted: *wanted, bad: damaged };
+            let whole = match repair_frame(inner, &members, &frame, &mut request, &mut done) {
                 Ok(whole) => whole,
                 Err(e) if matches!(e.kind(), ErrorKind::Poisoned | ErrorKind::Closed) => return Err(e),
                 Err(_) => false,
@@ -158,33 +180,38 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
     Ok(done)
 }
 
-/// Whether a copy is not what was written, or cannot be read.
+/// Returns whether a copy is damaged or cannot be read.
 fn is_bad(inner: &StoreInner, id: FrameId, device: DeviceIndex) -> bool {
     let Some(meta) = lock(&inner.catalog).frames.get(&id).cloned() else { return false };
     let Some(place) = places(&meta).into_iter().find(|(location, _)| location.device == device) else { return false };
     match source(inner, &meta, place) {
         Ok(source) => verify(&inner.devices, id, &source).is_err_and(|e| {
-            // What fails for want of memory says nothing about the copy.
+            // A check that found no memory says nothing about the copy.
             matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Io)
         }),
         Err(_) => true,
     }
 }
 
-/// A frame as if this copy were its first, and the segment that it is in.
+/// Returns a frame as if this copy were its first, with the segment that holds it.
 fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): CopyPlace) -> Result<CopySource> {
     inner.devices.get(location.device)?;
     let catalog = lock(&inner.catalog);
     let key = (location.device, location.segment);
     let segment = catalog.segments.get(&key).ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, format!("segment {} of device {}", location.segment, location.device))
+        let text = format!("repair: the catalog has no segment {} of device {}", location.segment, location.device);
+        Error::new(ErrorKind::NotFound, text)
     })?;
     let segment = lock(&inner.space).handle(&inner.devices, key, segment)?;
     Ok(CopySource { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment })
 }
 
-/// Frames that are not as they should be, with the copies that they should have.
-fn due(inner: &StoreInner, members: &Members, bad: &BTreeMap<FrameId, BTreeSet<DeviceIndex>>) -> Vec<(FrameId, usize)> {
+/// Returns the frames with damaged, missing or misplaced copies, each with the number of copies that it should have.
+fn due(
+    inner: &StoreInner,
+    members: &CopyTargets,
+    bad: &BTreeMap<FrameId, BTreeSet<DeviceIndex>>,
+) -> Vec<(FrameId, usize)> {
     let catalog = lock(&inner.catalog);
     let mut wanted: BTreeMap<FrameId, usize> = BTreeMap::new();
     let mut want = |frame: FrameId, copies: usize| {
@@ -203,13 +230,11 @@ fn due(inner: &StoreInner, members: &Members, bad: &BTreeMap<FrameId, BTreeSet<D
     wanted.into_iter().filter(is_due).collect()
 }
 
-/// Plans and makes the copies that a frame lacks. Whether it then is as it should be.
-fn change(
+/// Writes the copies that a frame lacks and adds the change to `request`. Returns whether the frame then has all it needs.
+fn repair_frame(
     inner: &StoreInner,
-    members: &Members,
-    id: FrameId,
-    wanted: usize,
-    bad: &BTreeSet<DeviceIndex>,
+    members: &CopyTargets,
+    &DueFrame { id, wanted, bad }: &DueFrame<'_>,
     request: &mut CommitRequest,
     done: &mut RepairReport,
 ) -> Result<bool> {
@@ -218,20 +243,20 @@ fn change(
     let mut bad = bad.clone();
     let goes = |at: &Location| bad.contains(&at.device) || !members.keep.contains(&at.device);
     if seen.len() > 1 && seen.iter().any(|(at, _)| goes(at)) {
-        // No copy goes on the word of another that nobody has looked at: where all are damaged, each may have what others have not.
+        // Verify the copies that stay before any copy is dropped. If all are damaged, each may hold blocks the others lack.
         let staying: Vec<_> = seen.iter().filter(|(at, _)| !goes(at)).map(|(at, _)| at.device).collect();
         bad.extend(staying.into_iter().filter(|device| is_bad(inner, id, *device)));
     }
     let (good, damaged): (Vec<CopyPlace>, Vec<CopyPlace>) = seen.iter().partition(|(at, _)| !bad.contains(&at.device));
     let mut now: Vec<CopyPlace> = good.iter().copied().filter(|(at, _)| members.keep.contains(&at.device)).collect();
     let wanted = wanted.max(now.len());
-    // First where a damaged copy is, so that the frame stays where it was put; then where nothing of it is.
+    // Devices with a damaged copy first, so that the frame stays where placement put it. Then the other devices.
     let here =
         bad.iter().filter(|device| members.take.contains(device) && seen.iter().any(|(at, _)| at.device == **device));
     let start = id.0 as usize % members.take.len().max(1);
     let others = members.take[start..].iter().chain(&members.take[..start]);
     let targets: Vec<DeviceIndex> = here.chain(others).copied().collect();
-    // What is damaged in one copy may be good in another, itself damaged elsewhere.
+    // Damaged copies are sources too, because a block that is bad in one may be good in another.
     let sources: Vec<CopyPlace> = good.iter().chain(&damaged).copied().collect();
     for device in targets {
         if now.len() >= wanted {
@@ -243,7 +268,7 @@ fn change(
         let Copied { location, header_crc, flight } = match duplicate(inner, id, &meta, &sources, device) {
             Ok(Some(copied)) => copied,
             Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
-            // Another device may take it.
+            // This device has no space; another one may have.
             Ok(None) => continue,
             Err(e) => {
                 if e.kind() == ErrorKind::Corruption {
@@ -257,11 +282,11 @@ fn change(
         now.push((location, header_crc));
         *(if bad.is_empty() { &mut done.copied } else { &mut done.healed }) += 1;
     }
-    // Without any copy that is good and stays, the old ones stay as they are: better damaged than gone.
+    // If no good copy remains, the old ones stay: a damaged copy is better than none.
     if now.is_empty() {
         return Ok(false);
     }
-    // A copy that could not be replaced is kept while it is the only further one.
+    // Copies that could not be replaced are kept until the frame has enough others.
     if now.len() < wanted {
         for place in &seen {
             if now.len() < wanted
@@ -274,7 +299,7 @@ fn change(
     }
     let whole = now.len() >= wanted && now.iter().all(|(at, _)| members.keep.contains(&at.device));
     if now.iter().any(|place| !seen.contains(place)) || now.len() < seen.len() || now[0] != seen[0] {
-        // The first copy stays the first if it stays at all.
+        // The first copy stays first if it is kept.
         if let Some(at) = now.iter().position(|place| *place == seen[0]) {
             now.swap(0, at);
         }
@@ -283,7 +308,7 @@ fn change(
     Ok(whole)
 }
 
-/// A copy of a frame on a device, made from these; none when the device has no room.
+/// Copies a frame to a device from the copies at `places`. Returns `None` if the device has no space.
 fn duplicate(
     inner: &StoreInner,
     id: FrameId,
@@ -306,10 +331,11 @@ fn duplicate(
     }
 }
 
-/// Devices that were drained or lost, and hold nothing any more, are no members from now on: how many. And whether some still
-/// hold what no commit names, which may become part of the store or go.
+/// Removes drained and lost devices that hold no frame from the membership.
+///
+/// Returns how many were removed, and whether others still hold pages that no commit has named or released yet.
 fn remove_empty(inner: &StoreInner) -> Result<(u64, bool)> {
-    // What is queued may name frames on them that the catalog does not know yet.
+    // Queued commits may name frames on these devices that the catalog does not have yet.
     inner.flush_others()?;
     let (free, held): (Vec<Member>, Vec<Member>) = {
         let catalog = lock(&inner.catalog);

@@ -134,7 +134,7 @@ impl Store {
     /// # Errors
     /// A commit failed.
     pub fn run_maintenance(&self) -> Result<CleanReport> {
-        maintenance::tend(&self.inner, false).map(CleanReport::from)
+        maintenance::run_due(&self.inner, false).map(CleanReport::from)
     }
 
     /// Cleans all that is dead, as far as that frees whole segments. Reads go first.
