@@ -1,11 +1,12 @@
 //! The bytes of resident blocks, and the counts of what they saved.
 //!
-//! A cache takes its whole capacity off the memory budget when it is made: what is left for reads and appends does not
-//! depend on what happens to be resident. Blocks that were evicted while a read still holds them keep their pages until it
-//! lets go; meanwhile others are not admitted rather than the capacity exceeded.
+//! A cache takes its whole capacity from the memory budget when it is created. The memory left for reads and appends
+//! therefore does not depend on the resident blocks. A block that is evicted while a read holds it keeps its pages until
+//! the read ends. Meanwhile other blocks are refused, so that the capacity is never exceeded.
 
+use super::factory::policy;
 use super::key::{BlockKey, WordHash};
-use super::policy::{Replacement, policy};
+use super::policy::Replacement;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::{Arena, Lease, PAGE_BYTES};
 use crate::io::buffer::slab::SLAB_BYTES;
@@ -15,15 +16,15 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Table entries, policy and bookkeeping of one block, in bytes: taken off the capacity.
+/// The bytes charged to the capacity for the table entries of one block.
 const ENTRY_BYTES: usize = 512;
-/// Layers of sequences that may have asked in one step; more of them begin another. Sequences that ask once and go would otherwise
-/// be remembered for good.
-const ASKERS_MAX: usize = 16_384;
-/// Blocks that may go for one that finds no gap.
-const MAKE_ROOM: usize = 16;
+/// The maximum number of layers of handles remembered in one step. One more begins the next step.
+/// The limit bounds the memory for handles that read once and close.
+const REQUESTERS_MAX: usize = 16_384;
+/// The maximum number of blocks evicted for one block that finds no gap in the arena.
+const EVICTIONS_PER_COPY: usize = 16;
 
-/// A block in memory that was held against its checksum when it was read.
+/// A block in memory whose checksum was verified when it was read.
 #[derive(Clone)]
 pub(crate) struct Resident {
     lease: Arc<Lease>,
@@ -32,43 +33,43 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    /// The block of `len` bytes from `start` of a buffer.
+    /// Refers to the block of `len` bytes at `start` of a buffer.
     pub(crate) fn new(lease: Arc<Lease>, start: usize, len: usize) -> Self {
         Self { lease, start, len }
     }
 
-    /// The block; none while its buffer is being read into.
+    /// Returns the block, or `None` while a read fills its buffer.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         self.lease.bytes()?.get(self.start..self.start + self.len)
     }
 }
 
-/// What a cache of resident blocks holds and what it has saved.
+/// The content and the counters of a block cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct CacheStatus {
-    /// Bytes it takes off `memory_limit`.
+    /// The bytes that the cache takes from `memory_limit`.
     pub capacity_bytes: u64,
-    /// What the blocks it holds take of the capacity, in bytes: their pages and the tables.
+    /// The bytes of the capacity in use: pages of resident blocks, and tables.
     pub resident_bytes: u64,
-    /// Blocks it holds.
+    /// The number of resident blocks.
     pub resident_blocks: u64,
-    /// Blocks asked for that were resident.
+    /// The number of requested blocks that were resident.
     pub hits: u64,
-    /// Blocks asked for that had to be read.
+    /// The number of requested blocks that were not resident.
     pub misses: u64,
-    /// Bytes of keys and values that were not read because they were resident.
+    /// The bytes of keys and values that were not read because they were resident.
     pub saved_bytes: u64,
-    /// Blocks taken in.
+    /// The number of blocks admitted.
     pub admitted: u64,
-    /// Blocks that went for others.
+    /// The number of blocks evicted for others.
     pub evicted: u64,
-    /// Blocks read that were not taken in.
+    /// The number of blocks that were read and not admitted.
     pub refused: u64,
 }
 
 impl CacheStatus {
-    /// Hits over blocks asked for, 0 when there were none.
+    /// Returns hits divided by requested blocks, or 0 if none was requested.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let asked = self.hits + self.misses;
@@ -79,12 +80,12 @@ impl CacheStatus {
 struct Table {
     policy: Box<dyn Replacement<BlockKey>>,
     blocks: HashMap<BlockKey, Resident, WordHash>,
-    /// Who has asked in this step, layers of handles, and how many tokens they had.
-    asked: HashMap<(u64, u32), u64, WordHash>,
+    /// The token count of each handle and layer that requested blocks in this step.
+    requesters: HashMap<(u64, u32), u64, WordHash>,
     counts: CacheStatus,
 }
 
-/// Resident blocks under one policy and one share of the memory budget.
+/// A cache of resident blocks with one policy and a fixed share of the memory budget.
 pub(crate) struct BlockCache {
     arena: Arena,
     table: Mutex<Table>,
@@ -92,47 +93,48 @@ pub(crate) struct BlockCache {
 }
 
 impl BlockCache {
-    /// A cache of these options; `account` holds its capacity.
+    /// Creates a cache. `account` is the reservation of its capacity.
     ///
     /// # Errors
-    /// Less than a slab of buffers.
+    /// [`ErrorKind::Configuration`]: the capacity is smaller than one slab of buffers.
     pub(crate) fn new(options: &CacheOptions, account: Reservation) -> Result<Arc<Self>> {
         let bytes = account.bytes();
         let slabs = bytes / SLAB_BYTES;
         if slabs == 0 {
-            let text = format!("a cache of {bytes} bytes: at least {SLAB_BYTES} are needed");
+            let text = format!("cache: a capacity of {bytes} bytes is below the minimum of {SLAB_BYTES}; raise it");
             return Err(Error::new(ErrorKind::Configuration, text));
         }
         let arena = Arena::new(MemoryBudget::new(slabs * SLAB_BYTES), slabs * SLAB_BYTES);
         let table = Table {
             policy: policy(options.policy, bytes),
             blocks: HashMap::default(),
-            asked: HashMap::default(),
+            requesters: HashMap::default(),
             counts: CacheStatus { capacity_bytes: bytes as u64, ..CacheStatus::default() },
         };
         Ok(Arc::new(Self { arena, table: Mutex::new(table), _account: account }))
     }
 
-    /// What is resident of the blocks that layer `layer` of a handle asks for when it has `tokens`, each with its bytes.
-    /// The same layer asking with more or fewer tokens means that another decode step has begun, and so do very many askers. Asking `ahead` of need is
-    /// not counted and begins nothing.
+    /// Returns the resident ones of the blocks that a layer of a handle requests, each given with its size in bytes.
+    ///
+    /// A new decode step begins when the same layer requests blocks with another token count, or when the requesters
+    /// exceed [`REQUESTERS_MAX`]. A request `ahead` of need is not counted and begins no step.
     pub(crate) fn find(
         &self,
         (handle, layer, tokens): (u64, u32, u64),
-        asked: impl Iterator<Item = Option<(BlockKey, usize)>>,
+        requested: impl Iterator<Item = Option<(BlockKey, usize)>>,
         ahead: bool,
     ) -> Vec<Option<Resident>> {
         let mut table = lock(&self.table);
         if !ahead
-            && (table.asked.insert((handle, layer), tokens).is_some_and(|before| before != tokens)
-                || table.asked.len() > ASKERS_MAX)
+            && (table.requesters.insert((handle, layer), tokens).is_some_and(|before| before != tokens)
+                || table.requesters.len() > REQUESTERS_MAX)
         {
-            table.asked.clear();
-            table.asked.insert((handle, layer), tokens);
+            table.requesters.clear();
+            table.requesters.insert((handle, layer), tokens);
             table.policy.end_step();
         }
-        let found = asked.map(|asked| {
-            let (key, block_bytes) = asked?;
+        let found = requested.map(|request| {
+            let (key, block_bytes) = request?;
             let found = table.blocks.get(&key).filter(|block| block.len == block_bytes).cloned();
             if ahead {
                 return found;
@@ -149,7 +151,7 @@ impl BlockCache {
         found.collect()
     }
 
-    /// Takes in a block that was read and checked, if the policy wants it and there is room.
+    /// Admits a block that was read and verified, if the policy accepts it and there is space.
     pub(crate) fn admit(&self, key: BlockKey, block: &[u8]) {
         let mut table = lock(&self.table);
         if table.blocks.contains_key(&key) {
@@ -158,7 +160,7 @@ impl BlockCache {
         let mut evicted = Vec::new();
         let wanted = table.policy.admit(key, charge(block.len()), &mut evicted);
         table.counts.evicted += evicted.len() as u64;
-        // Their pages come back here, unless a read holds them.
+        // This frees their pages, unless a read holds them.
         for old in evicted {
             table.blocks.remove(&old);
         }
@@ -178,9 +180,9 @@ impl BlockCache {
         }
     }
 
-    /// A copy of a block in the cache's own pages. Blocks of other sizes may have left no gap that is long enough.
+    /// Copies a block to pages of the cache. Evicts blocks while no gap is long enough, because sizes may differ.
     fn copy(&self, table: &mut Table, key: BlockKey, block: &[u8]) -> Option<Resident> {
-        for _ in 0..MAKE_ROOM {
+        for _ in 0..EVICTIONS_PER_COPY {
             if let Ok(mut lease) = self.arena.lease(block.len()) {
                 lease.bytes_mut()?.copy_from_slice(block);
                 return Some(Resident::new(Arc::new(lease), 0, block.len()));
@@ -202,7 +204,7 @@ impl BlockCache {
     }
 }
 
-/// What a block takes of the capacity: its share of a slab, and of the tables.
+/// Returns the bytes of capacity that a block takes: its share of a slab, and its table entries.
 fn charge(block: usize) -> usize {
     let per_slab = (SLAB_BYTES / block.max(1).next_multiple_of(PAGE_BYTES)).max(1);
     SLAB_BYTES / per_slab + ENTRY_BYTES
@@ -214,12 +216,12 @@ mod tests {
     use crate::metrics::Category;
 
     #[test]
-    fn sequences_that_ask_once_are_not_remembered_for_good() {
+    fn the_cache_forgets_handles_that_read_once() {
         let account = MemoryBudget::new(2 * SLAB_BYTES).try_reserve(2 * SLAB_BYTES, Category::Cache).expect("fits");
         let cache = BlockCache::new(&CacheOptions::new(crate::options::ByteSize::mib(4)), account).expect("a cache");
-        for sequence in 0..5 * ASKERS_MAX as u64 {
+        for sequence in 0..5 * REQUESTERS_MAX as u64 {
             cache.find((sequence, 0, 100), std::iter::empty(), false);
-            assert!(lock(&cache.table).asked.len() <= ASKERS_MAX);
+            assert!(lock(&cache.table).requesters.len() <= REQUESTERS_MAX);
         }
     }
 }

@@ -1,23 +1,26 @@
-//! SWARM's cost-effectiveness heap (section 4.4 of the paper): what is dear to read again, often used and small stays.
+//! The cost-effective policy: keeps blocks that are often used, small, and expensive to read again.
 //!
-//! `S = f * (T_base + size * T_transfer) / size`; `f` rises by one with every step that activates the key, falls by one with
-//! every step that does not while it is held, and is never below zero. Keys that were read but not held keep their `f` for
-//! a while, so that one that is activated again and again gets in.
+//! Source: the cost-effectiveness heap of SWARM (section 4.4 of the paper). The score of a key is
+//! `S = f * (T_base + size * T_transfer) / size`, and the key with the lowest score is evicted first.
 //!
-//! `f` is not touched at every step: a key that was activated last in step `at` with `f` has `f - (now - at)` now, so among
-//! keys of one size the order by `f + at` never changes, and one ordered set per size is enough.
+//! 1. Each step that uses a key adds 1 to its `f`.
+//! 2. Each step that does not use a held key subtracts 1, down to zero.
+//! 3. A key that was read but not admitted keeps its `f` for a while, so repeated use admits it.
+//!
+//! Invariant: the order of keys of one size never changes between uses. A key used last in step `at` with `f` now has
+//! `f - (now - at)`. So `f + at` orders the keys of one size, and one ordered set per size is enough.
 
 use super::key::WordHash;
 use super::policy::{Key, Replacement};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 struct PricedEntry {
-    /// `f` at the step it was activated last, plus that step.
+    /// `f` at the last use, plus the step of that use.
     rank: u64,
-    /// Step of the last activation.
+    /// The step of the last use.
     at: u64,
     bytes: usize,
-    /// Tells entries of one rank apart, the older first.
+    /// A serial number that orders entries of one rank, the older first.
     stamp: u64,
 }
 
@@ -29,16 +32,16 @@ pub(super) struct CostEffective<K> {
     step: u64,
     stamp: u64,
     entries: HashMap<K, PricedEntry, WordHash>,
-    /// By size: the entries by rank.
+    /// The entries of each size, ordered by rank and stamp.
     sizes: BTreeMap<usize, BTreeSet<(u64, u64, K)>>,
-    /// `f` of keys that are not held, the oldest forgotten first.
+    /// `f` of keys that are not held. The oldest is forgotten first.
     absent: HashMap<K, u64, WordHash>,
     absent_order: VecDeque<K>,
 }
 
-/// Keys not held that are remembered, per key held.
+/// The number of absent keys that are remembered per held key.
 const ABSENT_PER_ENTRY: usize = 2;
-/// And at least.
+/// The minimum number of absent keys that are remembered.
 const ABSENT_MIN: usize = 64;
 
 impl<K: Key> CostEffective<K> {
@@ -62,7 +65,7 @@ impl<K: Key> CostEffective<K> {
         f as f64 * (self.base_us + size * self.us_per_byte) / size
     }
 
-    /// The entry with the lowest score; among equals the one of the lowest rank, then the oldest.
+    /// Returns the key with the lowest score. Ties go to the lowest rank, then to the oldest entry.
     fn worst(&self) -> Option<(f64, K)> {
         let lowest = self.sizes.iter().filter_map(|(&bytes, set)| set.first().map(|first| (bytes, first)));
         let scored = lowest
@@ -106,12 +109,12 @@ impl<K: Key> CostEffective<K> {
 
 impl<K: Key> Replacement<K> for CostEffective<K> {
     fn touch(&mut self, key: K) {
-        // Once a step.
+        // A step counts a key once.
         if self.entries.get(&key).is_none_or(|entry| entry.at == self.step) {
             return;
         }
         if let Some(entry) = self.take(key) {
-            // The steps between the last activation and this one went without.
+            // `f` falls by one for each step between the last use and this one.
             let f = entry.rank.saturating_sub(self.step - 1) + 1;
             self.put(key, f, entry.bytes);
         }
@@ -137,7 +140,7 @@ impl<K: Key> Replacement<K> for CostEffective<K> {
                 }
             }
         }
-        // Its place in the order of the absent stays until its turn comes.
+        // The key keeps its place in `absent_order` until it is the oldest.
         self.put(key, f, bytes);
         true
     }

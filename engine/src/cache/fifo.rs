@@ -1,17 +1,21 @@
-//! KVSwap's reuse buffer (section 3.4 of the paper): block slots, a table from key to slot, replaced in turn.
+//! First in, first out. Source: the reuse buffer of KVSwap (section 3.4 of the paper).
+//!
+//! Block slots, and a table from key to slot. A hand moves around the slots, and the block under it is evicted next.
 
 use super::key::WordHash;
 use super::policy::{Key, Replacement};
 use std::collections::HashMap;
 
-/// Slots are made while bytes are left, so their number is fixed once the first blocks of equal size have filled them.
-/// Blocks of several sizes take as many slots in turn as they need room for.
+/// The slots of the first-in-first-out policy.
+///
+/// Slots are added while bytes are left, so blocks of one size soon fix their number. A larger block empties several slots.
 pub(super) struct FifoSlots<K> {
     capacity: usize,
     used: usize,
     slots: Vec<Option<(K, usize)>>,
-    /// Slots that blocks of several sizes, or removals, left empty.
+    /// Slots emptied by a larger block or a removal.
     empty: Vec<usize>,
+    /// The index of the slot that is emptied next.
     hand: usize,
     table: HashMap<K, usize, WordHash>,
 }
@@ -21,7 +25,7 @@ impl<K: Key> FifoSlots<K> {
         Self { capacity, used: 0, slots: Vec::new(), empty: Vec::new(), hand: 0, table: HashMap::default() }
     }
 
-    /// Empties the next slot in turn.
+    /// Empties the next full slot. Returns its key and index.
     fn replace_next(&mut self) -> Option<(K, usize)> {
         for _ in 0..self.slots.len() {
             let at = self.hand;

@@ -1,23 +1,26 @@
-//! What a resident block is called.
+//! The key of a resident block, and its hasher.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A block, wherever it lies: the frame that first held it, by its random nonce and origin, and the place of its checksums
-/// in the frame. `proof` is the checksum of its first plane, which is seeded with layer, token and length.
+/// The identity of a block, independent of where its frame is stored now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct BlockKey {
+    /// The random nonce of the frame that first held the block.
     pub(crate) frame_nonce: u64,
+    /// The sequence that wrote the frame.
     pub(crate) origin: u64,
+    /// The index of the block's first checksum in the frame.
     pub(crate) checksum: u32,
     pub(crate) layer: u32,
+    /// The checksum of the block's first plane. Its seed covers layer, token and length.
     pub(crate) proof: u64,
 }
 
-/// Mixes words; keys hold random nonces and checksums already. The same in every process.
+/// A hasher that mixes words. It is the same in every process, because keys already hold random nonces and checksums.
 #[derive(Clone, Copy, Default)]
 pub(super) struct WordHasher(u64);
 
-/// For maps by [`BlockKey`].
+/// The hasher of maps by [`BlockKey`].
 pub(super) type WordHash = BuildHasherDefault<WordHasher>;
 
 impl WordHasher {

@@ -1,4 +1,4 @@
-//! Least recently used goes first.
+//! The least recently used policy.
 
 use super::key::WordHash;
 use super::policy::{Key, Replacement};
@@ -8,7 +8,7 @@ pub(super) struct Lru<K> {
     capacity: usize,
     used: usize,
     now: u64,
-    /// By key: when it was last used, and its bytes.
+    /// The time of the last use and the bytes, by key.
     entries: HashMap<K, (u64, usize), WordHash>,
     order: BTreeMap<u64, K>,
 }

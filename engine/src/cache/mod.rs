@@ -1,16 +1,25 @@
-//! Resident blocks: what was read once and may be attended to again at the next step.
+//! The block cache: blocks that were read once and may be selected again at the next decode step.
 //!
-//! A [`Replacement`] policy says which keys stay; [`BlockCache`] holds the bytes. The key of a block is its identity on disk
-//! (the frame that holds it, and which of the frame's blocks it is), so forks that share a frame share its blocks in memory,
-//! a group that was cut off and written anew is another block, and moving a frame changes nothing.
+//! - [`BlockCache`] holds the bytes and the counts. It has one lock, which is held for no I/O.
+//! - A [`policy::Replacement`] decides which keys stay. One file per policy: `fifo`, `lru`, `cost`, `s3_fifo`.
+//! - `factory` maps the option to a policy. A new policy is one file and one line there.
+//!
+//! The key of a block is its identity on disk: the frame that first held it, and its place among the frame's blocks.
+//! Therefore:
+//! - Forks that share a frame share its resident blocks.
+//! - A group that was truncated and written again is another block.
+//! - Moving a frame does not invalidate its blocks.
+//!
+//! Invariant: the bytes of resident blocks never exceed the capacity, which is taken from the memory budget at creation.
 
 mod blocks;
 mod cost;
+mod factory;
 mod fifo;
-mod general;
 mod key;
 mod lru;
 mod policy;
+mod s3_fifo;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,7 @@
-//! Policies against what any of them promises, and each against a plain model of itself.
+//! Tests of every policy against the interface, and of each policy against a plain model.
 
-use super::policy::{Replacement, policy};
+use super::factory::policy;
+use super::policy::Replacement;
 use crate::options::CachePolicy;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,8 +11,8 @@ const ALL: [CachePolicy; 4] = [CachePolicy::Fifo, CachePolicy::Lru, COST, CacheP
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A key is asked for, and admitted when it is not held.
-    ScoreRequest(u16),
+    /// A request for a key, which is admitted if it is not held.
+    Request(u16),
     Remove(u16),
     Evict,
     Next,
@@ -19,7 +20,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        12 => (0_u16..40).prop_map(Step::ScoreRequest),
+        12 => (0_u16..40).prop_map(Step::Request),
         1 => (0_u16..40).prop_map(Step::Remove),
         1 => Just(Step::Evict),
         2 => Just(Step::Next),
@@ -33,15 +34,15 @@ fn size(key: u16, mixed: bool) -> usize {
 
 proptest! {
     #[test]
-    fn what_is_held_is_what_was_admitted_and_not_evicted(
+    fn policies_hold_what_was_admitted_and_not_evicted(
         steps in steps(), capacity in 1_usize..80, mixed in any::<bool>(), choice in 0_usize..ALL.len(),
     ) {
         let mut cache: Box<dyn Replacement<u16>> = policy(ALL[choice], capacity);
         let mut model: BTreeMap<u16, usize> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::ScoreRequest(key) if model.contains_key(&key) => cache.touch(key),
-                Step::ScoreRequest(key) => {
+                Step::Request(key) if model.contains_key(&key) => cache.touch(key),
+                Step::Request(key) => {
                     let mut evicted = Vec::new();
                     let admitted = cache.admit(key, size(key, mixed), &mut evicted);
                     for old in evicted {
@@ -50,7 +51,7 @@ proptest! {
                     if admitted {
                         model.insert(key, size(key, mixed));
                     }
-                    // S3-FIFO keeps a part of the capacity for newcomers, and takes nothing that is larger than the rest.
+                    // S3-FIFO reserves a part of the capacity for new keys and refuses keys larger than the rest.
                     let fits = size(key, mixed) * 2 <= capacity;
                     prop_assert!(admitted || !fits || !model.is_empty());
                 }
@@ -75,7 +76,9 @@ proptest! {
     }
 
     #[test]
-    fn fifo_and_lru_keep_their_order(keys in prop::collection::vec(0_u16..30, 1..400), slots in 1_usize..20, lru in any::<bool>()) {
+    fn fifo_and_lru_keep_their_order(
+        keys in prop::collection::vec(0_u16..30, 1..400), slots in 1_usize..20, lru in any::<bool>(),
+    ) {
         let choice = if lru { CachePolicy::Lru } else { CachePolicy::Fifo };
         let mut cache: Box<dyn Replacement<u16>> = policy(choice, slots * 4);
         let mut queue: VecDeque<u16> = VecDeque::new();
@@ -89,28 +92,30 @@ proptest! {
                 }
             } else {
                 prop_assert!(cache.admit(key, 4, &mut evicted));
-                let expected: Vec<u16> = if queue.len() == slots { queue.pop_front().into_iter().collect() } else { vec![] };
-                prop_assert_eq!(evicted, expected);
+                let expected = if queue.len() == slots { queue.pop_front() } else { None };
+                prop_assert_eq!(evicted, Vec::from_iter(expected));
                 queue.push_back(key);
             }
         }
     }
 
-    /// Against `f` counted step by step as the paper says, over keys of one size: nobody goes who is worth more than one who stays.
+    /// The model counts `f` step by step as the paper says, over keys of one size.
     #[test]
-    fn the_heap_gives_up_the_lowest_score(steps in prop::collection::vec(prop::collection::btree_set(0_u16..24, 0..12), 1..40), slots in 1_usize..10) {
+    fn the_cost_policy_evicts_the_lowest_score(
+        steps in prop::collection::vec(prop::collection::btree_set(0_u16..24, 0..12), 1..40), slots in 1_usize..10,
+    ) {
         let mut cache: Box<dyn Replacement<u16>> = policy(COST, slots * 4);
         let mut held: BTreeMap<u16, u64> = BTreeMap::new();
         let mut absent: BTreeMap<u16, u64> = BTreeMap::new();
         for asked in steps {
             cache.end_step();
-            // What is held decays first, unless asked for; the heap does the same when it looks.
+            // Held keys that are not requested decay first. The policy computes the same when it compares keys.
             for (key, f) in &mut held {
                 if !asked.contains(key) {
                     *f = f.saturating_sub(1);
                 }
             }
-            // A step asks for what is held first, as a read does, which looks up everything before it admits anything.
+            // A read looks up all keys before it admits any, so the held ones are used first.
             for key in asked.iter().filter(|key| held.contains_key(key)) {
                 cache.touch(*key);
             }
@@ -136,8 +141,8 @@ proptest! {
 }
 
 #[test]
-fn small_and_dear_blocks_stay() {
-    // Equal use: the smaller block costs more time per byte held.
+fn the_cost_policy_keeps_small_blocks() {
+    // At equal use, the smaller block saves more time per byte held.
     let mut cache: Box<dyn Replacement<u16>> = policy(COST, 100);
     let mut evicted = Vec::new();
     assert!(cache.admit(1, 60, &mut evicted) && cache.admit(2, 20, &mut evicted));
@@ -146,8 +151,8 @@ fn small_and_dear_blocks_stay() {
 }
 
 #[test]
-fn a_step_that_reads_more_than_fits_keeps_some_under_cost_and_none_under_fifo() {
-    // Every step asks for the same 16 keys in turn, 8 fit: the case that turns over any queue.
+fn the_cost_policy_keeps_some_of_a_step_that_does_not_fit_and_fifo_none() {
+    // Every step requests the same 16 keys in the same order and 8 fit, which defeats any queue.
     let hits = |choice| {
         let mut cache: Box<dyn Replacement<u16>> = policy(choice, 8 * 4);
         let mut hits = 0;

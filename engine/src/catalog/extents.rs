@@ -1,4 +1,13 @@
-//! Where the groups of one layer of an open sequence are: few extents, each a run of groups in a frame on disk or in memory.
+//! The location of every group of one layer of an open sequence.
+//!
+//! An [`ExtentTable`] is a sorted list of extents. An extent is a run of consecutive groups in one frame on disk, or in one
+//! buffer in memory. A [`FrameSlot`] is shared by all extents of a frame, so that cleaning moves the frame for all of them.
+//!
+//! Invariants:
+//! - The extents of a table cover the groups from 0 on without gaps and without overlap.
+//! - A [`SegmentHandle`] keeps its segment from being reused: its pin is released when the last handle drops.
+//! - A loaded [`FrameBody`] stays readable after the frame moved, because it holds its segment.
+//! - A [`Flight`] counts pages that no commit has named yet, so cleaning and removal leave the segment alone.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Lease;
@@ -12,25 +21,25 @@ use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
 use stratakv_format::layout::BlockGeometry;
 use stratakv_format::{FrameId, PAGE_BYTES, SequenceId};
 
+use super::meta::SegmentKey;
 use super::pin::{Pin, Versioned};
-use super::state::SegmentKey;
 
-/// A life of a segment. Everything that may still read from it holds one; its space is reused only when nobody does.
+/// One generation of a segment. Every reader of the segment holds a reference. Its space is reused after the last drop.
 pub(crate) struct SegmentHandle {
     pub(crate) key: SegmentKey,
     pub(crate) generation: u64,
     pub(crate) nonce: u64,
     pub(crate) pages: u32,
     pub(crate) lazy: Arc<CachedFile>,
-    /// Reads are in multiples of this, a divisor of the page.
+    /// The alignment of reads in bytes, a divisor of the page size.
     pub(crate) read_unit: u64,
-    /// Pages of frames that no commit has named yet.
+    /// The number of pages of frames that no commit has named yet.
     pub(crate) in_flight: AtomicU64,
-    /// Ends with it.
+    /// Released when the last reference to this handle drops.
     pub(crate) pin: Pin,
 }
 
-/// Pages taken for a frame that no commit has named yet. Dropped, they are live or wasted.
+/// The pages of a frame that no commit has named yet. Once it drops, the pages are either live or dead.
 pub(crate) struct Flight {
     segment: Arc<SegmentHandle>,
     pages: u64,
@@ -54,10 +63,10 @@ impl Drop for Flight {
 }
 
 impl SegmentHandle {
-    /// The file, opened if need be.
+    /// Returns the segment file. Opens it if necessary.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The file cannot be opened.
     pub(crate) fn file(&self) -> Result<Arc<DeviceFile>> {
         self.lazy.get()
     }
@@ -67,62 +76,62 @@ impl SegmentHandle {
     }
 }
 
-/// What reading and checking the groups of a frame takes.
+/// The data needed to read and verify the groups of a frame at its present location.
 pub(crate) struct FrameBody {
     pub(crate) id: FrameId,
     pub(crate) origin: SequenceId,
     pub(crate) nonce: u64,
     pub(crate) segment: Arc<SegmentHandle>,
-    /// First page of the frame in its segment.
+    /// The first page of the frame in its segment.
     pub(crate) page: u32,
-    /// CRC of its header there.
+    /// The CRC of the header of this copy.
     pub(crate) header_crc: u32,
-    /// Its other copies.
+    /// The other copies.
     pub(crate) replicas: Box<[FrameCopy]>,
-    /// Checksums of its groups: per block and plane, extent after extent.
+    /// The checksums of the groups, per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
-    /// Summaries of its groups that are read only when they are asked for.
+    /// The places of summaries that are read on demand.
     pub(crate) summaries: Arc<[SummaryPlace]>,
 }
 
-/// Summaries of consecutive groups of a layer, in the front of a frame.
+/// The place of the summaries of consecutive groups of a layer, in the front of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SummaryPlace {
     pub(crate) layer: u16,
     pub(crate) stored: SummaryRecords,
     pub(crate) first_group: u64,
     pub(crate) groups: u32,
-    /// From the start of the frame.
+    /// The offset from the start of the frame, in bytes.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) checksum: u64,
 }
 
-/// What the records of minima and maxima are: nothing stands in front of them, and no adapter made them.
+/// Returns the identity of min/max records. They have no header and no adapter.
 pub(crate) fn min_max_records(record_bytes: u32) -> SummaryRecords {
     SummaryRecords { kind: SUMMARY_MIN_MAX, parameter: 0, adapter_checksum: 0, record_bytes }
 }
 
 impl SummaryPlace {
-    /// Where its records begin: behind a header, but for minima and maxima.
+    /// Returns the bytes before the records: a header, except for min/max records.
     pub(crate) fn header_bytes(&self) -> usize {
         if self.stored.kind == SUMMARY_MIN_MAX { 0 } else { size_of::<SummaryHeader>() }
     }
 
-    /// Whether the record of a group is among them.
+    /// Returns whether this place holds the record of a group.
     fn holds(&self, layer: usize, stored: &SummaryRecords, group: u64) -> bool {
         let groups = self.first_group..self.first_group + u64::from(self.groups);
         usize::from(self.layer) == layer && self.stored == *stored && groups.contains(&group)
     }
 }
 
-/// A copy of a frame: the same bytes behind another header.
+/// A copy of a frame. Copies have the same bytes except for the header.
 #[derive(Clone)]
 pub(crate) struct FrameCopy {
     pub(crate) segment: Arc<SegmentHandle>,
-    /// First page of the frame there.
+    /// The first page of the frame in that segment.
     pub(crate) page: u32,
-    /// CRC of its header there.
+    /// The CRC of the header of this copy.
     pub(crate) header_crc: u32,
 }
 
@@ -134,17 +143,17 @@ impl FrameBody {
             + self.summaries.len() * size_of::<SummaryPlace>()
     }
 
-    /// Where the record of a group of its own stands, of a summary that is so stored.
+    /// Returns the place that holds a group's record of this kind of summary.
     pub(crate) fn summary(&self, layer: usize, stored: &SummaryRecords, group: u64) -> Option<&SummaryPlace> {
         self.summaries.iter().rev().find(|place| place.holds(layer, stored, group))
     }
 
-    /// Copies there are, this one included.
+    /// Returns the number of copies, this one included.
     pub(crate) fn copies(&self) -> usize {
         1 + self.replicas.len()
     }
 
-    /// Segment of a copy, 0 being the frame itself, its first page there, and the CRC of its header.
+    /// Returns the segment, first page and header CRC of a copy. Copy 0 is the frame itself.
     pub(crate) fn copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u32, u32) {
         match copy.checked_sub(1).and_then(|at| self.replicas.get(at)) {
             Some(replica) => (&replica.segment, replica.page, replica.header_crc),
@@ -152,13 +161,13 @@ impl FrameBody {
         }
     }
 
-    /// Where a byte of copy 0 lies in the segment file of another.
+    /// Converts a file offset in copy 0 to the file offset of the same byte in another copy.
     pub(crate) fn offset_in(&self, copy: usize, offset: u64) -> u64 {
         let page = self.copy(copy).1;
         offset - u64::from(self.page) * PAGE_BYTES as u64 + u64::from(page) * PAGE_BYTES as u64
     }
 
-    /// The smallest range of read units, as every copy's device has them, around these bytes of copy 0.
+    /// Returns the smallest byte range around `bytes` at `offset` of copy 0 that every copy's device can read.
     pub(crate) fn readable(&self, offset: u64, bytes: usize) -> std::ops::Range<u64> {
         let units = (0..self.copies()).map(|copy| self.copy(copy).0.read_unit);
         let unit = units.max().unwrap_or(PAGE_BYTES as u64);
@@ -166,10 +175,10 @@ impl FrameBody {
     }
 }
 
-/// A frame for everybody who refers to it, wherever it lies at the moment: cleaning moves it.
+/// A frame as its sequences share it. Cleaning and repair replace its location.
 pub(crate) struct FrameSlot {
     body: Versioned<Arc<FrameBody>>,
-    /// Its pages, until the first commit that names it takes them, of whichever sequence that shares it.
+    /// The frame's uncommitted pages. The first commit that names the frame takes them.
     flights: Mutex<Vec<Flight>>,
 }
 
@@ -178,12 +187,12 @@ impl FrameSlot {
         Self { body: Versioned::new(Arc::new(body)), flights: Mutex::default() }
     }
 
-    /// The frame where it lies now. Whoever holds it may read there, also after a move.
+    /// Returns the frame at its present location. The holder may read there even after a move.
     pub(crate) fn now(&self) -> Arc<FrameBody> {
         self.body.load()
     }
 
-    /// Its memory.
+    /// Returns the memory of the slot and its body, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.now().memory_bytes()
     }
@@ -192,7 +201,7 @@ impl FrameSlot {
         *lock(&self.flights) = flights;
     }
 
-    /// Those of copies that were not written end.
+    /// Drops the flights of copies that were not written.
     pub(crate) fn keep_flights(&self, written: impl Fn(&Arc<SegmentHandle>) -> bool) {
         lock(&self.flights).retain(|flight| written(&flight.segment));
     }
@@ -201,7 +210,7 @@ impl FrameSlot {
         std::mem::take(&mut lock(&self.flights))
     }
 
-    /// These are its copies from now on.
+    /// Replaces the location of every copy.
     pub(crate) fn set_location(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
         let FrameCopy { segment, page, header_crc } = first;
         self.body.replace(|body| {
@@ -212,51 +221,52 @@ impl FrameSlot {
     }
 }
 
-/// Consecutive groups of one layer in one buffer, as they will stand on disk.
+/// Consecutive groups of one layer in one buffer, in the form that is written to disk.
 pub(crate) struct GroupBuffer {
     pub(crate) layer: usize,
     pub(crate) first_group: u64,
     pub(crate) groups: usize,
     pub(crate) geometry: BlockGeometry,
     pub(crate) buffer: Arc<Lease>,
-    /// The buffer holds groups behind these, which must not reach a device.
+    /// Whether the buffer holds later groups that must not be written.
     pub(crate) cut: bool,
 }
 
 impl GroupBuffer {
-    /// The first `groups` of the run, in the same buffer.
+    /// Returns the first `groups` of the run, in the same buffer.
     pub(crate) fn first(&self, groups: usize) -> Arc<Self> {
         Arc::new(Self { groups: groups.min(self.groups), buffer: Arc::clone(&self.buffer), cut: true, ..*self })
     }
 
-    /// Bytes of block `index` of the run.
+    /// Returns the bytes of block `index` of the run.
     ///
     /// # Errors
-    /// The buffer is being read into, which does not happen to runs.
+    /// [`ErrorKind::Busy`]: a read fills the buffer. This does not happen, because buffers of groups are never read into.
     pub(crate) fn block(&self, index: usize) -> Result<&[u8]> {
         let start = self.geometry.block_offset(index);
         self.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.geometry.block_bytes)).ok_or_else(|| {
-            Error::new(ErrorKind::Busy, format!("group {} of layer {}", self.first_group + index as u64, self.layer))
+            let (group, layer) = (self.first_group + index as u64, self.layer);
+            Error::new(ErrorKind::Busy, format!("group {group} of layer {layer}: its buffer is in use by a read"))
         })
     }
 
-    /// Bytes of the run on disk.
+    /// Returns the bytes of the run on disk.
     pub(crate) fn disk_bytes(&self) -> usize {
         self.geometry.extent_bytes(self.groups)
     }
 
-    /// Whether groups written right behind this run continue its pages without a gap.
+    /// Returns whether groups written directly after this run continue its pages without a gap.
     pub(crate) fn ends_on_page(&self) -> bool {
         self.geometry.blocks_per_page == 0 || self.groups.is_multiple_of(self.geometry.blocks_per_page)
     }
 }
 
-/// Where an extent's bytes are.
+/// The location of an extent's bytes.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// In memory, not known to be on disk.
+    /// A buffer in memory. Its groups are not known to be on disk.
     Memory(Arc<GroupBuffer>),
-    /// In a frame, `page` pages from its start; `checksum` is the first of the extent's checksums in the frame's table.
+    /// A frame. The extent starts `page` pages from the frame's start and at index `checksum` of its checksums.
     Disk { frame: Arc<FrameSlot>, page: u32, checksum: usize },
 }
 
@@ -265,23 +275,23 @@ pub(crate) enum Source {
 pub(crate) struct Extent {
     pub(crate) first_group: u64,
     pub(crate) groups: usize,
-    /// Index of `first_group` among the groups of the source.
+    /// The index of `first_group` among the groups of the source.
     pub(crate) skip: usize,
     pub(crate) source: Source,
 }
 
-/// Place of one block on a device.
+/// The place of one block on a device.
 pub(crate) struct BlockPlace {
     pub(crate) frame: Arc<FrameBody>,
-    /// Byte offset in the segment file.
+    /// The offset in the segment file, in bytes.
     pub(crate) offset: u64,
-    /// First of its checksums in the frame's table.
+    /// The index of the block's first checksum in the frame's table.
     pub(crate) checksum: usize,
 }
 
 impl Extent {
-    /// Whether `next` holds the groups behind these, right behind them in the same frame.
-    fn goes_on_in(&self, next: &Self, geometry: &BlockGeometry, planes: usize) -> bool {
+    /// Returns whether `next` holds the next groups, directly after these in the same frame.
+    fn continues_in(&self, next: &Self, geometry: &BlockGeometry, planes: usize) -> bool {
         let place = |extent: &Self, groups: usize| match &extent.source {
             Source::Disk { frame, page, checksum } => {
                 let index = extent.skip + groups;
@@ -294,7 +304,7 @@ impl Extent {
         self.first_group + self.groups as u64 == next.first_group && end.is_some() && end == place(next, 0)
     }
 
-    /// Where block of `group` lies on disk, if it does.
+    /// Returns the place of the block of `group`, or `None` if the extent is in memory.
     pub(crate) fn place(&self, group: u64, geometry: &BlockGeometry, planes: usize) -> Option<BlockPlace> {
         let Source::Disk { frame, page, checksum } = &self.source else { return None };
         let index = (group - self.first_group) as usize + self.skip;
@@ -308,32 +318,34 @@ impl Extent {
     }
 }
 
-/// The groups of one layer, from the first on without gaps. Cheap to clone: clones share the table until one of them changes.
+/// The extents of one layer. A clone is cheap, because clones share the table until one of them changes.
 #[derive(Clone, Default)]
 pub(crate) struct ExtentTable {
     extents: Arc<Vec<Extent>>,
 }
 
 impl ExtentTable {
-    /// Groups covered.
+    /// Returns the number of groups covered.
     pub(crate) fn groups(&self) -> u64 {
         self.extents.last().map_or(0, |last| last.first_group + last.groups as u64)
     }
 
-    /// The extent that holds `group`.
+    /// Returns the extent that holds `group`.
     pub(crate) fn find(&self, group: u64) -> Option<&Extent> {
         let at = self.extents.partition_point(|e| e.first_group + e.groups as u64 <= group);
         self.extents.get(at).filter(|e| e.first_group <= group)
     }
 
-    /// The extents that hold these groups, which rise; asked for together, so that they are waited for together.
+    /// Returns the extents that hold `groups`, which must be in rising order.
+    ///
+    /// Prefetches the frames of all of them before the caller uses any, so that their cache misses overlap.
     pub(crate) fn find_all(&self, groups: &[u64]) -> Vec<Option<&Extent>> {
         let mut from = 0;
         let found: Vec<Option<&Extent>> = groups
             .iter()
             .map(|&group| {
                 let left = &self.extents[from.min(self.extents.len())..];
-                // The next one is close by where groups are dense.
+                // The search doubles its reach, because the next extent is close if the groups are dense.
                 let mut reach = 1;
                 while left.get(reach).is_some_and(|extent| extent.first_group <= group) {
                     reach *= 2;
@@ -353,11 +365,13 @@ impl ExtentTable {
         found
     }
 
-    /// Lays `extent` over what is there: from its first group on it alone counts up to its end. Groups it would leave
-    /// uncovered before it are an error.
+    /// Replaces the groups that `extent` covers, and extends the table if it ends after the last group.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corruption`]: the extent would leave a gap after the last group.
     pub(crate) fn lay(&mut self, extent: Extent) -> Result<()> {
         if extent.first_group > self.groups() {
-            let text = format!("groups {} to {} are in no frame", self.groups(), extent.first_group);
+            let text = format!("sequence: groups {} to {} are in no frame", self.groups(), extent.first_group - 1);
             return Err(Error::new(ErrorKind::Corruption, text));
         }
         let end = extent.first_group + extent.groups as u64;
@@ -395,13 +409,13 @@ impl ExtentTable {
         }
     }
 
-    /// How many groups at the front of `run` this table has from it: later ones may have been cut off or written anew.
+    /// Returns how many groups this table takes from `run`. Later groups may have been truncated or replaced.
     pub(crate) fn groups_of(&self, run: &Arc<GroupBuffer>) -> usize {
         let backed = |e: &Extent| matches!(&e.source, Source::Memory(r) if Arc::ptr_eq(r, run)).then_some(e.groups);
         self.extents.iter().filter_map(backed).sum()
     }
 
-    /// Extents that `old` backs are backed by `new`, which has the same groups at its front.
+    /// Replaces the buffer `old` by `new`, which starts with the same groups.
     pub(crate) fn replace(&mut self, old: &Arc<GroupBuffer>, new: &Arc<GroupBuffer>) {
         for extent in Arc::make_mut(&mut self.extents) {
             if matches!(&extent.source, Source::Memory(r) if Arc::ptr_eq(r, old)) {
@@ -410,7 +424,7 @@ impl ExtentTable {
         }
     }
 
-    /// Every extent in memory that `run` backs goes over to its place on disk, and becomes one with what it continues there.
+    /// Switches the extents of `run` from memory to their place on disk, and merges them with the extents they continue.
     pub(crate) fn landed(
         &mut self,
         run: &Arc<GroupBuffer>,
@@ -428,7 +442,7 @@ impl ExtentTable {
             }
             let (front, behind) = extents.split_at_mut(at);
             match (front.last_mut(), behind.first()) {
-                (Some(before), Some(this)) if before.goes_on_in(this, &run.geometry, planes) => {
+                (Some(before), Some(this)) if before.continues_in(this, &run.geometry, planes) => {
                     before.groups += this.groups;
                     extents.remove(at);
                 }
@@ -488,12 +502,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_last_extent_laid_over_a_group_counts(
+        fn a_group_is_found_in_the_last_extent_that_covered_it(
             steps in prop::collection::vec((0_u64..40, 1_usize..12, any::<bool>()), 1..40),
         ) {
             let file = any_file();
             let mut table = ExtentTable::default();
-            // Per group: the frame and the index in it.
+            // The frame and the index in it, by group.
             let mut model: Vec<(u64, usize)> = Vec::new();
             for (id, (first, groups, cut)) in steps.into_iter().enumerate() {
                 if cut {

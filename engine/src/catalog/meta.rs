@@ -1,11 +1,13 @@
-//! What the catalog says of a sequence, an adapter, a frame or a segment, and the records that say so.
+//! The catalog's entries for sequences, adapters, frames and segments, and their manifest records.
 
 use super::records::RecordBuffer;
-use super::state::SegmentKey;
 use crate::io::planted;
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::{FrameId, LayoutId, Location, SequenceId};
+use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
+
+/// The identity of a segment: its device and its number there.
+pub(crate) type SegmentKey = (DeviceIndex, SegmentId);
 
 /// A sequence.
 #[derive(Clone, Debug)]
@@ -22,21 +24,22 @@ pub(crate) struct SequenceMeta {
     pub(crate) token_ids: u64,
     pub(crate) state_frame: Option<FrameId>,
     pub(crate) committed_unix_ms: u64,
-    /// When a handle last had it: as far as this opening of the store knows, else the last commit.
+    /// The time of the last use by a handle since the store was opened, or of the last commit.
     pub(crate) used_unix_ms: u64,
-    /// What it holds in place of tokens.
+    /// The adapter that the sequence holds in place of tokens.
     pub(crate) adapter: Option<AdapterMeta>,
-    /// Frames with the token below which they belong to this sequence, in the order of their LSN.
+    /// The frames in order of LSN. The sequence uses a frame's tokens below the given one.
     pub(crate) refs: Vec<(FrameId, u64)>,
 }
 
-/// An adapter, which is all that its sequence holds.
+/// An adapter. Its sequence holds nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterMeta {
     pub(crate) name: String,
     pub(crate) version: u32,
-    /// Bytes of all layers together, and their CRC-64.
+    /// The bytes of all layers together.
     pub(crate) bytes: u64,
+    /// The CRC-64 of these bytes.
     pub(crate) checksum: u64,
 }
 
@@ -50,9 +53,9 @@ pub(crate) struct FrameMeta {
     pub(crate) header_crc: u32,
     pub(crate) header_pages: u32,
     pub(crate) front_pages: u32,
-    /// Sequences that refer to it.
+    /// The number of sequences that refer to the frame.
     pub(crate) refs: u32,
-    /// Its other copies, on other devices.
+    /// The other copies, on other devices.
     pub(crate) replicas: Vec<ReplicaMeta>,
 }
 
@@ -64,14 +67,14 @@ pub(crate) struct ReplicaMeta {
     pub(crate) header_crc: u32,
 }
 
-/// What a segment is used for now.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SegmentState {
-    /// Takes frames.
+    /// The segment takes frames.
     Open,
-    /// Takes no more.
+    /// The segment takes no more frames.
     Sealed,
-    /// Nothing in it is live.
+    /// The segment holds no live frames and may be opened again.
     Free,
 }
 
@@ -83,15 +86,15 @@ pub(crate) struct SegmentMeta {
     pub(crate) pages: u32,
     pub(crate) kind: u8,
     pub(crate) state: SegmentState,
-    /// One past the last page of any frame that was committed in it.
+    /// One past the last page of any committed frame.
     pub(crate) used_pages: u32,
-    /// Pages of frames that sequences refer to.
+    /// The number of pages of frames that sequences refer to.
     pub(crate) live_pages: u64,
-    /// The newest frame that was committed in it: how old it is.
+    /// The LSN of the newest committed frame. Cleaning derives the segment's age from it.
     pub(crate) last_lsn: u64,
 }
 
-/// Numbers that never go back.
+/// The next free numbers. They never decrease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counters {
     pub(crate) frame: u64,
@@ -108,17 +111,17 @@ impl Default for Counters {
 }
 
 impl FrameMeta {
-    /// Copies there are, the first included.
+    /// Returns the number of copies, the first included.
     pub(crate) fn copies(&self) -> usize {
         1 + self.replicas.len()
     }
 
-    /// Where its copies are, the first in front.
+    /// Returns the locations of all copies, the first one first.
     pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
         std::iter::once(self.location).chain(self.replicas.iter().map(|replica| replica.location))
     }
 
-    /// The records that make it known, with its copies.
+    /// Appends the records that define the frame and its copies.
     pub(crate) fn announce(&self, id: FrameId, out: &mut RecordBuffer) {
         out.push(Kind::Frame, &self.record(id), &[]);
         for replica in &self.replicas {
@@ -167,7 +170,7 @@ impl AdapterMeta {
 }
 
 impl SequenceMeta {
-    /// When its time is over, in milliseconds since 1970; none when it stays.
+    /// Returns when the sequence expires, in milliseconds since 1970, or `None` if it has no time to live.
     pub(crate) fn ends_ms(&self) -> Option<u64> {
         let ttl = if planted!(ExpiredEarly) { self.ttl_ms / 2 } else { self.ttl_ms };
         (self.ttl_ms > 0).then(|| self.created_unix_ms.saturating_add(ttl))
@@ -200,7 +203,7 @@ impl SequenceMeta {
     }
 }
 
-/// Bytes that the record of an adapter takes in a checkpoint.
+/// Returns the bytes of an adapter's record in a checkpoint.
 pub(super) fn adapter_record_bytes(adapter: &AdapterMeta) -> u64 {
     (size_of::<m::RecordHeader>() + size_of::<m::AdapterDefined>() + adapter.name.len()).next_multiple_of(8) as u64
 }

@@ -1,6 +1,18 @@
-//! What exists: sequences, their frames, the segments that hold them, what is live. And, per open sequence, where each
-//! group of a layer is.
+//! The catalog: the sequences, frames, segments and members of a store, in memory.
+//!
+//! - `state` is the state that the manifest describes. [`Catalog::apply`] is the only way to change it.
+//! - `meta` holds the entries of its tables and their records. `records` is a buffer of encoded records.
+//! - `apply` applies a buffer of records to the state.
+//! - `extents` maps the groups of each layer of an open sequence to memory or to a frame.
+//! - `pin` tells cleaning whether a reader still uses a segment.
+//!
+//! Invariants:
+//! - Recovery, a commit and a checkpoint use the same records, so the state in memory equals the state on disk.
+//! - A segment is freed only if it is sealed, has no live pages, and its pin is released.
+//!
+//! Lock order: the catalog lock is taken before the allocator's. It is never held across I/O.
 
+mod apply;
 mod extents;
 mod meta;
 mod pin;
@@ -12,9 +24,9 @@ pub(crate) use extents::{
     SummaryPlace, min_max_records,
 };
 pub(crate) use meta::{
-    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record,
-    ref_record, release_record, seal_record,
+    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta, free_record,
+    open_record, ref_record, release_record, seal_record,
 };
 pub(crate) use pin::{Pin, PinWatch};
 pub(crate) use records::RecordBuffer;
-pub(crate) use state::{COPIES_MAX, Catalog, SegmentKey};
+pub(crate) use state::{COPIES_MAX, Catalog};

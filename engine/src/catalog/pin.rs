@@ -1,13 +1,16 @@
-//! Pins against reclaim: who may still read a place holds it, and its space is used again only when nobody does.
+//! Pins: they keep the space of a segment from being reused while a reader may still read it.
 //!
-//! A reader takes the place that is current and holds it while it reads. Cleaning makes another place current first, and looks
-//! for holders afterwards: whoever it does not see took the new place. What a holder did happens before the space is used again.
+//! 1. A reader loads the current place, which holds a [`Pin`], and keeps it while it reads.
+//! 2. Cleaning replaces the current place first and checks the [`PinWatch`] of the old one afterwards.
+//! 3. A reader that the check does not see has therefore loaded the new place.
+//!
+//! Invariant: all reads of a pinned place happen before its space is reused. `Pin::drop` releases, the check acquires.
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, hold};
 use std::sync::Arc;
 
-/// What is current; whoever took it before keeps what it took.
+/// A current value. A value loaded before a replacement stays valid for its holder.
 pub(crate) struct Versioned<P>(Mutex<P>);
 
 impl<P: Clone> Versioned<P> {
@@ -19,27 +22,27 @@ impl<P: Clone> Versioned<P> {
         hold(&self.0).clone()
     }
 
-    /// Looks at what is current without holding it.
+    /// Calls `at` with the current value, under the lock and without cloning it.
     pub(crate) fn peek<T>(&self, at: impl FnOnce(&P) -> T) -> T {
         at(&hold(&self.0))
     }
 
-    /// What is made of it is current from now on.
+    /// Replaces the current value with what `to` makes of it.
     pub(crate) fn replace(&self, to: impl FnOnce(&P) -> P) {
         let before = {
             let mut load = hold(&self.0);
             let next = to(&load);
             std::mem::replace(&mut *load, next)
         };
-        // It may be the last to hold the place, whose end is not for others to wait for.
+        // This may be the last reference, so the value is dropped after the lock is released.
         drop(before);
     }
 }
 
-/// Lies in what is held: its end is that of the last holder.
+/// A marker embedded in the pinned object. When the last reference drops, the [`PinWatch`] reads false.
 pub(crate) struct Pin(Arc<AtomicBool>);
 
-/// Tells whether anybody holds it.
+/// An observer of a [`Pin`].
 pub(crate) struct PinWatch(Arc<AtomicBool>);
 
 impl Pin {
@@ -54,7 +57,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // Release: what holders read, they read before.
+        // Release, because the reads of all holders must happen before the space is reused.
         self.0.store(false, Ordering::Release);
     }
 }
@@ -72,7 +75,7 @@ mod loom_tests {
     use loom::sync::Arc as Counted;
     use loom::thread;
 
-    /// A place of a frame: a segment, and what must stand there.
+    /// The place of a frame: a segment and its expected content.
     struct TestPlace {
         segment: usize,
         bytes: usize,
@@ -92,16 +95,16 @@ mod loom_tests {
         (Arc::new(Rig { segments, current }), held)
     }
 
-    /// Reads through the place that is current, as a view does between its selection and the end of its reads.
+    /// Reads through the current place, as a reader does between selection and the end of its reads.
     fn read(rig: &Rig) {
         let place = rig.current.load();
         for _ in 0..2 {
             let found = rig.segments[place.segment].load(Ordering::Relaxed);
-            assert_eq!(found, place.bytes, "segment {} was used again under its reader", place.segment);
+            assert_eq!(found, place.bytes, "segment {} was reused under its reader", place.segment);
         }
     }
 
-    /// Moves what lives in the first segment to the second, and uses the first again if nobody holds it.
+    /// Moves the live content of the first segment to the second, and reuses the first if no reader holds it.
     fn reclaim(rig: &Rig, held: &PinWatch) -> bool {
         rig.segments[1].store(7, Ordering::Relaxed);
         rig.current.replace(|old| Counted::new(TestPlace { segment: 1, bytes: old.bytes, _pin: Pin::new() }));
@@ -112,10 +115,10 @@ mod loom_tests {
         free
     }
 
-    /// Two readers beside a move. Fails when `reclaim` looks for holders before it turns the place, when `read` lets go of the place
-    /// before it reads, and when what is looked for is whether the place is current instead of whether it is held.
+    /// Runs two readers beside a move. It fails in three cases: `reclaim` checks for holders before it replaces the place,
+    /// `read` drops the place before it reads, or `reclaim` checks whether the place is current instead of held.
     #[test]
-    fn loom_a_segment_is_used_again_only_behind_its_readers() {
+    fn loom_a_segment_is_reused_only_after_its_readers() {
         loom::model(|| {
             let (rig, held) = rig();
             let readers = [(); 2].map(|()| {
@@ -124,13 +127,13 @@ mod loom_tests {
             });
             reclaim(&rig, &held);
             readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
-            assert!(!held.is_held(), "nobody holds it any more");
+            assert!(!held.is_held(), "no reader holds the segment");
         });
     }
 
-    /// A pin that ends late is seen by whoever looks next: space that was held comes back. Fails when the end of a pin is not told.
+    /// A later check sees a pin that ended late. It fails if dropping a pin does not clear the flag.
     #[test]
-    fn loom_what_was_held_comes_back() {
+    fn loom_a_released_segment_becomes_reusable() {
         loom::model(|| {
             let (rig, held) = rig();
             let reader = {

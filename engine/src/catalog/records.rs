@@ -1,7 +1,5 @@
-//! Encoded manifest records on their way to the log and to the catalog.
+//! A buffer of encoded manifest records, for the log and for the catalog.
 
-use super::state::Catalog;
-use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
 use std::collections::BTreeMap;
 use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_REPLICAS};
@@ -14,9 +12,9 @@ use zerocopy::{Immutable, IntoBytes};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
-    /// End of each record.
+    /// The end offset of each record.
     ends: Vec<usize>,
-    /// Incompatible features of the format that they take: of copies, of codecs.
+    /// The incompatible feature bits that the records need: copies, codecs.
     features: u64,
 }
 
@@ -29,12 +27,12 @@ impl RecordBuffer {
         }
     }
 
-    /// Only a manifest with the feature of copies may hold them.
+    /// Requires the feature bit of copies.
     pub(crate) fn require_replicas(&mut self) {
         self.features |= INCOMPAT_REPLICAS;
     }
 
-    /// Incompatible features that the manifest which holds them has to name.
+    /// Returns the incompatible feature bits that a manifest with these records must have.
     pub(crate) fn features(&self) -> u64 {
         self.features
     }
@@ -63,43 +61,15 @@ impl RecordBuffer {
         self.ends.len()
     }
 
-    /// Applies them to a catalog, in order. Records that announce a frame which it has, and the copies named right behind, are
-    /// dropped: a sequence and its forks announce the frames that they share, and whoever commits first makes them known.
-    ///
-    /// # Errors
-    /// One contradicts what the catalog holds.
-    pub(crate) fn apply(&mut self, catalog: &mut Catalog) -> Result<()> {
-        let mut known = Vec::new();
-        // The frame whose announcement was dropped last, while its copies may follow.
-        let mut dropped = None;
-        for (index, record) in Records::new(&self.bytes, self.ends.len() as u32).enumerate() {
-            let applied = record.map_err(|e| e.to_string()).and_then(|record| match record {
-                Record::Frame(frame) if catalog.has_frame(frame) => {
-                    dropped = Some(frame.frame);
-                    known.push(index);
-                    Ok(())
-                }
-                Record::Replica(replica) if dropped == Some(replica.frame) => {
-                    known.push(index);
-                    Ok(())
-                }
-                record => {
-                    dropped = None;
-                    catalog.apply(&record)
-                }
-            });
-            applied.map_err(|e| Error::new(ErrorKind::Corruption, format!("manifest record: {e}")))?;
-        }
-        if !known.is_empty() {
-            self.drop_records(&known);
-        }
-        Ok(())
+    /// Returns the records in order.
+    pub(super) fn records(&self) -> Records<'_> {
+        Records::new(&self.bytes, self.ends.len() as u32)
     }
 
-    /// The devices that the frames announced here lie on, by frame.
+    /// Returns the devices of all copies of the frames that these records define, by frame.
     pub(crate) fn announced(&self) -> BTreeMap<u64, Vec<DeviceIndex>> {
         let mut frames: BTreeMap<u64, Vec<DeviceIndex>> = BTreeMap::new();
-        for record in Records::new(&self.bytes, self.ends.len() as u32) {
+        for record in self.records() {
             let (frame, location) = match record {
                 Ok(Record::Frame(frame)) => (frame.frame, &frame.location),
                 Ok(Record::Replica(replica)) => (replica.frame, &replica.location),
@@ -110,11 +80,11 @@ impl RecordBuffer {
         frames
     }
 
-    /// Of commits of one sequence that follow each other, with nothing but other commits between, only the last counts.
+    /// Keeps only the last of several commits of one sequence, if only commits are between them.
     pub(crate) fn settle(&mut self) {
         let mut last = BTreeMap::new();
         let mut settled = Vec::new();
-        for (index, record) in Records::new(&self.bytes, self.ends.len() as u32).enumerate() {
+        for (index, record) in self.records().enumerate() {
             match record {
                 Ok(Record::SequenceCommit(commit)) => settled.extend(last.insert(commit.sequence.get(), index)),
                 _ => last.clear(),
@@ -126,7 +96,7 @@ impl RecordBuffer {
 
     /// Drops the seals of segments of this device.
     pub(crate) fn forget_seals(&mut self, device: DeviceIndex) {
-        let records = Records::new(&self.bytes, self.ends.len() as u32).enumerate();
+        let records = self.records().enumerate();
         let seals = records.filter(|(_, record)| match record {
             Ok(Record::SegmentSeal(seal)) => seal.device.get() == device.0,
             _ => false,
@@ -135,8 +105,8 @@ impl RecordBuffer {
         self.drop_records(&seals);
     }
 
-    /// Takes the records with these rising indexes out.
-    fn drop_records(&mut self, dropped: &[usize]) {
+    /// Removes the records with these indices, which must be in rising order.
+    pub(super) fn drop_records(&mut self, dropped: &[usize]) {
         let old = std::mem::take(self);
         self.features = old.features;
         let mut dropped = dropped.iter().copied().peekable();
@@ -150,7 +120,7 @@ impl RecordBuffer {
         }
     }
 
-    /// The records cut into runs that fit in one batch each: bytes and number of records.
+    /// Splits the records into runs that fit in one batch each. Returns the bytes and the record count of each run.
     pub(crate) fn batches(&self) -> Vec<(&[u8], u32)> {
         let limit = crate::io::seams::sizes().batch_bytes;
         let mut batches = Vec::new();
@@ -191,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn commits_that_follow_each_other_are_one() {
+    fn settle_keeps_the_last_of_consecutive_commits() {
         let commit = |sequence: u64, tokens: u64| SequenceCommit {
             sequence: U64::new(sequence),
             tokens: U64::new(tokens),
@@ -203,7 +173,7 @@ mod tests {
         for (sequence, tokens) in [(1, 1), (2, 1), (1, 2), (1, 3)] {
             records.push(Kind::SequenceCommit, &commit(sequence, tokens), &[]);
         }
-        // What stands between may look at what was committed before it.
+        // A truncation depends on the commits before it, so they are kept.
         records.push(Kind::SequenceTruncate, &SequenceTruncate { sequence: U64::new(1), tokens: U64::new(2) }, &[]);
         records.push(Kind::SequenceCommit, &commit(1, 2), &[]);
         records.settle();

@@ -1,25 +1,33 @@
-//! The state that the manifest describes. Recovery builds it from the records on disk; a commit applies the very records it
-//! made durable; a checkpoint writes it out as records again.
+//! The state that the manifest describes.
+//!
+//! - Recovery builds it from the records on disk.
+//! - A commit applies the same records that it made durable.
+//! - A checkpoint writes it as records again (`checkpoint`).
+//!
+//! Invariants:
+//! - A frame is removed with its last reference.
+//! - `live_pages` of a segment is the number of pages of the copies in it.
+//! - `idle` holds exactly the sealed segments without live pages.
+//! - The references of a sequence are in order of LSN.
+//!
+//! A record that contradicts the state is an error. On disk that is corruption.
+
+mod checkpoint;
 
 use super::meta::{
-    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, adapter_record_bytes,
-    free_record, open_record, ref_record, seal_record,
+    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
+    adapter_record_bytes,
 };
-use super::records::RecordBuffer;
 use crate::io::planted;
 use crate::layout::KvLayout;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use stratakv_format::manifest::{self as m, Kind, Record};
+use stratakv_format::manifest::{self as m, Record};
 use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
-use zerocopy::little_endian::{U32, U64};
 
-/// Copies that a frame has at most.
+/// The maximum number of copies of a frame.
 pub(crate) const COPIES_MAX: usize = m::REPLICAS_MAX as usize;
 
-/// A segment of a device.
-pub(crate) type SegmentKey = (DeviceIndex, SegmentId);
-
-/// Everything that exists.
+/// The committed state of a store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
     pub(crate) members: BTreeMap<DeviceIndex, m::Member>,
@@ -31,17 +39,17 @@ pub(crate) struct Catalog {
     pub(crate) frames: HashMap<FrameId, FrameMeta>,
     pub(crate) segments: BTreeMap<SegmentKey, SegmentMeta>,
     pub(crate) counters: Counters,
-    /// Sealed segments with nothing live, which may be freed once nobody holds them.
+    /// The sealed segments without live pages. They are freed once no reader holds them.
     pub(crate) idle: BTreeSet<SegmentKey>,
-    /// Frames that were ever laid into a segment in its present life: most are there still.
-    laid: HashMap<SegmentKey, Vec<FrameId>>,
-    /// References of all sequences.
+    /// The frames placed in each segment since it was opened. Some may have been deleted or moved since.
+    placed: HashMap<SegmentKey, Vec<FrameId>>,
+    /// The number of references of all sequences.
     refs: u64,
-    /// Bytes of all keys.
+    /// The bytes of all keys.
     key_bytes: u64,
-    /// Bytes of the records of all adapters.
+    /// The bytes of the records of all adapters.
     adapter_bytes: u64,
-    /// The generation that replaces this manifest, once its last record said so.
+    /// The generation and nonce of the manifest that replaces this one, if its last record names one.
     pub(crate) superseded: Option<(u64, u64)>,
 }
 
@@ -51,7 +59,7 @@ impl Catalog {
     /// Applies one record.
     ///
     /// # Errors
-    /// What does not fit: the record contradicts those before it.
+    /// The record contradicts the records before it. The text says how.
     pub(crate) fn apply(&mut self, record: &Record<'_>) -> Applied {
         match record {
             Record::Member(member) => self.member(member)?,
@@ -79,7 +87,7 @@ impl Catalog {
                 let before = sequence.refs.len();
                 sequence.refs.retain(|(id, _)| *id != frame);
                 if sequence.refs.len() == before {
-                    return Err(format!("release of frame {frame}, which the sequence does not refer to"));
+                    return Err(format!("a release of frame {frame}, to which the sequence does not refer"));
                 }
                 self.refs -= 1;
                 self.release(frame);
@@ -91,7 +99,7 @@ impl Catalog {
                 let key = (DeviceIndex(seal.device.get()), SegmentId(seal.segment.get()));
                 let segment = self.segment_mut(key)?;
                 segment.state = SegmentState::Sealed;
-                // Frames that no commit has named yet may lie in it.
+                // The segment may hold frames that no commit has named yet, and the seal counts their pages.
                 segment.used_pages = segment.used_pages.max(seal.used_pages.get());
                 if segment.live_pages == 0 {
                     self.idle.insert(key);
@@ -118,7 +126,7 @@ impl Catalog {
             Record::Superseded(next) => self.superseded = Some((next.generation.get(), next.nonce.get())),
             Record::CheckpointEnd(_) | Record::Unknown(_) => {}
             Record::PoolAllocation(_) => {
-                return Err("a record of a feature that this store does not have".into());
+                return Err("a pool allocation in a store without the feature of pools".into());
             }
         }
         Ok(())
@@ -138,7 +146,7 @@ impl Catalog {
             return Err(format!("sequence {id} exists already"));
         }
         if !key.is_empty() && self.keys.insert(meta.key.clone(), id).is_some() {
-            return Err("two sequences have one key".into());
+            return Err("two sequences have the same key".into());
         }
         self.counters.sequence = self.counters.sequence.max(id.0.saturating_add(1));
         self.refs += meta.refs.len() as u64;
@@ -177,7 +185,7 @@ impl Catalog {
         let (parent_id, tokens) = (SequenceId(fork.parent.get()), fork.tokens.get());
         let parent = self.sequence_mut(parent_id)?.clone();
         if parent.adapter.is_some() {
-            return Err(format!("sequence {parent_id} holds an adapter, and is forked"));
+            return Err(format!("sequence {parent_id} holds an adapter and cannot be forked"));
         }
         let refs: Vec<_> = parent.refs.iter().map(|&(frame, end)| (frame, end.min(tokens))).collect();
         for (frame, _) in &refs {
@@ -211,18 +219,18 @@ impl Catalog {
         };
         let sequence = self.sequence_mut(id)?;
         if sequence.adapter.is_some() || sequence.tokens > 0 || sequence.token_ids > 0 || !sequence.key.is_empty() {
-            return Err(format!("sequence {id} holds something else than the adapter {name:?}"));
+            return Err(format!("sequence {id} holds other content and cannot take the adapter {name:?}"));
         }
         let place = (sequence.layout, meta.name.clone(), meta.version);
         self.adapter_bytes += adapter_record_bytes(&meta);
         self.sequence_mut(id)?.adapter = Some(meta);
         match self.adapters.insert(place, id) {
             None => Ok(()),
-            Some(other) => Err(format!("sequences {other} and {id} hold one adapter")),
+            Some(other) => Err(format!("sequences {other} and {id} hold the same adapter")),
         }
     }
 
-    /// An adapter of a layout by its name; without a version the latest. Equal layouts may have several numbers.
+    /// Finds an adapter of a layout by its name. Without a version, finds the latest. Equal layouts may have several ids.
     pub(crate) fn find_adapter(&self, layout: &KvLayout, name: &str, version: Option<u32>) -> Option<SequenceId> {
         let named = self.adapters.iter().filter(|((id, known, of), _)| {
             known == name && version.is_none_or(|v| v == *of) && self.layouts.get(id) == Some(layout)
@@ -264,19 +272,19 @@ impl Catalog {
         Ok(())
     }
 
-    /// One reference less; the last one takes the frame away.
+    /// Removes one reference to a frame. The last one removes the frame.
     fn release(&mut self, id: FrameId) {
         let Some(frame) = self.frames.get_mut(&id) else { return };
         frame.refs = frame.refs.saturating_sub(1);
         if frame.refs == 0
             && let Some(frame) = self.frames.remove(&id)
         {
-            frame.locations().for_each(|location| self.died(location));
+            frame.locations().for_each(|location| self.remove_live_pages(location));
         }
     }
 
-    /// Nothing refers to these pages any more.
-    fn died(&mut self, location: Location) {
+    /// Subtracts the pages of a copy that was deleted or moved away.
+    fn remove_live_pages(&mut self, location: Location) {
         let key = (location.device, location.segment);
         if let Some(segment) = self.segments.get_mut(&key) {
             segment.live_pages = segment.live_pages.saturating_sub(u64::from(location.pages));
@@ -286,24 +294,24 @@ impl Catalog {
         }
     }
 
-    /// Pages that a frame has been written to.
-    fn lives(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
+    /// Adds the pages of a copy to its segment.
+    fn add_live_pages(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
         let key = (location.device, location.segment);
         let segment = self.segment_mut(key)?;
         let end = u64::from(location.page) + u64::from(location.pages);
         let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
         if !fits || segment.state == SegmentState::Free {
-            return Err(format!("frame {id} lies at {location}, outside the pages of that segment"));
+            return Err(format!("frame {id} is at {location}, outside the usable pages of that segment"));
         }
         segment.used_pages = segment.used_pages.max(end as u32);
         segment.live_pages += u64::from(location.pages);
         segment.last_lsn = segment.last_lsn.max(lsn);
         self.idle.remove(&key);
-        self.laid.entry(key).or_default().push(id);
+        self.placed.entry(key).or_default().push(id);
         Ok(())
     }
 
-    /// Another copy, in place of an older one on the same device.
+    /// Adds a copy, or replaces the older copy on the same device.
     fn replica(&mut self, replica: &m::Replica) -> Applied {
         let id = FrameId(replica.frame.get());
         let new = ReplicaMeta {
@@ -314,7 +322,7 @@ impl Catalog {
         let frame = self.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?;
         let device = new.location.device;
         if frame.location.device == device || frame.location.pages != new.location.pages {
-            return Err(format!("the copy of frame {id} at {} does not fit its first one", new.location));
+            return Err(format!("the copy of frame {id} at {} does not match the first copy", new.location));
         }
         let old = frame.replicas.iter().position(|old| old.location.device == device);
         match old.and_then(|at| frame.replicas.get(at)) {
@@ -325,7 +333,7 @@ impl Catalog {
             _ => {}
         }
         let lsn = frame.lsn;
-        self.lives(id, new.location, lsn)?;
+        self.add_live_pages(id, new.location, lsn)?;
         let mut dead = None;
         if let Some(frame) = self.frames.get_mut(&id) {
             match old.and_then(|at| frame.replicas.get_mut(at)) {
@@ -333,11 +341,11 @@ impl Catalog {
                 None => frame.replicas.push(new),
             }
         }
-        dead.into_iter().for_each(|location| self.died(location));
+        dead.into_iter().for_each(|location| self.remove_live_pages(location));
         Ok(())
     }
 
-    /// A device's state. With one that is gone for good the copies and segments go that it had.
+    /// Sets the state of a member. Removing a device also removes its copies and segments.
     fn member(&mut self, member: &m::Member) -> Applied {
         let device = DeviceIndex(member.device.get());
         if member.state == m::MEMBER_REMOVED {
@@ -348,7 +356,7 @@ impl Catalog {
                 frame.replicas.retain(|replica| replica.location.device != device);
             }
             self.segments.retain(|key, _| key.0 != device);
-            self.laid.retain(|key, _| key.0 != device);
+            self.placed.retain(|key, _| key.0 != device);
             self.idle.retain(|key| key.0 != device);
         }
         self.members.insert(device, *member);
@@ -358,7 +366,7 @@ impl Catalog {
     fn frame(&mut self, frame: &m::Frame) -> Applied {
         let id = FrameId(frame.frame.get());
         let location = Location::from_raw(&frame.location);
-        self.lives(id, location, frame.lsn.get())?;
+        self.add_live_pages(id, location, frame.lsn.get())?;
         self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
         self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
         let meta = FrameMeta {
@@ -378,7 +386,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Whether this very frame is known, wherever it lies by now.
+    /// Returns whether the catalog has this frame, at any location.
     pub(crate) fn has_frame(&self, frame: &m::Frame) -> bool {
         let known = self.frames.get(&FrameId(frame.frame.get()));
         known.is_some_and(|known| {
@@ -397,11 +405,11 @@ impl Catalog {
             return Err(format!("sequence {sequence} does not exist"));
         };
         let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
-        // Ordered by LSN: a second reference would stand among those of its LSN.
+        // The references are in order of LSN, so a duplicate can only be among those of the same LSN.
         let equals =
             sequence.refs[at..].iter().take_while(|(other, _)| frames.get(other).is_some_and(|f| f.lsn == lsn));
         if equals.into_iter().any(|(other, _)| *other == id) {
-            return Err(format!("frame {id} is referred to twice by one sequence"));
+            return Err(format!("one sequence refers to frame {id} twice"));
         }
         sequence.refs.insert(at, (id, token_end));
         self.refs += 1;
@@ -414,7 +422,7 @@ impl Catalog {
         let Some(frame) = self.frames.get_mut(&id) else {
             return Err(format!("frame {id} does not exist"));
         };
-        // To the place of another copy: that one takes the place of the first.
+        // A move to the location of another copy makes that copy the first.
         let promoted = frame.replicas.iter().position(|replica| replica.location == to);
         let elsewhere = frame.replicas.iter().any(|replica| replica.location.device == to.device);
         if promoted.is_none() && elsewhere {
@@ -427,9 +435,9 @@ impl Catalog {
         frame.header_crc = moved.header_crc.get();
         let lsn = frame.lsn;
         if promoted.is_none() {
-            self.lives(id, to, lsn)?;
+            self.add_live_pages(id, to, lsn)?;
         }
-        self.died(from);
+        self.remove_live_pages(from);
         Ok(())
     }
 
@@ -461,116 +469,32 @@ impl Catalog {
         }
         segment.state = SegmentState::Free;
         self.idle.remove(&key);
-        self.laid.remove(&key);
+        self.placed.remove(&key);
         if free.removed != 0 {
             self.segments.remove(&key);
         }
         Ok(())
     }
 
-    /// Frames that have a copy in a segment. Takes time for what was laid there since it was opened, whatever else there is.
+    /// Returns the frames with a copy in a segment. The time is linear in the frames placed there since it was opened.
     pub(crate) fn frames_in(&self, key: SegmentKey) -> BTreeMap<FrameId, &FrameMeta> {
-        let laid = self.laid.get(&key).into_iter().flatten();
-        let known = laid.filter_map(|id| self.frames.get_key_value(id));
+        let placed = self.placed.get(&key).into_iter().flatten();
+        let known = placed.filter_map(|id| self.frames.get_key_value(id));
         let here = known.filter(|(_, frame)| frame.locations().any(|at| (at.device, at.segment) == key));
         here.map(|(id, frame)| (*id, frame)).collect()
     }
 
-    /// The id of an equal layout.
+    /// Returns the id of an equal layout.
     pub(crate) fn find_layout(&self, layout: &KvLayout) -> Option<LayoutId> {
         self.layouts.iter().find(|(_, known)| *known == layout).map(|(id, _)| *id)
-    }
-
-    /// The counters as a record.
-    pub(crate) fn counters_record(counters: &Counters) -> m::Counters {
-        m::Counters {
-            next_frame: U64::new(counters.frame),
-            next_sequence: U64::new(counters.sequence),
-            next_lsn: U64::new(counters.lsn),
-            lifetime_bytes: U64::new(counters.lifetime_bytes),
-            next_layout: U32::new(counters.layout),
-            reserved: U32::new(0),
-        }
-    }
-
-    /// Everything as records, a checkpoint.
-    pub(crate) fn checkpoint(&self) -> RecordBuffer {
-        let mut out = RecordBuffer::default();
-        for member in self.members.values() {
-            out.push(Kind::Member, member, &[]);
-        }
-        out.push(Kind::Counters, &Self::counters_record(&self.counters), &[]);
-        for (id, layout) in &self.layouts {
-            out.push_layout(*id, layout);
-        }
-        for (key, segment) in &self.segments {
-            out.push(Kind::SegmentOpen, &open_record(*key, segment), &[]);
-            match segment.state {
-                SegmentState::Open => {}
-                SegmentState::Sealed => out.push(Kind::SegmentSeal, &seal_record(*key, segment.used_pages), &[]),
-                SegmentState::Free => {
-                    out.push(Kind::SegmentFree, &free_record(*key, segment.generation, false), &[]);
-                }
-            }
-        }
-        let mut frames: Vec<_> = self.frames.iter().collect();
-        frames.sort_unstable_by_key(|(_, frame)| frame.lsn);
-        for (id, frame) in frames {
-            frame.announce(*id, &mut out);
-        }
-        for (id, sequence) in &self.sequences {
-            out.push(Kind::SequenceCreate, &sequence.create_record(*id), sequence.key.as_bytes());
-            if let Some(adapter) = &sequence.adapter {
-                out.push(Kind::Adapter, &adapter.record(*id), adapter.name.as_bytes());
-            }
-            for (frame, token_end) in &sequence.refs {
-                out.push(Kind::FrameRef, &ref_record(*id, *frame, *token_end), &[]);
-            }
-            out.push(Kind::SequenceCommit, &sequence.commit_record(*id), &[]);
-        }
-        let end = m::CheckpointEnd { records: U64::new(out.count() as u64) };
-        out.push(Kind::CheckpointEnd, &end, &[]);
-        out
-    }
-
-    /// Bytes of [`Self::checkpoint`], at most. `replicas`: frames may have copies.
-    pub(crate) fn checkpoint_bytes(&self, replicas: bool) -> u64 {
-        let record = |body: usize| (size_of::<m::RecordHeader>() + body).next_multiple_of(8) as u64;
-        let layouts = self.layouts.values().map(|layout| record(8 + layout.raw().encoded_bytes())).sum::<u64>();
-        let copies = if replicas { self.members.len() as u64 } else { 0 };
-        let frame = record(size_of::<m::Frame>()) + copies * record(size_of::<m::Replica>());
-        let sequence = record(size_of::<m::SequenceCreate>()) + 8 + record(size_of::<m::SequenceCommit>());
-        let segment = record(size_of::<m::SegmentOpen>()) + record(size_of::<m::SegmentSeal>());
-        layouts
-            + record(size_of::<m::Member>()) * self.members.len() as u64
-            + record(size_of::<m::Counters>())
-            + self.segments.len() as u64 * segment
-            + self.frames.len() as u64 * frame
-            + self.refs * record(size_of::<m::FrameRef>())
-            + self.sequences.len() as u64 * sequence
-            + self.key_bytes
-            + self.adapter_bytes
-            + record(size_of::<m::CheckpointEnd>())
-    }
-
-    /// About how much memory the tables take.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        let refs: usize = self.sequences.values().map(|s| s.refs.capacity() * 16 + s.key.len() * 2).sum();
-        self.sequences.len() * (size_of::<SequenceMeta>() + 64)
-            + refs
-            + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
-            + self.frames.len() * (size_of::<FrameMeta>() + 32)
-            + self.laid.values().map(|laid| laid.capacity() * size_of::<FrameId>() + 48).sum::<usize>()
-            + self.adapters.keys().map(|(_, name, _)| 2 * name.len() + 96).sum::<usize>()
-            + self.segments.len() * (size_of::<SegmentMeta>() + 32)
     }
 }
 
 fn key_text(key: &[u8], bytes: u16) -> std::result::Result<String, String> {
     if key.len() != usize::from(bytes) || key.len() > m::KEY_BYTES_MAX {
-        return Err(format!("key of {} bytes where {bytes} are announced", key.len()));
+        return Err(format!("a key of {} bytes in a record that states {bytes}", key.len()));
     }
-    String::from_utf8(key.to_vec()).map_err(|_| "key is not UTF-8".into())
+    String::from_utf8(key.to_vec()).map_err(|_| "a key that is not UTF-8".into())
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
-//! What the catalog keeps up to date by itself, against a search through all there is.
+//! Tests of the derived tables of the catalog against a search through all frames.
 
 use super::*;
-use crate::catalog::release_record;
+use crate::catalog::{free_record, open_record, ref_record, release_record, seal_record};
 use proptest::prelude::*;
 use stratakv_format::ids::RawLocation;
+use zerocopy::little_endian::{U32, U64};
 
 fn at(segment: u32, page: u32) -> RawLocation {
     Location { device: DeviceIndex(0), segment: SegmentId(segment), page, pages: 1 }.to_raw()
 }
 
-/// What the catalog keeps by itself, against all there is.
+/// Checks the derived tables against a search through all frames.
 fn check(catalog: &Catalog) {
     let sealed = |meta: &SegmentMeta| meta.state == SegmentState::Sealed && meta.live_pages == 0;
     let idle: BTreeSet<SegmentKey> =
@@ -21,13 +22,13 @@ fn check(catalog: &Catalog) {
             catalog.frames.iter().filter(|(_, frame)| here(frame)).map(|(id, _)| *id).collect();
         assert_eq!(catalog.frames_in(*key).into_keys().collect::<BTreeSet<_>>(), all, "{key:?}");
     }
-    let laid: usize = catalog.laid.values().map(Vec::len).sum();
-    assert!(laid <= catalog.segments.len() * 64, "no more than pages");
+    let placed: usize = catalog.placed.values().map(Vec::len).sum();
+    assert!(placed <= catalog.segments.len() * 64, "at most one frame per page");
 }
 
 proptest! {
     #[test]
-    fn what_is_idle_and_what_lies_where_is_known_without_a_search(
+    fn the_catalog_tracks_idle_segments_and_the_frames_of_each_segment(
         steps in prop::collection::vec((0..6_u8, 0..4_u32, 0..40_u64), 1..200),
     ) {
         let mut catalog = Catalog::default();

@@ -1,4 +1,4 @@
-//! A general policy for comparison: S3-FIFO as the crate `quick_cache` has it, which resists scans and needs no tuning.
+//! S3-FIFO, as implemented by the crate `quick_cache`. It resists scans, needs no tuning and serves as a comparison.
 
 use super::key::WordHash;
 use super::policy::{Key, Replacement};
@@ -6,7 +6,7 @@ use quick_cache::unsync::Cache;
 use quick_cache::{Lifecycle, Weighter};
 use std::marker::PhantomData;
 
-/// Blocks that the tables of the crate are made for at first.
+/// The number of blocks for which the crate sizes its tables at first.
 const ENTRIES: usize = 1024;
 
 #[derive(Clone)]
@@ -22,16 +22,16 @@ impl<K> Weighter<K, usize> for BlockBytes {
 struct Evictions<K>(PhantomData<fn() -> K>);
 
 impl<K> Lifecycle<K, usize> for Evictions<K> {
-    type RequestState = Gone<K>;
+    type RequestState = EvictedKeys<K>;
 
-    fn on_evict(&self, state: &mut Gone<K>, key: K, _bytes: usize) {
+    fn on_evict(&self, state: &mut EvictedKeys<K>, key: K, _bytes: usize) {
         state.0.push(key);
     }
 }
 
-struct Gone<K>(Vec<K>);
+struct EvictedKeys<K>(Vec<K>);
 
-impl<K> Default for Gone<K> {
+impl<K> Default for EvictedKeys<K> {
     fn default() -> Self {
         Self(Vec::new())
     }
@@ -57,16 +57,16 @@ impl<K: Key> Replacement<K> for S3Fifo<K> {
         if bytes == 0 || bytes as u64 > self.cache.capacity() || self.cache.contains_key(&key) {
             return false;
         }
-        let mut gone = Gone::default();
+        let mut gone = EvictedKeys::default();
         self.cache.insert_with_lifecycle(key, bytes, &mut gone);
-        // The crate may find the newcomer the least worth.
+        // The crate may evict the new key at once.
         let admitted = self.cache.contains_key(&key);
         evicted.extend(gone.0.into_iter().filter(|old| *old != key));
         admitted
     }
 
     fn evict(&mut self) -> Option<K> {
-        // The crate has no word for it: any one.
+        // The crate offers no eviction on demand, so any key is removed.
         let key = self.cache.iter().next().map(|(key, _)| *key)?;
         self.cache.remove(&key);
         Some(key)
