@@ -1,8 +1,8 @@
 //! The bytes of resident blocks, and the counts of what they saved.
 //!
 //! A cache takes its whole capacity from the memory budget when it is created. The memory left for reads and appends
-//! therefore does not depend on the resident blocks. A block that is evicted while a read holds it keeps its pages until
-//! the read ends. Meanwhile other blocks are refused, so that the capacity is never exceeded.
+//! therefore does not depend on the resident blocks. A block that is evicted while a read holds it keeps its pages
+//! until the read ends. Meanwhile other blocks are refused, so that the capacity is never exceeded.
 
 use super::factory::policy;
 use super::key::{BlockKey, WordHash};

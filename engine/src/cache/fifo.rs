@@ -8,7 +8,8 @@ use std::collections::HashMap;
 
 /// The slots of the first-in-first-out policy.
 ///
-/// Slots are added while bytes are left, so blocks of one size soon fix their number. A larger block empties several slots.
+/// Slots are added while bytes are left, so blocks of one size soon fix their number. A larger block empties several
+/// slots.
 pub(super) struct FifoSlots<K> {
     capacity: usize,
     used: usize,

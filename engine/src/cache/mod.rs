@@ -10,7 +10,8 @@
 //! - A group that was truncated and written again is another block.
 //! - Moving a frame does not invalidate its blocks.
 //!
-//! Invariant: the bytes of resident blocks never exceed the capacity, which is taken from the memory budget at creation.
+//! Invariant: the bytes of resident blocks never exceed the capacity, which is taken from the memory budget at
+//! creation.
 
 mod blocks;
 mod cost;

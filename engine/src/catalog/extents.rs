@@ -1,7 +1,8 @@
 //! The location of every group of one layer of an open sequence.
 //!
-//! An [`ExtentTable`] is a sorted list of extents. An extent is a run of consecutive groups in one frame on disk, or in one
-//! buffer in memory. A [`FrameSlot`] is shared by all extents of a frame, so that cleaning moves the frame for all of them.
+//! An [`ExtentTable`] is a sorted list of extents. An extent is a run of consecutive groups in one frame on disk, or in
+//! one buffer in memory. A [`FrameSlot`] is shared by all extents of a frame, so that cleaning moves the frame for all
+//! of them.
 //!
 //! Invariants:
 //! - The extents of a table cover the groups from 0 on without gaps and without overlap.
@@ -241,7 +242,8 @@ impl GroupBuffer {
     /// Returns the bytes of block `index` of the run.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: a read fills the buffer. This does not happen, because buffers of groups are never read into.
+    /// [`ErrorKind::Busy`]: a read fills the buffer. This does not happen, because buffers of groups are never read
+    /// into.
     pub(crate) fn block(&self, index: usize) -> Result<&[u8]> {
         let start = self.geometry.block_offset(index);
         self.buffer.bytes().and_then(|bytes| bytes.get(start..start + self.geometry.block_bytes)).ok_or_else(|| {
@@ -424,7 +426,8 @@ impl ExtentTable {
         }
     }
 
-    /// Switches the extents of `run` from memory to their place on disk, and merges them with the extents they continue.
+    /// Switches the extents of `run` from memory to their place on disk, and merges them with the extents they
+    /// continue.
     pub(crate) fn landed(
         &mut self,
         run: &Arc<GroupBuffer>,

@@ -10,7 +10,7 @@
 //! - Recovery, a commit and a checkpoint use the same records, so the state in memory equals the state on disk.
 //! - A segment is freed only if it is sealed, has no live pages, and its pin is released.
 //!
-//! Lock order: the catalog lock is taken before the allocator's. It is never held across I/O.
+//! Lock order: the manifest's lock is taken before the catalog's, and the catalog's before the allocator's.
 
 mod apply;
 mod extents;

@@ -115,8 +115,8 @@ mod loom_tests {
         free
     }
 
-    /// Runs two readers beside a move. It fails in three cases: `reclaim` checks for holders before it replaces the place,
-    /// `read` drops the place before it reads, or `reclaim` checks whether the place is current instead of held.
+    /// Runs two readers beside a move. It fails in three cases: `reclaim` checks for holders before it replaces the
+    /// place, `read` drops the place before it reads, or `reclaim` checks whether the place is current instead of held.
     #[test]
     fn loom_a_segment_is_reused_only_after_its_readers() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Blocks of a layer whose planes are stored under a codec: the geometry that the layout says, both ways.
+//! Blocks with encoded planes: encoding and decoding between the stored and the plain geometry of a layer.
 
 use super::{Codec, PlaneKind, PlaneShape, damaged, decode, quantise};
 use crate::error::Result;
@@ -16,7 +16,7 @@ impl From<PlaneCodec> for Codec {
     }
 }
 
-/// How the blocks of a layer are stored, where not as they are.
+/// The encoder and decoder for the blocks of one layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockCoder {
     planes: [(PlaneCodec, PlaneShape); 2],
@@ -25,7 +25,7 @@ pub(crate) struct BlockCoder {
 }
 
 impl BlockCoder {
-    /// That of a layer, which exists; none where its blocks are as they are.
+    /// Returns the coder of a layer, or `None` if both of its planes are raw.
     pub(crate) fn of(layout: &KvLayout, layer: usize) -> Option<Self> {
         let raw = layout.raw();
         let geometry = raw.layers.get(layer).filter(|geometry| geometry.is_encoded())?;
@@ -38,10 +38,10 @@ impl BlockCoder {
         Some(Self { planes: [plane(0), plane(1)], stored: *layout.block(layer), plain: *layout.plain_block(layer) })
     }
 
-    /// Encodes a block to `stored`; both whole.
+    /// Encodes a whole block to `stored`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Corruption`]: an element that no range holds, which [`Self::largest`] keeps out.
+    /// [`crate::ErrorKind::Corruption`]: an element fits no range. The check against [`Self::largest`] prevents this.
     pub(crate) fn encode(&self, plain: &[u8], stored: &mut [u8]) -> Result<()> {
         for (plane, (codec, shape)) in self.planes.iter().enumerate() {
             let ((from, len), (to, room)) = (self.plain.plane(plane), self.stored.plane(plane));
@@ -56,24 +56,24 @@ impl BlockCoder {
                 PlaneCodec::Int4 => quantise::encode_4(shape, plain, out),
             };
             if !encoded {
-                // Nothing of it reaches a device behind other groups of its page.
+                // Later groups of the page may be written, so no partial block may remain.
                 stored.fill(0);
-                return Err(damaged("elements that no range holds".into()));
+                return Err(damaged("an element that fits no range".into()));
             }
         }
         Ok(())
     }
 
-    /// The largest magnitude of an element that every codec holds beside any other: the range of two of them is a finite number.
+    /// Returns the largest magnitude that every codec accepts. The range between two such elements is finite.
     pub(crate) const fn largest() -> f32 {
         // 2^126.
         f32::from_bits(0x7e80_0000)
     }
 
-    /// Decodes a block to `plain`; both whole. What lies between the planes stays as it is.
+    /// Decodes a whole block to `plain`. Bytes between the planes stay unchanged.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Corruption`]: it is no such block.
+    /// [`crate::ErrorKind::Corruption`]: `stored` is not such a block.
     pub(crate) fn decode(&self, stored: &[u8], plain: &mut [u8]) -> Result<()> {
         for plane in 0..2 {
             let ((from, len), (to, room)) = (self.stored.plane(plane), self.plain.plane(plane));
@@ -83,7 +83,7 @@ impl BlockCoder {
         Ok(())
     }
 
-    /// A block as it was before it was encoded, but for rounding.
+    /// Returns the decoded block. It differs from the original only by rounding.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -93,7 +93,7 @@ impl BlockCoder {
         Ok(plain)
     }
 
-    /// Decodes a plane, 0 = K, 1 = V, to `plain`, which has its bytes.
+    /// Decodes plane 0 (keys) or 1 (values) to `plain`, which must have the plane's length.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -105,17 +105,17 @@ impl BlockCoder {
         decode((*codec).into(), shape, stored, plain)
     }
 
-    /// Whether plane 0 = K or 1 = V is stored otherwise than as it is.
+    /// Returns whether plane 0 (keys) or 1 (values) is encoded.
     pub(crate) fn encodes(&self, plane: usize) -> bool {
         self.planes[plane].0 != PlaneCodec::Raw
     }
 
-    /// Bytes of a plane as it is.
+    /// Returns the bytes of a decoded plane.
     pub(crate) fn plain_bytes(&self, plane: usize) -> usize {
         self.plain.plane(plane).1
     }
 
-    /// The offset in a stored plane of what makes it none, if anything does: a range that is not finite.
+    /// Returns the offset in a stored plane of the first range that is not finite, if there is one.
     pub(crate) fn first_bad(&self, plane: usize, stored: &[u8]) -> Option<usize> {
         let (codec, shape) = &self.planes[plane];
         codec.first_bad(&shape.stored(), stored)

@@ -1,8 +1,8 @@
-//! Elements of planes: arithmetic without branches, which compilers turn into vectors of any width.
+//! The element types of planes. The arithmetic has no branches, so that the compiler vectorises it at any width.
 
-/// A dtype.
+/// An element type.
 pub(super) trait Element {
-    /// The bytes of a number.
+    /// The bytes of one element.
     type Word: Copy + Default;
 
     fn words(bytes: &[u8]) -> &[Self::Word];
@@ -11,10 +11,12 @@ pub(super) trait Element {
 
     fn widen(word: Self::Word) -> f32;
 
-    /// To the nearest, ties to even. `x` is no NaN; the 16-bit types saturate.
+    /// Rounds to the nearest element, ties to even. `x` must not be NaN. The 16-bit types saturate.
     fn narrow(x: f32) -> Self::Word;
 
-    /// The least number that is not below `x`, which is positive or zero and less than half the greatest; for f32 the least above.
+    /// Returns the least element that is not below `x`; for f32 the least above `x`.
+    ///
+    /// `x` must be at least zero and less than half the greatest element.
     fn round_up(x: f32) -> f32;
 }
 
@@ -66,8 +68,8 @@ impl Element for F16 {
 
     #[inline(always)]
     fn widen(word: Self::Word) -> f32 {
-        // An f32's exponent counts from 112 below an f16's; once more that for what is not finite. What has no leading one is
-        // given one, and loses it by subtraction.
+        // The exponent bias of f32 exceeds that of f16 by 112. Infinity and NaN need this offset twice.
+        // A subnormal gets an implicit leading one by the OR, and the subtraction removes its value.
         const MORE: u32 = 112 << 23;
         const LEADING: u32 = 113 << 23;
         let bits = u32::from(u16::from_le_bytes(word));
@@ -84,12 +86,12 @@ impl Element for F16 {
         let sign = x.to_bits() >> 16 & 0x8000;
         let x = x.abs();
         let x = if x < MOST { x } else { MOST };
-        // Beside a number 2^13 times as large as the power of two below, only the bits that f16 keeps have room.
+        // Adding a power of two 2^13 times larger than that of `x` rounds away all bits that f16 does not keep.
         let exponent = x.to_bits() & 0xff << 23;
         let exponent = if exponent > LEAST_NORMAL { exponent } else { LEAST_NORMAL };
         let room = exponent + (13 << 23);
         let mantissa = (x + f32::from_bits(room)).to_bits() - room;
-        // The leading one, where there is one, makes the exponent one more.
+        // The leading one of a normal number adds one to the exponent.
         ((sign | (((exponent - LEAST_NORMAL) >> 13) + mantissa)) as u16).to_le_bytes()
     }
 

@@ -1,16 +1,21 @@
-//! Codecs of single planes: bytes to fewer bytes and back. Pure: no I/O, no state, nothing of the store.
+//! Codecs of single planes. This room is pure: it does no I/O and has no state.
 //!
-//! [`encode`] says which codec a plane really got: raw whenever another would not save 5 %, or cannot hold it. [`decode`]
-//! takes any bytes: what is not a plane of this shape is an error, never a panic, and never more memory than the plane's own.
-//!
-//! | codec | what it keeps | size |
+//! | codec | error | size |
 //! |---|---|---|
-//! | [`Codec::Raw`] | everything | all of it |
-//! | [`Codec::SplitLz4`], [`Codec::SplitZstd`] | everything: sign and exponent bytes apart from mantissa bytes, each compressed | depends on the data |
-//! | [`Codec::Int8`], [`Codec::Int4`] | values to within [`error_bound`], in steps of their group's range: per channel for keys, per token and [`VALUE_RANGE_CHANNELS`] channels for values (KIVI; LeoAM section 4.3) | fixed by the shape |
+//! | [`Codec::Raw`] | none | that of the plane |
+//! | [`Codec::SplitLz4`], [`Codec::SplitZstd`] | none | depends on the data |
+//! | [`Codec::Int8`], [`Codec::Int4`] | at most [`error_bound`] | fixed by the shape |
 //!
-//! Keys have channels that are large in every token, so a key channel gets a range of its own; values do not, and a token is
-//! what attention weighs.
+//! - The split codecs compress the bytes of each significance separately: sign and exponent apart from the mantissa.
+//! - The quantised codecs use even steps over a range. A range covers one channel of a group for keys. For values it
+//!   covers [`VALUE_RANGE_CHANNELS`] channels of one token. Sources: KIVI; LeoAM section 4.3.
+//! - Keys have channels that are large in every token, so each channel has its own range. Values do not, and attention
+//!   weighs whole tokens.
+//!
+//! Invariants:
+//! - [`encode`] returns the codec that was used. That is raw if another would not save 5 % or cannot hold the numbers.
+//! - [`decode`] accepts any bytes. Bytes that are no plane of the shape are an error, never a panic.
+//! - Memory depends on the shape alone, never on a length in the stored bytes.
 
 mod block;
 mod element;
@@ -28,25 +33,25 @@ pub use theta::{TransferModel, solve_layers, solve_theta};
 
 use stratakv_format::DType;
 
-/// How a plane is stored.
+/// The encoding of a stored plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Codec {
-    /// As it is.
+    /// The plane's own bytes.
     Raw,
-    /// 256 levels per group.
+    /// 256 levels per range.
     Int8,
-    /// 16 levels per group.
+    /// 16 levels per range.
     Int4,
-    /// Byte planes, LZ4 block format each: fast, for bf16.
+    /// Byte planes, each in LZ4 block format. It is fast and suits bf16.
     SplitLz4,
-    /// Byte planes, zstd level 1 each: for slow devices. Takes the cargo feature `zstd`.
+    /// Byte planes, each in zstd level 1, for slow devices. Needs the cargo feature `zstd`.
     SplitZstd,
 }
 
 impl Codec {
-    /// Every codec that this build has.
+    /// Returns the codecs of this build.
     #[must_use]
     pub fn available() -> &'static [Self] {
         #[cfg(feature = "zstd")]
@@ -55,14 +60,14 @@ impl Codec {
         &[Self::Raw, Self::Int8, Self::Int4, Self::SplitLz4]
     }
 
-    /// Whether what comes back has the very bits.
+    /// Returns whether decoding gives back the exact bits.
     #[must_use]
     pub const fn is_lossless(self) -> bool {
         !matches!(self, Self::Int8 | Self::Int4)
     }
 }
 
-/// What the numbers of a plane are.
+/// The content of a plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlaneKind {
     /// Keys: ranges per channel.
@@ -71,7 +76,7 @@ pub enum PlaneKind {
     Values,
 }
 
-/// A plane `[heads, tokens, dims]` of little-endian elements.
+/// The shape `[heads, tokens, dims]` of a plane of little-endian elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlaneShape {
     /// Keys or values.
@@ -86,38 +91,40 @@ pub struct PlaneShape {
     pub dtype: DType,
 }
 
-/// The most elements of a plane, far above what the format allows: products of lengths stay in range.
+/// The maximum elements of a plane. It is far above the format's limit and keeps products of lengths in range.
 const ELEMENTS_MAX: usize = 1 << 28;
 
 impl PlaneShape {
-    /// The same as the format says it.
+    /// Returns the shape as the format's type.
     fn stored(&self) -> stratakv_format::codec::PlaneShape {
         let Self { kind, heads, tokens, dims, dtype } = *self;
         stratakv_format::codec::PlaneShape { plane: usize::from(kind == PlaneKind::Values), heads, tokens, dims, dtype }
     }
 
-    /// Bytes of the plane as it is.
+    /// Returns the bytes of the plane without a codec.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: nothing in it, or more than any plane has.
+    /// [`ErrorKind::InvalidArgument`]: the shape has no elements, or more than a plane may have.
     pub fn bytes(&self) -> Result<usize> {
         let elements = self.heads.checked_mul(self.tokens).and_then(|n| n.checked_mul(self.dims));
         match elements {
             Some(elements) if elements > 0 && elements <= ELEMENTS_MAX => Ok(elements * self.dtype.bytes()),
-            _ => Err(Error::new(ErrorKind::InvalidArgument, format!("no plane has the shape {self:?}"))),
+            _ => Err(Error::new(ErrorKind::InvalidArgument, format!("codec: {self:?} has no or too many elements"))),
         }
     }
 }
 
-/// Encodes `plane` behind what `out` holds. The codec it was encoded with: [`Codec::Raw`] when `codec` would not save 5 %, and
-/// for numbers that the quantised forms do not have (NaN, infinite).
+/// Encodes `plane` and appends it to `out`. Returns the codec that was used.
+///
+/// That is [`Codec::Raw`] if `codec` would not save 5 %, or if a quantised codec meets NaN or infinity.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`]: `plane` is not of this shape. [`ErrorKind::Unsupported`]: a codec that this build lacks.
+/// [`ErrorKind::InvalidArgument`]: `plane` is not of this shape. [`ErrorKind::Unsupported`]: this build lacks the
+/// codec.
 pub fn encode(codec: Codec, shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>) -> Result<Codec> {
     let bytes = shape.bytes()?;
     if plane.len() != bytes {
-        let text = format!("a plane of {} bytes where {shape:?} has {bytes}", plane.len());
+        let text = format!("encode: the plane has {} bytes but {shape:?} needs {bytes}", plane.len());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let start = out.len();
@@ -144,12 +151,13 @@ pub fn encode(codec: Codec, shape: &PlaneShape, plane: &[u8], out: &mut Vec<u8>)
 /// Decodes `stored`, which [`encode`] made with this codec and shape, to `plane`.
 ///
 /// # Errors
-/// [`ErrorKind::Corruption`]: `stored` is no such plane; `plane` is then unspecified. [`ErrorKind::InvalidArgument`]: `plane`
-/// has another length than the shape. [`ErrorKind::Unsupported`]: a codec that this build lacks.
+/// [`ErrorKind::Corruption`]: `stored` is not such a plane. The content of `plane` is then unspecified.
+/// [`ErrorKind::InvalidArgument`]: the length of `plane` is not that of the shape.
+/// [`ErrorKind::Unsupported`]: this build lacks the codec.
 pub fn decode(codec: Codec, shape: &PlaneShape, stored: &[u8], plane: &mut [u8]) -> Result<()> {
     let bytes = shape.bytes()?;
     if plane.len() != bytes {
-        let text = format!("room of {} bytes for a plane of {bytes}", plane.len());
+        let text = format!("decode: the output has {} bytes but the plane needs {bytes}", plane.len());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     match codec {

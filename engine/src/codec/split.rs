@@ -1,14 +1,17 @@
-//! Lossless: bytes of like kind side by side, then a general compressor over each.
+//! The lossless codecs: bytes of one significance form a byte plane, and a general compressor packs each plane.
 //!
-//! A 16-bit element is turned left by one bit, so that the exponent fills the high byte with nothing but a mantissa bit or
-//! three beside it. Per byte plane, the least significant first: a byte that says how, the length as u32, the bytes. Mantissa
-//! bytes are noise and mostly stay as they are.
+//! 1. Rotate each 16-bit element left by one bit. The exponent then fills the high byte, with at most three mantissa
+//!    bits.
+//! 2. Collect the bytes of each significance, the least significant first.
+//! 3. Store per byte plane: one byte for the kind, the length as u32, and the bytes.
+//!
+//! Mantissa bytes are close to random and are mostly stored uncompressed.
 
 use super::{Codec, damaged};
 use crate::error::{Error, Result};
 use stratakv_format::DType;
 
-/// A byte plane as it is.
+/// The kind of an uncompressed byte plane.
 const STORED: u8 = 0;
 const LZ4: u8 = 1;
 const ZSTD: u8 = 2;
@@ -18,7 +21,7 @@ fn turned(dtype: DType, word: [u8; 2]) -> [u8; 2] {
     if dtype == DType::F32 { word } else { u16::from_le_bytes(word).rotate_left(1).to_le_bytes() }
 }
 
-/// The bytes at place `nth` of every element.
+/// Collects byte `nth` of every element.
 fn byte_plane(dtype: DType, plane: &[u8], nth: usize, out: &mut Vec<u8>) {
     out.clear();
     match dtype {
@@ -27,7 +30,7 @@ fn byte_plane(dtype: DType, plane: &[u8], nth: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// Always `true`, when the codec is there.
+/// Encodes a plane and appends it to `out`. Returns `true`, because a lossless codec holds any plane.
 pub(super) fn encode(codec: Codec, dtype: DType, plane: &[u8], out: &mut Vec<u8>) -> Result<bool> {
     let mut bytes = Vec::with_capacity(plane.len() / dtype.bytes());
     for nth in 0..dtype.bytes() {
@@ -46,11 +49,11 @@ pub(super) fn encode(codec: Codec, dtype: DType, plane: &[u8], out: &mut Vec<u8>
 
 pub(super) fn decode(codec: Codec, dtype: DType, stored: &[u8], plane: &mut [u8]) -> Result<()> {
     let count = plane.len() / dtype.bytes();
-    // One buffer for all byte planes: no length in `stored` decides how much is allocated.
+    // One buffer holds all byte planes, so that no length in `stored` decides how much is allocated.
     let mut bytes = vec![0; plane.len()];
     let mut rest = stored;
     for into in bytes.chunks_exact_mut(count) {
-        let short = || damaged("it ends in a byte plane".into());
+        let short = || damaged("it ends within a byte plane".into());
         let (header, behind) = rest.split_at_checked(HEADER).ok_or_else(short)?;
         let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
         let (body, behind) = behind.split_at_checked(len).ok_or_else(short)?;
@@ -71,7 +74,7 @@ pub(super) fn decode(codec: Codec, dtype: DType, stored: &[u8], plane: &mut [u8]
         }
     }
     if !rest.is_empty() {
-        return Err(damaged(format!("{} bytes behind its end", rest.len())));
+        return Err(damaged(format!("{} bytes after the last byte plane", rest.len())));
     }
     match dtype {
         DType::F32 => {

@@ -1,4 +1,4 @@
-//! What comes back, how far it is off, and what hostile bytes do.
+//! Tests of round trips, error bounds, hostile bytes and the transfer model.
 
 use super::*;
 use half::{bf16, f16};
@@ -23,7 +23,7 @@ fn to_values(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Keys and values as they are: channels of very different size, some constant, some tiny.
+/// Generates realistic planes: channels of very different size, some of them constant or tiny.
 fn planes() -> impl Strategy<Value = (PlaneShape, Vec<u8>)> {
     let shape = (any::<bool>(), 1_usize..4, 1_usize..18, 1_usize..70, 0_usize..3);
     shape.prop_flat_map(|(keys, heads, tokens, dims, dtype)| {
@@ -52,7 +52,7 @@ fn planes() -> impl Strategy<Value = (PlaneShape, Vec<u8>)> {
     })
 }
 
-/// Whether a plane could be encoded in so many bits, and to what.
+/// Encodes a plane with `bits` bits. Returns whether that succeeded, and the bytes.
 fn quantised(bits: u32, shape: &PlaneShape, plane: &[u8]) -> (bool, Vec<u8>) {
     let mut out =
         vec![0xee; if bits == 8 { quantise::stored_bytes::<8>(shape) } else { quantise::stored_bytes::<4>(shape) }];
@@ -63,7 +63,7 @@ fn quantised(bits: u32, shape: &PlaneShape, plane: &[u8]) -> (bool, Vec<u8>) {
     (encoded, out)
 }
 
-/// Least and greatest of the group of every element, as the codecs group them.
+/// Returns the least and greatest element of every element's range.
 fn ranges(shape: &PlaneShape, values: &[f32]) -> Vec<(f32, f32)> {
     let (tokens, dims) = (shape.tokens, shape.dims);
     let group = |at: usize| {
@@ -81,7 +81,7 @@ fn ranges(shape: &PlaneShape, values: &[f32]) -> Vec<(f32, f32)> {
     (0..values.len()).map(|at| found[&group(at)]).collect()
 }
 
-/// A plane in so many bits as the format says it, element by element.
+/// Encodes a plane with `bits` bits element by element, as the format defines it.
 fn by_the_book(bits: u32, shape: &PlaneShape, values: &[f32]) -> Vec<u8> {
     let PlaneShape { tokens, dims, dtype, .. } = *shape;
     let number = |x: f32| to_values(dtype, &to_bytes(dtype, &[x]))[0];
@@ -128,7 +128,7 @@ fn by_the_book(bits: u32, shape: &PlaneShape, values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn elements_are_widened_and_narrowed_as_they_should_be() {
+fn elements_widen_and_narrow_like_the_half_crate() {
     use element::{Bf16, Element, F16};
     for bits in 0..=u16::MAX {
         let (x, word) = (f16::from_bits(bits).to_f32(), bits.to_le_bytes());
@@ -178,7 +178,7 @@ fn the_smallest_numbers_are_refused_or_within_the_bound() {
 
 proptest! {
     #[test]
-    fn lossless_codecs_give_the_very_bytes((shape, plane) in planes(), noise in any::<u64>()) {
+    fn lossless_codecs_give_back_the_exact_bytes((shape, plane) in planes(), noise in any::<u64>()) {
         let mut junk = fill(noise, plane.len());
         for codec in Codec::available().iter().filter(|codec| codec.is_lossless()) {
             for plane in [&plane, &junk] {
@@ -207,13 +207,14 @@ proptest! {
             let back = to_values(shape.dtype, &back);
             for ((x, found), (low, high)) in values.iter().zip(&back).zip(ranges(&shape, &values)) {
                 let bound = error_bound(bits, shape.dtype, high - low, low.abs().max(high.abs()));
-                prop_assert!((x - found).abs() <= bound, "{x} came back as {found}, bound {bound}, range {low} to {high}");
+                let text = format!("{x} came back as {found}, bound {bound}, range {low} to {high}");
+                prop_assert!((x - found).abs() <= bound, "{}", text);
             }
         }
     }
 
-    /// Element-wise bounds of the decoded keys hold for every decoded key and any query: what selection may rely on is a
-    /// summary of what attention will see, not of what was appended.
+    /// Bounds of the decoded keys hold for every decoded key and any query. Selection must therefore summarise the
+    /// decoded keys, which attention sees, and not the appended ones.
     #[test]
     fn bounds_over_decoded_keys_hold_for_each_of_them((shape, plane) in planes(), seed in any::<u64>()) {
         for codec in Codec::available() {
@@ -244,7 +245,8 @@ proptest! {
 
     #[test]
     fn hostile_bytes_are_errors_or_planes_never_panics(
-        (shape, plane) in planes(), cut in 0.0_f64..1.2, flips in prop::collection::vec((any::<u32>(), 1_u8..), 0..4), seed in any::<u64>(),
+        (shape, plane) in planes(), cut in 0.0_f64..1.2,
+        flips in prop::collection::vec((any::<u32>(), 1_u8..), 0..4), seed in any::<u64>(),
     ) {
         for codec in Codec::available() {
             let mut stored = Vec::new();
@@ -268,7 +270,8 @@ proptest! {
 
     #[test]
     fn theta_is_no_worse_than_any_share(
-        bytes in 1e5_f64..1e8, bandwidth in 1e8_f64..2e10, ratio in 0.2_f64..1.1, compute in 0.0_f64..0.05, decode in 5e8_f64..2e10,
+        bytes in 1e5_f64..1e8, bandwidth in 1e8_f64..2e10, ratio in 0.2_f64..1.1, compute in 0.0_f64..0.05,
+        decode in 5e8_f64..2e10,
         base in 0.0_f64..0.001,
     ) {
         let model = TransferModel { base_s: base, bytes, bandwidth, ratio, compute_s: compute, decode };
@@ -279,8 +282,9 @@ proptest! {
     }
 
     #[test]
-    fn whole_layers_are_chosen_by_what_a_step_of_them_takes(
-        bytes in 1e5_f64..1e8, bandwidth in 1e8_f64..2e10, ratio in 0.2_f64..1.1, compute in 0.0_f64..0.05, decode in 5e8_f64..2e10,
+    fn solve_layers_chooses_by_the_time_of_a_step(
+        bytes in 1e5_f64..1e8, bandwidth in 1e8_f64..2e10, ratio in 0.2_f64..1.1, compute in 0.0_f64..0.05,
+        decode in 5e8_f64..2e10,
         base in 0.0_f64..0.001, layers in 0_u16..40,
     ) {
         let model = TransferModel { base_s: base, bytes, bandwidth, ratio, compute_s: compute, decode };
@@ -288,15 +292,17 @@ proptest! {
         let taken = model.step_s(layers, chosen);
         for encoded in 0..=layers {
             let own = model.step_s(layers, encoded);
-            prop_assert!(taken <= own * 1.021 && (encoded >= chosen || own > taken), "{encoded}: {own}, {chosen}: {taken}");
-            // Never less than the reads or the computing of all layers take.
+            let holds = taken <= own * 1.021 && (encoded >= chosen || own > taken);
+            prop_assert!(holds, "{encoded}: {own}, {chosen}: {taken}");
+            // A step takes at least as long as the reads or the computation of all layers.
             let theta = f64::from(encoded) / f64::from(layers.max(1));
             prop_assert!(own >= model.layer_s(theta) * f64::from(layers) * (1.0 - 1e-9), "{encoded}: {own}");
         }
     }
 }
 
-/// What a disk without a limit took, in milliseconds of a step of 16 layers: 93.1 with none compressed, 61.7 with all, 73.8 with 10.
+/// The model is compared with steps of 16 layers on a disk: 93.1 ms with no layer compressed, 61.7 with all, 73.8 with
+/// 10.
 #[test]
 fn a_step_waits_for_each_layer_that_is_read_too_slowly() {
     let (bytes, bandwidth, decode) = (6.6e6, 1.134e9, f64::INFINITY);
@@ -306,7 +312,7 @@ fn a_step_waits_for_each_layer_that_is_read_too_slowly() {
         assert!((own / measured - 1.0).abs() < 0.01, "{encoded}: {own}, {measured}");
     }
     assert_eq!(solve_layers(&model, 16), 16);
-    // Were the bytes taken from every layer alike, three quarters of them would do here; twelve layers do not.
+    // If every layer gave the same share, three quarters would suffice here, but twelve of sixteen layers do not.
     let model = TransferModel { compute_s: 4.4e-3, ..model };
     let share = solve_theta(&model);
     assert!((0.7..0.75).contains(&share), "{share}");
@@ -329,7 +335,7 @@ fn fill(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn numbers_that_have_no_range_stay_raw() {
+fn planes_without_a_finite_range_stay_raw() {
     let shape = PlaneShape { kind: PlaneKind::Keys, heads: 1, tokens: 8, dims: 16, dtype: DType::F16 };
     for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut values = vec![0.5; 128];
@@ -355,7 +361,7 @@ fn numbers_that_have_no_range_stay_raw() {
 }
 
 #[test]
-fn sizes_are_what_the_shape_says() {
+fn encoded_sizes_follow_from_the_shape() {
     // Groups of 8 tokens of LLaMA-3-8B's width.
     let shape = |kind, tokens| PlaneShape { kind, heads: 8, tokens, dims: 128, dtype: DType::F16 };
     let size = |codec, kind, tokens| {

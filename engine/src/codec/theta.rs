@@ -1,56 +1,60 @@
-//! How much of a transfer to compress (LeoAM section 4.3): as much as makes reading as long as computing and decoding; and how
-//! many layers, where a layer is compressed as a whole and reads go one layer ahead.
+//! The share of a transfer to compress, so that reading takes as long as computing and decoding.
+//!
+//! [`solve_theta`] gives the share for one layer. Source: LeoAM section 4.3, which calls the share theta and the ratio
+//! delta.
+//! [`solve_layers`] gives the number of layers if a layer is compressed as a whole and reads run one layer ahead.
 
 use crate::layout::is_encoded;
 
-/// How much longer than the shortest a step may be for the sake of layers that stay exact.
+/// A step may take this factor of the shortest time, so that more layers stay exact.
 const NEAR: f64 = 1.02;
 
-/// What reading and computing of one layer take. Bytes are bytes of keys and values as they are in memory.
+/// The costs of reading and computing one layer. All bytes count uncompressed keys and values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransferModel {
-    /// Seconds before the first byte comes.
+    /// The latency until the first byte, in seconds.
     pub base_s: f64,
-    /// Bytes to bring.
+    /// The bytes to read.
     pub bytes: f64,
-    /// Bytes per second of the devices.
+    /// The bandwidth of the devices, in bytes per second.
     pub bandwidth: f64,
-    /// Compressed size over size, above 0.
+    /// The compressed size divided by the original size, above 0.
     pub ratio: f64,
-    /// Seconds of computing that reads can hide behind.
+    /// The computation that overlaps with reads, in seconds.
     pub compute_s: f64,
-    /// Bytes per second that decoding gives.
+    /// The output of decoding, in bytes per second.
     pub decode: f64,
 }
 
 impl TransferModel {
-    /// Seconds until the bytes are there, when a share `theta` of them is compressed:
+    /// Returns the seconds until the bytes are read if a share `theta` of them is compressed:
     /// `T0 + (D (1 - theta) + D theta delta) / B`.
     #[must_use]
     pub fn transfer_s(&self, theta: f64) -> f64 {
         self.base_s + self.bytes * (1.0 - theta * (1.0 - self.ratio)) / self.bandwidth
     }
 
-    /// Seconds of computing and of decoding that share: `Tc + t(D theta)`.
+    /// Returns the seconds of computing and of decoding that share: `Tc + t(D theta)`.
     #[must_use]
     pub fn busy_s(&self, theta: f64) -> f64 {
         self.compute_s + self.bytes * theta / self.decode
     }
 
-    /// Seconds of the layer: the longer of the two, which overlap.
+    /// Returns the seconds of the layer: the longer of the two, because they overlap.
     #[must_use]
     pub fn layer_s(&self, theta: f64) -> f64 {
         self.transfer_s(theta).max(self.busy_s(theta))
     }
 
-    /// Seconds of a decode step of `layers` such layers of which `encoded` are compressed, spread evenly as by
-    /// `KvLayoutBuilder::codec_share`, in steps that follow each other. A layer is read while the one before it computes, not
-    /// earlier, and computed when it is there. What the devices do not give while a compressed layer computes they cannot give
-    /// later: the step takes no less than `layers` times [`TransferModel::layer_s`] of the same share, mostly more.
+    /// Returns the seconds of a decode step of `layers` such layers of which `encoded` are compressed.
+    ///
+    /// The compressed layers are spread evenly, as by `KvLayoutBuilder::codec_share`, and steps follow each other. A
+    /// layer is read while the layer before it computes, and not earlier. Bandwidth that is idle meanwhile is lost.
+    /// Therefore the step takes at least `layers` times [`TransferModel::layer_s`] of the same share, and usually more.
     #[must_use]
     pub fn step_s(&self, layers: u16, encoded: u16) -> f64 {
         let (mut read, mut began, mut computed, mut first) = (0.0_f64, 0.0_f64, 0.0_f64, 0.0);
-        // The second step begins with what the first one leaves.
+        // The second step is measured, because it starts in the steady state.
         for step in 0..2 {
             for layer in 0..layers {
                 let theta = f64::from(u8::from(is_encoded(layer, layers, encoded)));
@@ -66,8 +70,10 @@ impl TransferModel {
     }
 }
 
-/// How many of `layers` to compress, each as a whole: the fewest with which a step takes at most 2 % more than with the number that is
-/// best ([`TransferModel::step_s`]); 0 where nothing is known of the bandwidth. Takes time by the square of the layers.
+/// Returns how many of `layers` to compress: the fewest for which a step takes at most 2 % more than the shortest.
+///
+/// The time of a step is [`TransferModel::step_s`]. Returns 0 if the bandwidth is unknown. The run time is quadratic in
+/// `layers`.
 #[must_use]
 pub fn solve_layers(model: &TransferModel, layers: u16) -> u16 {
     let seconds = |encoded: u16| Some(model.step_s(layers, encoded)).filter(|seconds| seconds.is_finite());
@@ -75,8 +81,11 @@ pub fn solve_layers(model: &TransferModel, layers: u16) -> u16 {
     (0..=layers).find(|encoded| seconds(*encoded).is_some_and(|own| own <= best * NEAR)).unwrap_or(0)
 }
 
-/// The share of the transfer to compress, from 0 to 1: where reading, which falls with it, meets computing and decoding, which
-/// rise with it; 0 where reading hides without, 1 where it never does, 0 where compression saves nothing.
+/// Returns the share of the transfer to compress, from 0 to 1.
+///
+/// Reading gets shorter with the share; computing and decoding get longer. The result is the share where both are
+/// equal. It is 0 if reading is hidden without compression, or if compression saves nothing, and 1 if reading is never
+/// hidden.
 #[must_use]
 pub fn solve_theta(model: &TransferModel) -> f64 {
     if !(model.ratio < 1.0 && model.bandwidth > 0.0 && model.decode > 0.0 && model.bytes > 0.0) {

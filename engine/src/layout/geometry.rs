@@ -1,4 +1,9 @@
-//! What the keys and values of a model look like, per layer.
+//! The shapes of a model's keys and values per layer, and the block geometry that follows from them.
+//!
+//! [`KvLayoutBuilder`] collects the settings. [`KvLayoutBuilder::build`] applies RoPE and codecs to the layers, drops
+//! codecs that would not save 5 %, checks every limit, and computes the geometry of stored and decoded blocks once.
+//!
+//! Invariant: sequences are compatible exactly if their layouts are equal.
 
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -7,19 +12,20 @@ use stratakv_format::page::round_up_to_page;
 use stratakv_format::rope::Rope;
 use stratakv_format::{DType, PlaneCodec};
 
-/// Bytes of blocks in a part of a view.
+/// The bytes of blocks in one part of a selection.
 const PART_BYTES: usize = 256 << 10;
-/// The most bytes of a part's buffer, when every block of it lies on pages of its own.
+/// The maximum bytes of a part's buffer if every block of it is on pages of its own.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// Geometry of one layer, for models whose layers differ.
+/// The geometry of one layer, for models whose layers differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpec {
     geometry: LayerGeometry,
 }
 
 impl LayerSpec {
-    /// A layer that attends to every earlier token: `kv_heads` KV heads of `head_dim` for keys and values.
+    /// Describes a layer that attends to every earlier token, with `kv_heads` KV heads of `head_dim` for keys and
+    /// values.
     #[must_use]
     pub const fn full(kv_heads: u16, head_dim: u16) -> Self {
         let geometry = LayerGeometry {
@@ -33,7 +39,7 @@ impl LayerSpec {
         Self { geometry }
     }
 
-    /// A layer that attends to the newest `window` tokens.
+    /// Describes a layer that attends to the newest `window` tokens.
     #[must_use]
     pub const fn sliding(kv_heads: u16, head_dim: u16, window: u32) -> Self {
         let geometry = LayerGeometry {
@@ -47,7 +53,7 @@ impl LayerSpec {
         Self { geometry }
     }
 
-    /// A layer without keys and values.
+    /// Describes a layer without keys and values.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -62,22 +68,23 @@ impl LayerSpec {
         }
     }
 
-    /// The same layer with another head dim for values; 0 where values are a prefix of the keys (MLA).
+    /// Sets another head dim for values. It is 0 if values are a prefix of the keys (MLA).
     #[must_use]
     pub const fn value_dim(mut self, value_dim: u16) -> Self {
         self.geometry.value_dim = value_dim;
         self
     }
 
-    /// The same layer, whose groups are stored under these codecs: K planes, V planes. As with
-    /// [`KvLayoutBuilder::codec`], which it goes before, a plane that a codec would not shrink by 5 % stays raw.
+    /// Sets the codecs of the K and V planes of the layer's groups. They override [`KvLayoutBuilder::codec`].
+    ///
+    /// A plane that its codec would not shrink by 5 % stays raw.
     #[must_use]
     pub const fn codecs(mut self, keys: PlaneCodec, values: PlaneCodec) -> Self {
         self.geometry.codecs = [keys, values];
         self
     }
 
-    /// The same layer, whose keys were rotated so before they are appended.
+    /// States how the layer's keys were rotated before they are appended.
     #[must_use]
     pub const fn rope(mut self, rope: Rope) -> Self {
         self.geometry.rope = Some(rope);
@@ -103,107 +110,114 @@ pub struct KvLayoutBuilder {
 }
 
 impl KvLayoutBuilder {
-    /// Layers, all alike.
+    /// Sets the number of layers, which are all equal.
     #[must_use]
     pub fn layers(mut self, layers: u16) -> Self {
         self.layers = layers;
         self
     }
 
-    /// KV heads of every layer.
+    /// Sets the KV heads of every layer.
     #[must_use]
     pub fn kv_heads(mut self, kv_heads: u16) -> Self {
         self.kv_heads = kv_heads;
         self
     }
 
-    /// Head dim of keys, and of values unless [`Self::value_dim`] says otherwise.
+    /// Sets the head dim of keys, and of values unless [`Self::value_dim`] sets another.
     #[must_use]
     pub fn head_dim(mut self, head_dim: u16) -> Self {
         self.head_dim = head_dim;
         self
     }
 
-    /// Head dim of values; 0 where values are a prefix of the keys (MLA).
+    /// Sets the head dim of values. It is 0 if values are a prefix of the keys (MLA).
     #[must_use]
     pub fn value_dim(mut self, value_dim: u16) -> Self {
         self.value_dim = Some(value_dim);
         self
     }
 
-    /// How keys were rotated before they are appended, in every layer with keys that does not [say it itself](LayerSpec::rope).
-    /// Keys can then be kept [at a low rank](crate::Sequence::rebuild_keys). It is part of the layout: sequences of layouts with
-    /// and without it are not compatible.
+    /// States how keys were rotated before they are appended, for every layer without [its own](LayerSpec::rope).
+    ///
+    /// Keys can then be kept [at a low rank](crate::Sequence::reconstruct_keys). The rotation is part of the layout, so
+    /// sequences with and without it are not compatible.
     #[must_use]
     pub fn rope(mut self, rope: Rope) -> Self {
         self.rope = Some(rope);
         self
     }
 
-    /// Stores the keys and values of groups under this codec, in every layer that does not [say it itself](LayerSpec::codecs).
-    /// Default [`PlaneCodec::Raw`]. The quantised codecs keep each element to within [`error_bound`](crate::codec::error_bound)
-    /// in steps of a range: that of its channel over the group for keys, that of 32 channels of its token for values. What is read,
-    /// cached and written is as much smaller; attention, [`SelectionBlocks::group`](crate::ViewBlocks::group), summaries and exports see
-    /// the rounded numbers. The newest tokens, which fill no group yet, stay exact.
+    /// Sets the codec of groups, for every layer without [its own](LayerSpec::codecs). The default is
+    /// [`PlaneCodec::Raw`].
     ///
-    /// A plane that would not shrink by 5 % stays raw: for f16 under int8 that is keys in groups of 4 tokens or fewer. It is part of
-    /// the layout: sequences of layouts with different codecs are not compatible.
+    /// The quantised codecs change each element by at most [`error_bound`](crate::codec::error_bound). The steps divide
+    /// the range of a channel over the group for keys, and of 32 channels of a token for values. Reads, cache and
+    /// writes shrink accordingly. Attention, [`SelectionBlocks::group`](crate::SelectionBlocks::group), summaries and
+    /// exports see the rounded numbers. The newest tokens, which do not fill a group yet, stay exact.
+    ///
+    /// A plane that would not shrink by 5 % stays raw. For f16 with int8 these are keys in groups of at most 4 tokens.
+    /// The codec is part of the layout, so sequences with different codecs are not compatible.
     #[must_use]
     pub fn codec(mut self, codec: PlaneCodec) -> Self {
         self.codec = codec;
         self
     }
 
-    /// Uses [`Self::codec`] in this share of the layers with keys and values only, 0 to 1, spread evenly over them: what
-    /// [`solve_layers`](crate::codec::solve_layers) gives. It becomes the nearest whole number of layers, half a layer one more.
-    /// Default 1.
+    /// Sets the share of the layers with keys and values that use [`Self::codec`], from 0 to 1. The default is 1.
+    ///
+    /// The layers are spread evenly. The share is rounded to the nearest number of layers, and half a layer is rounded
+    /// up.
+    /// [`solve_layers`](crate::codec::solve_layers) computes a suitable number.
     #[must_use]
     pub fn codec_share(mut self, share: f64) -> Self {
         self.codec_share = share;
         self
     }
 
-    /// Every layer by itself, instead of `layers`, `kv_heads` and `head_dim`.
+    /// Sets each layer separately, instead of `layers`, `kv_heads` and `head_dim`.
     #[must_use]
     pub fn layer_specs(mut self, specs: impl IntoIterator<Item = LayerSpec>) -> Self {
         self.specs = Some(specs.into_iter().collect());
         self
     }
 
-    /// Element type on disk. Default f16.
+    /// Sets the element type on disk. The default is f16.
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// Tokens of a group: what is read at once. Default 8.
+    /// Sets the tokens of a group, which is the unit of reading. The default is 8.
     #[must_use]
     pub fn group_tokens(mut self, tokens: u16) -> Self {
         self.group_tokens = tokens;
         self
     }
 
-    /// Starts the values of each group on a page of their own, so that reading them [alone](crate::Planes) never reads keys,
-    /// on any device. Default off: without it blocks are smaller, and a device that reads 512 bytes at a time reads values
-    /// alone in most geometries too.
+    /// Starts the values of each group on a page of their own. The default is off.
+    ///
+    /// Reading [only values](crate::PlaneSet) then never reads keys, on any device. Without it blocks are smaller, and
+    /// a device that reads 512 bytes at a time reads values alone in most geometries too.
     #[must_use]
     pub fn separate_planes(mut self, separate: bool) -> Self {
         self.separate_planes = separate;
         self
     }
 
-    /// Fingerprint of model, weights and positional encoding: a sequence is never read by a model of another one.
+    /// Sets the fingerprint of model, weights and positional encoding. Layouts with different fingerprints are
+    /// incompatible.
     #[must_use]
     pub fn fingerprint(mut self, fingerprint: [u8; 32]) -> Self {
         self.fingerprint = fingerprint;
         self
     }
 
-    /// The layout.
+    /// Builds the layout.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] naming the value out of range.
+    /// [`ErrorKind::InvalidArgument`]: a value is out of range. The error names it.
     pub fn build(self) -> Result<KvLayout> {
         let mut layers: Vec<_> = match self.specs {
             Some(specs) => specs.iter().map(|s| s.geometry).collect(),
@@ -223,10 +237,10 @@ impl KvLayoutBuilder {
             layer.rope = layer.rope.or(self.rope);
         }
         if !(0.0..=1.0).contains(&self.codec_share) {
-            let text = format!("layout: a codec for {} of the layers; 0 to 1", self.codec_share);
+            let text = format!("layout: codec_share is {} but must be from 0 to 1", self.codec_share);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        // More than a layout may have are refused below.
+        // Too many layers are refused below, so saturating is enough here.
         let count = u16::try_from(layers.iter().filter(|layer| layer.has_kv()).count()).unwrap_or(u16::MAX);
         let encoded = (f64::from(count) * self.codec_share).round() as u16;
         for (at, layer) in (0..count).zip(layers.iter_mut().filter(|layer| layer.has_kv())) {
@@ -254,7 +268,7 @@ impl KvLayoutBuilder {
     }
 }
 
-/// What the bytes of a sequence mean. Sequences are compatible when their layouts are equal. Cheap to clone.
+/// The meaning of a sequence's bytes. Sequences are compatible if their layouts are equal. Clones are cheap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     inner: Arc<Inner>,
@@ -263,14 +277,14 @@ pub struct KvLayout {
 #[derive(Debug, PartialEq, Eq)]
 struct Inner {
     layout: Layout,
-    /// As they are stored.
+    /// The geometry of stored blocks, by layer.
     blocks: Vec<BlockGeometry>,
-    /// As they are without codecs.
+    /// The geometry of blocks without codecs, by layer.
     plain: Vec<BlockGeometry>,
 }
 
 impl KvLayout {
-    /// Starts with f16 and groups of 8.
+    /// Returns a builder with f16 elements and groups of 8 tokens.
     #[must_use]
     pub fn builder() -> KvLayoutBuilder {
         KvLayoutBuilder {
@@ -300,7 +314,7 @@ impl KvLayout {
         &self.inner.layout
     }
 
-    /// What another layout has that this one has not.
+    /// Names the first property in which another layout differs.
     pub(crate) fn difference(&self, other: &Layout) -> &'static str {
         let own = self.raw();
         let mut recoded = other.clone();
@@ -312,97 +326,101 @@ impl KvLayout {
         }
     }
 
-    /// Block geometry of `layer`, which must exist, before its planes are encoded.
+    /// Returns the geometry of decoded blocks of `layer`, which must exist.
     pub(crate) fn plain_block(&self, layer: usize) -> &BlockGeometry {
         &self.inner.plain[layer]
     }
 
-    /// Block geometry of `layer`, which must exist, as blocks are stored.
+    /// Returns the geometry of stored blocks of `layer`, which must exist.
     pub(crate) fn block(&self, layer: usize) -> &BlockGeometry {
         &self.inner.blocks[layer]
     }
 
-    /// Geometry of `layer`, which must have KV.
+    /// Returns the geometry of `layer`.
     ///
     /// # Errors
-    /// No such layer, or one without KV.
+    /// [`ErrorKind::InvalidArgument`]: the layer does not exist or has no keys and values.
     pub(crate) fn kv_layer(&self, layer: usize) -> Result<&LayerGeometry> {
         match self.inner.layout.layers.get(layer) {
             Some(geometry) if geometry.has_kv() => Ok(geometry),
             Some(_) => Err(Error::new(ErrorKind::InvalidArgument, format!("layer {layer} has no keys and values"))),
             None => {
                 let layers = self.layers();
-                Err(Error::new(ErrorKind::InvalidArgument, format!("layer {layer} of a layout of {layers}")))
+                Err(Error::new(ErrorKind::InvalidArgument, format!("layer {layer} of a layout with {layers} layers")))
             }
         }
     }
 
-    /// Layers, those without KV included.
+    /// Returns the number of layers, those without KV included.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.inner.layout.layers.len()
     }
 
-    /// Tokens of a group.
+    /// Returns the tokens of a group.
     #[must_use]
     pub fn group_tokens(&self) -> usize {
         usize::from(self.inner.layout.group_tokens)
     }
 
-    /// Element type on disk.
+    /// Returns the element type on disk.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.inner.layout.dtype
     }
 
-    /// Codecs of the K and V planes of a layer's groups.
+    /// Returns the codecs of the K and V planes of a layer's groups.
     ///
     /// # Errors
-    /// No such layer, or one without KV.
+    /// [`ErrorKind::InvalidArgument`]: the layer does not exist or has no keys and values.
     pub fn codecs(&self, layer: usize) -> Result<[PlaneCodec; 2]> {
         Ok(self.kv_layer(layer)?.codecs)
     }
 
-    /// Bytes of keys and values of one token over all layers as they are in groups on disk: less than [`Self::token_bytes`] under
-    /// a codec.
+    /// Returns the bytes of one token's keys and values over all layers, as stored in groups on disk.
+    ///
+    /// With a codec this is less than [`Self::token_bytes`].
     #[must_use]
     pub fn stored_token_bytes(&self) -> f64 {
         let blocks = self.inner.blocks.iter().map(|block| block.key_bytes + block.value_bytes).sum::<usize>();
         blocks as f64 / self.group_tokens() as f64
     }
 
-    /// Bytes of keys and values of one token over all layers, as they are in memory.
+    /// Returns the bytes of one token's keys and values over all layers, in memory.
     #[must_use]
     pub fn token_bytes(&self) -> usize {
         let layers = self.inner.layout.layers.iter();
         layers.map(|l| (l.key_elements() + l.value_elements()) * self.dtype().bytes()).sum()
     }
 
-    /// Bytes read for one group of `layer` that is selected alone, over the bytes of its planes as they are stored, on a device that
-    /// reads whole pages: 1.0 when blocks are whole pages. Devices that read 512 bytes at a time read less of small blocks.
+    /// Returns the bytes read for one group of `layer` selected alone, divided by the bytes of its stored planes.
+    ///
+    /// The value is for a device that reads whole pages. It is 1.0 if blocks are whole pages. Devices that read 512
+    /// bytes at a time read less of small blocks.
     ///
     /// # Errors
-    /// No such layer, or one without KV.
+    /// [`ErrorKind::InvalidArgument`]: the layer does not exist or has no keys and values.
     pub fn read_amplification(&self, layer: usize) -> Result<f64> {
         self.kv_layer(layer)?;
         let block = self.block(layer);
         Ok(round_up_to_page(block.block_bytes) as f64 / (block.key_bytes + block.value_bytes) as f64)
     }
 
-    /// Groups of `layer` in a part of a view. Attention over a view adds up one
-    /// [`Partial`](crate::attention::Partial) per so many of its groups, in rising order, and merges them in that order,
-    /// then one for the tail: with [`attention`](crate::attention) the same sums give the same bits. It depends on the
-    /// geometry of the layer alone, and may change between versions of the engine.
+    /// Returns how many groups of `layer` form one part of a selection.
+    ///
+    /// Attention computes one [`Partial`](crate::attention::Partial) per part, in rising order of groups, merges them
+    /// in that order, and adds the tail last. A caller that does the same with [`attention`](crate::attention) gets the
+    /// same bits. The number depends on the layer's geometry alone, and may change between versions of the engine.
     ///
     /// # Errors
-    /// No such layer, or one without KV.
+    /// [`ErrorKind::InvalidArgument`]: the layer does not exist or has no keys and values.
     pub fn part_groups(&self, layer: usize) -> Result<usize> {
         self.kv_layer(layer)?;
         Ok(part_groups(self.block(layer)))
     }
 }
 
-/// [`KvLayout::part_groups`] by block geometry.
+/// Returns [`KvLayout::part_groups`] for a block geometry.
 pub(crate) fn part_groups(block: &BlockGeometry) -> usize {
     let bytes = block.block_bytes.max(1);
     (PART_BYTES / bytes).min(BUFFER_BYTES_MAX / round_up_to_page(bytes)).max(1)
@@ -410,7 +428,7 @@ pub(crate) fn part_groups(block: &BlockGeometry) -> usize {
 
 const _: () = assert!(GROUP_TOKENS_MAX <= 128, "token masks have 128 bits");
 
-/// Whether a layer is one of `encoded` that are spread evenly over `layers`.
+/// Returns whether a layer is one of `encoded` layers spread evenly over `layers`.
 pub(crate) fn is_encoded(layer: u16, layers: u16, encoded: u16) -> bool {
     let before = |layer: u64| (layer * u64::from(encoded)).checked_div(u64::from(layers));
     before(u64::from(layer) + 1) > before(u64::from(layer))

@@ -1,4 +1,8 @@
-//! The layout of a sequence: tensor geometry, dtype and group size to block geometry. Pure.
+//! The layout of a sequence, the placement of its frames, and the caller's tensors. This room is pure: it does no I/O.
+//!
+//! - `geometry` derives the block geometry from tensor shapes, dtype, group size and codecs.
+//! - `placement` chooses the devices of the next frame.
+//! - `tensor` holds keys and values as the caller has them, and converts rows to the stored dtype.
 
 mod geometry;
 mod placement;

@@ -1,20 +1,23 @@
-//! Placement over devices: where the next frame of a sequence goes. Pure.
+//! Placement: chooses the devices of the next frame of a sequence.
 //!
-//! What is read together should lie on all devices alike: the layers of a decode step, the groups that one layer selects. A plain
-//! round-robin over frames fails when the frames of a prefill come layer by layer and the number of layers is a multiple of the
-//! number of devices: every layer would then lie on one device. So a frame goes to the device that has least of its layers,
-//! measured against the device's weight; among equals the running pointer decides, with which sequences start on different devices.
+//! Data that is read together should be spread evenly: the layers of a decode step, and the groups that one layer
+//! selects. Plain round-robin fails when a prefill writes its frames layer by layer and the layers are a multiple of
+//! the devices. Every layer would then be on one device. So placement works per layer:
+//!
+//! 1. A frame is stored on the device with the fewest bytes of its layers, relative to the device's weight.
+//! 2. Ties are decided by a counter of frames, so sequences start on different devices.
+//! 3. Further copies use the next devices. Among nearly equal ones a hash decides, so that copies pair up differently.
 
-/// What a device may take.
+/// A device that may take a frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate {
-    /// Its share of the data, relative to the others'.
+    /// The device's share of the data, relative to the others.
     pub(crate) weight: f64,
-    /// Whether it takes this frame at all.
+    /// Whether the device takes this frame.
     pub(crate) open: bool,
 }
 
-/// Bytes of each layer on each device, as a sequence has placed them since it was opened.
+/// The bytes of each layer on each device that a sequence has placed since it was opened.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Placed {
     devices: usize,
@@ -27,7 +30,7 @@ impl Placed {
         Self { devices, bytes: vec![0; layers * devices] }
     }
 
-    /// Makes room for devices that have joined.
+    /// Extends the table to devices that joined the store.
     pub(crate) fn widen(&mut self, devices: usize) {
         if devices > self.devices {
             let layers = self.bytes.len() / self.devices.max(1);
@@ -43,7 +46,7 @@ impl Placed {
         self.bytes.get(layer * self.devices..(layer + 1) * self.devices).unwrap_or_default()
     }
 
-    /// `parts`: layer and bytes of what a frame holds.
+    /// Adds a frame's layers, each with its bytes, to a device.
     pub(crate) fn add(&mut self, parts: &[(usize, u64)], device: usize) {
         for (layer, bytes) in parts {
             let at = layer * self.devices + device;
@@ -53,12 +56,13 @@ impl Placed {
         }
     }
 
-    /// Devices in the order in which a frame of these parts likes them: the first for the frame, the next for its copies. Only
-    /// open ones. `pointer` counts the frames of the store.
+    /// Returns the open devices in order of preference for a frame of these layers. The next ones are for its copies.
+    ///
+    /// `pointer` counts the frames of the store.
     pub(crate) fn order(&self, candidates: &[Candidate], parts: &[(usize, u64)], pointer: usize) -> Vec<usize> {
         let count = candidates.len().max(1);
         let fill = |device: usize| {
-            // A layer counts by what of it this frame holds.
+            // Each layer counts in proportion to its bytes in this frame.
             let held: f64 = parts
                 .iter()
                 .map(|(layer, bytes)| {
@@ -72,8 +76,8 @@ impl Placed {
             let distance = |device: usize| (device + count - pointer % count) % count;
             fill(a).total_cmp(&fill(b)).then(distance(a).cmp(&distance(b)))
         });
-        // Which devices hold copies of the same frames must vary, or a busy device could hand its work to a few others only: among
-        // those that differ by less than this frame, chance decides.
+        // The pairs of devices with copies of the same frame must vary. Otherwise a busy device could pass its reads to
+        // only a few others. Among devices that differ by less than this frame, a hash decides.
         if let Some(&second) = order.get(1) {
             let least = fill(second);
             let own: f64 = parts.iter().map(|(_, bytes)| *bytes as f64 * *bytes as f64).sum();
@@ -89,7 +93,7 @@ impl Placed {
     }
 }
 
-/// A number that looks random (splitmix64).
+/// Returns a pseudo-random number (splitmix64).
 fn chance(pointer: usize, device: usize) -> u64 {
     let mut x =
         (pointer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (device as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -114,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_come_in_turn_lie_on_all_devices() {
+    fn placement_spreads_every_layer_of_a_prefill_over_all_devices() {
         // 32 layers, 4 devices, one frame per layer and chunk: round-robin would put each layer on one device.
         let placed = place(&[1.0; 4], (0..32 * 16).map(|at| vec![(at % 32, 1 << 20)]), 32);
         for layer in 0..32 {

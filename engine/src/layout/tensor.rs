@@ -1,4 +1,7 @@
-//! Keys and values as the caller has them: strided views in the caller's element type.
+//! Strided views of the caller's keys and values, in the caller's element type.
+//!
+//! [`TensorView::check`] verifies shape, bounds and finiteness once. [`TensorView::write_row`] then converts row by
+//! row.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::multiversion;
@@ -9,7 +12,7 @@ use stratakv_format::DType;
 #[cfg(target_endian = "big")]
 compile_error!("stratakv stores little-endian elements and runs on little-endian machines only");
 
-/// Elements in the caller's type.
+/// The elements of a view, in the caller's type.
 #[derive(Clone, Copy, Debug)]
 enum Elements<'a> {
     F32(&'a [f32]),
@@ -51,8 +54,9 @@ element!(f32, F32);
 element!(f16, F16);
 element!(bf16, Bf16);
 
-/// Keys or values of some tokens of one layer, `[tokens, kv_heads, head_dim]` with any strides between tokens and heads.
-/// The elements of one head of one token are contiguous.
+/// Keys or values of tokens of one layer, `[tokens, kv_heads, head_dim]` with any strides between tokens and heads.
+///
+/// The elements of one head of one token must be contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     elements: Elements<'a>,
@@ -64,19 +68,19 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// `[tokens, heads, dim]`, contiguous.
+    /// Returns a view of contiguous elements of shape `[tokens, heads, dim]`.
     #[must_use]
     pub fn token_major<E: Element>(elements: &'a [E], tokens: usize, heads: usize, dim: usize) -> Self {
         E::view(elements, tokens, heads, dim, (heads.saturating_mul(dim), dim))
     }
 
-    /// `[heads, tokens, dim]`, contiguous.
+    /// Returns a view of contiguous elements of shape `[heads, tokens, dim]`.
     #[must_use]
     pub fn head_major<E: Element>(elements: &'a [E], tokens: usize, heads: usize, dim: usize) -> Self {
         E::view(elements, tokens, heads, dim, (dim, tokens.saturating_mul(dim)))
     }
 
-    /// Any strides, in elements: head `h` of token `t` starts at `t * token_stride + h * head_stride`.
+    /// Returns a view with strides in elements. Head `h` of token `t` starts at `t * token_stride + h * head_stride`.
     #[must_use]
     pub fn strided<E: Element>(
         elements: &'a [E],
@@ -89,25 +93,25 @@ impl<'a> TensorView<'a> {
         E::view(elements, tokens, heads, dim, (token_stride, head_stride))
     }
 
-    /// No values: for layouts whose values are a prefix of the keys.
+    /// Returns a view without values, for layouts whose values are a prefix of the keys.
     #[must_use]
     pub fn empty(tokens: usize) -> Self {
         f32::view(&[], tokens, 0, 0, (0, 0))
     }
 
-    /// Tokens.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Checks shape and bounds, and that every element is finite and stays so in `dtype`.
+    /// Checks shape and bounds, and that every element is finite in `dtype`.
     pub(crate) fn check(&self, what: &str, heads: usize, dim: usize, dtype: DType) -> Result<()> {
         let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, format!("{what}: {text}")));
         let shape_heads = if dim == 0 { self.heads } else { heads };
         if self.dim != dim || (self.heads != shape_heads) {
             return wrong(format!(
-                "shape [{}, {}, {}], the layout has [tokens, {heads}, {dim}]",
+                "shape [{}, {}, {}], but the layout has [tokens, {heads}, {dim}]",
                 self.tokens, self.heads, self.dim
             ));
         }
@@ -139,27 +143,28 @@ impl<'a> TensorView<'a> {
         ))
     }
 
-    /// Checks that no element of a checked view is larger than this.
+    /// Checks that no element of a checked view exceeds `largest` in magnitude.
     pub(crate) fn check_magnitude(&self, what: &str, largest: f32) -> Result<()> {
-        // f16 has no such numbers.
+        // No f16 number exceeds the limit.
         if matches!(self.elements, Elements::F16(_)) || self.dim == 0 {
             return Ok(());
         }
         let Some((token, head, index)) = first_larger(self, largest) else { return Ok(()) };
         let value = self.value(token, head, index);
         let text = format!(
-            "{what}: element {index} of head {head} of token {token} is {value}; the codec of the layer holds up to {largest}"
+            "{what}: element {index} of head {head} of token {token} is {value}; \
+             the layer's codec allows at most {largest}"
         );
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// The first element `bad` holds for.
+    /// Returns the first element for which `bad` is true.
     #[inline(always)]
     fn first_bad<T: Copy>(&self, elements: &[T], bad: impl Fn(T) -> bool) -> Option<Place> {
         for token in 0..self.tokens {
             for head in 0..self.heads {
                 let row = self.row(elements, token, head);
-                // The whole row first: the common case has no branch in it.
+                // The whole row is tested first, so the common case has no branch per element.
                 if row.iter().fold(false, |any, &x| any | bad(x)) {
                     return row.iter().position(|&x| bad(x)).map(|at| (token, head, at));
                 }
@@ -188,7 +193,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Writes one head of one token in `dtype` to `out`, `dim` elements. The view was checked.
+    /// Writes one head of one token to `out`, as `dim` elements of `dtype`. The view must have been checked.
     pub(crate) fn write_row(&self, token: usize, head: usize, dtype: DType, out: &mut [u8]) {
         match (self.elements, dtype) {
             (Elements::F32(e), DType::F32) => out.copy_from_slice(bytemuck::cast_slice(self.row(e, token, head))),
@@ -203,11 +208,11 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Token, head and place in its row of an element.
+/// The token, head and index in the row of an element.
 type Place = (usize, usize, usize);
 
 multiversion! {
-    /// The first element that is not finite in `dtype`.
+    /// Returns the first element that is not finite in `dtype`.
     fn first_unfit(view: &TensorView<'_>, dtype: DType) -> Option<Place> = unfit_of_rows;
 }
 
@@ -221,7 +226,7 @@ fn unfit_of_rows(view: &TensorView<'_>, dtype: DType) -> Option<Place> {
 }
 
 multiversion! {
-    /// The first element larger than this.
+    /// Returns the first element that exceeds `largest` in magnitude.
     fn first_larger(view: &TensorView<'_>, largest: f32) -> Option<Place> = larger_of_rows;
 }
 
@@ -250,7 +255,7 @@ fn stays_finite(x: f32, dtype: DType) -> bool {
     x.abs() < limit
 }
 
-/// Little-endian elements of `dtype`.
+/// Converts a row to little-endian elements of `dtype`.
 pub(crate) fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F32 => out.copy_from_slice(bytemuck::cast_slice(row)),

@@ -9,11 +9,12 @@
 //! 5. Remove files of surplus free segments.
 //! 6. Write manifest copies that are still missing.
 //!
-//! After each round the thread repairs suspect copies, and then waits for a wake-up, an expiry or the next repair attempt.
-//! A simulation starts no thread. There, and when an append finds no free space, the calling thread uses [`make_room`].
+//! After each round the thread repairs suspect copies, and then waits for a wake-up, an expiry or the next repair
+//! attempt. A simulation starts no thread. There, and when an append finds no free space, the calling thread uses
+//! [`make_room`].
 //!
-//! Lock order: `evicting`, `removals` and `cleaning` are taken before the catalog, and the catalog before the allocator.
-//! No maintenance lock is held while an observer is notified, because an observer may use the store.
+//! Lock order: `evicting`, `removals` and `cleaning` are taken before the catalog, and the catalog before the
+//! allocator. No maintenance lock is held while an observer is notified, because an observer may use the store.
 
 use super::clean::{Cleaned, clean, clean_at};
 use super::evict::{evict, evict_silently, expire, next_expiry_ms, notify_observers};
@@ -235,7 +236,8 @@ fn shrink_to_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Res
             stuck = true;
         } else {
             let text = format!(
-                "shrink: the files exceed the capacity by {over} bytes of live data; delete sequences or raise the capacity"
+                "shrink: the files exceed the capacity by {over} bytes of live data; \
+                 delete sequences or raise the capacity"
             );
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
@@ -294,7 +296,8 @@ fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<
         leaving.drain(..).partition(|(key, _)| !catalog.segments.contains_key(key))
     };
     stays.into_iter().for_each(|(key, ended)| lock(&inner.space).stays(key, ended));
-    // An idle ring keeps its files open, and an open file keeps its blocks. The rings of shards release them on wake-up, below.
+    // An idle ring keeps its files open, and an open file keeps its blocks. The rings of shards release them on
+    // wake-up, below.
     inner.devices.lanes.close_idle();
     let mut failed = None;
     for (key, ended) in doomed {
@@ -313,7 +316,8 @@ fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<
     failed.map_or(Ok(()), Err)
 }
 
-/// Runs the maintenance thread: does what is due at each wake-up, expiry and repair time. Returns when the store closes.
+/// Runs the maintenance thread: does what is due at each wake-up, expiry and repair time. Returns when the store
+/// closes.
 pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
     let mut repair_from = Instant::now();
     loop {

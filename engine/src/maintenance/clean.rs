@@ -10,8 +10,8 @@
 //! - A selection taken before a move reads the old place. That segment is not reused until the selection is dropped.
 //! - Every byte is verified against its checksum before it is written (see [`super::frame_copy`]).
 //!
-//! Source of the victim score: Rosenblum and Ousterhout, "The design and implementation of a log-structured file system"
-//! (SOSP 1991), sections 3.4 and 3.5, with a constant added to the age.
+//! Source of the victim score: Rosenblum and Ousterhout, "The design and implementation of a log-structured file
+//! system" (SOSP 1991), sections 3.4 and 3.5, with a constant added to the age.
 
 use super::frame_copy::{Copied, CopySource, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};

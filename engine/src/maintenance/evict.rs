@@ -99,7 +99,8 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
         let over = catalog.sequences.iter().filter(|(_, meta)| meta.ends_ms().is_some_and(|end| end <= now));
         over.map(|(id, _)| *id).filter(|id| !open.contains(id)).take(BATCH).collect()
     };
-    // The first round runs even without candidates: it delivers events that were kept back, and commits what was queued.
+    // The first round runs even without candidates: it delivers events that were kept back, and commits what was
+    // queued.
     let (mut gone, mut batch) = (0, over());
     loop {
         let mut events = Vec::new();
@@ -160,7 +161,8 @@ fn delete(
     // No handle can open them while these locks are held.
     let locks: Vec<(SequenceId, SequenceLock)> =
         ids.iter().filter_map(|id| SequenceLock::new(inner, *id, "").map(|lock| (*id, lock))).collect();
-    // Commits of their last handles precede the deletion. This also makes earlier deletions durable that found no space.
+    // Commits of their last handles precede the deletion. This also makes earlier deletions durable that found no
+    // space.
     let kept = inner.activity.observers.take_kept();
     if let Err(e) = inner.flush_commits() {
         inner.activity.observers.keep(kept);

@@ -119,7 +119,8 @@ fn begin<'a>(
         let front_bytes = from.meta.front_pages as usize * PAGE_BYTES;
         let account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
             let text = format!(
-                "copy frame {id}: its header and sections need {front_bytes} bytes, more than is free; raise memory_limit"
+                "copy frame {id}: its header and sections need {front_bytes} bytes, more than is free; \
+                 raise memory_limit"
             );
             Error::new(ErrorKind::MemoryLimit, text)
         })?;

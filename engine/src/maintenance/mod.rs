@@ -101,9 +101,9 @@ pub(crate) fn settle_generation(
 
 /// Removes files that an unfinished checkpoint or an uncommitted segment left behind.
 ///
-/// These are manifest files of generations other than `generation` and the next, and segment files that the catalog does
-/// not name. Files of the next generation are kept for reuse. The caller must first make `generation` durable and name it
-/// in the superblocks.
+/// These are manifest files of generations other than `generation` and the next, and segment files that the catalog
+/// does not name. Files of the next generation are kept for reuse. The caller must first make `generation` durable and
+/// name it in the superblocks.
 ///
 /// # Errors
 /// A directory cannot be listed, or a file cannot be removed.

@@ -10,7 +10,8 @@
 //!
 //! Invariants:
 //! - A copy is dropped only if a verified copy remains.
-//! - A commit changes a frame only if its places are those that the repair saw, so a crash leaves the old or the new copies.
+//! - A commit changes a frame only if its places are those that the repair saw, so a crash leaves the old or the new
+//!   copies.
 //! - One repair runs at a time: [`Repair`] holds `repairing`. The catalog lock is taken before the allocator's.
 //!
 //! Callers: the maintenance thread ([`Repair::once`]) and the store's repair functions ([`Repair::all`]).
@@ -41,7 +42,8 @@ pub struct RepairReport {
     pub healed: u64,
     /// Missing copies that were written.
     pub copied: u64,
-    /// Frames that still lack good copies, or that still have one on a leaving device, because no repair was possible now.
+    /// Frames that still lack good copies, or that still have one on a leaving device, because no repair was possible
+    /// now.
     pub left: u64,
     /// Devices that lost their last frame and left the membership.
     pub removed: u64,
@@ -230,7 +232,8 @@ fn due(
     wanted.into_iter().filter(is_due).collect()
 }
 
-/// Writes the copies that a frame lacks and adds the change to `request`. Returns whether the frame then has all it needs.
+/// Writes the copies that a frame lacks and adds the change to `request`. Returns whether the frame then has all it
+/// needs.
 fn repair_frame(
     inner: &StoreInner,
     members: &CopyTargets,
@@ -243,7 +246,8 @@ fn repair_frame(
     let mut bad = bad.clone();
     let goes = |at: &Location| bad.contains(&at.device) || !members.keep.contains(&at.device);
     if seen.len() > 1 && seen.iter().any(|(at, _)| goes(at)) {
-        // Verify the copies that stay before any copy is dropped. If all are damaged, each may hold blocks the others lack.
+        // Verify the copies that stay before any copy is dropped. If all are damaged, each may hold blocks the others
+        // lack.
         let staying: Vec<_> = seen.iter().filter(|(at, _)| !goes(at)).map(|(at, _)| at.device).collect();
         bad.extend(staying.into_iter().filter(|device| is_bad(inner, id, *device)));
     }

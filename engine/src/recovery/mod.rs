@@ -1,4 +1,11 @@
-//! Opening: device directories and superblocks, then the manifest. Creating a store is the same path from nothing.
+//! Recovery: reads superblocks and manifest when a store is opened. Creating a store starts on the same path.
+//!
+//! 1. `probe` opens and locks the directories, reads the superblocks, and checks that they belong to one store.
+//! 2. `replay` reads the manifest generation that the newest superblock names and builds the catalog from it.
+//! 3. The caller then finishes what a crash interrupted ([`crate::maintenance`]).
+//!
+//! Recovery reads no segment: the manifest alone defines the committed state. Only the undo of an interrupted creation
+//! writes to a device.
 
 mod probe;
 mod replay;

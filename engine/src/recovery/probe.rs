@@ -1,4 +1,12 @@
-//! Which directories belong to which store.
+//! Probing: reads the superblocks of the given directories and checks that they form one store, or none.
+//!
+//! 1. Open and lock every directory. A directory that is given twice is refused before it is locked.
+//! 2. Read both superblock slots of each. The newest valid slot counts.
+//! 3. If no directory has a superblock, a store can be created.
+//! 4. If only some have one and the store was never used, a creation was interrupted: remove their superblocks.
+//! 5. Otherwise check store id, checksum, segment size, features, device ids and epochs against each other.
+//!
+//! Invariant: nothing is written unless an interrupted creation is undone, and that store never held data.
 
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::file::directory::{Access, Directory};
@@ -11,23 +19,23 @@ use stratakv_format::error::FormatErrorCode;
 use stratakv_format::superblock::{self, SLOTS, STATE_OPEN, Slot};
 use stratakv_format::{FormatError, PAGE_BYTES, Unverified, manifest, segment};
 
-/// How long to wait for the lock: the last writes of a killed process hold it until they land.
+/// The maximum wait for the directory lock. A killed process holds it until its last writes complete.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// The superblock of a store that is being created.
+/// The name of the superblock file while a store is being created.
 pub(crate) const SUPERBLOCK_NEW: &str = "superblock.new";
 
 /// A directory with its superblock slots.
 pub(crate) struct ProbedDirectory {
     pub(crate) directory: Arc<dyn Directory>,
-    /// The newest valid slot; none in a directory that holds no store.
+    /// The newest valid slot, or `None` if the directory holds no store.
     pub(crate) slot: Option<Slot>,
-    /// Every valid slot.
+    /// All valid slots.
     pub(crate) slots: Vec<Slot>,
 }
 
 impl ProbedDirectory {
-    /// Slots that are damaged, or older than the one before the newest: a write of them was lost.
+    /// Returns the number of damaged slots. A slot that missed a write counts, which its sequence number shows.
     pub(crate) fn damaged_slots(&self) -> u64 {
         match self.slots.as_slice() {
             [one, other] => u64::from(one.sequence.get().abs_diff(other.sequence.get()) != 1),
@@ -36,11 +44,11 @@ impl ProbedDirectory {
     }
 }
 
-/// What the directories hold.
+/// The content of the given directories.
 pub(crate) enum ProbeResult {
-    /// Nothing: a store can be created.
+    /// No store. One can be created.
     Empty(Vec<ProbedDirectory>),
-    /// A store, its devices by index.
+    /// A store, with its devices in order of index.
     Store(Vec<ProbedDirectory>),
 }
 
@@ -48,25 +56,30 @@ fn configuration(path: &Path, text: &str) -> Error {
     Error::new(ErrorKind::Configuration, format!("device directory {}: {text}", path.display()))
 }
 
-/// The error for a device that is given although the store has gone on without it.
+/// Returns the error for a device that was given although the store continued without it.
 pub(crate) fn stale_device(path: &Path, device: u16, from: u64, epoch: u64) -> Error {
     let text = format!(
-        "device directory {}: device {device} left the store: it is as of epoch {from}, the store has come to {epoch} without it; leave it out, or add it anew",
+        "device directory {}: device {device} left the store at epoch {from}, \
+         and the store is at epoch {epoch}; leave it out, or add it again as a new device",
         path.display()
     );
     Error::new(ErrorKind::StaleDevice, text)
 }
 
 /// Opens and locks the directories.
+///
+/// # Errors
+/// [`ErrorKind::Configuration`]: none, too many, or the same directory twice. Otherwise a directory cannot be locked.
 pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn Directory>>> {
     if paths.is_empty() {
-        return Err(Error::new(ErrorKind::Configuration, "no device directory was given"));
+        return Err(Error::new(ErrorKind::Configuration, "open: no device directory was given"));
     }
     if paths.len() > usize::from(superblock::DEVICES_MAX) {
-        let text = format!("{} device directories; a store has at most {}", paths.len(), superblock::DEVICES_MAX);
+        let text =
+            format!("open: {} device directories exceed the maximum of {}", paths.len(), superblock::DEVICES_MAX);
         return Err(Error::new(ErrorKind::Configuration, text));
     }
-    // The same directory twice would wait for its own lock: look before locking.
+    // A directory that is given twice would wait for its own lock, so duplicates are refused first.
     let mut canonical: HashMap<PathBuf, &Path> = HashMap::new();
     for path in paths {
         if let Ok(real) = path.canonicalize()
@@ -84,9 +97,13 @@ pub(crate) fn open_directories(paths: &[PathBuf], access: Access) -> Result<Vec<
     Ok(opened)
 }
 
-/// Reads the superblocks and sees that they make one whole store, or none at all.
+/// Reads the superblocks and checks that they form one complete store, or none.
 ///
-/// Features that may be read but not written are no hindrance with `read_only`.
+/// With `read_only`, features that this build can read but not write are accepted. `memory` bounds the bytes of the
+/// manifest that are read to recognise an interrupted creation.
+///
+/// # Errors
+/// The directories belong to different stores, or one is missing, stale, damaged or of another version.
 pub(crate) fn read_devices(
     directories: Vec<Arc<dyn Directory>>,
     read_only: bool,
@@ -113,8 +130,10 @@ pub(crate) fn read_devices(
     Ok(ProbeResult::Store(found))
 }
 
-/// Whether a creation over several devices was cut short: those that have a superblock have the first one, and the manifest
-/// names nothing. A store is used only once all its devices have one, so that nothing can be lost.
+/// Returns whether a creation over several devices was interrupted.
+///
+/// Then every superblock is the first of its device and the manifest is empty. A store is used only after all its
+/// devices have a superblock, so undoing the creation loses no data.
 fn is_cut_short(found: &[ProbedDirectory], memory: usize) -> bool {
     let Some(first) = found.iter().find_map(|f| f.slot) else { return false };
     let fresh = found.iter().flat_map(|f| &f.slots).all(|slot| {
@@ -134,7 +153,8 @@ fn is_cut_short(found: &[ProbedDirectory], memory: usize) -> bool {
     fresh && unused()
 }
 
-/// Takes the superblocks of a creation that was cut short away. The first device's goes last: it is the one that says so.
+/// Removes the superblocks of an interrupted creation. Device 0 is last, so that an interruption here is recognised
+/// again.
 fn undo(mut found: Vec<ProbedDirectory>) -> Result<Vec<ProbedDirectory>> {
     found.sort_by_key(|f| std::cmp::Reverse(f.slot.map(|slot| slot.device_index.get())));
     for own in found.iter_mut().filter(|f| f.slot.is_some()) {
@@ -145,9 +165,9 @@ fn undo(mut found: Vec<ProbedDirectory>) -> Result<Vec<ProbedDirectory>> {
     Ok(found)
 }
 
-/// The error where a store is to be written that this build can only read.
+/// Returns the error for a store that this build can read but not write.
 pub(crate) fn read_only_features(what: &str) -> Error {
-    let text = format!("{what}: has features this build can read but not write; open it for reading only");
+    let text = format!("{what}: has features this build can read but not write; open it for reading only, or upgrade");
     Error::new(ErrorKind::Unsupported, text)
 }
 
@@ -184,7 +204,7 @@ fn check_one_store(found: &[ProbedDirectory], read_only: bool) -> Result<()> {
     }
     let newest = slots.iter().map(|(_, slot)| slot);
     let newest = newest.max_by_key(|slot| (slot.epoch.get(), slot.device_count.get())).unwrap_or(first);
-    // Slots are written in two rounds over all members: where one has both of an epoch, every member has at least one.
+    // Each epoch is written in two rounds over all members. If one device has it in both slots, each has it in one.
     let settled = |f: &ProbedDirectory| f.slots.len() == SLOTS && f.slots.iter().all(|slot| slot.epoch == newest.epoch);
     if found.iter().any(settled)
         && let Some((path, stale)) = slots.iter().find(|(_, slot)| slot.epoch.get() < newest.epoch.get())
@@ -198,7 +218,11 @@ fn check_one_store(found: &[ProbedDirectory], read_only: bool) -> Result<()> {
     Ok(())
 }
 
-/// The newest valid slot of a directory, and all that are valid; none of a directory that may become one of a store.
+/// Returns the newest valid slot of a directory and all valid slots, or none if the directory is empty.
+///
+/// # Errors
+/// [`ErrorKind::Corruption`]: no slot is valid. [`ErrorKind::Configuration`]: a directory without superblock has
+/// content.
 pub(crate) fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>, Vec<Slot>)> {
     let file = match directory.open_file(superblock::FILE, Access::ReadOnly) {
         Ok(file) => file,
@@ -209,7 +233,7 @@ pub(crate) fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>
         Err(e) => return Err(e),
     };
     let bytes = match directory.read_small(&file, 0, SLOTS * PAGE_BYTES) {
-        // A slot that cannot be read is one that is damaged: the other one counts.
+        // A slot that cannot be read counts as damaged, so each is read alone.
         Err(e) if e.kind() == ErrorKind::Io => {
             let slot = |slot| directory.read_small(&file, (slot * PAGE_BYTES) as u64, PAGE_BYTES);
             let read: Vec<_> = (0..SLOTS).map(slot).collect();
@@ -235,7 +259,7 @@ pub(crate) fn read_superblock(directory: &dyn Directory) -> Result<(Option<Slot>
             offset: 0,
             len: (SLOTS * PAGE_BYTES) as u64,
             expected: "two slots of one device".into(),
-            found: "slots of two".into(),
+            found: "slots of two devices".into(),
         };
         return Err(Error::corrupt(place).during(format!("device directory {}", directory.path().display())));
     }
@@ -260,12 +284,12 @@ fn superblock_error(directory: &dyn Directory, e: &FormatError) -> Error {
     Error::corrupt(place).during(format!("device directory {path}: no superblock slot is valid; see kvfsck check"))
 }
 
-/// A directory without superblock may be used when it holds nothing but what a creation that was cut short left.
+/// Checks that a directory without superblock holds nothing but files of an interrupted creation.
 fn check_empty(directory: &dyn Directory) -> Result<()> {
     for entry in directory.list(".")? {
         let ours = matches!(entry.name.as_str(), manifest::DIRECTORY | segment::DIRECTORY | "lost+found");
         if !(ours && entry.is_dir || entry.name == SUPERBLOCK_NEW && !entry.is_dir) {
-            let text = format!("holds no store and is not empty (there is {:?})", entry.name);
+            let text = format!("holds no store and is not empty (there is {:?}); give an empty directory", entry.name);
             return Err(configuration(directory.path(), &text));
         }
     }

@@ -1,11 +1,22 @@
-//! Reading the manifest: the first copy with a valid batch counts; what no copy has is the end or damage.
+//! Replay: reads the manifest from its copies and builds the catalog.
 //!
-//! | batch here in some copy | durable by a later word | meaning |
+//! 1. Read every copy of the generation that the newest superblock names. Equal copies share one buffer.
+//! 2. Verify batch after batch. A batch counts if one copy has it.
+//! 3. Apply batches to the catalog. A run of batches that continue each other is applied only as a whole.
+//! 4. If no copy has a valid batch, decide by the table below between the end and damage.
+//! 5. If the last record names a successor generation, replay that one in the same way.
+//!
+//! | copies with the batch | a superblock or later batch states it durable | meaning |
 //! |---|---|---|
-//! | valid | - | it counts |
-//! | in none | yes (`synced_through` of a superblock or of a batch behind) | damage: refuse |
-//! | in none, and one is whole but not acceptable | no | damage, or of another version: refuse |
-//! | in none | no | the end: what stands behind is cut |
+//! | at least one valid | - | apply it |
+//! | none valid | yes (`synced_through`) | damage: refuse |
+//! | none valid, one complete but not acceptable | no | damage or another version: refuse |
+//! | none valid | no | the end: the bytes behind it are cut |
+//!
+//! Invariants:
+//! - A batch that was reported durable is never cut.
+//! - After a cut, or with a damaged copy, [`Replayed::dirty`] makes the store start a new generation before it writes.
+//! - At most `memory` bytes of the manifest are held at a time.
 
 use super::ProbedDirectory;
 use crate::catalog::{Catalog, SegmentMeta};
@@ -26,51 +37,51 @@ use stratakv_format::superblock::Slot;
 use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified};
 use zerocopy::FromBytes;
 
-/// Bytes read at once.
+/// The bytes of one read.
 const CHUNK_BYTES: usize = 4 << 20;
-/// How often what stands behind the end is read in search of a batch, at most.
+/// The search for later batches verifies at most this multiple of a copy's bytes.
 const BEHIND_READ_MAX: usize = 4;
 
-/// The state of a store as its manifest has it.
+/// The state of a store according to its manifest.
 pub(crate) struct Replayed {
     pub(crate) catalog: Catalog,
     pub(crate) place: ManifestPlace,
     pub(crate) epoch: u64,
-    /// Something was cut, a copy is damaged, or a checkpoint was not finished: a new generation must start.
+    /// Whether a new generation must start: bytes were cut, a copy is damaged, or a checkpoint is unfinished.
     pub(crate) dirty: bool,
-    /// This build knows every feature that a writer of this generation must know.
+    /// Whether this build knows every feature that a writer of this generation must know.
     pub(crate) writable: bool,
-    /// Copies of the manifest that are not what was written, by device.
+    /// The number of damaged copies of the manifest, by device.
     pub(crate) damaged: BTreeMap<DeviceIndex, u64>,
-    /// Copies of the generation in force that can be read, by device.
+    /// The number of readable copies of the generation in force, by device.
     pub(crate) held: BTreeMap<DeviceIndex, u8>,
 }
 
-/// Device and number of a copy.
+/// The device and number of a copy.
 type CopyName = (DeviceIndex, u8);
 
+/// A copy of the manifest that was read.
 struct ManifestCopy {
     device: DeviceIndex,
     file: String,
-    /// What it holds, but for its header page and for zeros at its end. Copies that hold the same share it: what is replayed takes
-    /// memory once.
+    /// The content without zeros at the end; the header page reads as zeros. Equal copies share it, to save memory.
     bytes: Arc<Vec<u8>>,
-    /// Bytes of the file, in whole pages.
+    /// The length of the file in bytes, in whole pages.
     len: usize,
-    /// Of its header.
+    /// The feature bits of the header.
     features: Features,
 }
 
-/// Replays the manifest that the newest slots name, in at most `memory` bytes for what is read of it at a time. `found` is in the
-/// order of the devices' indices.
+/// Replays the manifest that the newest slots name. `found` must be in order of device index.
 ///
 /// # Errors
-/// Damage that no copy makes good, a version this build does not know, or records that contradict each other.
-/// [`ErrorKind::MemoryLimit`]: the manifest is larger than `memory`.
+/// [`ErrorKind::Corruption`]: damage in every copy, or records that contradict each other.
+/// [`ErrorKind::Unsupported`]: another version. [`ErrorKind::MemoryLimit`]: the manifest needs more than `memory`
+/// bytes.
 pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usize) -> Result<Replayed> {
     let newest = found.iter().filter_map(|f| f.slot.as_ref()).max_by_key(|slot| slot.manifest_generation.get());
     let Some(newest) = newest else {
-        return Err(Error::new(ErrorKind::Corruption, "no superblock names a manifest"));
+        return Err(Error::new(ErrorKind::Corruption, "open: no superblock names a manifest; see kvfsck check"));
     };
     let place = |f: &ProbedDirectory| {
         let copies = f.slots.iter().map(|slot| slot.manifest_copies).max().unwrap_or(0);
@@ -92,10 +103,10 @@ pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usiz
                 return Ok(Replayed { damaged, ..replayed });
             }
             Some((next, _)) if next <= generation => {
-                let text = format!("manifest generation {generation} names {next} as its successor");
+                let text = format!("open: manifest generation {generation} names the older {next} as its successor");
                 return Err(Error::new(ErrorKind::Corruption, text));
             }
-            // The superblocks were not flipped any more.
+            // The new generation became durable, but a crash prevented the superblocks from naming it.
             Some(next) => {
                 (generation, nonce) = next;
                 followed = true;
@@ -104,20 +115,24 @@ pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usiz
     }
 }
 
-/// Segments are of the store's size, and of the kind that frames lie in.
+/// Checks that every segment has the store's segment size and the kind for frames.
 fn check_segments(catalog: &Catalog, slot: &Slot) -> Result<()> {
     let bytes = slot.segment_bytes.get();
     let wrong = |s: &SegmentMeta| u64::from(s.pages) * PAGE_BYTES as u64 != bytes || s.kind != KIND_LOG;
     let Some((key, segment)) = catalog.segments.iter().find(|(_, segment)| wrong(segment)) else { return Ok(()) };
     let (device, id, pages, kind) = (key.0, key.1, segment.pages, segment.kind);
     let text = format!(
-        "segment {id} of device {device}: {pages} pages of kind {kind} in a store of segments of {bytes} bytes"
+        "segment {id} of device {device}: {pages} pages of kind {kind}, but segments of this store have {bytes} bytes"
     );
     Err(Error::new(ErrorKind::Corruption, text).during("the manifest is damaged in every copy; see kvfsck check"))
 }
 
+/// The devices of a store: index, directory, and the number of manifest copies there.
+type ManifestDevice = (DeviceIndex, Arc<dyn Directory>, u8);
+
+/// Replays one generation from all its readable copies.
 fn replay_generation(
-    devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
+    devices: &[ManifestDevice],
     slots: &[Slot],
     store_id: [u8; 16],
     (generation, nonce): (u64, u64),
@@ -126,97 +141,165 @@ fn replay_generation(
     let wanted = (generation, nonce);
     let naming = || slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
     let (mut copies, first_batch, unread) = read_copies(devices, store_id, wanted, memory)?;
-    let mut dirty = !unread.is_empty();
-    // Up to the last that is good: whoever is told of fewer looks at no other.
+    // Copies count up to the last good one, because a reader that is told a smaller number ignores the others.
     let read = |device: DeviceIndex, there: u8| {
         (0..there).rfind(|copy| !unread.contains(&(device, *copy))).map_or(0, |last| last + 1)
     };
     let held = devices.iter().map(|(device, _, there)| (*device, read(*device, *there))).collect();
-    // Where no superblock says that a copy is there, it may never have been.
-    let is_there = |(device, copy): &(DeviceIndex, u8)| {
+    // A copy that no superblock names may never have been written, so it is not damage.
+    let is_there = |(device, copy): &CopyName| {
         naming().any(|slot| slot.device_index.get() == device.0 && slot.manifest_copies > *copy)
     };
-    let mut rotten: BTreeMap<DeviceIndex, u64> = BTreeMap::new();
-    unread.iter().filter(|copy| is_there(copy)).for_each(|(device, _)| *rotten.entry(*device).or_default() += 1);
+    let mut damaged_copies: BTreeMap<DeviceIndex, u64> = BTreeMap::new();
+    unread
+        .iter()
+        .filter(|copy| is_there(copy))
+        .for_each(|(device, _)| *damaged_copies.entry(*device).or_default() += 1);
     if planted!(TornBatchAccepted) {
         copies.iter_mut().for_each(|copy| believe(copy, nonce));
     }
     let synced = naming().map(|slot| slot.synced_through.get()).max().unwrap_or(0);
-    // The last batch that is known durable by now, and by copy the first that it does not have.
-    let (mut durable, mut first_bad) = (synced, vec![None; copies.len()]);
-    let mut catalog = Catalog::default();
-    let (mut page, mut sequence, mut epoch) = (1_usize, first_batch, 0);
-    // Start of a run of batches that take effect together and whose last one was not seen yet.
-    let mut pending: Vec<Batch<'_>> = Vec::new();
-    let mut checkpoint_done = false;
-    loop {
-        let place = BatchPlace { generation, nonce, sequence };
-        let verified: Vec<_> = copies
-            .iter()
-            .map(|copy| Batch::verify(copy.bytes.get(page * PAGE_BYTES..).unwrap_or_default(), &place))
-            .collect();
-        let Some(batch) = verified.iter().find_map(|batch| batch.as_ref().ok()).copied() else {
-            let word = durable_word(&copies, page, generation, nonce, sequence, synced);
-            if let Some(word) = word.filter(|_| !planted!(SyncedThroughIgnored)) {
-                let found = verified.into_iter().find_map(Result::err).map_or(String::new(), |e| e.to_string());
-                return Err(damaged(&copies, page, &format!("batch {sequence}, durable by {word}"), found));
-            }
-            // With a good checksum it is no torn end: cutting it could cut a commit.
-            if let Some(e) = verified.iter().filter_map(|batch| batch.as_ref().err()).find(|e| !Batch::may_be_torn(e)) {
-                return Err(refused(&copies, page, &format!("batch {sequence}"), e));
-            }
-            mark_cut(&copies, page);
-            // Something is cut.
-            let there = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
-            let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
-            dirty |= copies.iter().any(|copy| copy.bytes.get(range.clone()).is_some_and(there));
-            break;
-        };
-        let last = || {
-            copies
-                .iter()
-                .all(|copy| copy.bytes.get((page + 1) * PAGE_BYTES..).is_none_or(|b| !b.starts_with(&m::BATCH_MAGIC)))
-        };
-        if planted!(TailBatchDropped) && !batch.is_checkpoint() && last() {
-            break;
-        }
-        for (bad, _) in first_bad.iter_mut().zip(&verified).filter(|(_, batch)| batch.is_err()) {
-            dirty = true;
-            bad.get_or_insert(sequence);
-        }
-        let known = if batch.is_checkpoint() { sequence } else { batch.header().synced_through.get() };
-        durable = durable.max(known);
-        page += batch.header().pages.get() as usize;
-        sequence += 1;
-        epoch = batch.header().epoch.get();
-        pending.push(batch);
-        if !batch.has_more() || planted!(SplitNotAtomic) {
-            for batch in pending.drain(..) {
-                apply(&mut catalog, &batch, &copies, page)?;
-                checkpoint_done |= batch.is_checkpoint();
-            }
-        }
-    }
-    if !checkpoint_done {
-        return Err(damaged(&copies, 1, "a checkpoint", "a manifest without one".into()));
-    }
+    let mut replay = GenerationReplay::new(&copies, wanted, first_batch, synced);
+    replay.dirty = !unread.is_empty();
+    replay.run()?;
+    let GenerationReplay { catalog, epoch, page, sequence, durable, first_bad, pending, mut dirty, .. } = replay;
     if !pending.is_empty() {
         coverage!(SplitCut);
     }
     dirty |= !pending.is_empty();
-    // A file that is too short for even the word that it is superseded cannot be gone on with.
+    // A file with no space left for a record that names its successor cannot be continued.
     dirty |= copies.iter().any(|copy| copy.len < (page + 2) * PAGE_BYTES);
     let place =
         ManifestPlace { generation, nonce, next_batch: sequence, synced_through: sequence - 1, next_page: page as u64 };
     let writable = copies.iter().all(|copy| copy.features.writable());
-    // One that ends earlier than that was torn, or never got there.
+    // A copy without a batch that is known to be durable is damaged. One that lacks later batches was only cut short.
     for (copy, _) in copies.iter().zip(first_bad).filter(|(_, bad)| bad.is_some_and(|bad| bad <= durable)) {
-        *rotten.entry(copy.device).or_default() += 1;
+        *damaged_copies.entry(copy.device).or_default() += 1;
     }
-    Ok(Replayed { catalog, place, epoch, dirty, writable, damaged: rotten, held })
+    Ok(Replayed { catalog, place, epoch, dirty, writable, damaged: damaged_copies, held })
 }
 
-/// The fault of a reader that does not look at checksums: makes those of whatever starts like a batch right.
+/// One batch as each copy holds it.
+type CopiesOfBatch<'a> = [std::result::Result<Batch<'a>, FormatError>];
+
+/// The state of replaying one generation.
+struct GenerationReplay<'a> {
+    copies: &'a [ManifestCopy],
+    generation: u64,
+    nonce: u64,
+    /// The last batch that a superblock states to be durable.
+    synced: u64,
+    /// The last batch known to be durable so far.
+    durable: u64,
+    /// The first batch that each copy lacks.
+    first_bad: Vec<Option<u64>>,
+    catalog: Catalog,
+    /// The page of the next batch.
+    page: usize,
+    /// The number of the next batch.
+    sequence: u64,
+    epoch: u64,
+    /// The batches of a run that takes effect together, until its last one is read.
+    pending: Vec<Batch<'a>>,
+    checkpoint_done: bool,
+    /// Whether a new generation must start.
+    dirty: bool,
+}
+
+impl<'a> GenerationReplay<'a> {
+    fn new(copies: &'a [ManifestCopy], (generation, nonce): (u64, u64), first_batch: u64, synced: u64) -> Self {
+        Self {
+            copies,
+            generation,
+            nonce,
+            synced,
+            durable: synced,
+            first_bad: vec![None; copies.len()],
+            catalog: Catalog::default(),
+            page: 1,
+            sequence: first_batch,
+            epoch: 0,
+            pending: Vec::new(),
+            checkpoint_done: false,
+            dirty: false,
+        }
+    }
+
+    /// Reads and applies batches up to the end of the manifest.
+    fn run(&mut self) -> Result<()> {
+        loop {
+            let place = BatchPlace { generation: self.generation, nonce: self.nonce, sequence: self.sequence };
+            let start = self.page * PAGE_BYTES;
+            let verified: Vec<_> = self
+                .copies
+                .iter()
+                .map(|copy| Batch::verify(copy.bytes.get(start..).unwrap_or_default(), &place))
+                .collect();
+            let Some(batch) = verified.iter().find_map(|batch| batch.as_ref().ok()).copied() else {
+                self.check_end(&verified)?;
+                break;
+            };
+            if planted!(TailBatchDropped) && !batch.is_checkpoint() && self.is_last() {
+                break;
+            }
+            self.accept(batch, &verified)?;
+        }
+        if !self.checkpoint_done {
+            return Err(damaged(self.copies, 1, "a checkpoint", "a manifest without one".into()));
+        }
+        Ok(())
+    }
+
+    /// Decides between end and damage where no copy has a valid batch (the table at the top of this file).
+    fn check_end(&mut self, verified: &CopiesOfBatch<'_>) -> Result<()> {
+        let (copies, page, sequence) = (self.copies, self.page, self.sequence);
+        let word = durable_word(copies, page, (self.generation, self.nonce), sequence, self.synced);
+        if let Some(word) = word.filter(|_| !planted!(SyncedThroughIgnored)) {
+            let found =
+                verified.iter().find_map(|batch| batch.as_ref().err()).map_or(String::new(), ToString::to_string);
+            return Err(damaged(copies, page, &format!("batch {sequence}, durable according to {word}"), found));
+        }
+        // A batch with a valid checksum is not a torn end, so cutting it could lose a commit.
+        if let Some(e) = verified.iter().filter_map(|batch| batch.as_ref().err()).find(|e| !Batch::may_be_torn(e)) {
+            return Err(refused(copies, page, &format!("batch {sequence}"), e));
+        }
+        mark_cut(copies, page);
+        // Bytes that are not zero are cut, so the generation cannot be continued.
+        let has_bytes = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
+        let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+        self.dirty |= copies.iter().any(|copy| copy.bytes.get(range.clone()).is_some_and(has_bytes));
+        Ok(())
+    }
+
+    /// Returns whether no copy has another batch on the next page. Only a planted fault asks.
+    fn is_last(&self) -> bool {
+        let next = (self.page + 1) * PAGE_BYTES;
+        self.copies.iter().all(|copy| copy.bytes.get(next..).is_none_or(|b| !b.starts_with(&m::BATCH_MAGIC)))
+    }
+
+    /// Adds a valid batch, and applies the run that it completes.
+    fn accept(&mut self, batch: Batch<'a>, verified: &CopiesOfBatch<'_>) -> Result<()> {
+        for (bad, _) in self.first_bad.iter_mut().zip(verified).filter(|(_, batch)| batch.is_err()) {
+            self.dirty = true;
+            bad.get_or_insert(self.sequence);
+        }
+        let known = if batch.is_checkpoint() { self.sequence } else { batch.header().synced_through.get() };
+        self.durable = self.durable.max(known);
+        self.page += batch.header().pages.get() as usize;
+        self.sequence += 1;
+        self.epoch = batch.header().epoch.get();
+        self.pending.push(batch);
+        if !batch.has_more() || planted!(SplitNotAtomic) {
+            for batch in self.pending.drain(..) {
+                apply(&mut self.catalog, &batch, self.copies, self.page)?;
+                self.checkpoint_done |= batch.is_checkpoint();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Corrects the checksum of everything that starts like a batch: the planted fault of a reader that ignores checksums.
 fn believe(copy: &mut ManifestCopy, nonce: u64) {
     let all = Arc::make_mut(&mut copy.bytes);
     for page in 1..all.len() / PAGE_BYTES {
@@ -237,6 +320,7 @@ fn mark_cut(copies: &[ManifestCopy], page: usize) {
     coverage!(TornBatch, any(&|bytes| bytes.starts_with(&m::BATCH_MAGIC)));
 }
 
+/// Applies the records of a batch. Refuses records of features that the manifest's header does not name.
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page: usize) -> Result<()> {
     for record in batch.records() {
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
@@ -244,24 +328,24 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page
         let encoded = copies.iter().any(|copy| copy.features.has_codecs());
         let has_codecs = |bytes: &[u8]| Layout::decode(bytes).is_ok_and(|layout| layout.is_encoded());
         let applied = match &record {
-            Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that is superseded".into()),
+            Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that names a successor".into()),
             Record::Layout(_, bytes) if !encoded && has_codecs(bytes) => {
-                Err("a layout with codecs in a manifest without the feature of codecs".into())
+                Err("a layout with codecs, but the manifest lacks the feature bit of codecs".into())
             }
-            Record::Replica(_) if !replicated => Err("a copy in a manifest without the feature of copies".into()),
+            Record::Replica(_) if !replicated => Err("a copy, but the manifest lacks the feature bit of copies".into()),
             Record::SequenceCreate(create, _) if !replicated && create.replicas > 1 => {
-                Err("a sequence of several copies in a manifest without the feature of copies".into())
+                Err("a sequence with several copies, but the manifest lacks the feature bit of copies".into())
             }
             _ => catalog.apply(&record),
         };
-        applied.map_err(|e| damaged(copies, page, "records that fit together", e))?;
+        applied.map_err(|e| damaged(copies, page, "records that agree with each other", e))?;
     }
     Ok(())
 }
 
-/// The copies that can be read, the number of the first batch, and the copies that cannot.
+/// Reads every copy. Returns the readable ones, the number of the first batch, and the names of the unreadable ones.
 fn read_copies(
-    devices: &[(DeviceIndex, Arc<dyn Directory>, u8)],
+    devices: &[ManifestDevice],
     store_id: [u8; 16],
     (generation, nonce): (u64, u64),
     mut memory: usize,
@@ -283,10 +367,10 @@ fn read_copies(
                     first_batch = first_batch.or(Some(first));
                     copies.push(read);
                 }
-                // A copy that cannot be read is one that is damaged.
+                // An unreadable copy counts as damaged.
                 Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
                     unread.push((*device, copy));
-                    // One that is there and cannot be read tells more than one that is not.
+                    // The error of an existing copy that cannot be read says more than that of a missing one.
                     if error.as_ref().is_none_or(|before: &Error| before.kind() != ErrorKind::Io) {
                         error = Some(e);
                     }
@@ -301,10 +385,11 @@ fn read_copies(
             let kind = if e.kind() == ErrorKind::Io { ErrorKind::Io } else { ErrorKind::Corruption };
             Err(e.with_kind(kind).during("every copy of the manifest is unusable"))
         }
-        (None, None) => Err(Error::new(ErrorKind::Corruption, "no device holds a manifest")),
+        (None, None) => Err(Error::new(ErrorKind::Corruption, "open: no device holds a manifest; see kvfsck check")),
     }
 }
 
+/// Reads one copy and verifies its header page. Returns it with the number of its first batch.
 fn read_copy(
     directory: &dyn Directory,
     (device, copy): (DeviceIndex, u8),
@@ -316,7 +401,8 @@ fn read_copy(
     let file = directory.open_file(name, Access::ReadOnly)?;
     let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     if len > m::FILE_BYTES_MAX {
-        return Err(Error::new(ErrorKind::Corruption, format!("{name} has {len} bytes")));
+        let text = format!("{name} has {len} bytes, above the maximum of {}", m::FILE_BYTES_MAX);
+        return Err(Error::new(ErrorKind::Corruption, text));
     }
     let header = directory.read_small(&file, 0, (len as usize).min(PAGE_BYTES))?;
     let corrupt = |expected: String, found: String| {
@@ -341,20 +427,21 @@ fn read_copy(
         })?;
     let found = (page.store_id, page.generation.get(), page.nonce.get(), page.device.get(), page.copy);
     if found != (store_id, generation, nonce, device.0, copy) {
-        let text = "that of another store, generation, device or copy";
+        let text = "the header of another store, generation, device or copy";
         return Err(corrupt(format!("the header of generation {generation}"), text.into()));
     }
     let first = page.first_batch.get();
     if first == 0 {
-        return Err(corrupt("a first batch from 1 on".into(), "0".into()));
+        return Err(corrupt("a first batch of at least 1".into(), "0".into()));
     }
     let features = page.features;
     let (bytes, len) = read_pages(directory, &file, len as usize, like, memory)?;
     Ok((ManifestCopy { device, file: name.into(), bytes, len, features }, first))
 }
 
-/// What stands behind the header page of a file of `len` bytes, and how long it is. Where that is what is known already, that;
-/// else at most `memory` bytes.
+/// Reads the pages behind the header of a file of `len` bytes. Returns the bytes and the length of the file.
+///
+/// If they equal `like`, returns that buffer. Otherwise allocates at most `memory` bytes.
 fn read_pages(
     directory: &dyn Directory,
     file: &DeviceFile,
@@ -381,8 +468,10 @@ fn read_pages(
         if used > 0 {
             let needed = at + used;
             if needed > memory {
-                let text =
-                    format!("a manifest of {needed} bytes and more is read, and memory_limit has {memory} for that");
+                let text = format!(
+                    "open: the manifest needs at least {needed} bytes but memory_limit leaves {memory}; \
+                     raise memory_limit"
+                );
                 return Err(Error::new(ErrorKind::MemoryLimit, text));
             }
             own.resize(at, 0);
@@ -395,7 +484,7 @@ fn read_pages(
         Some(like) if same => own = like[..at].to_vec(),
         _ => {}
     }
-    // A batch may end in zeros.
+    // A batch may end in zeros, so one batch more is kept behind the last used page.
     let batch = m::BATCH_PAGES_MAX as usize * PAGE_BYTES;
     own.truncate(used_bytes(&own));
     own.resize((own.len().max(PAGE_BYTES) + batch).min(at), 0);
@@ -403,23 +492,25 @@ fn read_pages(
     Ok((Arc::new(own), at))
 }
 
-/// Bytes up to the end of the last page that is not zero.
+/// Returns the bytes up to the end of the last page that is not all zero.
 fn used_bytes(bytes: &[u8]) -> usize {
     let pages = bytes.chunks(PAGE_BYTES).rposition(|page| !is_zero(page)).map_or(0, |last| last + 1);
     (pages * PAGE_BYTES).min(bytes.len())
 }
 
+/// Returns whether all bytes are zero. Folds chunks without branches, because most of a manifest file is zero.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |or, byte| or | byte) == 0)
 }
 
-/// Who says that batch `sequence`, valid in no copy, was durable; nobody when it is the end. Where more looks like batches than
-/// a manifest can hold, that is no torn end.
+/// Returns what states that batch `sequence`, which no copy has, was durable. Returns `None` at the end of the
+/// manifest.
+///
+/// If more bytes look like batches than a manifest can hold, this is not a torn end, and these bytes are the answer.
 fn durable_word(
     copies: &[ManifestCopy],
     page: usize,
-    generation: u64,
-    nonce: u64,
+    (generation, nonce): (u64, u64),
     sequence: u64,
     synced: u64,
 ) -> Option<String> {
@@ -448,7 +539,7 @@ fn durable_word(
     None
 }
 
-/// What is whole and yet not acceptable: of another version, or damage.
+/// Returns the error for a complete batch that is not acceptable: another version, or damage.
 fn refused(copies: &[ManifestCopy], page: usize, expected: &str, e: &FormatError) -> Error {
     if e.code == FormatErrorCode::Unsupported {
         let file = copies.first().map_or("the manifest", |copy| copy.file.as_str());

@@ -230,7 +230,8 @@ impl Catalog {
         }
     }
 
-    /// Finds an adapter of a layout by its name. Without a version, finds the latest. Equal layouts may have several ids.
+    /// Finds an adapter of a layout by its name. Without a version, finds the latest. Equal layouts may have several
+    /// ids.
     pub(crate) fn find_adapter(&self, layout: &KvLayout, name: &str, version: Option<u32>) -> Option<SequenceId> {
         let named = self.adapters.iter().filter(|((id, known, of), _)| {
             known == name && version.is_none_or(|v| v == *of) && self.layouts.get(id) == Some(layout)

@@ -57,7 +57,8 @@ proptest! {
                 1 if open && next[segment as usize] < 60 => {
                     frames += 1;
                     let meta = FrameMeta {
-                        origin: sequence, lsn: frames, nonce: 1, location: Location::from_raw(&at(segment, next[segment as usize])),
+                        origin: sequence, lsn: frames, nonce: 1,
+                        location: Location::from_raw(&at(segment, next[segment as usize])),
                         header_crc: 0, header_pages: 1, front_pages: 1, refs: 0, replicas: Vec::new(),
                     };
                     next[segment as usize] += 1;

@@ -1,4 +1,4 @@
-//! Levels to elements, from a row of levels to the plane in one pass.
+//! Decoding: converts rows of levels to elements in one pass.
 
 #![allow(clippy::needless_range_loop, reason = "several arrays by one index")]
 
@@ -54,7 +54,7 @@ fn decode_heads<E: Element, const BITS: u32>(shape: &PlaneShape, stored: &[u8], 
     Ok(())
 }
 
-/// None if one is not finite.
+/// Widens the parameters of some ranges. Returns `None` if one is not finite.
 #[inline(always)]
 fn read_parameters<E: Element>(least: &[E::Word], steps: &[E::Word]) -> Option<Parameters> {
     let mut spare = [[E::Word::default(); RUN]; 2];
@@ -69,7 +69,8 @@ fn read_parameters<E: Element>(least: &[E::Word], steps: &[E::Word]) -> Option<P
     finite.then_some(found)
 }
 
-/// The elements of a run from its row; `of` has its parameters at `nth`, or those of each element.
+/// Decodes a run from its row. With `nth`, all elements use that range's parameters; otherwise each element has its
+/// own.
 #[inline(always)]
 fn take_run<E: Element, const BITS: u32>(
     row: &[u8],

@@ -1,4 +1,4 @@
-//! Elements to levels: the ends of every range, its step, and the level nearest to each element.
+//! Encoding: finds the ends and the step of every range, and the nearest level of each element.
 
 #![allow(clippy::needless_range_loop, reason = "several arrays by one index")]
 
@@ -9,13 +9,15 @@ use crate::kernels::multiversion;
 use stratakv_format::DType;
 
 multiversion! {
-    /// To `out`, which has [`stored_bytes`](super::stored_bytes). Whether it could be encoded: every element finite, and every range one that the
-    /// dtype has and f32 can divide by; `out` is unspecified where it could not.
+    /// Encodes a plane to `out`, which must have [`stored_bytes`](super::stored_bytes). Returns whether it succeeded.
+    ///
+    /// It fails if an element is not finite, or if a range overflows the dtype or has a step without an f32 inverse.
+    /// The content of `out` is then unspecified.
     pub(in crate::codec) fn encode_8(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool = encode::<8>;
 }
 
 multiversion! {
-    /// As [`encode_8`].
+    /// Encodes as [`encode_8`] does, with 4 bits.
     pub(in crate::codec) fn encode_4(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool = encode::<4>;
 }
 
@@ -68,7 +70,9 @@ fn narrow<E: Element>(values: &[f32; RUN], out: &mut [E::Word]) {
     out.copy_from_slice(&words[..out.len()]);
 }
 
-/// Least and greatest of the ranges from `first` on, of zeros the first; none if an element is not finite.
+/// Returns the least and greatest elements of the ranges from `first` on, or `None` if an element is not finite.
+///
+/// Of zeros of both signs, the first one counts.
 #[inline(always)]
 fn ends<E: Element>(ranges: &Ranges, plane: &[E::Word], first: usize) -> Option<([f32; RUN], [f32; RUN])> {
     let start = if ranges.keys { (f32::INFINITY, f32::NEG_INFINITY) } else { (0.0, 0.0) };
@@ -132,24 +136,24 @@ fn ends_of_run<E: Element>(run: &[E::Word; RUN], magnitudes: &mut [u32; RUN]) ->
     (if least == 0.0 { zero } else { least }, if greatest == 0.0 { zero } else { greatest })
 }
 
-/// The steps of ranges; whether all have one that has an inverse.
+/// Computes the steps of some ranges. Returns whether every step is finite and has an inverse.
 #[inline(always)]
 fn steps<E: Element, const BITS: u32>(greatest: &[f32; RUN], of: &mut Parameters) -> bool {
     let levels = ((1_u32 << BITS) - 1) as f32;
     let mut all = true;
     for at in 0..RUN {
         let (least, greatest) = (of.least[at], greatest[at]);
-        // In f64: the range of f32 numbers may not be one.
+        // In f64, because the range of two f32 numbers may overflow f32.
         let exact = (f64::from(greatest) - f64::from(least)) / f64::from(levels);
         let step = E::round_up(exact as f32);
         of.steps[at] = step;
-        // Among the smallest numbers a step has no inverse, and all levels would be the lowest.
+        // A very small step has no finite inverse, and every level would be the lowest.
         all &= (least + levels * step).is_finite() & ((1.0 / step).is_finite() | (greatest <= least));
     }
     all
 }
 
-/// 0 where there is none.
+/// Inverts the steps. A step without a finite inverse becomes 0.
 #[inline(always)]
 fn invert(steps: &mut [f32; RUN]) {
     for step in steps {
@@ -158,8 +162,10 @@ fn invert(steps: &mut [f32; RUN]) {
     }
 }
 
-/// The levels of a run to its row; `of` has the inverses of steps, the run's own at `nth`, or one for each element. Runs of a
-/// row come in order, for elements share bytes.
+/// Writes the levels of a run to its row. `of` holds the inverses of the steps.
+///
+/// With `nth`, all elements use that range; otherwise each element has its own. The runs of a row must be written in
+/// order, because with 4 bits two elements share a byte.
 #[inline(always)]
 fn put_run<E: Element, const BITS: u32>(
     run: &[E::Word; RUN],
@@ -173,7 +179,7 @@ fn put_run<E: Element, const BITS: u32>(
     let upper = BITS == 4 && channel >= half;
     let (keep, shift) = if upper { (15, 4) } else { (0, 0) };
     let mut spare = [0; RUN];
-    // A run that both halves have a part of is taken apart below.
+    // A run that crosses the middle of the row is written element by element below.
     let first = if upper { channel - half } else { channel };
     let bytes = row.get_mut(first..first + channels).filter(|bytes| bytes.len() == RUN);
     let straight = bytes.is_some();
@@ -200,7 +206,7 @@ fn put_run<E: Element, const BITS: u32>(
     }
 }
 
-/// Rounded to the nearest level, at most 255: behind 2^23 an f32 has no room for anything but whole numbers.
+/// Rounds to the nearest level, at most 255. Adding 2^23 leaves no fraction bits, so the low byte is the level.
 #[inline(always)]
 fn nearest_level<const BITS: u32>(x: f32) -> u8 {
     let levels = ((1_u32 << BITS) - 1) as f32;

@@ -1,9 +1,13 @@
-//! Eight and four bits per element, in even steps over the range of a group.
+//! The quantised codecs: 8 or 4 bits per element, in even steps over a range.
 //!
-//! Stored, per head: the parameters of its groups, then its rows. A group has two parameters in the plane's own dtype: the
-//! least value, rounded down, and the step, rounded up, so that `least + levels * step` is never below the greatest value and
-//! every level is used for something that occurs. A row of `dims` levels takes `dims` bytes, or half: two levels in a byte,
-//! the lower half of the row in the low nibbles.
+//! Stored per head: the parameters of all ranges (first every least value, then every step), then the rows of levels.
+//!
+//! - The parameters have the plane's own dtype.
+//! - The step is rounded up, so `least + levels * step` is never below the greatest value.
+//! - A row of `dims` levels takes `dims` bytes with 8 bits. With 4 bits a byte holds two levels, and the low nibbles
+//!   hold the first half of the row.
+//!
+//! Order of the work: [`RUN`] ranges at a time, whose elements are visited in runs of channels of one token.
 
 mod decode;
 mod encode;
@@ -14,19 +18,21 @@ pub(super) use encode::{encode_4, encode_8};
 use half::{bf16, f16};
 use stratakv_format::{DType, PlaneCodec};
 
-/// The most by which a decoded element differs from what was encoded, when its group spans `range` (greatest less least) and
-/// holds no element larger than `magnitude`: half a step, the rounding of the parameters, and the rounding of the result to
-/// the dtype.
+/// Returns the maximum difference between an element and its decoded value.
+///
+/// `range` is the greatest minus the least element of its range, and `magnitude` bounds their absolute values. The
+/// bound adds half a step, the rounding of the parameters, and the rounding of the result to the dtype.
 #[must_use]
 pub fn error_bound(bits: u32, dtype: DType, range: f32, magnitude: f32) -> f32 {
     let (unit, tiny) = precision(dtype);
     let levels = ((1_u32 << bits) - 1) as f32;
-    // The least value moves down by at most 2 units of the magnitude, and the step grows with it and by its own rounding.
+    // Rounding moves the least value by at most 2 units of the magnitude. The step grows by that and by its own
+    // rounding.
     let step = (range + 2.0 * unit * magnitude) / levels * (1.0 + 2.0 * unit) + 2.0 * tiny;
     0.5 * step * 1.001 + 2.0 * unit * (magnitude + step) + 2.0 * tiny
 }
 
-/// The relative spacing of a dtype's numbers, and its smallest one.
+/// Returns the relative spacing of a dtype's numbers and its smallest number.
 fn precision(dtype: DType) -> (f32, f32) {
     match dtype {
         DType::F32 => (f32::EPSILON, f32::MIN_POSITIVE),
@@ -35,8 +41,10 @@ fn precision(dtype: DType) -> (f32, f32) {
     }
 }
 
-/// The elements of a head by the ranges they are in, taken in the order of their parameters, [`RUN`] ranges at a time. For keys
-/// those are of channels beside each other, which have an element each in a run of every token; for values each is a run.
+/// The ranges of one head, in the order of their parameters and visited [`RUN`] at a time.
+///
+/// For keys these are adjacent channels: a run of each token has one element of every range. For values each range is a
+/// run.
 #[derive(Clone, Copy)]
 struct Ranges {
     keys: bool,
@@ -54,19 +62,19 @@ impl Ranges {
         Self { keys: shape.kind == PlaneKind::Keys, tokens, dims, row_bytes, count: shape.stored().ranges() }
     }
 
-    /// How many there are from `first` on, of those taken at a time.
+    /// Returns how many ranges from `first` on are visited together.
     #[inline(always)]
     fn some(&self, first: usize) -> usize {
         RUN.min(self.count - first)
     }
 
-    /// How many runs these have.
+    /// Returns how many runs these ranges have.
     #[inline(always)]
     fn runs(&self, first: usize) -> usize {
         if self.keys { self.tokens } else { self.some(first) }
     }
 
-    /// The first of these runs.
+    /// Returns the first run of these ranges.
     #[inline(always)]
     fn place(&self, first: usize) -> Place {
         let (token, channel) = if self.keys {
@@ -78,7 +86,7 @@ impl Ranges {
         Place { token, channel, channels: RUN.min(self.dims - channel) }
     }
 
-    /// The run after one.
+    /// Returns the run after `place`.
     #[inline(always)]
     fn after(&self, place: Place) -> Place {
         let channel = place.channel + if self.keys { 0 } else { RUN };
@@ -90,7 +98,7 @@ impl Ranges {
     }
 }
 
-/// A run: channels of a token.
+/// The place of a run: consecutive channels of one token.
 #[derive(Clone, Copy)]
 struct Place {
     token: usize,
@@ -98,7 +106,7 @@ struct Place {
     channels: usize,
 }
 
-/// Bytes of a plane in so many bits.
+/// Returns the bytes of a plane stored with `BITS` bits per element.
 pub(super) fn stored_bytes<const BITS: u32>(shape: &PlaneShape) -> usize {
     shape.heads * head_bytes::<BITS>(shape)
 }
@@ -109,7 +117,7 @@ fn head_bytes<const BITS: u32>(shape: &PlaneShape) -> usize {
     codec.head_bytes(&shape.stored())
 }
 
-/// A whole run of what is there; where it is less the first is repeated, in `spare`.
+/// Returns `some` as a whole run. A shorter slice is copied to `spare` and filled up with its first element.
 #[inline(always)]
 fn whole<'a, T: Copy>(some: &'a [T], spare: &'a mut [T; RUN]) -> &'a [T; RUN] {
     if let Some(all) = some.first_chunk() {
@@ -121,7 +129,7 @@ fn whole<'a, T: Copy>(some: &'a [T], spare: &'a mut [T; RUN]) -> &'a [T; RUN] {
     spare
 }
 
-/// Least value and step of some ranges.
+/// The least values and steps of [`RUN`] ranges.
 struct Parameters {
     least: [f32; RUN],
     steps: [f32; RUN],
