@@ -60,6 +60,8 @@ mod catalog;
 pub mod codec;
 pub mod error;
 mod export;
+#[allow(unsafe_code, reason = "advice to the kernel about memory")]
+mod huge_pages;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod io;
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]

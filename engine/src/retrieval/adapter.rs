@@ -1,14 +1,13 @@
 //! Adapters: what calibration found for each layer of a model, with a name and a version, and its bytes.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::encoding::{Reader, check_matrix, crc, put, put_all};
 use crate::retrieval::summary::KeyShape;
 use crate::retrieval::transform_coded::codebook::Codebook;
 use std::sync::Arc;
 use stratakv_format::checksum::crc64;
 
 const MAGIC: &[u8; 8] = b"SKVADAPT";
-/// Elements of one matrix from bytes, at most: 4096 joint dimensions squared.
-const ELEMENTS_MAX: usize = 1 << 24;
 
 /// A projection of joint keys: `[kv_heads * key_dim, rank]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -257,52 +256,6 @@ impl Adapter {
             return Err(damaged());
         }
         Self::new(name, version as u32, list).map_err(|_| damaged())
-    }
-}
-
-pub(crate) fn check_matrix(what: &str, matrix: &[f32], rows: usize, columns: usize) -> Result<()> {
-    let fits = rows.checked_mul(columns) == Some(matrix.len()) && !matrix.is_empty() && matrix.len() <= ELEMENTS_MAX;
-    if fits && matrix.iter().all(|x| x.is_finite()) {
-        return Ok(());
-    }
-    let text = format!("{what} of {} elements, {rows} x {columns} finite ones expected", matrix.len());
-    Err(Error::new(ErrorKind::InvalidArgument, text))
-}
-
-pub(crate) fn put(out: &mut Vec<u8>, number: u32) {
-    out.extend_from_slice(&number.to_le_bytes());
-}
-
-pub(crate) fn put_all(out: &mut Vec<u8>, numbers: &[f32]) {
-    numbers.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes()));
-}
-
-fn crc(bytes: &[u8]) -> u32 {
-    // CRC-32 of zip, bit by bit of a byte: adapters are read once.
-    !bytes.iter().fold(!0_u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 & 0_u32.wrapping_sub(crc & 1)))
-    })
-}
-
-/// Bytes from outside.
-pub(crate) struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8]> {
-        let short = || Error::new(ErrorKind::Corruption, "an adapter that ends early");
-        let (head, rest) = self.0.split_at_checked(len).ok_or_else(short)?;
-        self.0 = rest;
-        Ok(head)
-    }
-
-    pub(crate) fn number(&mut self) -> Result<usize> {
-        let bytes = self.take(4)?;
-        Ok(bytes.iter().rev().fold(0, |n, b| n << 8 | usize::from(*b)))
-    }
-
-    pub(crate) fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
-        let bytes = self.take(count.saturating_mul(4))?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
 }
 

@@ -1,8 +1,7 @@
 //! What a summary is made of: the keys of one group, and the interface that every kind of summary has.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::pages::make_huge;
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::huge_pages::{HUGE_PAGE_BYTES, make_huge};
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::bounds::layer_records::LoadedMinMax;
 pub use crate::retrieval::key_shape::KeyShape;
@@ -205,7 +204,7 @@ impl<T: Copy + Default> Records<T> {
         }
         self.data.resize(start + self.len, T::default());
         // Growth may have moved them to small pages.
-        if start * size_of::<T>() / SLAB_BYTES < size_of_val(self.data.as_slice()) / SLAB_BYTES {
+        if start * size_of::<T>() / HUGE_PAGE_BYTES < size_of_val(self.data.as_slice()) / HUGE_PAGE_BYTES {
             make_huge(&self.data);
         }
         &mut self.data[start..]

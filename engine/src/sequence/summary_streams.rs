@@ -18,6 +18,7 @@ use super::span::Span;
 use super::streams::{StreamAhead, StreamedGroups, SummaryStreams};
 use crate::catalog::{Source, min_max_records};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::Lease;
 use crate::metrics::{Category, Reservation};
 use crate::plan::{PlaneSet, SelectionInner};
 use crate::plan::{ReadPriority, Section};
@@ -211,7 +212,8 @@ impl Sequence {
             let first = (wanted.groups.start - section.place.first_group) as usize * record;
             let bytes = (wanted.groups.end - wanted.groups.start) as usize * record;
             if let Some(ReadSection { buffer, at, .. }) = read.iter().find(|read| read.section.is(section)) {
-                return Ok(RecordPiece::Read { buffer: Arc::clone(buffer), at: at + first, bytes });
+                let range = at + first..at + first + bytes;
+                return Ok(RecordPiece::Read(Box::new(BufferRange { buffer: Arc::clone(buffer), range })));
             }
             if !RecordsTicket::fits(section) {
                 return self.large_piece(state, wanted, section);
@@ -293,4 +295,16 @@ impl Sequence {
 /// Returns the identity of the min/max records of a layer.
 fn min_max_of(state: &LayerState) -> SummaryRecords {
     min_max_records((2 * 2 * state.shape().width()) as u32)
+}
+
+/// A range of a read buffer, which is held as long as the records in it are used.
+struct BufferRange {
+    buffer: Arc<Lease>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for BufferRange {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.bytes().and_then(|all| all.get(self.range.clone())).unwrap_or_default()
+    }
 }

@@ -1,23 +1,9 @@
-//! Which pages the kernel really gave; and other ones for memory that is read again and again.
+//! Which pages the kernel gave a range of memory: huge ones or small ones.
 
-use crate::io::buffer::slab::SLAB_BYTES;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Puts memory on huge pages where the kernel has them to give, as far as whole ones lie inside it: a copy, after which whoever
-/// reads on waits for one translation instead of 512. Before Linux 6.1 nothing changes.
-pub(crate) fn make_huge<T>(memory: &[T]) {
-    let start = memory.as_ptr().cast::<u8>();
-    let skip = start.align_offset(SLAB_BYTES);
-    let bytes = size_of_val(memory).saturating_sub(skip) / SLAB_BYTES * SLAB_BYTES;
-    if bytes > 0 {
-        // SAFETY: the range lies inside memory that is borrowed, which has the same contents afterwards. It is advice: a refusal
-        // leaves the pages as they were.
-        unsafe { libc::madvise(start.wrapping_add(skip).cast_mut().cast(), bytes, libc::MADV_COLLAPSE) };
-    }
-}
-
-/// Whether this range, a mapping of its own, stands on huge pages throughout.
+/// Returns whether this range, a mapping of its own, is on huge pages throughout.
 pub(in crate::io) fn is_huge(start: usize, len: usize) -> bool {
     scan(start, len).or_else(|| read_smaps(start, len)).unwrap_or(false)
 }
@@ -84,7 +70,7 @@ pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
     }
 }
 
-/// The same from the text that every kernel has, but which it takes long to write for a large process.
+/// Returns the same from the text file that every kernel has. For a large process the kernel takes long to write it.
 pub(in crate::io) fn read_smaps(start: usize, len: usize) -> Option<bool> {
     let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
     let head = format!("{start:x}-");
@@ -93,19 +79,4 @@ pub(in crate::io) fn read_smaps(start: usize, len: usize) -> Option<bool> {
     let kib: usize =
         lines.find_map(|line| line.strip_prefix("AnonHugePages:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024 == len)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_keeps_its_contents_on_huge_pages() {
-        // Two of them lie inside, wherever it begins.
-        let memory: Vec<u32> = (0..3 * SLAB_BYTES as u32 / 4).collect();
-        make_huge(&memory);
-        make_huge(&memory[..7]);
-        make_huge::<u32>(&[]);
-        assert!(memory.iter().zip(0..).all(|(found, expected)| *found == expected));
-    }
 }

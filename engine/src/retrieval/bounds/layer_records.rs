@@ -1,6 +1,5 @@
-//! Min/max records of a layer that are in memory for a selection or two: in the buffers they were read into, or made from keys.
+//! Min/max records of a layer that are in memory for a selection or two: in the buffers of their read, or made from keys.
 
-use crate::io::buffer::arena::Lease;
 use crate::kernels::extremes;
 use crate::metrics::Reservation;
 use crate::retrieval::bounds::records::{MinMax, Reserve};
@@ -9,13 +8,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
 
-/// Records of consecutive groups, piece after piece.
+/// The records of consecutive groups, in pieces.
 pub(crate) struct LayerRecords {
     first_group: usize,
     groups: usize,
-    /// Each with its first group.
+    /// The pieces, each with its first group.
     pieces: Vec<(usize, RecordPiece)>,
-    /// Elements of one record: minima, then maxima.
+    /// The elements of a record: minima, then maxima.
     record: usize,
     element: DType,
 }
@@ -27,34 +26,31 @@ pub struct LoadedMinMax<'a> {
     pub(crate) reserve: Reserve<'a>,
 }
 
-/// Records of some groups that lie together.
+/// Records of consecutive groups in one piece of memory.
 pub(crate) enum RecordPiece {
-    /// In a buffer that they were read into, from this byte on, checked.
-    Read { buffer: Arc<Lease>, at: usize, bytes: usize },
-    /// Made from keys, or copied.
+    /// Verified records in the buffer of a read.
+    Read(Box<dyn AsRef<[u8]> + Send + Sync>),
+    /// Records made from keys, or copied.
     Made { records: Vec<u16>, _held: Reservation },
 }
 
 impl RecordPiece {
     fn records(&self) -> &[u16] {
         match self {
-            Self::Read { buffer, at, bytes } => {
-                let bytes = buffer.bytes().and_then(|all| all.get(*at..at + bytes)).unwrap_or_default();
-                bytemuck::try_cast_slice(bytes).unwrap_or_default()
-            }
+            Self::Read(bytes) => bytemuck::try_cast_slice((**bytes).as_ref()).unwrap_or_default(),
             Self::Made { records, .. } => records,
         }
     }
 }
 
 impl LayerRecords {
-    /// None yet, from this group on, of keys of this shape.
+    /// Returns no records, for groups from `first_group` on with keys of this shape.
     pub(crate) fn new(shape: &KeyShape, first_group: usize) -> Self {
         let element = MinMax::element(shape.dtype);
         Self { first_group, groups: 0, pieces: Vec::new(), record: 2 * shape.width(), element }
     }
 
-    /// Adds the records of the groups that come next. `false` when it does not hold whole records.
+    /// Adds the records of the next groups. Returns false if the piece does not hold whole records.
     pub(crate) fn add(&mut self, piece: RecordPiece) -> bool {
         let elements = piece.records().len();
         let whole = elements.is_multiple_of(self.record);
@@ -65,22 +61,22 @@ impl LayerRecords {
         whole
     }
 
-    /// The groups there are.
+    /// Returns the groups that have records.
     pub(crate) fn range(&self) -> Range<usize> {
         self.first_group..self.first_group + self.groups
     }
 
-    /// Elements of a record.
+    /// Returns the elements of a record.
     pub(crate) fn record(&self) -> usize {
         self.record
     }
 
-    /// What the elements are.
+    /// Returns the type of the elements.
     pub(crate) fn element(&self) -> DType {
         self.element
     }
 
-    /// The records of groups, in pieces.
+    /// Returns the records of groups, in pieces.
     pub(crate) fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
         let at = self.pieces.partition_point(|(first, _)| *first <= range.start).saturating_sub(1);
         let pieces = self.pieces[at..].iter().take_while(move |(first, _)| *first < range.end);
@@ -93,7 +89,7 @@ impl LayerRecords {
     }
 }
 
-/// Adds the record of a group, from its decoded K plane `[kv_heads, G, key_dim]`.
+/// Appends the record of a group, made from its decoded K plane `[kv_heads, G, key_dim]`.
 pub(crate) fn add_record(shape: &KeyShape, key_plane: &[u8], out: &mut Vec<u16>) {
     let (start, width) = (out.len(), shape.width());
     out.resize(start + 2 * width, 0);

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::HalfPrecisionTables;
-use crate::retrieval::adapter::{Reader, check_matrix, put, put_all};
+use crate::retrieval::encoding::{Reader, check_matrix, put, put_all};
 
 /// The most bits of one dimension.
 pub(crate) const BITS_MAX: u32 = 8;
