@@ -259,7 +259,7 @@ fn it_is_made_anew_after_the_store_was_opened() {
         let mut sequence = if opened == 0 { committed(&store, 333) } else { store.open_sequence("a").unwrap() };
         let refused = sequence.select(1, &query(1), select).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-        assert!(refused.to_string().contains("rebuild_keys"), "{refused}");
+        assert!(refused.to_string().contains("reconstruct_keys"), "{refused}");
         sequence.reconstruct_keys(&rebuild).unwrap();
         // Twice: from the device, then from what is resident.
         for _ in 0..2 {
@@ -289,7 +289,7 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
     };
     let default = ReconstructOptions::default();
     let text = refused(plain.clone().build().unwrap(), &default);
-    assert!(text.contains("how its keys were rotated") && text.contains("layer 0"), "{text}");
+    assert!(text.contains("the rotation of its keys") && text.contains("layer 0"), "{text}");
     let [rope, _] = ropes();
     let mla = plain.clone().rope(rope).value_dim(0).build().unwrap();
     assert!(refused(mla, &default).contains("no V plane"));

@@ -61,6 +61,20 @@ impl FrameReference {
     }
 }
 
+/// A verified front of a frame, and the reference to it.
+pub(super) struct OpenedFrame<'f> {
+    pub(super) reference: &'f FrameReference,
+    pub(super) view: &'f FrameView<'f>,
+    pub(super) front: &'f [u8],
+}
+
+impl OpenedFrame<'_> {
+    /// Returns whether the frame holds no groups.
+    pub(super) fn is_small(&self) -> bool {
+        !self.view.descriptors().iter().any(|d| d.kind.get() == KIND_GROUPS)
+    }
+}
+
 /// Returns the bytes of a frame's front: header, summaries and small pieces.
 pub(super) fn front_bytes(reference: &FrameReference) -> usize {
     reference.meta.front_pages as usize * PAGE_BYTES
@@ -222,6 +236,7 @@ impl Sequence {
             self.streams.is_some() && d.kind.get() == KIND_SUMMARY && d.summary.get() == SUMMARY_MIN_MAX
         };
         let small = view.descriptors().iter().filter(|d| d.kind.get() != KIND_GROUPS && !streamed(d));
+        let frame = OpenedFrame { reference, view: &view, front };
         let mut caches = Ok(());
         for descriptor in small {
             let planes = match descriptor.kind.get() {
@@ -237,7 +252,7 @@ impl Sequence {
             let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
             let is_cache = descriptor.kind.get() == KIND_SUMMARY && descriptor.summary.get() != SUMMARY_MIN_MAX;
             for plane in 0..count {
-                match self.piece(reference, &view, descriptor, front, plane, planes) {
+                match self.piece(&frame, descriptor, plane, planes) {
                     Err(e) if is_cache => caches = caches.and(Err(e)),
                     other => drop(other?),
                 }
@@ -253,10 +268,8 @@ impl Sequence {
     /// [`ErrorKind::Corruption`].
     pub(super) fn piece<'f>(
         &self,
-        reference: &FrameReference,
-        view: &FrameView<'_>,
+        frame: &OpenedFrame<'f>,
         descriptor: &Descriptor,
-        front: &'f [u8],
         plane: usize,
         planes: Option<[usize; 2]>,
     ) -> Result<&'f [u8]> {
@@ -266,6 +279,7 @@ impl Sequence {
             Some([key, _]) if plane == 0 => start..start + key,
             Some([key, value]) => start + key..start + key + value,
         };
+        let OpenedFrame { reference, view, front } = *frame;
         let (offset, len) = (range.start as u64, range.len());
         let damaged = |found| corrupt(reference, "payload-checksum", offset, len, found);
         let bytes = front.get(range).ok_or_else(|| damaged("a piece outside of the front of its frame".into()))?;

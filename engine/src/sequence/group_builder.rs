@@ -1,8 +1,8 @@
 //! The buffer in which a layer collects sealed groups.
 //!
 //! Invariants:
-//! - Groups `0..groups` of the buffer are complete. The bytes of later groups are zero wherever blocks have padding, so that
-//!   no group of a failed append reaches a device on the page of another group.
+//! - Groups `0..groups` of the buffer are complete. The bytes of later groups are zero wherever blocks have padding, so
+//!   that no group of a failed append reaches a device on the page of another group.
 //! - `groups <= capacity`.
 
 use crate::catalog::GroupBuffer;

@@ -224,8 +224,8 @@ impl LayerState {
 
     /// Rolls back to `mark` after an append that failed.
     ///
-    /// A frame may hold the group that the tail was about to fill, as its codec rounded it. The next commit writes the tail
-    /// again, because a reader takes tokens from the latest frame.
+    /// A frame may hold the group that the tail was about to fill, as its codec rounded it. The next commit writes the
+    /// tail again, because a reader takes tokens from the latest frame.
     pub(super) fn undo(&mut self, mark: LayerMark) {
         let sealed = mark.tokens / self.group_tokens as u64 * self.group_tokens as u64;
         let rounded = self.coder.is_some() && self.grouped_tokens() > sealed;

@@ -14,7 +14,7 @@
 
 use super::blocks::{ScanPart, read_block};
 use super::errors::no_memory;
-use super::frame_metadata::{FrameReference, corrupt};
+use super::frame_metadata::{FrameReference, OpenedFrame, corrupt};
 use super::handle::Sequence;
 use super::layer::LayerState;
 use super::referenced_frame::ReferencedFrame;
@@ -86,15 +86,6 @@ impl UncommittedTail {
     }
 }
 
-/// A verified front of a frame, and the reference to it.
-struct OpenedFrame<'f> {
-    reference: &'f FrameReference,
-    view: &'f FrameView<'f>,
-    front: &'f [u8],
-    /// The frame holds no groups.
-    is_small: bool,
-}
-
 /// Returns whether a piece of this kind belongs to tokens, so that a cut applies to it.
 fn has_tokens(kind: u16) -> bool {
     !matches!(kind, KIND_CALLER_STATE | KIND_ADAPTER)
@@ -125,8 +116,7 @@ impl Sequence {
         })?;
         self.check_header(reference, &view)?;
         let body = self.add_frame(reference, &view, front)?;
-        let is_small = !view.descriptors().iter().any(|d| d.kind.get() == KIND_GROUPS);
-        let frame = OpenedFrame { reference, view: &view, front, is_small };
+        let frame = OpenedFrame { reference, view: &view, front };
         let mut checksum = 0;
         let is_tail = |d: &&Descriptor| d.kind.get() == KIND_TAIL;
         let descriptors = view.descriptors().iter();
@@ -215,7 +205,7 @@ impl Sequence {
         descriptor: &Descriptor,
         rest: &mut UncommittedTail,
     ) -> Result<()> {
-        let bytes = self.piece(frame.reference, frame.view, descriptor, frame.front, 0, None)?;
+        let bytes = self.piece(frame, descriptor, 0, None)?;
         let first = descriptor.first_token.get() as usize;
         let kept = (frame.reference.ids_clip.saturating_sub(first)).min(bytes.len() / 4);
         if kept == 0 {
@@ -223,7 +213,7 @@ impl Sequence {
         }
         let more = (first + kept).saturating_sub(self.token_ids.len());
         TokenIds::reserve(&self.store.devices, &mut self.index, more)?;
-        self.token_ids.lay(first, &bytes[..kept * 4], frame.is_small);
+        self.token_ids.lay(first, &bytes[..kept * 4], frame.is_small());
         rest.ids.push(first..first + kept);
         Ok(())
     }
@@ -234,7 +224,7 @@ impl Sequence {
         descriptor: &Descriptor,
         rest: &UncommittedTail,
     ) -> Result<()> {
-        let bytes = self.piece(frame.reference, frame.view, descriptor, frame.front, 0, None)?;
+        let bytes = self.piece(frame, descriptor, 0, None)?;
         if rest.state_frame == Some(frame.reference.id) {
             self.caller_state.load(bytes, frame.reference.id);
         }
@@ -245,7 +235,7 @@ impl Sequence {
         let left = rest.adapter_left.checked_sub(descriptor.bytes.get());
         let more = || damaged(frame.reference, "more bytes of an adapter than the manifest names".into());
         rest.adapter_left = left.ok_or_else(more)?;
-        let bytes = self.piece(frame.reference, frame.view, descriptor, frame.front, 0, None)?.to_vec();
+        let bytes = self.piece(frame, descriptor, 0, None)?.to_vec();
         let (layer, first) = (usize::from(descriptor.layer.get()), descriptor.first_token.get());
         rest.adapter.push(AdapterPart { layer, first, bytes });
         Ok(())
@@ -294,7 +284,7 @@ impl Sequence {
         }
         // Records that are streamed were not read.
         let Some(known) = self.layer(index)?.summaries().min_max().map(MinMax::groups) else { return Ok(()) };
-        let bytes = self.piece(frame.reference, frame.view, descriptor, frame.front, 0, None)?;
+        let bytes = self.piece(frame, descriptor, 0, None)?;
         if first > known {
             let found = format!("summaries of layer {index} from group {first} on, but only {known} before");
             return Err(corrupt(frame.reference, "coverage", 0, 0, found));
@@ -323,7 +313,7 @@ impl Sequence {
         let layer = self.layer(index)?;
         let (key, value) = tail_plane_bytes(layer.geometry(), self.identity.layout.dtype(), stored);
         let planes = Some([key, value]);
-        let plane = |plane| self.piece(frame.reference, frame.view, descriptor, frame.front, plane, planes);
+        let plane = |plane| self.piece(frame, descriptor, plane, planes);
         let keys = plane(0)?.to_vec();
         let values = if value == 0 { Vec::new() } else { plane(1)?.to_vec() };
         // The writer had cut off the groups of earlier frames from the tail's first group on.

@@ -54,8 +54,8 @@ impl PlainRows {
         }
     }
 
-    /// Adds the rows of tokens `first..end` of a plane to `out`, in the order `[kv_heads, tokens, dim]`. `planes` are that
-    /// plane of the consecutive blocks with these tokens.
+    /// Adds the rows of tokens `first..end` of a plane to `out`, in the order `[kv_heads, tokens, dim]`. `planes` are
+    /// that plane of the consecutive blocks with these tokens.
     pub(super) fn slices<'a>(&self, planes: &[&'a [u8]], first: u64, end: u64, out: &mut Vec<&'a [u8]>) {
         let size = self.group_tokens as u64;
         let Some(len) = planes.first().map(|plane| plane.len()) else { return };
