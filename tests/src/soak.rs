@@ -19,8 +19,8 @@ const CASES: u64 = 20_000;
 const FAILURES_MAX: usize = 5;
 /// Kills of a share.
 const KILLS: u64 = 400;
-/// Replayed images of a share.
-const IMAGES: u64 = 1_000;
+/// Replayed images of a share: a recording under each file system.
+const IMAGES: u64 = 500;
 /// Histories of a share that are held against the model.
 const HISTORIES: u64 = 2_000;
 
