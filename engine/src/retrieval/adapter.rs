@@ -1,4 +1,6 @@
-//! Adapters: what calibration found for each layer of a model, with a name and a version, and its bytes.
+//! Adapters: the result of calibration for each layer of a model, with a name and a version.
+//!
+//! Its bytes come from files, so every number is checked when they are read.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::encoding::{Reader, check_matrix, crc, put, put_all};
@@ -18,32 +20,32 @@ pub struct LowRankAdapter {
 }
 
 impl LowRankAdapter {
-    /// From its matrix `[width, rank]`, row-major.
+    /// Makes it from its matrix `[width, rank]`, row-major.
     ///
     /// # Errors
-    /// Another number of elements, none at all, or one that is not finite.
+    /// [`ErrorKind::InvalidArgument`]: another number of elements, none, or one that is not finite.
     pub fn new(width: usize, rank: usize, matrix: Vec<f32>) -> Result<Self> {
         check_matrix("low-rank matrix", &matrix, width, rank)?;
         Ok(Self { width, rank, matrix })
     }
 
-    /// Numbers kept per token.
+    /// Returns the numbers kept per token.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// `[width, rank]`, row-major.
+    /// Returns the matrix `[width, rank]`, row-major.
     #[must_use]
     pub fn matrix(&self) -> &[f32] {
         &self.matrix
     }
 }
 
-/// What an adapter has for one layer. Clones, and the summaries made with it, share its numbers.
+/// The part of an adapter for one layer. Clones and summaries share its numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerAdapter {
-    /// Nothing.
+    /// No part for this layer.
     None,
     /// A projection.
     LowRank(Arc<LowRankAdapter>),
@@ -81,7 +83,7 @@ impl LayerAdapter {
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let damaged = || Error::new(ErrorKind::Corruption, "these bytes are no adapter");
+        let damaged = || Error::new(ErrorKind::Corruption, "adapter: the bytes are not an adapter");
         Ok(match reader.number()? {
             0 => Self::None,
             1 => {
@@ -94,7 +96,7 @@ impl LayerAdapter {
         })
     }
 
-    /// Bytes in memory.
+    /// Returns its bytes in memory.
     fn bytes(&self) -> usize {
         match self {
             Self::None => 0,
@@ -103,23 +105,23 @@ impl LayerAdapter {
         }
     }
 
-    /// Its bytes, as they stand in a store: kind, then its numbers.
+    /// Returns its bytes as stored: the kind, then its numbers.
     fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.write(&mut out);
         out
     }
 
-    /// From exactly these bytes.
+    /// Reads it from exactly these bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`].
+    /// [`ErrorKind::Corruption`]: the bytes are not an adapter.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader(bytes);
         let layer = Self::read(&mut reader)?;
         match reader.0.is_empty() {
             true => Ok(layer),
-            false => Err(Error::new(ErrorKind::Corruption, "an adapter that goes on behind its end")),
+            false => Err(Error::new(ErrorKind::Corruption, "adapter: bytes follow its end")),
         }
     }
 }
@@ -134,21 +136,24 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Name (1 to 255 bytes), version and layers.
+    /// Makes an adapter of a name (1 to 255 bytes), a version and layers.
     ///
     /// # Errors
-    /// A name of another length, more than 65535 layers.
+    /// [`ErrorKind::InvalidArgument`]: a name of another length, or more than 65535 layers.
     pub fn new(name: impl Into<String>, version: u32, layers: Vec<LayerAdapter>) -> Result<Self> {
         let name = name.into();
         if name.is_empty() || name.len() > 255 || layers.len() > usize::from(u16::MAX) {
-            let text = format!("adapter {name:?} of {} layers", layers.len());
+            let text = format!(
+                "adapter: name {name:?} and {} layers; 1 to 255 bytes and at most 65535 layers are possible",
+                layers.len()
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let checksum = crc64(&Self::encode_layers(&layers).concat());
         Ok(Self { name, version, layers, checksum })
     }
 
-    /// The bytes of each layer as they stand in a store, none where there is nothing for it.
+    /// Returns the bytes of each layer as stored, empty for layers without a part.
     pub(crate) fn layer_bytes(&self) -> Vec<Vec<u8>> {
         Self::encode_layers(&self.layers)
     }
@@ -161,44 +166,44 @@ impl Adapter {
         layers.iter().map(bytes).collect()
     }
 
-    /// CRC-64/NVME of its numbers: what summaries on a device name it by, wherever it comes from.
+    /// Returns the CRC-64/NVME of its numbers. Summaries on devices name the adapter by it.
     #[must_use]
     pub fn checksum(&self) -> u64 {
         self.checksum
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its version.
+    /// Returns its version.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Its layers.
+    /// Returns its layers.
     #[must_use]
     pub fn layers(&self) -> &[LayerAdapter] {
         &self.layers
     }
 
-    /// Bytes of its numbers in memory. The store accounts for them as long as a selector by this adapter is attached, once however
-    /// many sequences have one.
+    /// Returns the bytes of its numbers in memory. The store accounts for them once, while any selector with it is
+    /// attached.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.bytes() as u64).sum()
     }
 
-    /// Name and version.
+    /// Returns its name and version as `name/version`.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}/{}", self.name, self.version)
     }
 
-    /// What it has for `layer`, whose keys have this shape.
+    /// Returns its part for `layer`, whose keys have this shape.
     pub(crate) fn layer(&self, layer: usize, shape: &KeyShape) -> Result<&LayerAdapter> {
         let found = self.layers.get(layer).ok_or_else(|| self.wrong(layer, "layer"))?;
         let width = match found {
@@ -217,7 +222,7 @@ impl Adapter {
         Error::new(ErrorKind::InvalidArgument, format!("adapter {} has no {what} for layer {layer}", self.id()))
     }
 
-    /// Its bytes: little-endian; magic, version, name, then per layer a kind and its numbers; a CRC-32 at the end.
+    /// Returns its bytes, little-endian: magic, version, name, a kind and numbers per layer, and a CRC-32.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -232,10 +237,10 @@ impl Adapter {
         out
     }
 
-    /// From its bytes; anything that is not exactly what [`Self::to_bytes`] gives is refused.
+    /// Reads it from bytes. It accepts exactly what [`Self::to_bytes`] returns.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`].
+    /// [`ErrorKind::Corruption`]: other bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let damaged = || Error::new(ErrorKind::Corruption, "these bytes are no adapter");
         let (body, end) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
@@ -299,7 +304,7 @@ mod tests {
                 other[at] = value;
                 let crc = crc(&other);
                 put(&mut other, crc);
-                // Whatever it is, it is an adapter or an error.
+                // Any bytes give an adapter or an error.
                 if let Ok(read) = Adapter::from_bytes(&other) {
                     assert_eq!(read.to_bytes(), other);
                 }

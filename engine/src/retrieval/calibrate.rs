@@ -56,7 +56,8 @@ impl Calibrator {
         Self { layers: layers.collect() }
     }
 
-    /// Keys `[tokens, kv_heads, key_dim]` of a layer as they will be stored, after RoPE. What is not a whole token is left.
+    /// Keys `[tokens, kv_heads, key_dim]` of a layer as they will be stored, after RoPE. What is not a whole token is
+    /// left.
     pub fn keys(&mut self, layer: usize, keys: &[f32]) {
         let Some(moments) = self.layers.get_mut(layer) else { return };
         let width = moments.width();
@@ -79,8 +80,8 @@ impl Calibrator {
         }
     }
 
-    /// Queries `[tokens, q_heads, key_dim]` of a layer, of decode steps or of a prompt. Of a layer without keys, or without query
-    /// heads, there are none.
+    /// Queries `[tokens, q_heads, key_dim]` of a layer, of decode steps or of a prompt. Of a layer without keys, or
+    /// without query heads, there are none.
     pub fn queries(&mut self, layer: usize, queries: &[f32], q_heads: usize, decode: bool) {
         let Some(moments) = self.layers.get_mut(layer).filter(|moments| moments.width() > 0 && q_heads > 0) else {
             return;
@@ -132,8 +133,8 @@ impl Calibrator {
         })
     }
 
-    /// Transform-coded keys: the transform that concentrates the error of `q . k`, bits where they save most of it, Lloyd-Max
-    /// levels fitted to the keys seen.
+    /// Transform-coded keys: the transform that concentrates the error of `q . k`, bits where they save most of it,
+    /// Lloyd-Max levels fitted to the keys seen.
     ///
     /// # Errors
     /// No keys or queries yet, bits out of range.
@@ -272,8 +273,8 @@ fn allocate(values: &[f64], options: CodeOptions) -> Vec<u32> {
     bits
 }
 
-/// Dimensions with their bits, in bytes: none is cut by a byte's end. The largest first; one that fits nowhere takes the
-/// room there is.
+/// Dimensions with their bits, in bytes: none is cut by a byte's end. The largest first; one that fits nowhere takes
+/// the room there is.
 fn pack(bits: &[u32], bytes: usize) -> Vec<Vec<(usize, u32)>> {
     let mut order: Vec<usize> = (0..bits.len()).filter(|i| bits[*i] > 0).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(bits[*i]), *i));

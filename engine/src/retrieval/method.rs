@@ -19,7 +19,8 @@ pub struct Method {
     pub parameter: MethodParameter,
     /// The adapter that its selector needs.
     pub adapter: AdapterFit,
-    /// Whether it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys), by the rank that is its parameter.
+    /// Whether it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys), by the rank that is
+    /// its parameter.
     pub reconstructs_keys: bool,
     /// Makes its selector with an adapter.
     pub(crate) make: MakeSelector,

@@ -1,7 +1,7 @@
 //! Retrieval methods: selectors, the summaries they score, and what calibration fits for them. Pure: no I/O.
 //!
-//! One folder per method. A method of an embedder is one implementation of [`Selector`], over a summary of this crate or of
-//! the embedder. [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date, and
+//! One folder per method. A method of an embedder is one implementation of [`Selector`], over a summary of this crate
+//! or of the embedder. [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date, and
 //! [`Sequence::select_with`](crate::Sequence::select_with) chooses by it.
 
 mod adapter;

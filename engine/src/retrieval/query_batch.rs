@@ -20,8 +20,8 @@ impl QueryBatch {
         Self { rows: rows.collect(), count, key_dim }
     }
 
-    /// Returns a lane per KV head: the sum of its query heads. Scores that are linear in the query need no more for their
-    /// sum over heads.
+    /// Returns a lane per KV head: the sum of its query heads. Scores that are linear in the query need no more for
+    /// their sum over heads.
     pub(crate) fn kv_heads(query: &[f32], kv_heads: usize, key_dim: usize) -> Self {
         let per_head = query.len() / kv_heads;
         let mut rows = Vec::with_capacity(kv_heads);

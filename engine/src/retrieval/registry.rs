@@ -1,7 +1,8 @@
 //! The retrieval methods of this crate by name. Command lines, benchmarks and tests parse method names here.
 //!
-//! A method is one folder beside this file and one line in [`METHODS`]. A method name is `NAME[:NUMBER][:HEADS]`, for example
-//! `tck:64:group`: the method, its parameter, and how scores of query heads are added up (`raw`, `softmax`, `group`).
+//! A method is one folder beside this file and one line in [`METHODS`]. A method name is `NAME[:NUMBER][:HEADS]`, for
+//! example `tck:64:group`: the method, its parameter, and how scores of query heads are added up (`raw`, `softmax`,
+//! `group`).
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;

@@ -1,5 +1,7 @@
-//! Selectors: a method that scores the groups of a layer from summaries. A method of an embedder's own is one more
-//! implementation of [`Selector`], with a summary of this crate or of its own.
+//! Selectors: methods that score the groups of a layer from summaries, and how scores of query heads are aggregated.
+//!
+//! An embedder adds a method by implementing [`Selector`], with a summary of this crate or of its own. Scores are
+//! computed tile by tile, so that a tile stays in the processor's caches until it is aggregated.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::{
@@ -29,76 +31,83 @@ impl SelectorId {
     }
 }
 
-/// How scores of several query heads become one.
+/// How the scores of several query heads become one score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HeadAggregation {
-    /// The sum of `q . k` over query heads, as the papers have it.
+    /// The sum of `q . k` over query heads, as in the papers.
     #[default]
     Sum,
-    /// Softmax over the tokens per query head, then the sum over query heads: what attention itself weighs with.
+    /// A softmax over the tokens per query head, then the sum over query heads. These are the weights of attention
+    /// itself.
     Softmax,
-    /// Softmax over the groups per query head, each group with its best token for that head, then the sum over query heads: one
-    /// exponential per head and group instead of one per head and token. Methods that score groups have no tokens to take the
-    /// best of, and those that rank tokens per head none to put together: it is [`Self::Softmax`] there.
+    /// A softmax over the groups per query head, each group with its best token, then the sum over query heads.
+    ///
+    /// It takes one exponential per head and group instead of one per head and token. Methods that score groups, or
+    /// rank tokens per head, use [`Self::Softmax`] instead.
     GroupSoftmax,
 }
 
-/// What a selector is asked for.
+/// What a selector scores.
 #[derive(Clone, Debug)]
 pub struct ScoreRequest<'a> {
-    /// `[q_heads, key_dim]`, finite; `q_heads` is a multiple of the KV heads.
+    /// The query `[q_heads, key_dim]`, finite. `q_heads` is a multiple of the KV heads.
     pub query: &'a [f32],
-    /// Shape of the keys.
+    /// The shape of the keys.
     pub shape: KeyShape,
-    /// Factor of `q . k` in the softmax.
+    /// The factor of `q . k` in the softmax.
     pub scale: f32,
-    /// How heads are added up.
+    /// How query heads are aggregated.
     pub aggregation: HeadAggregation,
-    /// Groups to score.
+    /// The groups to score.
     pub groups: Range<usize>,
-    /// Groups among these that are chosen whatever their scores are: sinks, then the newest; the two may overlap.
+    /// Groups among these that are chosen regardless of their scores: sinks, then the newest. The two ranges may
+    /// overlap.
     pub forced: [Range<usize>; 2],
-    /// Groups that the budget has room for beside those chosen anyway. A method that stops when it has found so many must not
-    /// count [forced](Self::is_forced) ones: their places would go to groups that it did not score.
+    /// How many groups the budget has left beside the forced ones. A method that stops after finding this many must not
+    /// count [forced](Self::is_forced) groups.
     pub count: usize,
 }
 
 impl ScoreRequest<'_> {
-    /// Whether a group is chosen whatever its score is.
+    /// Returns whether a group is chosen regardless of its score.
     #[must_use]
     pub fn is_forced(&self, group: usize) -> bool {
         self.forced.iter().any(|forced| forced.contains(&group))
     }
 }
 
-/// A method of choosing groups.
+/// A retrieval method: it scores groups from summaries.
 pub trait Selector: Send + Sync {
-    /// Its name.
+    /// Returns its name.
     fn name(&self) -> &str;
 
-    /// The summaries it scores.
+    /// Returns the summaries that it scores.
     fn summaries(&self) -> Vec<Arc<dyn SummarySpec>>;
 
-    /// Scores of the groups `ask.groups`, one each, higher is better, from its summaries in the order of
-    /// [`Self::summaries`], which know all these groups. A group of score infinity is always chosen while the budget lasts.
+    /// Writes a score for each group of `ask.groups`. A higher score is better, and infinity is chosen while the budget
+    /// lasts.
+    ///
+    /// `summaries` are in the order of [`Self::summaries`] and know all these groups.
     ///
     /// # Errors
-    /// Whatever keeps it from scoring.
+    /// Those of the method.
     fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()>;
 }
 
-/// The first summary, as what it is.
+/// Returns the first summary as its type.
 ///
 /// # Errors
-/// There is none, or it is of another kind.
+/// [`ErrorKind::InvalidArgument`]: there is none, or it is of another type.
 pub fn summary_as<'a, S: LayerSummary>(summaries: &[&'a dyn LayerSummary]) -> Result<&'a S> {
     let found = summaries.first().and_then(|summary| (*summary as &dyn Any).downcast_ref::<S>());
     found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "a summary of another kind than the selector's"))
 }
 
-/// Adds up scores of units (tokens, or groups with `per_group` 1) over heads: `scores[g]` is the highest of the units of
-/// group `g`. `units` is `[groups * per_group, lanes]`, of which the first `heads` lanes count; it is used up. Fastest with lanes a
-/// multiple of 8. Without lanes, or with groups of no units, scores stay as they are.
+/// Aggregates scores of units over heads. `scores[g]` becomes the highest aggregated score of the units of group `g`.
+///
+/// A unit is a token, or a group if `per_group` is 1. `units` is `[groups * per_group, lanes]`, of which the first
+/// `heads` lanes count, and is overwritten. Lanes in a multiple of 8 are fastest. Without lanes or units, scores stay
+/// as they are.
 pub fn aggregate(
     units: &mut [f32],
     (heads, lanes): (usize, usize),
@@ -129,28 +138,28 @@ pub fn aggregate(
     }
 }
 
-/// Softmax over units that come in parts.
+/// A softmax over units that come in tiles.
 struct Softmax {
-    /// So far, per lane.
+    /// The maxima so far, per lane.
     maxima: Vec<f32>,
-    /// Of the exponentials, less these maxima.
+    /// The sums of the exponentials relative to these maxima, per lane.
     sums: Vec<f32>,
     factor: f32,
 }
 
 impl Softmax {
     fn new(lanes: usize, scale: f32) -> Self {
-        // Infinity times a difference of zero is no number.
+        // Infinity times a difference of zero would be NaN.
         let factor = (scale * std::f32::consts::LOG2_E).min(f32::MAX);
         Self { maxima: vec![f32::MIN; lanes], sums: vec![0.0; lanes], factor }
     }
 
-    /// `units` `[units, lanes]` become `exp(scale * (x - max))` per lane, with the maxima so far.
+    /// Replaces `units` `[units, lanes]` by `exp(scale * (x - max))` per lane, with the maxima so far.
     fn add(&mut self, units: &mut [f32]) {
         exponentiate(units, &mut self.maxima, &mut self.sums, self.factor);
     }
 
-    /// What the exponentials with these maxima are to be multiplied by; 0 for lanes that do not count.
+    /// Returns the factors of exponentials with these maxima, 0 for lanes that do not count.
     fn weights(&self, maxima: &[f32], heads: usize) -> Vec<f32> {
         let mut weights = vec![0.0; maxima.len()];
         lane_weights(maxima, (&self.maxima, &self.sums), self.factor, &mut weights[..heads.min(maxima.len())]);
@@ -158,15 +167,17 @@ impl Softmax {
     }
 }
 
-/// Scores that are filled in at a time: they stay in the caches until they are added up.
+/// Scores per tile, so that a tile stays in the caches until it is aggregated.
 const TILE: usize = 4096;
-/// The most units at a time.
+/// Units per tile, at most.
 const TILE_UNITS: usize = 256;
-/// Scores of tokens that are filled in before the best of their groups are taken.
+/// Token scores that are computed before the best of each group is taken.
 const FEW: usize = 4096;
 
-/// For methods that score tokens linearly in the query. `prepare` gives the columns of scores, at least the lanes, and what
-/// fills in those of all tokens of some groups.
+/// Scores groups for methods that score tokens linearly in the query.
+///
+/// `prepare` returns the columns of scores, at least the lanes, and a function that fills the scores of all tokens of
+/// some groups.
 pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
     ask: &ScoreRequest<'_>,
     scores: &mut [f32],
@@ -199,7 +210,7 @@ pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
     });
 }
 
-/// Some units, as they are or as parts of exponentials in bf16, and the weight of each column.
+/// A tile of units, raw or as parts of exponentials in bf16, with the weight of each column.
 pub(crate) struct Tile<'a> {
     units: Units<'a>,
     weights: &'a [f32],
@@ -213,7 +224,7 @@ enum Units<'a> {
 }
 
 impl Tile<'_> {
-    /// Units `[units, columns]`, and the weights of columns.
+    /// Returns the units `[units, columns]` and the weights of columns.
     pub(crate) fn units(&mut self) -> (&[f32], &[f32]) {
         match self.units {
             Units::Whole(units) => (units, self.weights),
@@ -225,7 +236,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The best unit of each group, as [`aggregate`] has it at last.
+    /// Writes the best unit of each group, as [`aggregate`] does at its end.
     pub(crate) fn best(&mut self, per_group: usize, scores: &mut [f32]) {
         let columns = self.weights.len();
         match (&self.units, self.weighted) {
@@ -242,8 +253,10 @@ impl Tile<'_> {
     }
 }
 
-/// Scores of `units` units of each group, some groups at a time: `fill` writes `[units, columns]`, of which `lanes` count, and
-/// `take` gets them, in the softmax form as parts of the exponentials.
+/// Scores `units` units of each group, tile by tile.
+///
+/// `fill` writes `[units, columns]`, of which `lanes` count. `take` gets each tile, with a softmax as parts of the
+/// exponentials.
 pub(crate) fn each_tile(
     ask: &ScoreRequest<'_>,
     units: usize,
@@ -295,7 +308,7 @@ pub(crate) fn each_tile(
     }
 }
 
-/// Low-rank keys as something to fill in the scores of groups by.
+/// Returns a function that fills the scores of groups from low-rank keys.
 pub(crate) fn low_rank<'a>(
     keys: &'a LowRank,
     ask: &ScoreRequest<'_>,
@@ -304,7 +317,7 @@ pub(crate) fn low_rank<'a>(
     let (rank, queries) = (keys.rank(), keys.queries(batch));
     let columns = if batch.count() == 1 { 1 } else { batch.padded() };
     let (heads, own) = (ask.shape.kv_heads, rank / ask.shape.kv_heads);
-    // Where each head has columns of its own, a query vector meets those alone.
+    // If each head has columns of its own, a query vector is multiplied with those only.
     let per_head = batch.count() / heads;
     let others = |(lane, row): (usize, &[f32])| {
         let first = lane / per_head.max(1) * own;
@@ -343,7 +356,7 @@ mod tests {
                 (state >> 40) as f32 / (1 << 23) as f32 - 1.0
             };
             let columns = if heads == 1 { 1 } else { heads.next_multiple_of(8) };
-            // Maxima that rise, or fall, from tile to tile.
+            // The maxima rise, or fall, from tile to tile.
             let units: Vec<f32> = (0..groups * per_group * columns)
                 .map(|at| 8.0 * random() + rise * (at / columns) as f32)
                 .collect();
@@ -367,7 +380,7 @@ mod tests {
             each_tile(&ask, per_group, (heads, columns), fill, |of, mut tile| {
                 tile.best(per_group, &mut scores[of.start - first..of.end - first]);
             });
-            // Parts of exponentials are bf16, exact to half of a 128th.
+            // Parts of exponentials are bf16, which is exact to 1/256.
             let error = if softmax { 1.0 / 256.0 } else { 1e-4 };
             for (group, (x, y)) in scores.iter().zip(&expected).enumerate() {
                 prop_assert!((x - y).abs() <= error * y.abs() + 1e-6, "group {group}: {x}, as one {y}");

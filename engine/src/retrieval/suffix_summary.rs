@@ -1,5 +1,5 @@
-//! A summary of which only the newest groups are kept: the records of those before stand on devices and are read when somebody
-//! chooses by them.
+//! A summary that keeps only the newest groups in memory. The records of earlier groups are on devices, and a selection
+//! reads them.
 
 use crate::error::Result;
 use crate::retrieval::stored_summary::SummaryRecordId;
@@ -8,28 +8,29 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
 
-/// Groups from which on it is worth looking which of them stand on devices by now.
+/// Groups in memory from which on it is worth checking which of them are on devices by now.
 const LOOK_AT: usize = 64;
 
-/// The newest groups of a layer's summary.
+/// The suffix of a layer's summary that is in memory.
 pub(crate) struct Newest {
     kind: Arc<dyn SummarySpec>,
     layer: usize,
     shape: KeyShape,
     stored: SummaryRecordId,
-    /// Groups whose records are on devices.
+    /// How many groups have their records on devices only.
     before: usize,
-    /// Those behind.
+    /// The summary of the groups behind them.
     kept: Box<dyn LayerSummary>,
-    /// Groups kept at which to look which of them stand on devices by now.
+    /// Groups in memory at which to check which of them are on devices by now.
     look_at: usize,
 }
 
 impl Newest {
-    /// Of a layer where the records of as many groups as `before` says stand on devices; none of a kind that has no records there.
+    /// Returns the suffix of a layer whose first `before` groups have their records on devices. Returns none for
+    /// summaries without records on devices.
     ///
     /// # Errors
-    /// As [`SummarySpec::layer`].
+    /// Those of [`SummarySpec::layer`].
     pub(crate) fn new(
         kind: Arc<dyn SummarySpec>,
         layer: usize,
@@ -44,38 +45,38 @@ impl Newest {
         }))
     }
 
-    /// What the records are.
+    /// Returns the identity of the records.
     pub(crate) fn stored(&self) -> &SummaryRecordId {
         &self.stored
     }
 
-    /// Groups whose records are not kept.
+    /// Returns how many groups are not in memory.
     pub(crate) fn before(&self) -> usize {
         self.before
     }
 
-    /// What is kept, as a summary that begins with the first group of it.
+    /// Returns the groups in memory as a summary that begins with the first of them.
     pub(crate) fn kept(&self) -> &dyn LayerSummary {
         self.kept.as_ref()
     }
 
-    /// A summary of the same kind without groups.
+    /// Returns a summary of the same kind without groups.
     ///
     /// # Errors
-    /// As [`SummarySpec::layer`].
+    /// Those of [`SummarySpec::layer`].
     pub(crate) fn empty(&self) -> Result<Box<dyn LayerSummary>> {
         self.kind.layer(self.layer, self.shape)
     }
 
-    /// Whether so much is kept that some of it may stand on devices.
+    /// Returns whether so many groups are in memory that some may be on devices by now.
     pub(crate) fn is_due(&self) -> bool {
         self.kept.groups() >= self.look_at
     }
 
-    /// The records of groups before `groups` stand on devices.
+    /// Drops the groups before `groups`, whose records are on devices.
     ///
     /// # Errors
-    /// As [`SummarySpec::layer`]; nothing changes then.
+    /// Those of [`SummarySpec::layer`]. Nothing changes then.
     pub(crate) fn leave(&mut self, groups: usize) -> Result<()> {
         let left = groups.saturating_sub(self.before).min(self.kept.groups());
         if left > 0 {
@@ -118,7 +119,7 @@ impl LayerSummary for Newest {
         Some(self.stored)
     }
 
-    /// Of groups that are kept.
+    /// Groups in memory.
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
         let kept = groups.start.max(self.before)..groups.end.max(self.before);
         self.kept.encode(kept.start - self.before..kept.end - self.before, out);
@@ -153,7 +154,7 @@ mod tests {
         summary.push(&KeyGroup::new(SHAPE, &plane, index).unwrap());
     }
 
-    /// A low-rank row of keys so large that infinities meet comes back as it was kept.
+    /// A low-rank row of keys so large that infinities meet is restored as it was.
     #[test]
     fn what_is_kept_can_be_put_back() {
         let matrix = (0..16 * 2).map(|i| if i % 4 < 2 { 2.0 } else { -2.0 }).collect();
@@ -176,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is kept is the end of what a whole summary has, whatever is pushed, cut off and left to devices.
+        /// The groups in memory equal the end of a whole summary, whatever is added, cut and dropped.
         #[test]
         fn what_is_kept_is_the_end_of_the_whole(
             signs in any::<bool>(), ops in prop::collection::vec((0_u8..8, any::<u16>()), 1..60),

@@ -89,8 +89,8 @@ pub(crate) fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     }
 }
 
-/// What is kept in memory about the groups of one layer. Built group by group, while a prompt streams in and while decode
-/// appends; cut back when a sequence is truncated.
+/// What is kept in memory about the groups of one layer. Built group by group, while a prompt streams in and while
+/// decode appends; cut back when a sequence is truncated.
 pub trait LayerSummary: Any + Send + Sync {
     /// Groups it knows.
     fn groups(&self) -> usize;
@@ -117,15 +117,15 @@ pub trait LayerSummary: Any + Send + Sync {
         let _ = (groups, out);
     }
 
-    /// Adds the next groups from whole records, checked against their checksum but from a device: any bytes are taken, or
-    /// `false` is given and nothing changes.
+    /// Adds the next groups from whole records, checked against their checksum but from a device: any bytes are taken,
+    /// or `false` is given and nothing changes.
     fn restore(&mut self, records: &[u8]) -> bool {
         let _ = records;
         false
     }
 
-    /// Returns whether the engine can compute the summary from the min/max records of the groups alone. A sequence that streams
-    /// its summaries then keeps nothing of it.
+    /// Returns whether the engine can compute the summary from the min/max records of the groups alone. A sequence that
+    /// streams its summaries then keeps nothing of it.
     fn streams_from_min_max(&self) -> bool {
         false
     }

@@ -1,16 +1,19 @@
-//! Which groups: those that must be, then the best by score until the budget is used.
+//! Choosing groups: the forced ones, then the best by score until the budget is used.
 
 use crate::kernels::all_below;
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Higher scores first, among equals the lower group: the order does not depend on how the scores were gathered.
+/// Orders higher scores first, and among equal scores the lower group. The order does not depend on how scores were
+/// gathered.
 pub(crate) fn score_order(a: (f32, u64), b: (f32, u64)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// At most `count` groups of `range`, in rising order: first those of `forced` (rising, within the range) from the last to
-/// the first while they fit, then the best by `scores`, which has one entry per group of the range.
+/// Returns at most `count` groups of `range`, in rising order.
+///
+/// Groups of `forced` come first, from the last to the first while they fit. The best by `scores` fill the rest.
+/// `forced` is rising and within the range, and `scores` has one entry per group of the range.
 pub(crate) fn choose(range: Range<u64>, count: usize, forced: &[Range<u64>], scores: &[f32]) -> Vec<u64> {
     let total = (range.end - range.start) as usize;
     if count >= total {
@@ -34,10 +37,10 @@ pub(crate) fn choose(range: Range<u64>, count: usize, forced: &[Range<u64>], sco
     chosen
 }
 
-/// Scores that are passed over at once where none is high enough.
+/// Scores that are skipped at once if none of them is high enough.
 const RUN: usize = 64;
 
-/// The best `count` of the scores that `counts`, each with its place, in no order.
+/// Returns the best `count` of the scores for which `counts` holds, each with its index, in no order.
 pub(crate) fn highest(scores: &[f32], count: usize, counts: impl Fn(usize) -> bool) -> Vec<(f32, u64)> {
     let mut found: Vec<(f32, u64)> = Vec::with_capacity(count.saturating_mul(2).min(scores.len()));
     let keep = |found: &mut Vec<(f32, u64)>| {
@@ -46,7 +49,7 @@ pub(crate) fn highest(scores: &[f32], count: usize, counts: impl Fn(usize) -> bo
         }
         found.truncate(count);
     };
-    // What is below it comes after so many others.
+    // Scores below it come after at least `count` others.
     let mut lowest = f32::NEG_INFINITY;
     for (run, first) in scores.chunks(RUN).zip((0..).step_by(RUN)) {
         if all_below(run, lowest) {
@@ -86,7 +89,7 @@ mod tests {
             let chosen = choose(range.clone(), count, &forced, &scores);
             prop_assert_eq!(chosen.len(), count.min(scores.len()));
             prop_assert!(chosen.windows(2).all(|w| w[0] < w[1]) && chosen.iter().all(|g| range.contains(g)));
-            // Nothing that is left out beats anything that is chosen freely.
+            // No group that is left out beats one that is chosen by score.
             let is_forced = |g: u64| forced.iter().any(|r| r.contains(&g));
             let score = |g: u64| (scores[(g - start) as usize], g);
             let worst = chosen.iter().filter(|g| !is_forced(**g)).map(|g| score(*g)).max_by(|a, b| score_order(*a, *b));
@@ -96,7 +99,7 @@ mod tests {
                 }
                 prop_assert!(range.clone().filter(|g| is_forced(*g)).all(|g| chosen.contains(&g)));
             }
-            // The newest forced group goes first.
+            // The newest forced group has precedence.
             if count > 0 && recent > 0 {
                 prop_assert!(chosen.contains(&(range.end - 1)));
             }

@@ -1,8 +1,9 @@
-//! Mean keys (MoBA, Lu et al. 2025, section 2.2): a group's score is the product of the query with the mean of its keys.
+//! Mean keys (MoBA, Lu et al. 2025, section 2.2): a group's score is the product of the query with the mean of its
+//! keys.
 //!
-//! The means are those that ShadowKV's landmarks keep, so that both methods share one summary and one record on a device.
-//! MoBA trains models to attend by these scores. On other models the mean hides single tokens that matter: see the figures
-//! that `kvrun compare` prints beside the other methods.
+//! The means are those that ShadowKV's landmarks keep, so that both methods share one summary and one record on a
+//! device. MoBA trains models to attend by these scores. On other models the mean hides single tokens that matter: see
+//! the figures that `kvrun compare` prints beside the other methods.
 
 use crate::error::Result;
 use crate::kernels::RowQuery;

@@ -1,4 +1,5 @@
-//! Min/max records of a layer that are in memory for a selection or two: in the buffers of their read, or made from keys.
+//! Min/max records of a layer that are in memory for a selection or two: in the buffers of their read, or made from
+//! keys.
 
 use crate::kernels::extremes;
 use crate::metrics::Reservation;
@@ -19,7 +20,8 @@ pub(crate) struct LayerRecords {
     element: DType,
 }
 
-/// Min/max records that were read for one selection, and the budget that takes the memory of what is computed from them.
+/// Min/max records that were read for one selection, and the budget that takes the memory of what is computed from
+/// them.
 #[allow(unreachable_pub, reason = "a hidden method of a public trait takes it")]
 pub struct LoadedMinMax<'a> {
     pub(crate) records: &'a Arc<LayerRecords>,

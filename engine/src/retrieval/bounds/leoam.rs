@@ -1,6 +1,12 @@
-//! LeoAM (section 4): bounds of long chunks first; a chunk is taken whole when its lower bound beats what is left, split when
-//! it may hold something better, and never looked into when its upper bound is too low. What is chosen is what the upper bounds
-//! of all groups would choose: with raw scores to the bit, with a softmax but for its normaliser, which is estimated.
+//! LeoAM (section 4): a tree of bounds, descended only where a better group may be.
+//!
+//! 1. Bounds of long chunks are computed first.
+//! 2. A chunk is taken whole if its lower bound beats the rest. It is split if its upper bound is high enough.
+//!    Otherwise it is left.
+//! 3. The search ends when the best remaining chunks are groups.
+//!
+//! With raw scores the chosen groups are those that upper bounds of all groups would choose, to the bit. With a softmax
+//! they differ only by its normaliser, which is estimated from a sample of chunks.
 
 use crate::error::Result;
 use crate::kernels::{best_scores, powers};
@@ -13,37 +19,40 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Levels of chunks: up to 64 groups.
+/// Levels of chunks. The longest chunk has 64 groups.
 const LEVELS: usize = 7;
 
-/// Levels that a split goes down at once: eight parts lie together, and their bounds cost less than those of the halves in turn.
+/// Levels that a split descends at once. Eight parts are adjacent, and their bounds cost less than those of successive
+/// halves.
 const SPLIT: usize = 3;
 
-/// Of so many groups one: splits that took more bounds leave too little out to be worth their while.
+/// Splitting stops after `groups / SPLIT_LIMIT` bounds, because by then pruning saves less than it costs.
 const ENOUGH: usize = 4;
 
-/// The longest chunks of the softmax form, whose normaliser follows from them: eight groups.
+/// The level of the longest chunks with a softmax, whose normaliser is estimated from them: eight groups.
 const SOFTMAX_LEVEL: usize = 3;
 
-/// Chunks that tell how far their groups stay below them: at least so many, where there are as many.
+/// Sampled chunks, at least. They tell how far groups are below the bounds of their chunks.
 const SAMPLE: usize = 32;
 
-/// And at least one of so many.
+/// Chunks per sampled chunk, at most.
 const SAMPLE_STEP: usize = 8;
 
-/// Chunks whose bounds per head are made at a time: they stay in the cache until they are added up.
+/// Chunks whose bounds are computed at a time, so that they stay in the cache until they are summed.
 const TILE: usize = 256;
 
 /// LeoAM's adaptive selection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeoAm {
-    /// Share of the chunks that matter; the initial chunk length follows from it. `None`: the share that the budget selects.
+    /// The expected share of chunks that matter. The initial chunk length follows from it. `None`: the share that the
+    /// budget selects.
     pub density: Option<f64>,
 }
 
-/// The level of chunks, of `2^level` groups, to begin with: that for which the evaluations expected are fewest, which for `m`
-/// chunks of `n` groups are `m * sum_{i <= log2(n / m)} (2 rho)^i`. (The paper's sum ends one term earlier, which would count
-/// none at all for `m = n`.)
+/// Returns the initial level, with chunks of `2^level` groups: the one with the fewest expected evaluations.
+///
+/// For `m` chunks of `n` groups these are `m * sum_{i <= log2(n / m)} (2 rho)^i`. The paper's sum ends one term
+/// earlier, which would count none for `m = n`.
 fn initial_level(groups: usize, density: f64, levels: usize) -> usize {
     let cost = |level: usize| {
         let chunks = groups as f64 / (1_u64 << level) as f64;
@@ -52,10 +61,10 @@ fn initial_level(groups: usize, density: f64, levels: usize) -> usize {
     (0..levels).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(0)
 }
 
-/// Runs of a level, one after the other.
+/// Consecutive chunks of one level.
 type TreePiece = (usize, Range<usize>);
 
-/// The groups as runs of at most this level, as long ones as start where they do, end inside, and are whole.
+/// Cuts groups into chunks of at most this level: the longest aligned ones that are inside the range and complete.
 fn pieces(bounds: &Bounds, groups: &Range<usize>, longest: usize) -> Vec<TreePiece> {
     let mut pieces: Vec<TreePiece> = Vec::new();
     let mut at = groups.start;
@@ -67,14 +76,14 @@ fn pieces(bounds: &Bounds, groups: &Range<usize>, longest: usize) -> Vec<TreePie
         let level = (0..=longest).rev().find(fits).unwrap_or(0);
         let (run, end) = (at >> level, (groups.end >> level).min(bounds.runs(level)));
         let runs = run..if level == longest { end } else { run + 1 };
-        // A summary that knows fewer groups than it is asked for has no run here.
+        // A summary that knows fewer groups than requested has no chunk here.
         at = runs.end.max(run + 1) << level;
         pieces.push((level, runs));
     }
     pieces
 }
 
-/// A run with an upper bound of the scores of its groups.
+/// A chunk with an upper bound of the scores of its groups.
 struct TreeChunk {
     upper: f32,
     level: usize,
@@ -87,7 +96,7 @@ impl TreeChunk {
     }
 }
 
-/// The higher bound first; among equals what lies before, as where every group is bounded.
+/// Orders higher bounds first, and among equal bounds the earlier chunk, as if every group were bounded.
 impl Ord for TreeChunk {
     fn cmp(&self, other: &Self) -> Ordering {
         self.upper.total_cmp(&other.upper).then_with(|| other.groups().start.cmp(&self.groups().start))
@@ -108,41 +117,42 @@ impl PartialEq for TreeChunk {
 
 impl Eq for TreeChunk {}
 
-/// How bounds of the products of each head become one of the softmax: `weight * 2^(factor * (x - maximum))` rises with them, so
-/// that the sums over heads are bounds again.
+/// How bounds per head become one bound of the softmax.
+///
+/// `weight * 2^(factor * (x - maximum))` rises with the bound, so that sums over heads are bounds again.
 struct Heads {
     maxima: Vec<f32>,
-    /// None for lanes beyond the heads.
+    /// 0 for lanes beyond the heads.
     weights: Vec<f32>,
     factor: f32,
 }
 
 impl Heads {
-    /// What `[chunks, lanes]` of bounds, which are used up, come to.
+    /// Aggregates bounds `[chunks, lanes]`, which are overwritten.
     fn sum(&self, bounds: &mut [f32], out: &mut [f32]) {
         powers(bounds, &self.maxima, self.factor);
         best_scores(bounds, &self.weights, self.weights.len(), 1, out);
     }
 }
 
-/// Adds so many times a row to sums.
+/// Adds a multiple of a row to sums.
 fn add(sums: &mut [f32], row: &[f32], times: f32) {
     sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += times * x);
 }
 
-/// What gives chunks their bounds.
+/// Computes the bounds of chunks.
 struct Scorer<'a> {
     bounds: &'a Bounds,
     query: BoundQuery,
-    /// In the softmax form.
+    /// The softmax, if the aggregation is one.
     heads: Option<Heads>,
-    /// Bounds of each head, and their sums.
+    /// Bounds per head, and their sums.
     units: Vec<f32>,
     sums: Vec<f32>,
 }
 
 impl<'a> Scorer<'a> {
-    /// With the chunks to begin with: these pieces, or parts of them.
+    /// Starts with the initial chunks: these pieces, or parts of them.
     fn new(ask: &ScoreRequest<'_>, bounds: &'a Bounds, pieces: Vec<TreePiece>) -> (Self, Vec<TreeChunk>) {
         if ask.aggregation != HeadAggregation::Sum {
             return Self::by_heads(ask, bounds, &pieces);
@@ -154,8 +164,10 @@ impl<'a> Scorer<'a> {
         (scorer, chunks)
     }
 
-    /// Each head is normalised by the sum over all groups, as where every group is bounded. Groups are bounded here where a head has
-    /// its highest chunk, and in a sample of chunks. The others have the sum of theirs times what the sample has of its own.
+    /// Estimates the normaliser of each head: the sum over all groups.
+    ///
+    /// Groups are bounded in the highest chunk of each head and in a sample of chunks. For other chunks the sum over
+    /// groups is taken to be as far below the chunk's bound as in the sample.
     fn by_heads(ask: &ScoreRequest<'_>, bounds: &'a Bounds, pieces: &[TreePiece]) -> (Self, Vec<TreeChunk>) {
         let count = ask.query.len() / ask.shape.key_dim;
         let lanes = count.next_multiple_of(8);
@@ -171,7 +183,7 @@ impl<'a> Scorer<'a> {
             put(piece.clone(), &mut uppers);
         }
         let runs = || pieces.iter().flat_map(|(level, runs)| runs.clone().map(|run| (*level, run)));
-        // Per head the highest bound, and whose it is.
+        // The highest bound of each head, and its chunk.
         let mut highest = vec![(f32::MIN, 0); lanes];
         for (at, row) in uppers.chunks_exact(lanes).enumerate() {
             for (highest, x) in highest.iter_mut().zip(row).filter(|(highest, x)| **x > highest.0) {
@@ -180,7 +192,7 @@ impl<'a> Scorer<'a> {
         }
         let maxima: Vec<f32> = highest.iter().map(|(max, _)| *max).collect();
         let step = (uppers.len() / lanes / SAMPLE).clamp(1, SAMPLE_STEP);
-        // The chunks that are split, and whether they are of the sample.
+        // The chunks to split, and whether they are in the sample.
         let mut split: BTreeMap<usize, bool> = highest[..count].iter().map(|(_, at)| (*at, false)).collect();
         split.extend((step / 2..uppers.len() / lanes).step_by(step).map(|at| (at, true)));
         let factor = (ask.scale * std::f32::consts::LOG2_E).min(f32::MAX);
@@ -219,7 +231,7 @@ impl<'a> Scorer<'a> {
         (Self { bounds, query, heads: Some(Heads { maxima, weights, factor }), units, sums }, chunks)
     }
 
-    /// Adds the chunks of a piece.
+    /// Adds the bounds of the chunks of a piece.
     fn add(&mut self, (level, runs): TreePiece, chunks: &mut impl Extend<TreeChunk>) {
         self.sums.resize(runs.len(), 0.0);
         match &self.heads {
@@ -236,7 +248,7 @@ impl<'a> Scorer<'a> {
         chunks.extend(runs.zip(&self.sums).map(|(run, sum)| TreeChunk { upper: *sum, level, run }));
     }
 
-    /// A lower bound of the scores of the groups of a chunk.
+    /// Returns a lower bound of the scores of a chunk's groups.
     fn lower(&mut self, chunk: &TreeChunk) -> f32 {
         let mut out = [0.0];
         match &self.heads {
@@ -252,7 +264,7 @@ impl<'a> Scorer<'a> {
 }
 
 impl LeoAm {
-    /// The chunks to begin with.
+    /// Returns the initial chunks.
     fn initial(&self, bounds: &Bounds, ask: &ScoreRequest<'_>) -> Vec<TreePiece> {
         let density = self.density.unwrap_or(ask.count as f64 / ask.groups.len().max(1) as f64).clamp(1e-4, 1.0);
         let longest = initial_level(ask.groups.len(), density, bounds.levels());
@@ -274,16 +286,16 @@ impl Selector for LeoAm {
         let bounds: &Bounds = summary_as(summaries)?;
         let (mut scorer, chunks) = Scorer::new(ask, bounds, self.initial(bounds, ask));
         let mut heap = BinaryHeap::from(chunks);
-        // Bounds that splits took.
+        // The bounds that splits have computed.
         let mut spent = 0;
-        // The order in which groups are confirmed is their score; the rest stays merged and unread.
+        // Groups get scores in the order in which they are confirmed. The rest keeps no score.
         scores.fill(f32::NEG_INFINITY);
         let mut rank = 0.0_f32;
         let mut left = ask.count;
         while left > 0
             && let Some(chunk) = heap.pop()
         {
-            // Those that are chosen anyway take no place that is left.
+            // Forced groups take none of the remaining places.
             let takes = chunk.groups().filter(|group| !ask.is_forced(*group)).count();
             let beats_rest = |lower: f32| heap.peek().is_none_or(|next| lower > next.upper);
             if chunk.level == 0 || (takes <= left && beats_rest(scorer.lower(&chunk))) {
@@ -299,7 +311,7 @@ impl Selector for LeoAm {
                 spent += 1 << levels;
                 scorer.add((chunk.level - levels, chunk.run << levels..(chunk.run + 1) << levels), &mut heap);
             } else {
-                // Nothing much is left out: all groups of what is not split yet, at once.
+                // Pruning saves little by now, so all groups of the remaining chunks are bounded at once.
                 let (mut groups, mut rest): (Vec<TreeChunk>, Vec<TreeChunk>) =
                     heap.drain().partition(|chunk| chunk.level == 0);
                 rest.push(chunk);
@@ -323,7 +335,8 @@ mod tests {
     use proptest::prelude::*;
     use stratakv_format::DType;
 
-    /// Keys that lie around a centre that moves on after each `run` groups, in steps of `1 / steps`: the fewer, the more ties.
+    /// Returns keys around a centre that moves after each `run` groups, in steps of `1 / steps`. Fewer steps give more
+    /// ties.
     fn summaries(
         shape: KeyShape,
         groups: usize,
@@ -386,7 +399,7 @@ mod tests {
             leoam.score(&[tree.as_ref()], &ask, &mut scores).unwrap();
             prop_assert_eq!(chosen(&scores), chosen(&expected));
 
-            // By softmax likewise, with the normalisers that it has: nothing that is left out is better.
+            // With a softmax and the estimated normalisers: no group that is left out is better.
             ask.aggregation = HeadAggregation::Softmax;
             leoam.score(&[tree.as_ref()], &ask, &mut scores).unwrap();
             let bounds: &Bounds = summary_as(&[tree.as_ref()]).unwrap();
@@ -399,7 +412,7 @@ mod tests {
             let lowest = taken.iter().map(|chunk| chunk.upper).fold(f32::INFINITY, f32::min);
             let highest = left.iter().map(|chunk| chunk.upper).fold(0.0, f32::max);
             prop_assert!(highest <= lowest * (1.0 + 1e-4), "{highest} is left, {lowest} taken");
-            // Where all chunks are of the sample, the normalisers are those of all groups: the scores come to 1 per head.
+            // If all chunks are in the sample, the normalisers are exact, and the scores sum to 1 per head.
             if initial.iter().all(|chunk| chunk.level == 0) {
                 let sum: f64 = all.iter().map(|chunk| f64::from(chunk.upper)).sum();
                 prop_assert!((sum - (kv_heads * ratio) as f64).abs() < 1e-3, "{sum}");

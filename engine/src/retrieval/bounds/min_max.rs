@@ -1,4 +1,4 @@
-//! Quest-style pages: the upper bound of `q . k` over a group, per query head.
+//! Quest: the upper bound of `q . k` over a group, per query head.
 
 use crate::error::Result;
 use crate::retrieval::bounds::query::BoundQuery;

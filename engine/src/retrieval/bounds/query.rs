@@ -1,22 +1,24 @@
-//! Bounds of `q . k` per query head over records of minima and maxima (LeoAM section 4; Quest).
+//! Upper and lower bounds of `q . k` per query head, from records of minima and maxima (LeoAM section 4; Quest).
 
 use crate::kernels::RowQuery;
 use crate::retrieval::bounds::summary::Bounds;
 use crate::retrieval::selector::ScoreRequest;
 use std::ops::Range;
 
-/// A query, split by sign: `sum_j max(q_j max_j, q_j min_j)` is the product of its negative part with the minima and of its
-/// positive part with the maxima, and the lower bound the same with minima and maxima in each other's place.
+/// A query, split by sign.
+///
+/// The upper bound `sum_j max(q_j max_j, q_j min_j)` is the product of its negative part with the minima plus that of
+/// its positive part with the maxima. The lower bound exchanges minima and maxima.
 pub(crate) struct BoundQuery {
-    /// Each with the element of a record from which on it counts.
+    /// The parts, each with the first element of a record that it applies to.
     parts: Vec<(RowQuery, usize)>,
-    /// Elements of a record: minima, then as many maxima.
+    /// The elements of a record: minima, then as many maxima.
     record: usize,
     swapped: Vec<u16>,
 }
 
 impl BoundQuery {
-    /// A column per query head.
+    /// Returns a query with a column per query head.
     pub(crate) fn heads(ask: &ScoreRequest<'_>) -> Self {
         let part = |sign: fn(f32) -> f32| {
             let part: Vec<f32> = ask.query.iter().map(|q| sign(*q)).collect();
@@ -26,7 +28,7 @@ impl BoundQuery {
         Self::of(vec![(part(|q| q.min(0.0)), 0), (part(|q| q.max(0.0)), width)], width)
     }
 
-    /// One column, of sums over query heads: as for one vector, whose cost does not grow with their number.
+    /// Returns a query with one column, summed over query heads. Its cost does not grow with their number.
     pub(crate) fn summed(ask: &ScoreRequest<'_>) -> Self {
         let (dim, width) = (ask.shape.key_dim, ask.shape.width());
         let ratio = ask.query.len() / width;
@@ -45,7 +47,7 @@ impl BoundQuery {
         Self { parts, record: 2 * width, swapped: Vec::new() }
     }
 
-    /// Upper bounds of runs of a level, `[runs, columns]`; `columns` is at least what there are.
+    /// Writes upper bounds of the runs of a level, `[runs, columns]`. `columns` is at least the number of its columns.
     pub(crate) fn put_upper(
         &mut self,
         bounds: &Bounds,
@@ -61,7 +63,8 @@ impl BoundQuery {
         }
     }
 
-    /// Lower bounds of one run likewise. Rounded as upper bounds are, and so none is above an upper bound of what is in the run.
+    /// Writes lower bounds of one run. They are rounded as upper bounds are, so that none is above an upper bound
+    /// within the run.
     pub(crate) fn put_lower(&mut self, bounds: &Bounds, level: usize, run: usize, out: &mut [f32]) {
         self.swapped.clear();
         for record in bounds.records(level, run..run + 1) {
@@ -147,7 +150,7 @@ mod tests {
                         let scale: f32 = bounds.iter().map(|bound| bound.abs()).sum();
                         prop_assert!((sum - bounds.iter().sum::<f32>()).abs() <= 1e-4 * scale.max(1e-3), "{sum} {bounds:?}");
                     }
-                    // To the bit: what is in a run is nowhere above its upper bound and nowhere below its lower one.
+                    // To the bit: no part of a run is above its upper bound or below its lower bound.
                     if level > 0 {
                         let half = run << 1..(run << 1) + 2;
                         let mut inner = vec![0.0; 2];

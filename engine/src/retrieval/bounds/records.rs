@@ -1,8 +1,9 @@
 //! Element-wise minimum and maximum of the keys of each group (LeoAM section 4.1; Quest).
 //!
-//! For every token of a group and every query, `sum_j max(q_j * max_j, q_j * min_j)` is at least `q . k`. Records are
-//! stored in 16 bits: those of f16 and bf16 keys are exact, those of f32 keys are bf16 with the minimum rounded down and the
-//! maximum up, so that the bound holds in any case.
+//! Invariant: for every token of a group and every query, `sum_j max(q_j * max_j, q_j * min_j)` is at least `q . k`.
+//!
+//! Records have 16-bit elements. Those of f16 and bf16 keys are exact. Those of f32 keys are bf16, with minima rounded
+//! down and maxima rounded up, so that the invariant holds.
 
 use crate::kernels::extremes;
 use crate::metrics::Reservation;
@@ -11,16 +12,16 @@ use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::layout::LayerGeometry;
 
-/// Bytes of records that are shared as one between a sequence and its forks and readers.
+/// Bytes of a chunk of records. A sequence shares whole chunks with its forks and readers.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// Records of consecutive groups, with their part of the memory account.
+/// A chunk: the records of consecutive groups, with their memory reservation.
 struct RecordChunk {
     records: Vec<u16>,
     held: Option<Reservation>,
 }
 
-/// Records of consecutive groups that others hold too.
+/// Records of consecutive groups in a shared chunk.
 pub(crate) struct SharedRecords {
     chunk: Arc<RecordChunk>,
     elements: Range<usize>,
@@ -33,17 +34,17 @@ impl AsRef<[u8]> for SharedRecords {
     }
 }
 
-/// Takes bytes off the memory budget.
+/// Reserves bytes of the memory budget.
 pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Option<Reservation>;
 
-/// The records of one layer, by group. Cheap to clone: clones share chunks until they change them.
+/// The records of one layer, by group. Clones are cheap, because they share chunks until they change them.
 #[derive(Clone)]
 pub(crate) struct MinMax {
-    /// Minima `[kv_heads, key_dim]` and then maxima, per group; all chunks but the last hold [`Self::chunk_groups`] of them.
-    /// The last may hold more than count.
+    /// Minima `[kv_heads, key_dim]` and then maxima, per group. All chunks but the last hold [`Self::chunk_groups`]
+    /// groups. The last may hold more groups than count.
     chunks: Vec<Arc<RecordChunk>>,
     groups: usize,
-    /// Elements of the minima of one record.
+    /// The elements of the minima of a record.
     elements: usize,
     element: DType,
 }
@@ -55,42 +56,42 @@ impl RecordChunk {
 }
 
 impl MinMax {
-    /// No records yet, for keys of `dtype`.
+    /// Returns no records, for keys of `dtype`.
     pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
         Self { chunks: Vec::new(), groups: 0, elements: layer.key_elements(), element: Self::element(dtype) }
     }
 
-    /// Element type of the records for keys of `dtype`.
+    /// Returns the element type of records for keys of `dtype`.
     pub(crate) fn element(dtype: DType) -> DType {
         if dtype == DType::F16 { DType::F16 } else { DType::Bf16 }
     }
 
-    /// Groups with a record.
+    /// Returns how many groups have a record.
     pub(crate) fn groups(&self) -> usize {
         self.groups
     }
 
-    /// Elements of one record.
+    /// Returns the elements of a record.
     pub(crate) fn record(&self) -> usize {
         2 * self.elements
     }
 
-    /// Groups of a full chunk.
+    /// Returns the groups of a full chunk.
     fn chunk_groups(&self) -> usize {
         (CHUNK_BYTES / (2 * self.record())).max(1)
     }
 
-    /// Bytes in memory.
+    /// Returns the bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Bytes that a clone has to itself: the list of chunks.
+    /// Returns the bytes that a clone does not share: the list of chunks.
     pub(crate) fn own_bytes(&self) -> usize {
         self.chunks.capacity() * size_of::<Arc<RecordChunk>>()
     }
 
-    /// Makes room for `more` groups. `false` when there is no memory for it; the records are as they were.
+    /// Makes room for `more` groups. Returns false if there is no memory, and the records are unchanged.
     pub(crate) fn room(&mut self, more: usize, reserve: Reserve<'_>) -> bool {
         if more == 0 {
             return true;
@@ -106,7 +107,7 @@ impl MinMax {
             {
                 continue;
             }
-            // Growth comes in steps.
+            // Chunks grow in steps.
             let elements = (wanted + wanted / 4).min(full * record);
             let Some(held) = reserve(2 * elements) else { return false };
             let mut records = Vec::new();
@@ -123,7 +124,7 @@ impl MinMax {
         true
     }
 
-    /// The next records that lie in one chunk, at most `count`, of zeros. There must be [room](Self::room) for them.
+    /// Adds up to `count` records of zeros in one chunk and returns them. There must be [room](Self::room) for them.
     fn slots(&mut self, count: usize) -> &mut [u16] {
         let (record, full) = (self.record(), self.chunk_groups());
         let (index, first) = (self.groups / full, self.groups % full);
@@ -137,8 +138,8 @@ impl MinMax {
         &mut chunk.records[first * record..]
     }
 
-    /// Adds the record of the next group from its K plane, `[kv_heads, G, key_dim]` in `dtype`, all G tokens valid. There must
-    /// be [room](Self::room) for it.
+    /// Adds the record of the next group, from its K plane `[kv_heads, G, key_dim]` in `dtype`. There must be
+    /// [room](Self::room).
     pub(crate) fn push(&mut self, key_plane: &[u8], heads: usize, tokens: usize, dtype: DType) {
         let elements = self.elements;
         let slot = self.slots(1);
@@ -149,7 +150,7 @@ impl MinMax {
         extremes(key_plane, heads, tokens, dtype, minima, maxima);
     }
 
-    /// Where the records of groups `range` are: chunks, and elements of each.
+    /// Returns where the records of groups are: chunks, and the elements in each.
     fn places(&self, range: Range<usize>) -> impl Iterator<Item = (&Arc<RecordChunk>, Range<usize>)> {
         let (record, full) = (self.record(), self.chunk_groups());
         let chunks = self.chunks.iter().enumerate().skip(range.start / full);
@@ -160,28 +161,28 @@ impl MinMax {
         })
     }
 
-    /// The records of groups `range`, in pieces.
+    /// Returns the records of groups, in pieces.
     pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = &[u16]> {
         self.places(range).map(|(chunk, elements)| &chunk.records[elements])
     }
 
-    /// The same, for those who hold on to them: meanwhile there is no [room](Self::room) in their chunks.
+    /// Returns the records of groups as shared pieces. While a piece is held, its chunk has no [room](Self::room).
     pub(crate) fn shared(&self, range: Range<usize>) -> impl Iterator<Item = SharedRecords> {
         self.places(range).map(|(chunk, elements)| SharedRecords { chunk: Arc::clone(chunk), elements })
     }
 
-    /// The records of groups `range` as they stand on disk, in pieces.
+    /// Returns the bytes of the records of groups as stored, in pieces.
     pub(crate) fn encoded(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         self.pieces(range).map(bytemuck::cast_slice)
     }
 
-    /// Puts records as they stand on disk from `first_group` on, over those that were there. Groups before them without a
-    /// record have one of zeros. `false` when there is no memory.
+    /// Puts stored records from `first_group` on, over existing ones. Earlier groups without a record get one of zeros.
+    /// Returns false if there is no memory.
     pub(crate) fn lay(&mut self, first_group: usize, bytes: &[u8], reserve: Reserve<'_>) -> bool {
         let mut rest = bytes.as_chunks::<2>().0;
         let record = self.record();
         let end = first_group + rest.len() / record;
-        // What stands behind them is put back afterwards.
+        // Records behind them are put back afterwards.
         let start = first_group.min(self.groups);
         let before = std::mem::replace(&mut self.groups, start);
         if before > start && before > end {
@@ -215,23 +216,25 @@ impl MinMax {
         true
     }
 
-    /// Drops the records from `groups` on.
+    /// Removes the records from `groups` on.
     pub(crate) fn truncate(&mut self, groups: usize) {
         self.groups = self.groups.min(groups);
         self.chunks.truncate(self.groups.div_ceil(self.chunk_groups()));
     }
 
-    /// Element type of the records.
+    /// Returns the element type of the records.
     pub(crate) fn dtype(&self) -> DType {
         self.element
     }
 }
 
-/// Upper bounds for the groups of `pieces` of records, summed over all query heads, to `scores`. `query` is `[q_heads, key_dim]`,
-/// `heads` those of the keys, `record` the elements of a record, and `dot` gives `sum_j weights_j * record_j` over its elements.
+/// Writes upper bounds of the groups of `pieces`, summed over all query heads, to `scores`.
 ///
-/// With `p_j` the sum of the positive and `n_j` of the negative `q_j` over the query heads of a KV head, the sum of
-/// their bounds is `sum_j p_j * max_j + n_j * min_j`: the cost does not grow with the number of query heads.
+/// `query` is `[q_heads, key_dim]`, `heads` are the KV heads, `record` is the elements of a record, and `dot` returns
+/// `sum_j weights_j * record_j`.
+///
+/// Let `p_j` be the sum of the positive and `n_j` that of the negative `q_j` over the query heads of a KV head. The sum
+/// of their bounds is `sum_j p_j * max_j + n_j * min_j`, so that the cost does not grow with the number of query heads.
 pub(crate) fn upper_bounds<'a>(
     query: &[f32],
     heads: usize,
@@ -242,7 +245,7 @@ pub(crate) fn upper_bounds<'a>(
 ) {
     let width = record / 2;
     let dim = width / heads;
-    // As in a record: weights of the minima, then of the maxima.
+    // In the order of a record: weights of the minima, then of the maxima.
     let mut weights = vec![0.0; record];
     let (negative, positive) = weights.split_at_mut(width);
     let ratio = query.len() / width;
@@ -324,7 +327,7 @@ mod tests {
             let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
             let dot = |weights: &[f32], record: &[u16]| weights.iter().zip(record).map(|(w, &r)| w * widen(r)).sum();
             upper_bounds(&query, heads, summary.record(), summary.pieces(0..1), dot, &mut scores);
-            // The sum over heads bounds the sum over heads of the best token of each.
+            // The sum over heads of upper bounds is an upper bound of the sum over heads of each best token.
             let mut best = 0.0_f64;
             let mut scale = 0.0_f64;
             for q_head in 0..heads * ratio {
@@ -337,7 +340,7 @@ mod tests {
                 best += dots.fold(f64::NEG_INFINITY, f64::max);
             }
             prop_assert!(f64::from(scores[0]) >= best - 1e-5 * scale, "{} < {best}", scores[0]);
-            // One token: minimum and maximum are the key, and the bound is the dot product itself.
+            // With one token, minimum and maximum equal the key, and the bound is the dot product.
             if tokens == 1 && dtype != DType::F32 {
                 prop_assert!((f64::from(scores[0]) - best).abs() <= 1e-5 * scale);
             }
@@ -350,7 +353,7 @@ mod tests {
         fn clones_keep_their_records_and_pay_for_what_they_hold(
             steps in prop::collection::vec((0_usize..40, 0_usize..4, any::<bool>()), 1..40), dim in 100_u16..700,
         ) {
-            // Records of 400 to 2800 bytes: chunks of 40 to 5 groups. A record here is one number over and over.
+            // Records of 400 to 2800 bytes give chunks of 40 to 5 groups. A record here repeats one number.
             let elements = usize::from(dim);
             let budget = MemoryBudget::new(1 << 30);
             let mut reserve = |bytes| budget.try_reserve(bytes, Category::Summaries);
@@ -370,7 +373,7 @@ mod tests {
                         }
                     }
                     1 => {
-                        // Behind a gap, over the middle, over the end.
+                        // Behind a gap, over the middle, and over the end.
                         let first = count * (model.len() + 3) / 40;
                         prop_assert!(summary.lay(first, &record(value).repeat(7), &mut reserve));
                         model.resize(model.len().max(first + 7), 0);

@@ -1,5 +1,7 @@
-//! Element-wise bounds of the keys of each group and of runs of 2, 4, 8 ... groups (LeoAM, section 4; Quest): a tree of
-//! them for selectors that look closer only where it matters.
+//! The summary of bounds: element-wise minima and maxima of each group, and of runs of 2, 4, 8 ... groups (LeoAM
+//! section 4; Quest).
+//!
+//! The runs form a tree, which LeoAM descends only where a better group may be.
 
 use crate::error::Result;
 use crate::kernels::{extremes, merge_extremes};
@@ -13,11 +15,11 @@ use std::sync::Arc;
 use stratakv_format::DType;
 use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 
-/// The kind of summary that keeps minima and maxima. `levels` is 1 for groups alone; each further one covers runs twice as
-/// long, at half the memory of the level below.
+/// The recipe of bounds. `levels` is 1 for groups only. Each further level covers runs twice as long, at half the
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundsSpec {
-    /// Levels, 1 to 16.
+    /// The levels, 1 to 16.
     pub levels: usize,
 }
 
@@ -32,21 +34,23 @@ impl SummarySpec for BoundsSpec {
     }
 }
 
-/// Records as those of min/max: minima `[kv_heads, key_dim]`, then maxima, 16 bits, rounded outward.
+/// The bounds of a layer. Its records are those of min/max: minima `[kv_heads, key_dim]`, then maxima, in 16 bits,
+/// rounded outward.
 pub(crate) struct Bounds {
     shape: KeyShape,
     element: DType,
-    /// By level; record `i` of level `l` is of groups `i << l` to `(i + 1) << l`. Level 0 of streamed ones is empty.
+    /// Records by level. Record `i` of level `l` covers groups `i << l` to `(i + 1) << l`. Level 0 of streamed bounds
+    /// is empty.
     levels: Vec<Records<u16>>,
     streamed: Option<OfLayer>,
 }
 
-/// Bounds that are not kept.
+/// The state of bounds that are streamed.
 #[derive(Default)]
 struct OfLayer {
-    /// Those of groups, while somebody chooses by them; and what the levels above take.
+    /// The records of groups, during a selection, and the memory of the levels above.
     records: Option<(Arc<LayerRecords>, Reservation)>,
-    /// By level: runs before the first group, whose records were not read.
+    /// By level: the runs before the first group that was read.
     before: Vec<usize>,
 }
 
@@ -55,7 +59,7 @@ impl Bounds {
         self.levels.len()
     }
 
-    /// Whole runs of a level.
+    /// Returns the complete runs of a level.
     pub(crate) fn runs(&self, level: usize) -> usize {
         match self.streamed.as_ref().map(|streamed| &streamed.records) {
             Some(Some((records, _))) => records.range().end >> level,
@@ -64,7 +68,7 @@ impl Bounds {
         }
     }
 
-    /// The records of runs of a level, in pieces: minima `[kv_heads, key_dim]`, then maxima.
+    /// Returns the records of runs of a level, in pieces: minima `[kv_heads, key_dim]`, then maxima.
     pub(crate) fn records(&self, level: usize, runs: Range<usize>) -> impl Iterator<Item = &[u16]> {
         let streamed = self.streamed.as_ref();
         let read = streamed.and_then(|streamed| streamed.records.as_ref()).filter(|_| level == 0);
@@ -74,17 +78,17 @@ impl Bounds {
         read.map(|(records, _)| records.slices(runs)).into_iter().flatten().chain(own)
     }
 
-    /// What the elements of records are.
+    /// Returns the element type of records.
     pub(crate) fn element(&self) -> DType {
         self.element
     }
 
-    /// Whether it keeps nothing.
+    /// Returns whether it is streamed.
     pub(crate) fn is_streamed(&self) -> bool {
         self.streamed.is_some()
     }
 
-    /// As it would be with these records of groups; none where there is no memory for the levels above.
+    /// Returns the bounds of these records of groups, or none if there is no memory for the levels above.
     fn over(&self, records: &Arc<LayerRecords>, reserve: Reserve<'_>) -> Option<Self> {
         let Range { start, end } = records.range();
         let before: Vec<usize> = (0..self.levels.len()).map(|level| start.div_ceil(1 << level)).collect();
@@ -96,7 +100,7 @@ impl Bounds {
             let (below, own) = levels.split_at_mut(level);
             let own = &mut own[0];
             own.reserve(count(level));
-            // A run whose first half was not read is none.
+            // A run whose first half was not read is left out.
             let first = before[level] * 2;
             match level {
                 1 => {
@@ -120,7 +124,7 @@ impl Bounds {
 }
 
 impl Bounds {
-    /// Fills the levels above after a group was added.
+    /// Updates the levels above after a group was added.
     fn merge(&mut self) {
         for level in 1..self.levels.len() {
             let below = self.levels[level - 1].count();

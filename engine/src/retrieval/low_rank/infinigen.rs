@@ -1,5 +1,6 @@
-//! After InfiniGen: every KV head ranks tokens by itself, by partial keys of its own. What it reads is whole groups, so a
-//! group stands where the best of its tokens stands in the list of any head.
+//! After InfiniGen: every KV head ranks tokens by partial keys of its own.
+//!
+//! Whole groups are read, so a group gets the best rank that any of its tokens has in the list of any head.
 
 use crate::error::Result;
 use crate::kernels::best_by_head;
@@ -11,14 +12,14 @@ use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::top_k::{highest, score_order};
 use std::sync::Arc;
 
-/// Per-token, per-head selection by an adapter whose columns each belong to one head.
+/// Selection per token and head. Each column of its adapter belongs to one head.
 #[derive(Clone, Debug)]
 pub struct InfiniGen {
     keys: Arc<LowRankSpec>,
 }
 
 impl InfiniGen {
-    /// With this adapter.
+    /// Makes the selector from its adapter.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { keys: Arc::new(LowRankSpec::new(adapter)) }
@@ -43,14 +44,14 @@ impl Selector for InfiniGen {
             false => QueryBatch::kv_heads(ask.query, kv_heads, ask.shape.key_dim),
         };
         let (columns, fill) = low_rank(keys, ask, &batch);
-        // Per head, one for each group.
+        // Per head, one score for each group.
         let mut best = vec![0.0; kv_heads * ask.groups.len()];
         each_tile(ask, group, (batch.count(), columns), fill, |groups, mut tile| {
             let (units, weights) = tile.units();
             let place = (groups.start - ask.groups.start, ask.groups.len());
             best_by_head(units, weights, (columns, batch.count() / kv_heads), group, place, &mut best);
         });
-        // Of groups that come later in the list of every head, none is chosen: as many come before it.
+        // A group that is later in the list of every head is never chosen, because enough groups precede it.
         let forced: usize = ask.forced.iter().map(ExactSizeIterator::len).sum();
         let listed = (ask.count + forced).min(ask.groups.len());
         scores.fill(f32::NEG_INFINITY);

@@ -1,4 +1,4 @@
-//! KVSwap (section 3.2): low-rank keys of all heads together; sum over heads, maximum in the group.
+//! KVSwap (section 3.2): low-rank keys of all heads together, summed over heads, with the maximum in each group.
 
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
@@ -7,14 +7,14 @@ use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, low_rank, su
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;
 
-/// KVSwap's selection by an adapter of `rank` numbers per token.
+/// KVSwap's selection, by an adapter that keeps `rank` numbers per token.
 #[derive(Clone, Debug)]
 pub struct KvSwap {
     keys: Arc<LowRankSpec>,
 }
 
 impl KvSwap {
-    /// With this adapter.
+    /// Makes the selector from its adapter.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { keys: Arc::new(LowRankSpec::new(adapter)) }

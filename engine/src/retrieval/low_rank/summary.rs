@@ -89,7 +89,8 @@ impl LayerSummary for LowRank {
             for (k, weights) in key.iter().zip(self.matrix.matrix().chunks_exact(rank)) {
                 sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += k * w);
             }
-            // Beyond f16's range there is no key of a model; a bound keeps scores finite. Infinities may have met on the way.
+            // Beyond f16's range there is no key of a model; a bound keeps scores finite. Infinities may have met on
+            // the way.
             let narrow = |x: f32| if x.is_nan() { f16::ZERO } else { f16::from_f32(x.clamp(-65504.0, 65504.0)) };
             out.iter_mut().zip(&sums).for_each(|(out, x)| *out = narrow(*x).to_bits());
         }

@@ -1,5 +1,5 @@
-//! Keys at a low rank (ShadowKV): those of a sequence's layer before rotation, as few numbers per token times a common basis.
-//! Kept in memory in place of being read; built in two passes over the stored keys.
+//! Keys at a low rank (ShadowKV): those of a sequence's layer before rotation, as few numbers per token times a common
+//! basis. Kept in memory in place of being read; built in two passes over the stored keys.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::{Angles, Rotation, multiply_add, multiply_add_upper, strongest_directions};
@@ -23,11 +23,11 @@ const LONGEST: f32 = 4096.0;
 pub struct ReconstructOptions {
     /// Numbers per token and layer. `None`: 160 per 1024 elements of the joint keys of all KV heads, as in the paper.
     pub rank: Option<usize>,
-    /// Share of the groups whose keys and values are kept as they are: those with tokens least like their mean (outliers).
-    /// Default 0.003.
+    /// Share of the groups whose keys and values are kept as they are: those with tokens least like their mean
+    /// (outliers). Default 0.003.
     pub outlier_share: f64,
-    /// The newest tokens, appended since, whose keys are kept as they are until the next rebuild: so many per layer at most.
-    /// Default 1024. Keys of what is appended beyond them are read from devices.
+    /// The newest tokens, appended since, whose keys are kept as they are until the next rebuild: so many per layer at
+    /// most. Default 1024. Keys of what is appended beyond them are read from devices.
     pub exact_tokens: usize,
 }
 
@@ -97,8 +97,8 @@ impl ReconstructedKeys {
         self._account.bytes()
     }
 
-    /// The K plane of groups, one behind the other, each `[kv_heads, G, key_dim]` in the layout's element type: their rows times
-    /// the basis, turned to their positions.
+    /// The K plane of groups, one behind the other, each `[kv_heads, G, key_dim]` in the layout's element type: their
+    /// rows times the basis, turned to their positions.
     pub(crate) fn rebuild(&self, groups: &[u64], out: &mut Vec<u8>) {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
         let (width, rank) = (self.shape.width(), self.rank);
@@ -132,7 +132,8 @@ impl ReconstructedKeys {
     }
 }
 
-/// The first pass over the keys of a layer: their second moment before rotation, the longest, and which groups are outliers.
+/// The first pass over the keys of a layer: their second moment before rotation, the longest, and which groups are
+/// outliers.
 pub(crate) struct FirstPass {
     shape: KeyShape,
     rotation: Rotation,
@@ -278,7 +279,8 @@ fn turn_back(rotation: &Rotation, shape: &KeyShape, group: u64, keys: &mut [f32]
     }
 }
 
-/// What a layer has of its keys in memory: at a low rank up to the last rebuild, exact from there on as far as there is room.
+/// What a layer has of its keys in memory: at a low rank up to the last rebuild, exact from there on as far as there is
+/// room.
 pub(crate) struct KeptKeys {
     rebuilt: Arc<ReconstructedKeys>,
     /// Of the rebuilt groups, those that were not cut off since.

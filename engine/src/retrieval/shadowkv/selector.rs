@@ -1,6 +1,6 @@
-//! ShadowKV's choice of chunks: landmarks (mean keys), softmax, the maximum over the query heads of each KV head; chunks
-//! whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank where the view
-//! says so ([`PlaneSet::Reconstructed`](super::Planes)).
+//! ShadowKV's choice of chunks: landmarks (mean keys), softmax, the maximum over the query heads of each KV head;
+//! chunks whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank
+//! where the view says so ([`PlaneSet::Reconstructed`](super::Planes)).
 
 use crate::error::Result;
 use crate::kernels::{RowQuery, best_query_heads};
@@ -14,8 +14,8 @@ use stratakv_format::DType;
 /// Selection by landmarks and outliers.
 #[derive(Clone, Copy, Debug)]
 pub struct ShadowKv {
-    /// Share of the groups that are outliers (the paper: 0.002 to 0.003). They count in the budget, of which they take half
-    /// at most.
+    /// Share of the groups that are outliers (the paper: 0.002 to 0.003). They count in the budget, of which they take
+    /// half at most.
     pub outlier_share: f64,
 }
 

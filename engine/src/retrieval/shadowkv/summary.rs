@@ -48,7 +48,8 @@ impl Landmarks {
     }
 }
 
-/// The mean of the keys of a group `[G, kv_heads, key_dim]`, and the lowest cosine of a head of a key to that of the mean.
+/// The mean of the keys of a group `[G, kv_heads, key_dim]`, and the lowest cosine of a head of a key to that of the
+/// mean.
 pub(crate) fn mean_and_cosine(keys: &[f32], shape: &KeyShape) -> (Vec<f32>, f32) {
     let (width, dim) = (shape.width(), shape.key_dim);
     let mut mean = vec![0.0_f32; width];

@@ -1,4 +1,5 @@
-//! Sign bits: each head's key after a fixed random rotation, one bit per dimension, and its length in f16. No calibration.
+//! Sign bits: each head's key after a fixed random rotation, one bit per dimension, and its length in f16. No
+//! calibration.
 
 use crate::error::Result;
 use crate::kernels::{

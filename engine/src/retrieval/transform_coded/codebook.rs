@@ -1,18 +1,21 @@
-//! The codebook of transform-coded keys: a linear transform fitted to queries and keys, bits per dimension of it, and
-//! quantiser levels.
+//! The codebook of transform-coded keys: a linear transform, bits per dimension, and quantiser levels.
+//!
+//! Calibration fits the transform to queries and keys. A code is scored by look-ups in tables of 256 entries per byte.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::HalfPrecisionTables;
 use crate::retrieval::encoding::{Reader, check_matrix, put, put_all};
 
-/// The most bits of one dimension.
+/// Bits of one dimension, at most.
 pub(crate) const BITS_MAX: u32 = 8;
 
-/// Transform, levels and packing of one layer.
+/// The transform, levels and packing of one layer.
 ///
-/// A joint key `k` `[width]` becomes `(k - mean) * forward`, `[dims]`; each dimension is replaced by the nearest of its
-/// levels; the level numbers of the dimensions of one code byte lie in it from the lowest bit on. A query `q` meets it as
-/// `q * query`, `[dims]`: the sum over dimensions of that times the level is about `q . (k - mean)`.
+/// - A joint key `k` `[width]` becomes `(k - mean) * forward`, `[dims]`.
+/// - Each dimension is replaced by the nearest of its levels.
+/// - The level numbers of a code byte's dimensions are packed from the lowest bit on.
+/// - A query `q` becomes `q * query`, `[dims]`. The sum over dimensions of that times the level approximates `q . (k -
+///   mean)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Codebook {
     width: usize,
@@ -21,20 +24,22 @@ pub struct Codebook {
     forward: Vec<f32>,
     /// `[width, dims]`.
     query: Vec<f32>,
-    /// Dimensions of each code byte.
+    /// The dimensions of each code byte.
     packing: Vec<Vec<u32>>,
-    /// Rising levels of each dimension, a power of two of them.
+    /// The rising levels of each dimension. Their number is a power of two.
     levels: Vec<Vec<f32>>,
     distortion: f32,
 }
 
 impl Codebook {
-    /// From its parts: `mean` `[width]`, `forward` and `query` `[width, dims]`, `packing` the dimensions of each code byte,
-    /// `levels` 2, 4, ... 256 rising levels per dimension, and the mean squared error per token that calibration saw in the
-    /// transformed space.
+    /// Makes a codebook from its parts.
+    ///
+    /// `mean` is `[width]`, `forward` and `query` are `[width, dims]`, `packing` has the dimensions of each code byte,
+    /// and `levels` has 2, 4, ... 256 rising levels per dimension. `error` is the mean squared error per token in the
+    /// transformed space, as calibration measured it.
     ///
     /// # Errors
-    /// Parts that do not fit together, numbers that are not finite.
+    /// [`ErrorKind::InvalidArgument`]: parts that do not fit together, or numbers that are not finite.
     pub fn new(
         mean: Vec<f32>,
         forward: Vec<f32>,
@@ -76,7 +81,7 @@ impl Codebook {
         Ok(Self { width, mean, forward, query, packing, levels, distortion })
     }
 
-    /// Bytes in memory.
+    /// Returns its bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
         let floats = self.mean.len() + self.forward.len() + self.query.len();
         let lists = self.levels.iter().map(Vec::len).chain(self.packing.iter().map(Vec::len));
@@ -84,61 +89,61 @@ impl Codebook {
             + (self.levels.len() + self.packing.len()) * size_of::<Vec<f32>>()
     }
 
-    /// Joint key dimensions.
+    /// Returns the joint key dimensions.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Dimensions that got bits.
+    /// Returns the dimensions that have bits.
     #[must_use]
     pub fn dims(&self) -> usize {
         self.levels.len()
     }
 
-    /// Bytes of the code of one token.
+    /// Returns the bytes of a token's code.
     #[must_use]
     pub fn code_bytes(&self) -> usize {
         self.packing.len()
     }
 
-    /// Mean squared error per token in the transformed space, as calibration saw it.
+    /// Returns the mean squared error per token in the transformed space, as calibration measured it.
     #[must_use]
     pub fn distortion(&self) -> f32 {
         self.distortion
     }
 
-    /// What is taken off a key, `[width]`.
+    /// Returns the mean that is subtracted from a key, `[width]`.
     #[must_use]
     pub fn mean(&self) -> &[f32] {
         &self.mean
     }
 
-    /// The transform of keys, `[width, dims]`.
+    /// Returns the transform of keys, `[width, dims]`.
     #[must_use]
     pub fn forward(&self) -> &[f32] {
         &self.forward
     }
 
-    /// The transform of queries, `[width, dims]`.
+    /// Returns the transform of queries, `[width, dims]`.
     #[must_use]
     pub fn query(&self) -> &[f32] {
         &self.query
     }
 
-    /// Dimensions of each code byte, from its lowest bit on.
+    /// Returns the dimensions of each code byte, from its lowest bit on.
     #[must_use]
     pub fn packing(&self) -> &[Vec<u32>] {
         &self.packing
     }
 
-    /// Rising levels of each dimension.
+    /// Returns the rising levels of each dimension.
     #[must_use]
     pub fn levels(&self) -> &[Vec<f32>] {
         &self.levels
     }
 
-    /// The code of one key; gives its squared error in the transformed space.
+    /// Writes the code of a key. Returns its squared error in the transformed space.
     pub(crate) fn encode(&self, key: &[f32], work: &mut Vec<f32>, code: &mut [u8]) -> f32 {
         let dims = self.dims();
         work.clear();
@@ -162,14 +167,16 @@ impl Codebook {
         error
     }
 
-    /// Sums of weighted levels for each value of each code byte: `[code_bytes, 256, lanes]`, from weights `[dims, lanes]`.
+    /// Returns the sums of weighted levels for each value of each code byte, `[code_bytes, 256, lanes]`, from weights
+    /// `[dims, lanes]`.
     pub(crate) fn tables(&self, weights: &[f32], lanes: usize) -> Vec<f32> {
         let mut out = vec![0.0; self.code_bytes() * 256 * lanes];
         for (byte, table) in self.packing.iter().zip(out.chunks_exact_mut(256 * lanes)) {
             let mut filled = 1;
             for &dim in byte {
                 let weights = &weights[dim as usize * lanes..][..lanes];
-                // Values of the bits so far, once per level of the next dimension; the first level last, for it is the source.
+                // The values of the bits so far, once per level of the next dimension. The first level is written last,
+                // because it is the source.
                 for (index, level) in self.levels[dim as usize].iter().enumerate().rev() {
                     let (source, rest) = table.split_at_mut(filled * lanes);
                     if index > 0 {
@@ -191,7 +198,8 @@ impl Codebook {
         out
     }
 
-    /// Tables of one lane, each as the sum of two of at most five bits; none where a dimension lies across every cut.
+    /// Returns the tables of one lane, each as the sum of two tables of at most five bits. Returns none if every cut
+    /// divides a dimension.
     pub(crate) fn halves(&self, tables: &[f32]) -> Option<Vec<HalfPrecisionTables>> {
         let half = |(byte, table): (&Vec<u32>, &[f32])| {
             let ends = byte.iter().scan(0, |bits, dim| {
@@ -249,7 +257,7 @@ impl Codebook {
     }
 }
 
-/// The nearest of rising levels.
+/// Returns the nearest of rising levels.
 fn nearest(levels: &[f32], x: f32) -> usize {
     levels.windows(2).take_while(|w| x > (w[0] + w[1]) / 2.0).count()
 }
@@ -260,7 +268,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The look-up tables give what the levels give.
+        /// The look-up tables give the same sums as the levels.
         #[test]
         fn tables_are_sums_of_weighted_levels(seed in any::<u64>(), bits in prop::collection::vec(1_u32..5, 1..9)) {
             let mut rng = seed | 1;

@@ -7,14 +7,14 @@ use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::{CodeSpec, Codes};
 use std::sync::Arc;
 
-/// Selection by transform-coded keys, by an adapter with codebooks.
+/// Selection by transform-coded keys. Its adapter has codebooks.
 #[derive(Clone, Debug)]
 pub struct TransformCoded {
     keys: Arc<CodeSpec>,
 }
 
 impl TransformCoded {
-    /// With this adapter.
+    /// Makes the selector from its adapter.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { keys: Arc::new(CodeSpec::new(adapter)) }

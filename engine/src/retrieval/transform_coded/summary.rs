@@ -1,4 +1,4 @@
-//! Transform-coded keys: a few bytes per token, scored by table look-ups.
+//! The summary of transform-coded keys: a few bytes per token, scored by table look-ups.
 
 use crate::error::Result;
 use crate::kernels::{CodeSums, HalfPrecisionTables, QuantisedTables, code_sums, look_up};
@@ -11,14 +11,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{SUMMARY_CODES, SummaryRecords};
 
-/// The kind of summary that keeps a code per token, by an adapter with codebooks.
+/// The recipe of codes: an adapter with codebooks.
 #[derive(Clone, Debug)]
 pub struct CodeSpec {
     adapter: Arc<Adapter>,
 }
 
 impl CodeSpec {
-    /// By this adapter, which must have codebooks for the layers it is used with.
+    /// Makes the recipe from an adapter, which must have codebooks for the layers it is used with.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { adapter }
@@ -44,27 +44,30 @@ impl SummarySpec for CodeSpec {
     }
 }
 
-/// `[groups][group_tokens, code_bytes]`.
+/// The codes of a layer: `[groups][group_tokens, code_bytes]`.
 pub struct Codes {
     shape: KeyShape,
     book: Arc<Codebook>,
     codes: Records<u8>,
-    /// Of the adapter.
+    /// The codebook of the adapter.
     checksum: u64,
     error: f64,
     seen: u64,
 }
 
 impl Codes {
-    /// How far keys are from those of calibration: their mean squared error over the calibrated one. About 1 where they are
-    /// alike; none before the first key. Keys whose codes came back from a device are not counted.
+    /// Returns how far keys are from those of calibration: their mean squared error over the calibrated one. About 1
+    /// means alike.
+    ///
+    /// Returns none before the first key. Keys whose codes were read from a device do not count.
     #[must_use]
     pub fn drift(&self) -> Option<f64> {
         let calibrated = f64::from(self.book.distortion());
         (self.seen > 0 && calibrated > 0.0).then(|| self.error / self.seen as f64 / calibrated)
     }
 
-    /// What gives the scores of all tokens of groups, less what is the same for all of them, `[tokens, columns]`; the columns.
+    /// Returns the columns, and a function that fills the scores of all tokens of groups, `[tokens, columns]`. A
+    /// constant that all tokens share is left out.
     pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let padded = batch.padded();
         let weights = batch.project(self.book.query(), self.book.dims());
@@ -90,20 +93,20 @@ impl Codes {
         (columns, score)
     }
 
-    /// For one column: sixteen tokens at a time, where that is faster.
+    /// Returns the function for one column, which scores sixteen tokens at a time if that is faster.
     fn halves(&self, tables: &[f32], columns: usize) -> Option<(CodeSums, Vec<HalfPrecisionTables>)> {
         let sums = code_sums().filter(|_| columns == 1 && matches!(self.book.code_bytes(), 4 | 8))?;
         Some((sums, self.book.halves(tables)?))
     }
 }
 
-/// What code bytes are looked up in.
+/// The tables in which code bytes are looked up.
 enum CodeTables {
-    /// 16-bit numbers, for several columns.
+    /// Tables of 16-bit numbers, for several columns.
     Quantised(QuantisedTables),
-    /// For one column, in vector registers.
+    /// Tables for one column, in vector registers.
     Halves(CodeSums, Vec<HalfPrecisionTables>),
-    /// For one column.
+    /// Tables for one column.
     Bytes(Vec<f32>),
 }
 
