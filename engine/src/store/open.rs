@@ -105,7 +105,7 @@ fn match_members(found: Vec<ProbedDirectory>, slots: &[Slot], catalog: &Catalog)
             }
             _ => {
                 let path = found.directory.path().display().to_string();
-                let text = format!("open: device directory {path} is not the device that the store knows");
+                let text = format!("open: device directory {path}: it is not the device that the store knows");
                 return Err(Error::new(ErrorKind::Configuration, text));
             }
         }
