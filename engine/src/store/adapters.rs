@@ -41,7 +41,7 @@ impl Store {
     /// [`Self::delete_adapter`], whatever becomes of sequences. An adapter that is there already, with the same
     /// numbers, is not stored again.
     ///
-    /// `replicas`: copies on distinct devices, as of a sequence ([`CreateOptions::replicas`](crate::SequenceOptions)).
+    /// `replicas`: copies on distinct devices, as of a sequence ([`CreateOptions::replicas`](crate::CreateOptions)).
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout.

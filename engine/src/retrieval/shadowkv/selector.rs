@@ -1,6 +1,6 @@
 //! ShadowKV's choice of chunks: landmarks (mean keys), softmax, the maximum over the query heads of each KV head;
 //! chunks whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank
-//! where the view says so ([`PlaneSet::Reconstructed`](super::Planes)).
+//! where the view says so ([`PlaneSet::ReconstructedKeys`](crate::PlaneSet)).
 
 use crate::error::Result;
 use crate::kernels::{RowQuery, best_query_heads};
