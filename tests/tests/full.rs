@@ -208,7 +208,7 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
         append(&mut sequence, &mut seeds, 3).and_then(|()| sequence.commit(Durability::Sync))
     };
     let refused = (0..1000).map(small).find(no_space).expect("no end of sequences").expect_err("refused");
-    assert!(refused.to_string().contains("the manifest has no room"), "{refused}");
+    assert!(refused.to_string().contains("the manifest has no space"), "{refused}");
     let committed = seeds.len();
     let mut grown = (0..100).map(|_| {
         let seeds = &mut seeds;
@@ -217,11 +217,11 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
     let mut last = committed;
     let refused = grown.find_map(|outcome| outcome.map(|len| last = len).err()).expect("no end of frames");
     drop(grown);
-    assert!(refused.to_string().contains("the manifest has no room"), "{refused}");
+    assert!(refused.to_string().contains("the manifest has no space"), "{refused}");
     // Cutting nothing off is no way around it.
     parent.truncate(seeds.len() as u64).expect("a cut");
     let again = parent.commit(Durability::Sync).expect_err("refused");
-    assert!(again.to_string().contains("the manifest has no room"), "{again}");
+    assert!(again.to_string().contains("the manifest has no space"), "{again}");
     // A cut finds room.
     parent.truncate(last as u64 - 5).expect("a cut");
     seeds.truncate(last - 5);
