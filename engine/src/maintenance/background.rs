@@ -116,7 +116,9 @@ pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Clean
 /// Cleans until more than the threshold of segments is free, or nothing more can be cleaned.
 fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     let mut done = Cleaned::default();
-    loop {
+    // Each round gains at least one segment, so the number of files bounds the rounds.
+    let rounds = lock(&inner.space).files();
+    for _ in 0..=rounds {
         let (free, all) = {
             let space = lock(&inner.space);
             (space.free_segments(&inner.devices), space.all_segments(&inner.devices))
@@ -134,9 +136,10 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
         done.frames += round.frames;
         done.bytes += round.bytes;
         if round.segments == 0 {
-            return Ok(done);
+            break;
         }
     }
+    Ok(done)
 }
 
 /// Evicts down to the low watermark if the live bytes exceed the high watermark.

@@ -1,6 +1,7 @@
 //! Cleaning: moves the live frames out of mostly dead segments, so that the segments become free.
 //!
-//! 1. Choose victims: sealed segments with the best ratio of gain to cost, until the wanted gain is reached.
+//! 1. Choose victims: sealed segments with the best ratio of gain to cost, until their packed frames fill the wanted
+//!    number of segments less.
 //! 2. Copy the live frames of each victim, in order of LSN, to the segment for relocated frames of the same device.
 //! 3. Commit the new places, one commit per victim.
 //! 4. Commit once more: a commit frees every segment without live pages and without readers.
@@ -19,9 +20,10 @@ use crate::error::{ErrorKind, Result};
 use crate::io::coverage;
 use crate::log::{CommitRequest, CopyChange, Device, Devices, SegmentAllocator, StoreInner, places};
 use crate::metrics::lock;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use stratakv_format::{FrameId, PAGE_BYTES};
+use stratakv_format::{DeviceIndex, FrameId, PAGE_BYTES};
 
 /// The result of cleaning: segments emptied, and frames and bytes moved.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,6 +62,55 @@ fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share
     found
 }
 
+/// The frames of one victim, in the order in which they move.
+type Move = (SegmentKey, Vec<(FrameId, FrameMeta)>);
+
+/// Chooses the best victims whose frames fill `wanted` fewer segments than they leave, or as many fewer as there are.
+///
+/// Returns none if not even one whole segment would be gained. Dead pages alone do not tell, because a frame does not
+/// span segments: frames of 6 pages leave 4 pages unused in each segment of 10, before and after they move.
+fn choose(catalog: &Catalog, victims: &[Victim], usable: u32, wanted: u64) -> Vec<Move> {
+    let dead: u64 = victims.iter().map(|victim| u64::from(usable).saturating_sub(victim.live_pages)).sum();
+    if dead < u64::from(usable) {
+        return Vec::new();
+    }
+    let mut moves: Vec<Move> = Vec::new();
+    let mut packing = Packing { usable, devices: BTreeMap::new() };
+    for victim in victims {
+        let frames = catalog.frames_in(victim.key).into_iter();
+        let mut frames: Vec<(FrameId, FrameMeta)> = frames.map(|(id, frame)| (id, frame.clone())).collect();
+        // The order in which they were written keeps the frames of a sequence together.
+        frames.sort_by_key(|(_, frame)| frame.lsn);
+        frames.iter().for_each(|(_, frame)| packing.add(victim.key.0, frame.location.pages));
+        moves.push((victim.key, frames));
+        if moves.len() as u64 >= packing.segments() + wanted {
+            break;
+        }
+    }
+    if moves.len() as u64 > packing.segments() { moves } else { Vec::new() }
+}
+
+/// Counts the segments that moved frames fill on each device. The allocator fills one segment after another.
+struct Packing {
+    usable: u32,
+    /// The segments filled on a device, and the pages left in the last one.
+    devices: BTreeMap<DeviceIndex, (u64, u32)>,
+}
+
+impl Packing {
+    fn add(&mut self, device: DeviceIndex, pages: u32) {
+        let (segments, left) = self.devices.entry(device).or_default();
+        if pages > *left {
+            (*segments, *left) = (*segments + 1, self.usable);
+        }
+        *left = left.saturating_sub(pages);
+    }
+
+    fn segments(&self) -> u64 {
+        self.devices.values().map(|(segments, _)| segments).sum()
+    }
+}
+
 /// Cleans segments with a live share of at most `share` until `segments` whole ones are gained, at full speed.
 ///
 /// Moves nothing if not even one whole segment would be gained.
@@ -78,27 +129,13 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
 pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _one = lock(&inner.locks.cleaning);
     let mut done = Cleaned::default();
-    let usable = u64::from(inner.devices.identity.segment_pages - 2);
-    let list = {
+    let moves = {
         let catalog = lock(&inner.catalog);
         let victims = victims(&inner.devices, &catalog, &lock(&inner.space), share);
-        let mut gain = 0;
-        let enough = victims.into_iter().take_while(|victim| {
-            let wanted = gain < segments * usable;
-            gain += if wanted { usable - victim.live_pages } else { 0 };
-            wanted
-        });
-        let keys: Vec<SegmentKey> = enough.map(|victim| victim.key).collect();
-        if gain < usable {
-            return Ok(done);
-        }
-        let frames = |key| catalog.frames_in(key).into_iter().map(|(id, frame)| (id, frame.clone())).collect();
-        keys.into_iter().map(|key| (key, frames(key))).collect::<Vec<(SegmentKey, Vec<(FrameId, FrameMeta)>)>>()
+        choose(&catalog, &victims, inner.devices.identity.segment_pages - 2, segments)
     };
     let start = Instant::now();
-    for (key, mut frames) in list {
-        // The order in which they were written keeps the frames of a sequence together.
-        frames.sort_by_key(|(_, frame)| frame.lsn);
+    for (key, frames) in moves {
         let moved = move_frames(inner, key, &frames, (start, done.bytes))?;
         done.frames += moved.frames;
         done.bytes += moved.bytes;
@@ -180,4 +217,31 @@ fn move_frames(
     (0..moved).for_each(|_| coverage!(FrameMoved));
     done.segments = u64::from(whole);
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames of `pages` each, packed into segments of `usable` pages on one device.
+    fn packed(usable: u32, pages: &[u32]) -> u64 {
+        let mut packing = Packing { usable, devices: BTreeMap::new() };
+        pages.iter().for_each(|&pages| packing.add(DeviceIndex(0), pages));
+        packing.segments()
+    }
+
+    #[test]
+    fn packing_leaves_the_rest_of_a_segment_that_a_frame_does_not_fit() {
+        assert_eq!(packed(10, &[6, 6, 6]), 3);
+        assert_eq!(packed(10, &[5, 5, 5]), 2);
+        assert_eq!(packed(10, &[]), 0);
+        assert_eq!(packed(10, &[10, 1]), 2);
+    }
+
+    #[test]
+    fn packing_counts_the_segments_of_each_device() {
+        let mut packing = Packing { usable: 10, devices: BTreeMap::new() };
+        (0..4).for_each(|device| packing.add(DeviceIndex(device % 2), 5));
+        assert_eq!(packing.segments(), 2);
+    }
 }
