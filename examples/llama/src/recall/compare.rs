@@ -13,7 +13,7 @@ use stratakv::retrieval::{Selector, SelectorId};
 
 use super::prompts::Prompt;
 use super::run::{STATE, answer};
-use super::table::{Comparison, Figures};
+use super::table::{Comparison, FULL, Figures};
 use crate::budget::Budget;
 use crate::kv::backend::{Backend, SINKS};
 use crate::kv::method::Policy;
@@ -95,7 +95,7 @@ fn compare_prompt(
     let (steps, seconds) = (expected.steps as f64, expected.elapsed.as_secs_f64());
     // Full attention misses nothing. One probe with all of the mass and no error says so.
     let figures = Figures { steps, seconds, mass: 1.0, probes: 1.0, ..Figures::default() };
-    table.row("full", "1", prompt.context).add(prompt, (full_accuracy, full_accuracy), figures);
+    table.row(FULL, "1", prompt.context).add(prompt, (full_accuracy, full_accuracy), figures);
     cache.set_dense_layers(plan.dense_layers);
     for (policy, id) in plan.policies.iter().zip(&ids) {
         for &budget in plan.budgets {

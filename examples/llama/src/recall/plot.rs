@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::table::Comparison;
+use super::table::{Comparison, FULL};
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 420.0;
@@ -63,7 +63,7 @@ fn axes(out: &mut String) {
 /// Writes the marks of one budget.
 fn marks(out: &mut String, table: &Comparison, budget: &str, colour: &str) {
     let mut methods: Vec<&str> = Vec::new();
-    for row in table.rows.iter().filter(|row| row.budget == budget && row.method != "full") {
+    for row in table.rows.iter().filter(|row| row.budget == budget && row.method != FULL) {
         if methods.contains(&row.method.as_str()) {
             continue;
         }

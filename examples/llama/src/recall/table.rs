@@ -13,6 +13,9 @@ use serde::Serialize;
 use super::drift::Drift;
 use super::prompts::Prompt;
 
+/// The name of full attention in memory, which every comparison runs.
+pub(super) const FULL: &str = "full";
+
 /// One method under one budget at one context.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
@@ -59,7 +62,7 @@ struct PromptAccuracy {
     full: f64,
 }
 
-/// What one prompt cost, or the sums over prompts.
+/// The costs of one prompt, or the sums over prompts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     /// Bytes of summaries in memory per token and layer.
@@ -119,7 +122,7 @@ impl Comparison {
     #[must_use]
     pub fn budgets(&self) -> Vec<&str> {
         let mut budgets: Vec<&str> = Vec::new();
-        for row in self.rows.iter().filter(|row| row.method != "full") {
+        for row in self.rows.iter().filter(|row| row.method != FULL) {
             if !budgets.contains(&row.budget.as_str()) {
                 budgets.push(&row.budget);
             }
@@ -144,6 +147,7 @@ impl Comparison {
     }
 
     /// Adds the rows of an earlier run from its files, [`csv`](Self::csv) and [`prompts_csv`](Self::prompts_csv).
+    /// A row of full attention that exists already stays.
     ///
     /// # Errors
     /// Fails if a line has another form, or if a row exists already, because its prompts would count twice.
@@ -156,6 +160,10 @@ impl Comparison {
             };
             let context = context.parse()?;
             let known = self.rows.iter().any(|row| row.is_of(method, budget, context));
+            // Every run has full attention. The row of the first run stays.
+            if known && method == FULL {
+                continue;
+            }
             ensure!(!known, "{method} at {budget} and {context} tokens is in two of the merged runs");
             let optional = |text: &str| (!text.is_empty()).then(|| text.parse()).transpose();
             let (mass, error) = (optional(mass)?, optional(error)?);
@@ -171,6 +179,9 @@ impl Comparison {
             };
             let context: usize = context.parse()?;
             let row = self.rows[first..].iter_mut().find(|row| row.is_of(method, budget, context));
+            if row.is_none() && method == FULL {
+                continue;
+            }
             let row = row.with_context(|| format!("{line:?} of prompts.csv belongs to no row of compare.csv"))?;
             let (accuracy, full) = (accuracy.parse()?, full.parse()?);
             row.prompts.push(PromptAccuracy { id: id.to_owned(), task: task.to_owned(), accuracy, full });
@@ -347,6 +358,13 @@ mod tests {
         merged.merge(&table.csv(), &table.prompts_csv()).unwrap();
         assert_eq!((merged.csv(), merged.prompts_csv()), (table.csv(), table.prompts_csv()));
         assert_eq!(merged.paired("a", "b", "1/13"), table.paired("a", "b", "1/13"));
+        // Another run has other methods and full attention again.
+        let mut other = Comparison::default();
+        other.row(FULL, "1", 8).add(&prompt("1", "S"), (1.0, 1.0), figures);
+        let mut both = other.clone();
+        other.row("c", "1/13", 8).add(&prompt("1", "S"), (0.0, 1.0), figures);
+        both.merge(&other.csv(), &other.prompts_csv()).unwrap();
+        assert_eq!((both.rows.len(), both.rows[0].n, both.rows[1].method.as_str()), (2, 1, "c"));
         assert!(merged.merge(&table.csv(), "").unwrap_err().to_string().contains("in two of the merged runs"));
         assert!(Comparison::default().merge("x\ny", "").is_err());
     }
