@@ -481,29 +481,38 @@ mod tests {
         assert!(args.prompt_file().is_file(), "{}", args.prompt_file().display());
     }
 
+    /// Parses a command line whose quoted arguments may hold blanks.
+    fn parses(line: &str) {
+        let parts = line.split('\'').enumerate();
+        let words = parts.flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        });
+        if let Err(error) = Cli::try_parse_from(words) {
+            panic!("{line}: {error}");
+        }
+    }
+
     #[test]
     fn examples_of_every_help_parse() {
-        let home = |text: &str| text.replace("~/", "home/");
-        let mut seen = 0;
-        for text in [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES] {
-            for line in text.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with('#')) {
-                // A quoted argument may hold blanks.
-                let parts = line.split('\'').enumerate().map(|(i, part)| (i % 2 == 1, home(part)));
-                let words = parts.flat_map(|(quoted, part)| match quoted {
-                    true => vec![part],
-                    false => part.split_whitespace().map(str::to_owned).collect(),
-                });
-                if let Err(error) = Cli::try_parse_from(words) {
-                    panic!("{line}: {error}");
-                }
-                seen += 1;
-            }
-        }
-        assert_eq!(seen, 15);
+        let texts = [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES];
+        let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
+        let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(commands.len(), 15);
+        commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains(&format!("kvrun {}", command.get_name())), "{}", command.get_name());
         }
+    }
+
+    #[test]
+    fn commands_of_the_readme_parse() {
+        let readme = include_str!("../README.md").replace("\\\n", " ");
+        let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
+        let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
+        assert_eq!(commands.len(), 14);
+        commands.into_iter().for_each(parses);
     }
 
     #[test]
