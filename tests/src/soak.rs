@@ -183,7 +183,10 @@ fn hold_against_model(workspace: &Path, seed: u64, stop: &AtomicBool) -> Share {
         Ok(output) if output.status.success() => return (HISTORIES, Vec::new()),
         // An interrupt reaches the tests as well.
         Ok(_) if stop.load(Ordering::Relaxed) => return (0, Vec::new()),
-        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
+        Ok(output) => {
+            let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+            format!("cargo: {}\n{out}{errors}", output.status)
+        }
         Err(e) => format!("cargo: {e}"),
     };
     let [histories, seed_is] = variables.map(|(name, value)| format!("{name}={value}"));
