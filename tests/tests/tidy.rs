@@ -125,6 +125,36 @@ fn one_file_detects_cpu_features() {
     }
 }
 
+/// The rounding of f16 and bf16 is part of what a store holds. One file decides it.
+#[test]
+fn one_file_widens_and_narrows() {
+    let marks =
+        ["f16::from_f32", "f16::from_f64", ".to_f32()", ".to_f64()", "convert_to_f32_slice", "convert_from_f32_slice"];
+    for (path, text) in sources("engine/src") {
+        let is_test = path.split('/').any(|part| part == "tests.rs" || part == "tests");
+        if path == "kernels/convert.rs" || is_test {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate() {
+            let mark = marks.iter().find(|mark| line.contains(**mark));
+            assert!(mark.is_none(), "engine/src/{path}:{}: call kernels/convert.rs: {line}", number + 1);
+        }
+    }
+}
+
+/// The vector code is in one room, where the rules of its callers can be read together.
+#[test]
+fn vector_code_stays_in_the_kernels() {
+    let marks = [concat!("multi", "version!"), concat!("target_", "feature"), "std::arch", "core::arch"];
+    for (path, text) in sources("engine/src") {
+        for (number, line) in text.lines().enumerate().filter(|_| !path.starts_with("kernels/")) {
+            let mark = marks.iter().find(|mark| line.contains(**mark));
+            assert!(mark.is_none(), "engine/src/{path}:{}: move it to kernels: {line}", number + 1);
+        }
+    }
+}
+
 #[test]
 fn files_are_small() {
     for dir in ["engine/src", "fsck/src", "format-spec/src", "examples/llama/src", "bench/src", "tests/src"] {

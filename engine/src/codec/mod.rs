@@ -18,7 +18,6 @@
 //! - Memory depends on the shape alone, never on a length in the stored bytes.
 
 mod block;
-mod element;
 mod quantise;
 mod split;
 #[cfg(test)]

@@ -128,26 +128,6 @@ fn by_the_book(bits: u32, shape: &PlaneShape, values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn elements_widen_and_narrow_like_the_half_crate() {
-    use element::{Bf16, Element, F16};
-    for bits in 0..=u16::MAX {
-        let (x, word) = (f16::from_bits(bits).to_f32(), bits.to_le_bytes());
-        assert!(x.is_nan() || F16::widen(word).to_bits() == x.to_bits(), "{bits:#x}");
-        assert_eq!(Bf16::widen(word).to_bits(), u32::from(bits) << 16);
-    }
-    for bits in (0..=u32::MAX).step_by(997) {
-        let x = f32::from_bits(bits);
-        if x.is_nan() {
-            continue;
-        }
-        let most = f16::MAX.to_f32();
-        assert_eq!(F16::narrow(x), f16::from_f32(x.clamp(-most, most)).to_le_bytes(), "{bits:#x}");
-        let most = bf16::MAX.to_f32();
-        assert_eq!(Bf16::narrow(x), bf16::from_f32(x.clamp(-most, most)).to_le_bytes(), "{bits:#x}");
-    }
-}
-
-#[test]
 fn the_smallest_numbers_are_refused_or_within_the_bound() {
     for (dtype, sizes) in
         [(DType::F32, [1e-36, 7e-37, 1e-38, 1e-40, 1e-44]), (DType::Bf16, [1e-36, 7e-37, 1e-38, 1e-40, 0.0])]

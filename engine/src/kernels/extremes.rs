@@ -3,8 +3,8 @@
 //! f16 and bf16 keys are compared as integers of the same order, so their extremes are exact. Extremes of f32 keys are
 //! bf16, the minimum rounded down and the maximum up, so that they are still bounds.
 
+use super::convert::f32_to_bf16_below;
 use super::dispatch::multiversion;
-use half::bf16;
 use stratakv_format::DType;
 
 multiversion! {
@@ -104,18 +104,9 @@ fn extremes_f32(plane: &[u8], minima: &mut [u16], maxima: &mut [u16]) {
         }
     }
     for j in 0..dim {
-        minima[j] = round_down(low[j]);
-        maxima[j] = round_down(-high[j]) ^ 0x8000;
+        minima[j] = f32_to_bf16_below(low[j]);
+        maxima[j] = f32_to_bf16_below(-high[j]) ^ 0x8000;
     }
-}
-
-/// Returns the bits of the largest bf16 that is not above `x`. For `x` below every finite bf16 it is the lowest
-/// finite one, but append refuses such elements.
-#[inline(always)]
-fn round_down(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let cut = (bits >> 16) as u16;
-    if x < 0.0 && bits & 0xffff != 0 { (cut + 1).min(bf16::MIN.to_bits()) } else { cut }
 }
 
 /// Writes the record of a run, minima and then maxima, from the records of its halves.
@@ -133,7 +124,7 @@ pub(crate) fn merge_extremes(left: &[u16], right: &[u16], out: &mut [u16]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::f16;
+    use half::{bf16, f16};
     use proptest::prelude::*;
 
     #[test]

@@ -67,8 +67,8 @@ fn exponentiate_by<const N: usize>(units: &mut [f32], maxima: &mut [f32], sums: 
 }
 
 multiversion! {
-    /// Turns `units` `[units, lanes]` into `2^(factor * (x - maximum))`. There is a multiple of 8 lanes, and no unit is above
-    /// the maximum of its lane.
+    /// Turns `units` `[units, lanes]` into `2^(factor * (x - maximum))`. There is a multiple of 8 lanes, and no unit
+    /// is above the maximum of its lane.
     pub(crate) fn powers(units: &mut [f32], maxima: &[f32], factor: f32) = powers_of_lanes;
 }
 

@@ -12,7 +12,9 @@
 //! | `extremes` | minima and maxima of keys |
 //! | `matmul`, `subspace` | products of matrices, and the strongest directions of one |
 //! | `rope`, `hadamard` | rotations of keys |
+//! | `quantise` | eight and four bits per element, and back |
 //! | `convert` | f16 and bf16 to f32, and back |
+//! | `strided` | checks and conversions of the rows that a caller appends |
 //!
 //! Below them:
 //! - `dispatch` asks the processor for its instruction sets. Plain loops are compiled for several of them by
@@ -22,14 +24,14 @@
 //! - `plane` and `prefetch` describe what attention reads.
 //!
 //! Invariants:
-//! - The room imports the element type of the format, `half` and `std`, and nothing of the engine.
+//! - The room imports the format, `half`, `bytemuck` and `std`, and nothing of the engine.
 //! - All its functions are pure, and the same input gives the same bits on one machine. Different instruction sets may
 //!   add in different orders.
 //! - Every `unsafe` block relies on bounds that are asserted in safe code of this room.
 
 mod code_sums;
 mod convert;
-pub(crate) mod dispatch;
+mod dispatch;
 mod dot;
 mod extremes;
 mod hadamard;
@@ -40,6 +42,7 @@ mod matmul;
 mod maxima;
 mod plane;
 mod prefetch;
+mod quantise;
 mod rope;
 mod row_query;
 mod row_scores;
@@ -47,14 +50,17 @@ mod scores;
 mod sign_sums;
 mod softmax;
 mod softmax_parts;
+mod strided;
 mod subspace;
 mod table_sums;
 mod values;
 mod vector;
 
 pub(crate) use code_sums::{CodeSums, HalfPrecisionTables, code_sums};
-pub(crate) use convert::{narrow_bf16, widen_bf16};
-pub(crate) use dispatch::multiversion;
+pub(crate) use convert::{
+    f16_to_f32, f32_to_f16, f32_to_finite_f16, is_finite_f16, largest_finite, narrow, narrow_bf16, precision, widen,
+    widen_bf16, widen_f16,
+};
 pub(crate) use dot::dot_fn;
 pub(crate) use extremes::{extremes, merge_extremes};
 pub(crate) use hadamard::rotate_randomly;
@@ -64,10 +70,12 @@ pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, mul
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
 pub(crate) use prefetch::{PrefetchCursor, Prefetcher, prefetch};
+pub(crate) use quantise::{DequantiseError, QuantisedShape, dequantise_4, dequantise_8, quantise_4, quantise_8};
 pub(crate) use rope::{Angles, Rotation};
 pub(crate) use row_query::RowQuery;
 pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, pack_signs, sign_sums, signed_sum};
 pub(crate) use softmax::SoftmaxOutcome;
 pub(crate) use softmax_parts::{WeightedSums, softmax_parts};
+pub(crate) use strided::{CallerElements, StridedRows, first_larger, first_not_finite};
 pub(crate) use subspace::strongest_directions;
 pub(crate) use table_sums::{QuantisedTables, look_up};

@@ -12,7 +12,7 @@
 // Register blocks are indexed by constants, because iterators would hide which registers are meant.
 #![allow(clippy::needless_range_loop)]
 
-use super::convert::{Bf16, F16, StoredElement, widen};
+use super::convert::{Bf16, F16, StoredElement, widen_padded};
 use super::plane::PAD;
 use super::prefetch::{LINE, PrefetchRange, prefetch_range};
 use super::scores::dot_group;
@@ -271,7 +271,7 @@ unsafe fn transposed_blocks<S: Vector, E: StoredElement, const T: usize>(
                 if let Some(ahead) = ahead {
                     prefetch_range::<S>(&PrefetchRange { start: row.wrapping_add(ahead), bytes: 2 * run.dim });
                 }
-                widen::<S, E>(row, run.dim, scratch.add(t * stride));
+                widen_padded::<S, E>(row, run.dim, scratch.add(t * stride));
             }
             let mut column = 0;
             while column < run.columns {

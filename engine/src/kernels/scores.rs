@@ -9,7 +9,7 @@
 // Register blocks are indexed by constants, because iterators would hide which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::convert::{Bf16, F16, F32, StoredElement, widen};
+use super::convert::{Bf16, F16, F32, StoredElement, widen_padded};
 use super::plane::Plane;
 use super::prefetch::{Prefetcher, prefetch_range};
 use super::vector::Vector;
@@ -91,7 +91,7 @@ unsafe fn scores_of_type<S: Vector, E: StoredElement>(
                     // Many query heads: widen the rows once.
                     for (t, row) in rows.iter_mut().enumerate().take(n) {
                         let wide = scratch.add(t * query_stride);
-                        widen::<S, E>(*row, plane.take, wide);
+                        widen_padded::<S, E>(*row, plane.take, wide);
                         *row = wide.cast::<u8>().cast_const();
                     }
                     let dims = plane.take.next_multiple_of(S::LANES);

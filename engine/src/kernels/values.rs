@@ -8,7 +8,7 @@
 // Register blocks are indexed by constants, because iterators would hide which registers are meant.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
-use super::convert::{Bf16, F16, F32, StoredElement, widen};
+use super::convert::{Bf16, F16, F32, StoredElement, widen_padded};
 use super::plane::Plane;
 use super::prefetch::{PrefetchRange, Prefetcher, prefetch_range};
 use super::vector::Vector;
@@ -84,7 +84,7 @@ unsafe fn values_of_type<S: Vector, E: StoredElement>(
                     // Many query heads, or a part of a register.
                     let width = vectors * S::LANES;
                     for (t, row) in plane.rows.iter().enumerate() {
-                        widen::<S, E>(row.as_ptr().add(offset), used, scratch.add(t * width));
+                        widen_padded::<S, E>(row.as_ptr().add(offset), used, scratch.add(t * width));
                     }
                     let rows = TileRows::Widened { base: scratch, width };
                     sum_group::<S, F32>(&rows, plane.rows.len(), next, w, f, columns, group, vectors, out, acc_stride);

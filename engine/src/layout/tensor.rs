@@ -4,21 +4,12 @@
 //! row.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::multiversion;
-use half::slice::HalfFloatSliceExt;
+use crate::kernels::{CallerElements, StridedRows, first_larger, first_not_finite};
 use half::{bf16, f16};
 use stratakv_format::DType;
 
 #[cfg(target_endian = "big")]
 compile_error!("stratakv stores little-endian elements and runs on little-endian machines only");
-
-/// The elements of a view, in the caller's type.
-#[derive(Clone, Copy, Debug)]
-enum Elements<'a> {
-    F32(&'a [f32]),
-    F16(&'a [f16]),
-    Bf16(&'a [bf16]),
-}
 
 /// A slice that may be viewed as keys or values: `f32`, [`half::f16`] or [`half::bf16`].
 pub trait Element: Sized + sealed::Sealed {
@@ -44,7 +35,8 @@ macro_rules! element {
                 strides: (usize, usize),
             ) -> TensorView<'_> {
                 let (token_stride, head_stride) = strides;
-                TensorView { elements: Elements::$variant(elements), tokens, heads, dim, token_stride, head_stride }
+                let elements = CallerElements::$variant(elements);
+                TensorView { rows: StridedRows { elements, tokens, heads, dim, token_stride, head_stride } }
             }
         }
     };
@@ -59,12 +51,7 @@ element!(bf16, Bf16);
 /// The elements of one head of one token must be contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    elements: Elements<'a>,
-    tokens: usize,
-    heads: usize,
-    dim: usize,
-    token_stride: usize,
-    head_stride: usize,
+    rows: StridedRows<'a>,
 }
 
 impl<'a> TensorView<'a> {
@@ -102,42 +89,37 @@ impl<'a> TensorView<'a> {
     /// Returns the number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.rows.tokens
     }
 
     /// Checks shape and bounds, and that every element is finite in `dtype`.
     pub(crate) fn check(&self, what: &str, heads: usize, dim: usize, dtype: DType) -> Result<()> {
         let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, format!("{what}: {text}")));
-        let shape_heads = if dim == 0 { self.heads } else { heads };
-        if self.dim != dim || (self.heads != shape_heads) {
+        let StridedRows { tokens, heads: own_heads, dim: own_dim, token_stride, head_stride, .. } = self.rows;
+        if own_dim != dim || (dim > 0 && own_heads != heads) {
             return wrong(format!(
-                "shape [{}, {}, {}], but the layout has [tokens, {heads}, {dim}]",
-                self.tokens, self.heads, self.dim
+                "shape [{tokens}, {own_heads}, {own_dim}], but the layout has [tokens, {heads}, {dim}]"
             ));
         }
-        if dim == 0 || self.tokens == 0 {
+        if dim == 0 || tokens == 0 {
             return Ok(());
         }
-        let end = (self.tokens - 1)
-            .checked_mul(self.token_stride)
-            .and_then(|t| (self.heads - 1).checked_mul(self.head_stride).and_then(|h| t.checked_add(h)))
+        let end = (tokens - 1)
+            .checked_mul(token_stride)
+            .and_then(|t| (heads - 1).checked_mul(head_stride).and_then(|h| t.checked_add(h)))
             .and_then(|start| start.checked_add(dim));
-        let len = match self.elements {
-            Elements::F32(e) => e.len(),
-            Elements::F16(e) => e.len(),
-            Elements::Bf16(e) => e.len(),
-        };
+        let len = self.rows.element_count();
         match end {
             Some(end) if end <= len => {}
             _ => {
                 return wrong(format!(
-                    "shape [{}, {heads}, {dim}] with strides {} and {} does not fit in {len} elements",
-                    self.tokens, self.token_stride, self.head_stride
+                    "shape [{tokens}, {heads}, {dim}] with strides {token_stride} and {head_stride} does not fit in {len} \
+                     elements"
                 ));
             }
         }
-        let Some((token, head, index)) = first_unfit(self, dtype) else { return Ok(()) };
-        let (value, dtype) = (self.value(token, head, index), dtype.name());
+        let Some(found) = first_not_finite(&self.rows, dtype) else { return Ok(()) };
+        let ((token, head, index), value, dtype) = (found, self.rows.value(found), dtype.name());
         wrong(format!(
             "element {index} of head {head} of token {token} is {value}, which {dtype} cannot hold as a finite number"
         ))
@@ -146,11 +128,11 @@ impl<'a> TensorView<'a> {
     /// Checks that no element of a checked view exceeds `largest` in magnitude.
     pub(crate) fn check_magnitude(&self, what: &str, largest: f32) -> Result<()> {
         // No f16 number exceeds the limit.
-        if matches!(self.elements, Elements::F16(_)) || self.dim == 0 {
+        if matches!(self.rows.elements, CallerElements::F16(_)) || self.rows.dim == 0 {
             return Ok(());
         }
-        let Some((token, head, index)) = first_larger(self, largest) else { return Ok(()) };
-        let value = self.value(token, head, index);
+        let Some(found) = first_larger(&self.rows, largest) else { return Ok(()) };
+        let ((token, head, index), value) = (found, self.rows.value(found));
         let text = format!(
             "{what}: element {index} of head {head} of token {token} is {value}; \
              the layer's codec allows at most {largest}"
@@ -158,123 +140,9 @@ impl<'a> TensorView<'a> {
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// Returns the first element for which `bad` is true.
-    #[inline(always)]
-    fn first_bad<T: Copy>(&self, elements: &[T], bad: impl Fn(T) -> bool) -> Option<Place> {
-        for token in 0..self.tokens {
-            for head in 0..self.heads {
-                let row = self.row(elements, token, head);
-                // The whole row is tested first, so the common case has no branch per element.
-                if row.iter().fold(false, |any, &x| any | bad(x)) {
-                    return row.iter().position(|&x| bad(x)).map(|at| (token, head, at));
-                }
-            }
-        }
-        None
-    }
-
-    #[inline(always)]
-    fn start(&self, token: usize, head: usize) -> usize {
-        token * self.token_stride + head * self.head_stride
-    }
-
-    #[inline(always)]
-    fn row<'e, T>(&self, elements: &'e [T], token: usize, head: usize) -> &'e [T] {
-        let start = self.start(token, head);
-        &elements[start..start + self.dim]
-    }
-
-    fn value(&self, token: usize, head: usize, index: usize) -> f32 {
-        let at = self.start(token, head) + index;
-        match self.elements {
-            Elements::F32(e) => e[at],
-            Elements::F16(e) => e[at].to_f32(),
-            Elements::Bf16(e) => e[at].to_f32(),
-        }
-    }
-
     /// Writes one head of one token to `out`, as `dim` elements of `dtype`. The view must have been checked.
     pub(crate) fn write_row(&self, token: usize, head: usize, dtype: DType, out: &mut [u8]) {
-        match (self.elements, dtype) {
-            (Elements::F32(e), DType::F32) => out.copy_from_slice(bytemuck::cast_slice(self.row(e, token, head))),
-            (Elements::F16(e), DType::F16) => out.copy_from_slice(bytemuck::cast_slice(self.row(e, token, head))),
-            (Elements::Bf16(e), DType::Bf16) => out.copy_from_slice(bytemuck::cast_slice(self.row(e, token, head))),
-            (Elements::F32(e), _) => narrow(self.row(e, token, head), dtype, out),
-            _ => {
-                let row: Vec<f32> = (0..self.dim).map(|index| self.value(token, head, index)).collect();
-                narrow(&row, dtype, out);
-            }
-        }
-    }
-}
-
-/// The token, head and index in the row of an element.
-type Place = (usize, usize, usize);
-
-multiversion! {
-    /// Returns the first element that is not finite in `dtype`.
-    fn first_unfit(view: &TensorView<'_>, dtype: DType) -> Option<Place> = unfit_of_rows;
-}
-
-#[inline(always)]
-fn unfit_of_rows(view: &TensorView<'_>, dtype: DType) -> Option<Place> {
-    match view.elements {
-        Elements::F32(e) => view.first_bad(e, |x| !stays_finite(x, dtype)),
-        Elements::F16(e) => view.first_bad(e, |x| x.to_bits() & 0x7fff >= f16::INFINITY.to_bits()),
-        Elements::Bf16(e) => view.first_bad(e, |x| !stays_finite(wide(x), dtype)),
-    }
-}
-
-multiversion! {
-    /// Returns the first element that exceeds `largest` in magnitude.
-    fn first_larger(view: &TensorView<'_>, largest: f32) -> Option<Place> = larger_of_rows;
-}
-
-#[inline(always)]
-fn larger_of_rows(view: &TensorView<'_>, largest: f32) -> Option<Place> {
-    match view.elements {
-        Elements::F32(e) => view.first_bad(e, |x| x.abs() > largest),
-        Elements::F16(_) => None,
-        Elements::Bf16(e) => view.first_bad(e, |x| wide(x).abs() > largest),
-    }
-}
-
-#[inline(always)]
-fn wide(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
-#[inline(always)]
-fn stays_finite(x: f32, dtype: DType) -> bool {
-    // The first value that rounds to infinity is half a step above the largest finite one.
-    let limit = match dtype {
-        DType::F32 => return x.is_finite(),
-        DType::F16 => 65520.0,
-        DType::Bf16 => f32::from_bits(0x7f7f_8000),
-    };
-    x.abs() < limit
-}
-
-/// Converts a row to little-endian elements of `dtype`.
-pub(crate) fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
-    match dtype {
-        DType::F32 => out.copy_from_slice(bytemuck::cast_slice(row)),
-        DType::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(out) {
-            Ok(out) => out.convert_from_f32_slice(row),
-            Err(_) => {
-                for (out, &x) in out.chunks_exact_mut(2).zip(row) {
-                    out.copy_from_slice(&f16::from_f32(x).to_le_bytes());
-                }
-            }
-        },
-        DType::Bf16 => match bytemuck::try_cast_slice_mut::<u8, bf16>(out) {
-            Ok(out) => out.convert_from_f32_slice(row),
-            Err(_) => {
-                for (out, &x) in out.chunks_exact_mut(2).zip(row) {
-                    out.copy_from_slice(&bf16::from_f32(x).to_le_bytes());
-                }
-            }
-        },
+        self.rows.write_row(token, head, dtype, out);
     }
 }
 
@@ -329,15 +197,5 @@ mod tests {
         let mut data = data;
         data[0] = 65519.0;
         TensorView::token_major(&data, 2, 3, 4).check("keys", 3, 4, DType::F16).unwrap();
-    }
-
-    #[test]
-    fn limits_are_where_rounding_reaches_infinity() {
-        for (dtype, finite) in [(DType::F16, 65519.996_f32), (DType::Bf16, f32::from_bits(0x7f7f_7fff))] {
-            assert!(stays_finite(finite, dtype) && !stays_finite(f32::from_bits(finite.to_bits() + 1), dtype));
-        }
-        assert!(f16::from_f32(65519.996).is_finite() && !f16::from_f32(65520.0).is_finite());
-        assert!(bf16::from_f32(f32::from_bits(0x7f7f_7fff)).is_finite());
-        assert!(!bf16::from_f32(f32::from_bits(0x7f7f_8000)).is_finite());
     }
 }

@@ -2,15 +2,14 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::huge_pages::{HUGE_PAGE_BYTES, make_huge};
+use crate::kernels::widen;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::bounds::layer_records::LoadedMinMax;
 pub use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::stored_summary::SummaryRecordId;
-use half::{bf16, f16};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
-use stratakv_format::DType;
 
 /// The keys of one sealed group: all of its tokens are valid.
 #[derive(Clone, Copy, Debug)]
@@ -65,27 +64,6 @@ impl<'a> KeyGroup<'a> {
             }
         }
         out
-    }
-}
-
-/// Little-endian elements of `dtype` as f32.
-pub(crate) fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
-    match dtype {
-        DType::F32 => {
-            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *out = f32::from_le_bytes(*b);
-            }
-        }
-        DType::F16 => {
-            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *out = f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        DType::Bf16 => {
-            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *out = bf16::from_le_bytes(*b).to_f32();
-            }
-        }
     }
 }
 

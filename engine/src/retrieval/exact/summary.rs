@@ -1,9 +1,9 @@
 //! All keys, as they are: what the exact oracle scores. For evaluation; it costs as much memory as the keys.
 
 use crate::error::Result;
-use crate::kernels::multiply_by_lanes;
+use crate::kernels::{multiply_by_lanes, widen};
 use crate::retrieval::query_batch::QueryBatch;
-use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec, widen};
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
 
 /// The kind of summary that keeps every key.

@@ -1,11 +1,11 @@
 //! Low-rank keys (KVSwap, section 3.2): the joint keys of all KV heads times an adapter, in f16.
 
 use crate::error::Result;
+use crate::kernels::{f32_to_finite_f16, is_finite_f16};
 use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
 use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
-use half::f16;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
@@ -89,10 +89,10 @@ impl LayerSummary for LowRank {
             for (k, weights) in key.iter().zip(self.matrix.matrix().chunks_exact(rank)) {
                 sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += k * w);
             }
-            // Beyond f16's range there is no key of a model; a bound keeps scores finite. Infinities may have met on
-            // the way.
-            let narrow = |x: f32| if x.is_nan() { f16::ZERO } else { f16::from_f32(x.clamp(-65504.0, 65504.0)) };
-            out.iter_mut().zip(&sums).for_each(|(out, x)| *out = narrow(*x).to_bits());
+            // Keys of a model are in the range of f16. The clamp keeps scores finite for others, and NaN arises if
+            // infinities of both signs were added.
+            let narrow = |x: f32| if x.is_nan() { 0 } else { f32_to_finite_f16(x) };
+            out.iter_mut().zip(&sums).for_each(|(out, x)| *out = narrow(*x));
         }
     }
 
@@ -125,7 +125,7 @@ impl LayerSummary for LowRank {
     fn restore(&mut self, records: &[u8]) -> bool {
         let whole = records.chunks_exact(self.rows.record_bytes());
         // Numbers that no key gives would spoil all scores.
-        let wrong = |b: &[u8; 2]| !f16::from_le_bytes(*b).is_finite();
+        let wrong = |b: &[u8; 2]| !is_finite_f16(*b);
         if !whole.remainder().is_empty() || records.as_chunks::<2>().0.iter().any(wrong) {
             return false;
         }

@@ -2,16 +2,15 @@
 //! basis. Kept in memory in place of being read; built in two passes over the stored keys.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::{Angles, Rotation, multiply_add, multiply_add_upper, strongest_directions};
-use crate::layout::narrow;
+use crate::kernels::{
+    Angles, Rotation, f32_to_f16, largest_finite, multiply_add, multiply_add_upper, narrow, strongest_directions,
+    widen_f16,
+};
 use crate::metrics::Reservation;
 use crate::retrieval::shadowkv::summary::mean_and_cosine;
 use crate::retrieval::summary::{KeyGroup, KeyShape};
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use stratakv_format::DType;
 
 /// Tokens that are added to the second moment, or brought to low rank, at once.
 const BATCH: usize = 64;
@@ -105,16 +104,12 @@ impl ReconstructedKeys {
         let mut rows = vec![0.0_f32; groups.len() * group_tokens * rank];
         for (to, group) in rows.chunks_exact_mut(group_tokens * rank).zip(groups) {
             let from = &self.rows[*group as usize * group_tokens * rank..][..group_tokens * rank];
-            bytemuck::cast_slice::<u16, f16>(from).convert_to_f32_slice(to);
+            widen_f16(from, to);
         }
         let mut keys = vec![0.0; groups.len() * group_tokens * width];
         multiply_add(&mut keys, &rows, &self.basis, rank, width);
         let row = key_dim * dtype.bytes();
-        let largest = match dtype {
-            DType::F16 => f16::MAX.to_f32(),
-            DType::Bf16 => bf16::MAX.to_f32(),
-            DType::F32 => f32::MAX,
-        };
+        let largest = largest_finite(dtype);
         out.clear();
         out.resize(keys.len() * dtype.bytes(), 0);
         let mut angles = Angles::new();
@@ -261,7 +256,7 @@ impl SecondPass {
         let (width, rank) = (self.keys.shape.width(), self.keys.rank);
         let mut rows = vec![0.0; self.batch.len() / width * rank];
         multiply_add(&mut rows, &self.batch, &self.onto, width, rank);
-        self.keys.rows.extend(rows.iter().map(|x| f16::from_f32(*x).to_bits()));
+        self.keys.rows.extend(rows.iter().map(|x| f32_to_f16(*x)));
         self.batch.clear();
     }
 

@@ -1,9 +1,9 @@
 //! Landmarks (ShadowKV): the mean key of each group in f16, and how far its tokens are from it.
 
 use crate::error::Result;
+use crate::kernels::{f32_to_finite_f16, is_finite_f16};
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec, ToBytes};
-use half::f16;
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
@@ -75,7 +75,7 @@ impl LayerSummary for Landmarks {
     fn push(&mut self, group: &KeyGroup<'_>) {
         let (mean, lowest) = mean_and_cosine(&group.tokens(), &self.shape);
         let to = self.means.add();
-        to.iter_mut().zip(&mean).for_each(|(out, x)| *out = f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits());
+        to.iter_mut().zip(&mean).for_each(|(out, x)| *out = f32_to_finite_f16(*x));
         self.cosines.add()[0] = lowest;
     }
 
@@ -115,7 +115,7 @@ impl LayerSummary for Landmarks {
         let wrong = |record: &[u8]| {
             let (mean, cosine) = record.split_at(means);
             let elements = mean.as_chunks::<2>().0.iter();
-            elements.map(|b| f16::from_le_bytes(*b)).any(|x| !x.is_finite()) || f32::get(cosine).is_nan()
+            elements.into_iter().any(|b| !is_finite_f16(*b)) || f32::get(cosine).is_nan()
         };
         if !whole.remainder().is_empty() || whole.clone().any(wrong) {
             return false;

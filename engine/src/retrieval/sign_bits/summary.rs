@@ -3,12 +3,12 @@
 
 use crate::error::Result;
 use crate::kernels::{
-    SIGN_BYTES, SignQuad, SignSums, SignTables, look_up, pack_signs, prefetch, rotate_randomly, sign_sums, signed_sum,
+    SIGN_BYTES, SignQuad, SignSums, SignTables, f16_to_f32, f32_to_f16, is_finite_f16, look_up, pack_signs, prefetch,
+    rotate_randomly, sign_sums, signed_sum,
 };
 use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
-use half::f16;
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
@@ -106,7 +106,7 @@ impl SignTableBytes {
                 look_up(codes, table, bytes, self.wide, &mut self.part);
                 let parts = self.part.chunks_exact(self.wide).zip(lengths);
                 for (out, (part, &length)) in out.chunks_exact_mut(columns).zip(parts) {
-                    let length = f16::from_bits(length).to_f32();
+                    let length = f16_to_f32(length);
                     own.iter().zip(part).for_each(|(lane, part)| out[*lane] += length * part);
                 }
             }
@@ -211,7 +211,7 @@ impl LayerSummary for Signs {
                 rotated[..key_dim].copy_from_slice(key);
                 rotate_randomly(&mut rotated);
                 let length = key.iter().map(|x| x * x).sum::<f32>().sqrt().min(65504.0);
-                lengths[head * group_tokens + token] = f16::from_f32(length).to_bits();
+                lengths[head * group_tokens + token] = f32_to_f16(length);
                 let to = &mut signs[(head * group_tokens + token) * bytes..][..bytes];
                 pack_signs(&rotated, to);
             }
@@ -251,8 +251,7 @@ impl LayerSummary for Signs {
     fn restore(&mut self, records: &[u8]) -> bool {
         let signs = self.signs.record_bytes();
         let whole = records.chunks_exact(signs + self.lengths.record_bytes());
-        let wrong =
-            |record: &[u8]| record[signs..].as_chunks::<2>().0.iter().any(|b| !f16::from_le_bytes(*b).is_finite());
+        let wrong = |record: &[u8]| record[signs..].as_chunks::<2>().0.iter().any(|b| !is_finite_f16(*b));
         if !whole.remainder().is_empty() || whole.clone().any(wrong) {
             return false;
         }
@@ -314,7 +313,7 @@ mod tests {
                 for (token, (out, errors)) in each.enumerate() {
                     for (head, own) in heads.iter().enumerate() {
                         let at = head * group + token;
-                        let length = f16::from_bits(lengths[at]).to_f32();
+                        let length = f16_to_f32(lengths[at]);
                         for (lane, weights) in own {
                             let bit = |i: usize| bits[at * dims / 8 + i / 8] >> (i % 8) & 1 == 1;
                             let signed = weights.iter().enumerate().map(|(i, w)| if bit(i) { *w } else { -w });

@@ -1,45 +1,48 @@
-//! Encoding: finds the ends and the step of every range, and the nearest level of each element.
+//! Elements to levels.
+//!
+//! For [`RUN`] ranges at a time:
+//! 1. [`range_ends`] finds the least and the greatest value of each range.
+//! 2. [`steps`] computes the step of each range, and the parameters are stored.
+//! 3. [`quantise_run`] writes the level nearest to each element.
+#![allow(clippy::needless_range_loop, reason = "several arrays are indexed by one number")]
 
-#![allow(clippy::needless_range_loop, reason = "several arrays by one index")]
-
-use super::{Parameters, Place, RUN, Ranges, head_bytes, whole};
-use crate::codec::PlaneShape;
-use crate::codec::element::{Bf16, Element, F16, F32};
-use crate::kernels::multiversion;
+use super::ranges::{ChannelRun, QuantisedShape, RUN, RangeLayout, RangeParameters, full_run};
+use crate::kernels::convert::{Bf16, F16, F32, StoredElement};
+use crate::kernels::dispatch::multiversion;
 use stratakv_format::DType;
 
 multiversion! {
-    /// Encodes a plane to `out`, which must have [`stored_bytes`](super::stored_bytes). Returns whether it succeeded.
+    /// Quantises a plane to eight bits per element.
     ///
-    /// It fails if an element is not finite, or if a range overflows the dtype or has a step without an f32 inverse.
-    /// The content of `out` is then unspecified.
-    pub(in crate::codec) fn encode_8(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool = encode::<8>;
+    /// `out` has `heads * head_bytes` bytes. Returns false, and leaves `out` unspecified, if an element is not
+    /// finite, or if a range is too large for the dtype or too small for a division in f32.
+    pub(crate) fn quantise_8(shape: &QuantisedShape, plane: &[u8], out: &mut [u8]) -> bool = quantise::<8>;
 }
 
 multiversion! {
-    /// Encodes as [`encode_8`] does, with 4 bits.
-    pub(in crate::codec) fn encode_4(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool = encode::<4>;
+    /// Quantises a plane to four bits per element, as [`quantise_8`] does to eight.
+    pub(crate) fn quantise_4(shape: &QuantisedShape, plane: &[u8], out: &mut [u8]) -> bool = quantise::<4>;
 }
 
 #[inline(always)]
-fn encode<const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool {
+fn quantise<const BITS: u32>(shape: &QuantisedShape, plane: &[u8], out: &mut [u8]) -> bool {
     match shape.dtype {
-        DType::F32 => encode_heads::<F32, BITS>(shape, plane, out),
-        DType::F16 => encode_heads::<F16, BITS>(shape, plane, out),
-        DType::Bf16 => encode_heads::<Bf16, BITS>(shape, plane, out),
+        DType::F32 => quantise_heads::<F32, BITS>(shape, plane, out),
+        DType::F16 => quantise_heads::<F16, BITS>(shape, plane, out),
+        DType::Bf16 => quantise_heads::<Bf16, BITS>(shape, plane, out),
     }
 }
 
 #[inline(always)]
-fn encode_heads<E: Element, const BITS: u32>(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool {
-    let ranges = Ranges::of::<BITS>(shape);
+fn quantise_heads<E: StoredElement, const BITS: u32>(shape: &QuantisedShape, plane: &[u8], out: &mut [u8]) -> bool {
+    let ranges = RangeLayout::of::<BITS>(shape);
     let heads = E::words(plane).chunks_exact(shape.tokens * shape.dims);
-    for (plane, stored) in heads.zip(out.chunks_exact_mut(head_bytes::<BITS>(shape))) {
+    for (plane, stored) in heads.zip(out.chunks_exact_mut(shape.head_bytes)) {
         let (parameters, rows) = stored.split_at_mut(2 * ranges.count * size_of::<E::Word>());
         let (all_least, all_steps) = E::words_mut(parameters).split_at_mut(ranges.count);
         for first in (0..ranges.count).step_by(RUN) {
-            let Some((least, greatest)) = ends::<E>(&ranges, plane, first) else { return false };
-            let mut parameters = Parameters { least, steps: [0.0; RUN] };
+            let Some((least, greatest)) = range_ends::<E>(&ranges, plane, first) else { return false };
+            let mut parameters = RangeParameters { least, steps: [0.0; RUN] };
             if !steps::<E, BITS>(&greatest, &mut parameters) {
                 return false;
             }
@@ -50,10 +53,10 @@ fn encode_heads<E: Element, const BITS: u32>(shape: &PlaneShape, plane: &[u8], o
             let mut place = ranges.place(first);
             for nth in 0..ranges.runs(first) {
                 let mut spare = [E::Word::default(); RUN];
-                let run = whole(&plane[place.token * ranges.dims + place.channel..][..place.channels], &mut spare);
+                let run = full_run(&plane[place.token * ranges.dims + place.channel..][..place.channels], &mut spare);
                 let row = &mut rows[place.token * ranges.row_bytes..][..ranges.row_bytes];
-                let nth = if ranges.keys { None } else { Some(nth) };
-                put_run::<E, BITS>(run, &parameters, nth, row, &place);
+                let nth = if ranges.per_channel { None } else { Some(nth) };
+                quantise_run::<E, BITS>(run, &parameters, nth, row, &place);
                 place = ranges.after(place);
             }
         }
@@ -61,8 +64,9 @@ fn encode_heads<E: Element, const BITS: u32>(shape: &PlaneShape, plane: &[u8], o
     true
 }
 
+/// Narrows the first `out.len()` values.
 #[inline(always)]
-fn narrow<E: Element>(values: &[f32; RUN], out: &mut [E::Word]) {
+fn narrow<E: StoredElement>(values: &[f32; RUN], out: &mut [E::Word]) {
     let mut words = [E::Word::default(); RUN];
     for at in 0..RUN {
         words[at] = E::narrow(values[at]);
@@ -70,19 +74,22 @@ fn narrow<E: Element>(values: &[f32; RUN], out: &mut [E::Word]) {
     out.copy_from_slice(&words[..out.len()]);
 }
 
-/// Returns the least and greatest elements of the ranges from `first` on, or `None` if an element is not finite.
-///
-/// Of zeros of both signs, the first one counts.
+/// Returns the least and the greatest value of the ranges from `first` on, or none if an element is not finite. Of
+/// several zeros it is the first, because a zero has a sign.
 #[inline(always)]
-fn ends<E: Element>(ranges: &Ranges, plane: &[E::Word], first: usize) -> Option<([f32; RUN], [f32; RUN])> {
-    let start = if ranges.keys { (f32::INFINITY, f32::NEG_INFINITY) } else { (0.0, 0.0) };
+fn range_ends<E: StoredElement>(
+    ranges: &RangeLayout,
+    plane: &[E::Word],
+    first: usize,
+) -> Option<([f32; RUN], [f32; RUN])> {
+    let start = if ranges.per_channel { (f32::INFINITY, f32::NEG_INFINITY) } else { (0.0, 0.0) };
     let (mut least, mut greatest) = ([start.0; RUN], [start.1; RUN]);
     let mut magnitudes = [0_u32; RUN];
     let mut place = ranges.place(first);
     for nth in 0..ranges.runs(first) {
         let mut spare = [E::Word::default(); RUN];
-        let run = whole(&plane[place.token * ranges.dims + place.channel..][..place.channels], &mut spare);
-        if ranges.keys {
+        let run = full_run(&plane[place.token * ranges.dims + place.channel..][..place.channels], &mut spare);
+        if ranges.per_channel {
             for at in 0..RUN {
                 let x = E::widen(run[at]);
                 magnitudes[at] = magnitudes[at].max(x.abs().to_bits());
@@ -101,18 +108,21 @@ fn ends<E: Element>(ranges: &Ranges, plane: &[E::Word], first: usize) -> Option<
     f32::from_bits(most).is_finite().then_some((least, greatest))
 }
 
+/// Returns the lesser number, `than` if either is NaN.
 #[inline(always)]
 fn lesser(x: f32, than: f32) -> f32 {
     if x < than { x } else { than }
 }
 
+/// Returns the greater number, `than` if either is NaN.
 #[inline(always)]
 fn greater(x: f32, than: f32) -> f32 {
     if x > than { x } else { than }
 }
 
+/// Returns the least and the greatest value of a run, and takes its magnitudes into account.
 #[inline(always)]
-fn ends_of_run<E: Element>(run: &[E::Word; RUN], magnitudes: &mut [u32; RUN]) -> (f32, f32) {
+fn ends_of_run<E: StoredElement>(run: &[E::Word; RUN], magnitudes: &mut [u32; RUN]) -> (f32, f32) {
     let mut values = [0.0; RUN];
     for at in 0..RUN {
         let x = E::widen(run[at]);
@@ -136,24 +146,24 @@ fn ends_of_run<E: Element>(run: &[E::Word; RUN], magnitudes: &mut [u32; RUN]) ->
     (if least == 0.0 { zero } else { least }, if greatest == 0.0 { zero } else { greatest })
 }
 
-/// Computes the steps of some ranges. Returns whether every step is finite and has an inverse.
+/// Computes the steps of ranges. Returns whether each of them has an inverse and reaches a finite value.
 #[inline(always)]
-fn steps<E: Element, const BITS: u32>(greatest: &[f32; RUN], of: &mut Parameters) -> bool {
+fn steps<E: StoredElement, const BITS: u32>(greatest: &[f32; RUN], of: &mut RangeParameters) -> bool {
     let levels = ((1_u32 << BITS) - 1) as f32;
     let mut all = true;
     for at in 0..RUN {
         let (least, greatest) = (of.least[at], greatest[at]);
-        // In f64, because the range of two f32 numbers may overflow f32.
+        // f64, because the difference of two f32 may be infinite in f32.
         let exact = (f64::from(greatest) - f64::from(least)) / f64::from(levels);
         let step = E::round_up(exact as f32);
         of.steps[at] = step;
-        // A very small step has no finite inverse, and every level would be the lowest.
+        // The smallest steps have no finite inverse, and all levels would be the lowest.
         all &= (least + levels * step).is_finite() & ((1.0 / step).is_finite() | (greatest <= least));
     }
     all
 }
 
-/// Inverts the steps. A step without a finite inverse becomes 0.
+/// Replaces steps by their inverses, or by 0 if there is none.
 #[inline(always)]
 fn invert(steps: &mut [f32; RUN]) {
     for step in steps {
@@ -162,24 +172,24 @@ fn invert(steps: &mut [f32; RUN]) {
     }
 }
 
-/// Writes the levels of a run to its row. `of` holds the inverses of the steps.
+/// Writes the levels of a run to its row.
 ///
-/// With `nth`, all elements use that range; otherwise each element has its own. The runs of a row must be written in
-/// order, because with 4 bits two elements share a byte.
+/// `of` has the inverses of the steps: that of the run at `nth`, or one for each element. The runs of a row are
+/// written in ascending order, because two elements share a byte.
 #[inline(always)]
-fn put_run<E: Element, const BITS: u32>(
+fn quantise_run<E: StoredElement, const BITS: u32>(
     run: &[E::Word; RUN],
-    of: &Parameters,
+    of: &RangeParameters,
     nth: Option<usize>,
     row: &mut [u8],
-    place: &Place,
+    place: &ChannelRun,
 ) {
     let half = row.len();
-    let &Place { channel, channels, .. } = place;
+    let &ChannelRun { channel, channels, .. } = place;
     let upper = BITS == 4 && channel >= half;
     let (keep, shift) = if upper { (15, 4) } else { (0, 0) };
     let mut spare = [0; RUN];
-    // A run that crosses the middle of the row is written element by element below.
+    // A run that crosses from the lower half of the row to the upper one is written element by element below.
     let first = if upper { channel - half } else { channel };
     let bytes = row.get_mut(first..first + channels).filter(|bytes| bytes.len() == RUN);
     let straight = bytes.is_some();
@@ -206,7 +216,7 @@ fn put_run<E: Element, const BITS: u32>(
     }
 }
 
-/// Rounds to the nearest level, at most 255. Adding 2^23 leaves no fraction bits, so the low byte is the level.
+/// Returns the nearest level. The addition of 2^23 rounds, because an f32 of that size has no fraction.
 #[inline(always)]
 fn nearest_level<const BITS: u32>(x: f32) -> u8 {
     let levels = ((1_u32 << BITS) - 1) as f32;
