@@ -11,7 +11,7 @@
 //! - A [`Flight`] counts pages that no commit has named yet, so cleaning and removal leave the segment alone.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::file::cached_file::CachedFile;
 use crate::io::file::device_file::DeviceFile;
 use crate::kernels::prefetch;

@@ -121,12 +121,11 @@ impl RecordBuffer {
     }
 
     /// Splits the records into runs that fit in one batch each. Returns the bytes and the record count of each run.
-    pub(crate) fn batches(&self) -> Vec<(&[u8], u32)> {
-        let limit = crate::io::seams::sizes().batch_bytes;
+    pub(crate) fn batches(&self, batch_bytes: usize) -> Vec<(&[u8], u32)> {
         let mut batches = Vec::new();
         let (mut start, mut first, mut last) = (0, 0, 0);
         for (index, &end) in self.ends.iter().enumerate() {
-            if end - start > limit && last > start {
+            if end - start > batch_bytes && last > start {
                 batches.push((&self.bytes[start..last], (index - first) as u32));
                 (start, first) = (last, index);
             }
@@ -154,7 +153,7 @@ mod tests {
                 records.push(Kind::SequenceTruncate, &SequenceTruncate { sequence, tokens: U64::new(1) }, &[]);
             }
         }
-        let batches = records.batches();
+        let batches = records.batches(RECORDS_BYTES_MAX);
         assert!(batches.len() > 1 && batches.iter().all(|(bytes, _)| bytes.len() <= RECORDS_BYTES_MAX));
         assert_eq!(batches.iter().map(|(_, count)| *count as usize).sum::<usize>(), records.count());
         assert_eq!(batches.concat_bytes(), records.bytes);

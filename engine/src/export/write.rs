@@ -3,7 +3,6 @@
 
 use super::PIECE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::{random_u64, unix_ms};
 use crate::metrics::{Category, lock};
 use crate::plan::ReadPriority;
 use crate::read::ReadTicket;
@@ -96,19 +95,20 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
     })?;
     let mut layout = Vec::new();
     who.layout.raw().encode(&mut layout);
+    let environment = &store.devices.environment;
     let created = lock(&store.catalog).sequences.get(&who.sequence).map(|meta| meta.created_unix_ms);
-    let created = created.unwrap_or_else(unix_ms);
+    let created = created.unwrap_or_else(|| environment.unix_ms());
     let state = sequence.state();
     let page = ExportPage {
         magic: MAGIC,
         features: if who.layout.raw().is_encoded() { Features::current().with_codecs() } else { Features::current() },
         store_id: store.devices.identity.store_id,
         sequence: U64::new(who.sequence.0),
-        nonce: U64::new(random_u64()?),
+        nonce: U64::new(environment.random_u64()?),
         tokens: U64::new(sequence.len()),
         token_ids: U64::new(sequence.token_ids().len() as u64),
         created_unix_ms: U64::new(created),
-        exported_unix_ms: U64::new(unix_ms()),
+        exported_unix_ms: U64::new(environment.unix_ms()),
         ttl_ms: U64::new(who.ttl_ms),
         layout_bytes: U32::new(layout.len() as u32),
         key_bytes: U32::new(who.key.len() as u32),

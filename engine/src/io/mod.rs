@@ -1,18 +1,35 @@
-//! Memory, files, drivers and the threads that run them: everything that touches the operating system. Knows nothing of the
-//! engine.
+//! I/O: everything that touches the operating system. It knows nothing of frames, segments or sequences.
 //!
-//! [`buffer::arena`] lends page-aligned buffers; [`file::os_directory`] opens a device directory and its files; a
-//! [`driver::interface::Driver`] moves bytes between the two; [`scheduler`] runs drivers on threads and hands them batches.
+//! ```text
+//!   log, read, sequence, maintenance      callers
+//!        |  batches        ^  outcomes
+//!   scheduler   threads that serve devices, by priority
+//!        |  operations     ^  completions
+//!   driver      io_uring, threads, runtimes
+//!        |  system calls
+//!   file  buffer            device directories, memory
+//! ```
+//!
+//! | Part | What it does |
+//! |---|---|
+//! | [`scheduler`] | takes batches from callers and feeds the drivers |
+//! | [`driver`] | moves bytes between files and memory |
+//! | [`file`] | opens device directories and their files |
+//! | [`buffer`] | lends page-aligned memory |
+//! | [`seams`] | clock, random numbers and scheduling as traits, for a simulator |
+//! | [`coverage`](mod@coverage), [`planted`](mod@planted) | marks and faults for simulated runs |
+//!
+//! Lock order inside the room: a device's sync lock, the threads of a store, then queues and arenas, which are leaves.
 
 pub(crate) mod buffer;
 pub(crate) mod coverage;
 pub(crate) mod driver;
 pub(crate) mod file;
 pub(crate) mod planted;
+pub(crate) mod replacement;
 pub(crate) mod scheduler;
 pub(crate) mod seams;
-#[cfg(feature = "sim")]
-pub(crate) mod sim;
+mod signals;
 
 #[cfg(test)]
 pub(crate) mod tests;

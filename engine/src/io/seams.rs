@@ -1,20 +1,38 @@
-//! What the engine takes from outside besides its devices: randomness, the clock, and a few sizes. With feature `sim` a
-//! simulation replaces them on its own thread; everywhere else, and without the feature, these are the real ones.
+//! Seams: what a store takes from the system, as traits that a simulator can implement.
+//!
+//! | Seam | Trait | The system's part |
+//! |---|---|---|
+//! | clock | [`Clock`] | the system clock |
+//! | random numbers | [`RandomSource`] | `getrandom` |
+//! | files | [`Directory`](crate::io::file::directory::Directory), [`ReplacedFile`] | `os_directory` |
+//! | scheduling | [`ThreadlessScheduler`] | shard threads and background threads |
+//!
+//! A store is given an [`Environment`] when it is opened, and asks only that. The default environment is the system's.
+//!
+//! Invariant: without the feature `sim` an [`Environment`] has no size and costs nothing. See [`Replacement`].
+//!
+//! [`ReplacedFile`]: crate::io::file::device_file::ReplacedFile
+
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::arena::Arena;
+use crate::io::replacement::Replacement;
+use crate::io::scheduler::ThreadlessScheduler;
+use crate::metrics::MemoryBudget;
 
 /// Sizes that a simulation makes small, so that its cases reach their limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Bytes of a fresh manifest file. A full one ends in a checkpoint.
+    /// Bytes of a new manifest file. A full one ends in a checkpoint.
     pub(crate) manifest_bytes: u64,
-    /// Zeros written at once over a fresh manifest file, so that a later sync has no extents to convert.
+    /// Bytes of zeros that are written at once over a new manifest file, so that a later sync has no extents to convert.
     pub(crate) zero_bytes: usize,
-    /// The most bytes of records of a batch.
+    /// Bytes of records of one batch, at most.
     pub(crate) batch_bytes: usize,
-    /// Tokens that commits write one by one before one of them writes their groups.
+    /// Tokens that commits write one by one before a commit writes their groups.
     pub(crate) gather_tokens: u64,
-    /// The least memory of a store whose commits gather groups: with less, a read may need all there is.
+    /// The least memory limit of a store whose commits gather groups. With less, a read may need all the memory.
     pub(crate) gather_memory: usize,
 }
 
@@ -26,40 +44,98 @@ const SIZES: Sizes = Sizes {
     gather_memory: 16 << 20,
 };
 
-pub(crate) fn sizes() -> Sizes {
-    #[cfg(feature = "sim")]
-    if let Some(sizes) = crate::io::sim::thread::sizes() {
-        return sizes;
-    }
-    SIZES
+/// A clock.
+pub(crate) trait Clock {
+    /// Returns the time in milliseconds since 1970.
+    fn unix_ms(&self) -> u64;
 }
 
-/// Whether this thread simulates.
-pub(crate) fn is_simulated() -> bool {
-    #[cfg(feature = "sim")]
-    return crate::io::sim::thread::sizes().is_some();
-    #[cfg(not(feature = "sim"))]
-    false
+/// A source of random numbers.
+pub(crate) trait RandomSource {
+    fn random_u64(&self) -> u64;
 }
 
-/// Random bytes for ids and nonces.
-///
-/// # Errors
-/// The system has none to give.
-pub(crate) fn random_u64() -> Result<u64> {
-    #[cfg(feature = "sim")]
-    if let Some(random) = crate::io::sim::thread::random() {
-        return Ok(random);
-    }
-    getrandom::u64().map_err(|e| Error::new(ErrorKind::Io, format!("random numbers: {e}")))
+/// A system in place of the real one.
+pub(crate) trait ReplacedSystem: Clock + RandomSource + Send + Sync {
+    fn sizes(&self) -> Sizes;
+
+    /// Returns a scheduler for the devices of one store.
+    fn scheduler(&self) -> Replacement<dyn ThreadlessScheduler>;
+
+    /// Returns the memory budget of a store and its arena.
+    fn buffers(&self, limit: usize) -> (Arc<MemoryBudget>, Arena);
 }
 
-/// Now, in milliseconds since 1970.
-pub(crate) fn unix_ms() -> u64 {
+/// What a store takes from the system besides its devices.
+#[derive(Clone, Default)]
+pub(crate) struct Environment {
+    replaced: Option<Replacement<dyn ReplacedSystem>>,
+}
+
+impl Environment {
+    /// Returns an environment that asks `system` for everything.
     #[cfg(feature = "sim")]
-    if let Some(now) = crate::io::sim::thread::clock() {
-        return now;
+    pub(crate) fn replaced(system: Replacement<dyn ReplacedSystem>) -> Self {
+        Self { replaced: Some(system) }
     }
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+
+    /// Returns the sizes that limits follow.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.replaced.as_ref().map_or(SIZES, |system| system.sizes())
+    }
+
+    /// Returns a random number for ids and nonces.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub(crate) fn random_u64(&self) -> Result<u64> {
+        match &self.replaced {
+            Some(system) => Ok(system.random_u64()),
+            None => getrandom::u64().map_err(|e| Error::new(ErrorKind::Io, format!("random numbers: {e}"))),
+        }
+    }
+
+    /// Returns the time in milliseconds since 1970.
+    pub(crate) fn unix_ms(&self) -> u64 {
+        if let Some(system) = &self.replaced {
+            return system.unix_ms();
+        }
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns whether the store may start threads. Otherwise its work runs on the threads of its callers.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.replaced.is_none()
+    }
+
+    /// Returns whether the time that an operation takes says something about its device.
+    pub(crate) fn measures_time(&self) -> bool {
+        self.replaced.is_none()
+    }
+
+    /// Returns the scheduler that serves a store's devices in place of threads, or none.
+    pub(crate) fn threadless_scheduler(&self) -> Option<Replacement<dyn ThreadlessScheduler>> {
+        self.replaced.as_ref().map(|system| system.scheduler())
+    }
+
+    /// Returns the memory budget of a store and its arena, for `limit` bytes.
+    pub(crate) fn buffers(&self, limit: usize) -> (Arc<MemoryBudget>, Arena) {
+        if let Some(system) = &self.replaced {
+            return system.buffers(limit);
+        }
+        let budget = MemoryBudget::new(limit);
+        let arena = Arena::new(Arc::clone(&budget), limit);
+        (budget, arena)
+    }
+}
+
+#[cfg(all(test, not(feature = "sim")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_without_the_simulator_has_no_size() {
+        assert_eq!(size_of::<Environment>(), 0);
+    }
 }

@@ -10,11 +10,13 @@ use super::latency::Latencies;
 use super::suspect_copies::SuspectCopies;
 use crate::cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::{Arena, Exhausted, Lease};
+use crate::io::buffer::arena::{Arena, Exhausted};
+use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::file::cached_file::{CachedFile, FdCache};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::scheduler::{Batch, Priority, Request, ShardThreads, Sink, ThreadRings, Waiter};
+use crate::io::seams::Environment;
 use crate::metrics::{Category, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions};
 use std::collections::BTreeMap;
@@ -45,6 +47,7 @@ pub(crate) type Failures = BTreeMap<DeviceIndex, Error>;
 
 /// All devices of an open store, by index, and the buffers they share.
 pub(crate) struct Devices {
+    pub(crate) environment: Environment,
     pub(crate) list: DeviceList,
     pub(crate) arena: Arena,
     pub(crate) budget: Arc<MemoryBudget>,

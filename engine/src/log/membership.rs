@@ -35,7 +35,7 @@ impl Devices {
 
     /// Returns whether late reads are tried on other copies.
     pub(crate) fn hedges(&self) -> bool {
-        self.latencies.is_on() && !self.list.iter().any(|device| device.directory.is_simulated())
+        self.latencies.is_on() && self.environment.measures_time()
     }
 
     /// Returns the devices for a frame of these parts, the best first. `parts` are layers with their bytes.

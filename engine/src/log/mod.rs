@@ -47,5 +47,3 @@ pub(crate) use segment_allocator::{SegmentAllocator, Writer, allocate, open_ahea
 pub(crate) use sequence_lock::SequenceLock;
 pub(crate) use store_state::{FRAMES_IN_FLIGHT, MaintenanceLocks, StoreActivity, StoreInner, Watermarks, WriteLimits};
 pub(crate) use suspect_copies::SuspectCopies;
-
-pub(crate) use crate::io::seams::{random_u64, unix_ms};

@@ -1,7 +1,6 @@
 //! The right to be the only handle of a sequence.
 
 use super::store_state::StoreInner;
-use super::unix_ms;
 use crate::catalog::SequenceMeta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
@@ -69,7 +68,7 @@ impl Drop for SequenceLock {
         if self.uses
             && let Some(meta) = lock(&self.store.catalog).sequences.get_mut(&self.id)
         {
-            meta.used_unix_ms = meta.used_unix_ms.max(unix_ms());
+            meta.used_unix_ms = meta.used_unix_ms.max(self.store.devices.environment.unix_ms());
         }
         self.store.handles.release_sequence(self.id);
         if !self.expires {
@@ -78,7 +77,9 @@ impl Drop for SequenceLock {
         // A sequence that only a queued commit names is known after the next flush.
         let soon = |meta: Option<&SequenceMeta>| {
             let end = meta.map_or(Some(0), SequenceMeta::ends_ms);
-            end.is_some_and(|end| end <= unix_ms() || self.store.background.misses_expiry(end))
+            end.is_some_and(|end| {
+                end <= self.store.devices.environment.unix_ms() || self.store.background.misses_expiry(end)
+            })
         };
         if soon(lock(&self.store.catalog).sequences.get(&self.id)) {
             self.store.devices.tend.notify();

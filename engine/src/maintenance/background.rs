@@ -21,7 +21,7 @@ use super::evict::{evict, evict_silently, expire, next_expiry_ms, notify_observe
 use crate::catalog::SegmentKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
-use crate::log::{CommitRequest, StoreInner, Watermarks, open_ahead, unix_ms};
+use crate::log::{CommitRequest, StoreInner, Watermarks, open_ahead};
 use crate::metrics::{Evicted, lock};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -345,7 +345,7 @@ pub(crate) fn run(store: &Weak<StoreInner>, wake: &crate::metrics::EventCount) {
             let again = due().then(|| repair_from.saturating_duration_since(Instant::now()));
             let expiry = next_expiry_ms(&inner).map(|end| {
                 inner.background.set_next_expiry_check(Some(end));
-                let wait = Duration::from_millis(end.saturating_sub(unix_ms()).max(1000));
+                let wait = Duration::from_millis(end.saturating_sub(inner.devices.environment.unix_ms()).max(1000));
                 wait.min(Duration::from_secs(3600))
             });
             again.into_iter().chain(expiry).min().map(|wait| Instant::now() + wait)

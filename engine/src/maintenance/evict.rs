@@ -18,7 +18,7 @@ use crate::catalog::{Catalog, SequenceMeta, release_record};
 use crate::error::Result;
 use crate::io::coverage;
 use crate::io::planted;
-use crate::log::{CommitRequest, SequenceLock, StoreInner, unix_ms};
+use crate::log::{CommitRequest, SequenceLock, StoreInner};
 use crate::metrics::{Evicted, EvictionReason, lock};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -80,7 +80,7 @@ fn choose(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> Vec<Sequ
 ///
 /// An open sequence past its time is left out: it is deleted after its last handle closes.
 pub(crate) fn next_expiry_ms(inner: &StoreInner) -> Option<u64> {
-    let now = unix_ms();
+    let now = inner.devices.environment.unix_ms();
     let catalog = lock(&inner.catalog);
     let open = inner.handles.sequences();
     let ends = catalog.sequences.iter().filter_map(|(id, meta)| meta.ends_ms().map(|end| (id, end)));
@@ -92,7 +92,7 @@ pub(crate) fn next_expiry_ms(inner: &StoreInner) -> Option<u64> {
 /// # Errors
 /// The commit failed.
 pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
-    let now = unix_ms();
+    let now = inner.devices.environment.unix_ms();
     let over = || -> Vec<SequenceId> {
         let catalog = lock(&inner.catalog);
         let open = inner.handles.sequences();

@@ -14,7 +14,7 @@
 
 use crate::catalog::{Flight, FrameMeta, SegmentHandle};
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Priority, Request};
 use crate::layout::KvLayout;

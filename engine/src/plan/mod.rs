@@ -23,8 +23,8 @@ pub use selection::{PlaneSet, SelectOptions, Selection};
 pub(crate) use summary_sections::plan_records;
 
 use crate::catalog::FrameBody;
-use crate::io::buffer::arena::PAGE_BYTES;
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::buffer::PAGE_BYTES;
+use crate::io::buffer::SLAB_BYTES;
 use crate::layout::part_groups;
 use parts::Origin;
 use share::BlockHit;

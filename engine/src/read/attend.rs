@@ -10,7 +10,7 @@ use super::planes::planes;
 use crate::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, Workspace};
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::plan::ReadPart;
 use crate::plan::{KeySource, Selection, SelectionInner};
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use super::errors::not_there;
 use super::planes::planes;
 use crate::codec::BlockCoder;
 use crate::error::{Error, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::plan::ReadPart;
 use crate::plan::SelectionInner;
 use std::borrow::Cow;

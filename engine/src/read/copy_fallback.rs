@@ -4,7 +4,7 @@
 
 use crate::catalog::{FrameBody, SegmentHandle};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
 use crate::log::Devices;

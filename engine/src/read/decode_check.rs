@@ -3,7 +3,7 @@
 use super::errors::undecodable;
 use crate::codec::BlockCoder;
 use crate::error::Result;
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::log::Devices;
 use crate::plan::ReadPart;
 use crate::plan::{GroupSource, SelectionInner};

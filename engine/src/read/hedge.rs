@@ -13,7 +13,7 @@ use super::progress::Progress;
 use super::state::request;
 use super::ticket::ReadTicket;
 use crate::error::Error;
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::scheduler::{Batch, Priority, Request, Sink};
 use crate::log::Devices;
 use crate::plan::{PlannedRead, ReadPart};

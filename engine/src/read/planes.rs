@@ -2,7 +2,7 @@
 
 use crate::cache::Resident;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::plan::{GroupSource, ReadPart, SelectionInner};
 
 /// Returns the planes of group `nth` of a selection, as stored. The keys are empty if they are not read.

@@ -2,7 +2,7 @@
 //! request.
 
 use crate::error::Result;
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::log::Devices;
 use crate::plan::PlannedRead;

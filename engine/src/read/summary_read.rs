@@ -2,8 +2,8 @@
 
 use super::ticket::ReadTicket;
 use crate::error::Result;
-use crate::io::buffer::arena::Lease;
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::lease::Lease;
 use crate::log::Devices;
 use crate::plan::SelectionInner;
 use crate::plan::{DeviceLoads, ReadPart, ReadPriority, Section, SectionAt, plan_records};

@@ -19,9 +19,11 @@ use super::progress::Progress;
 use super::state::{Hedges, request};
 use super::{copy_fallback, decode_check, verify};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
+use crate::io::buffer::PAGE_BYTES;
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::arena::{Arena, Exhausted};
+use crate::io::buffer::lease::Lease;
 use crate::io::buffer::region::ReadRegion;
-use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
@@ -453,7 +455,7 @@ impl ReadTicket {
 
     /// Returns a read into the first buffer that does not end while this is held.
     #[cfg(test)]
-    pub(crate) fn never_ends(&mut self) -> Option<crate::io::buffer::arena::ReadTarget> {
+    pub(crate) fn never_ends(&mut self) -> Option<crate::io::buffer::lease::ReadTarget> {
         Arc::get_mut(self.buffers.iter_mut().flatten().next()?)?.read_target(0..PAGE_BYTES).ok()
     }
 

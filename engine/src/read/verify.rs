@@ -7,7 +7,7 @@ use super::copy_fallback;
 use super::errors::not_there;
 use crate::catalog::FrameBody;
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::planted;
 use crate::io::planted::covered;
 use crate::kernels::prefetch;

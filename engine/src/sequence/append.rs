@@ -17,8 +17,8 @@ use super::layer::LayerState;
 use super::token_ids::TokenIds;
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::{Exhausted, Lease};
-use crate::io::seams::sizes;
+use crate::io::buffer::arena::Exhausted;
+use crate::io::buffer::lease::Lease;
 use crate::layout::TensorView;
 use crate::log::{FRAMES_IN_FLIGHT, FrameBuilder, WrittenFrame, exhausted};
 use crate::metrics::{Category, lock};
@@ -188,7 +188,7 @@ impl Sequence {
     /// commit may gather more of them.
     fn gather_bytes(&self, layer: usize) -> Result<usize> {
         let new = self.layer(layer)?.tokens().saturating_sub(self.commits.settled());
-        let gathers = new < sizes().gather_tokens;
+        let gathers = new < self.store.devices.environment.sizes().gather_tokens;
         Ok(if gathers { self.frames.gather_limit() } else { self.frames.target() })
     }
 

@@ -3,7 +3,8 @@
 use super::layer::LayerState;
 use crate::catalog::{BlockPlace, SegmentHandle};
 use crate::error::{Corruption, Error, ErrorKind, Result};
-use crate::io::buffer::arena::{Exhausted, Lease};
+use crate::io::buffer::arena::Exhausted;
+use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::planted::covered;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};

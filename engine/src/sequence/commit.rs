@@ -17,8 +17,7 @@ use super::handle::Sequence;
 use super::layer::LayerState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
-use crate::io::seams::sizes;
-use crate::log::{CommitRequest, FrameBuilder, unix_ms};
+use crate::log::{CommitRequest, FrameBuilder};
 use crate::options::Durability;
 use std::time::Instant;
 use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
@@ -102,7 +101,7 @@ impl Sequence {
             tokens: U64::new(length),
             state_frame: U64::new(self.caller_state.frame()),
             token_ids: U64::new(ids as u64),
-            committed_unix_ms: U64::new(unix_ms()),
+            committed_unix_ms: U64::new(self.store.devices.environment.unix_ms()),
         };
         request.records.push(Kind::SequenceCommit, &commit, &[]);
         self.commits.request(length);
@@ -152,7 +151,8 @@ impl Sequence {
             return true;
         }
         let bytes = self.layers.pending_bytes();
-        let few = |since: u64| length.saturating_sub(since) < sizes().gather_tokens;
+        let gather_tokens = self.store.devices.environment.sizes().gather_tokens;
+        let few = |since: u64| length.saturating_sub(since) < gather_tokens;
         let gathers = few(self.commits.settled())
             && few(self.layers.grouped_tokens())
             && bytes < self.frames.gather_limit()

@@ -7,7 +7,7 @@ use super::errors::no_memory;
 use super::handle::Sequence;
 use crate::catalog::{RecordBuffer, SequenceMeta};
 use crate::error::Result;
-use crate::log::{SequenceIdentity, unix_ms};
+use crate::log::SequenceIdentity;
 use stratakv_format::manifest::Kind;
 
 impl Sequence {
@@ -62,7 +62,7 @@ impl Sequence {
         let (id, lock) = self.store.claim(key)?;
         let parent = Some((self.identity.sequence, self.len()));
         let identity = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.identity.clone() };
-        let now = unix_ms();
+        let now = self.store.devices.environment.unix_ms();
         let meta = SequenceMeta {
             key: identity.key.clone(),
             layout: identity.layout_id,

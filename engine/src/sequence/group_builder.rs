@@ -6,7 +6,8 @@
 //! - `groups <= capacity`.
 
 use crate::catalog::GroupBuffer;
-use crate::io::buffer::arena::{Lease, PAGE_BYTES};
+use crate::io::buffer::PAGE_BYTES;
+use crate::io::buffer::lease::Lease;
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
 

@@ -18,7 +18,7 @@ use super::span::Span;
 use super::streams::{StreamAhead, StreamedGroups, SummaryStreams};
 use crate::catalog::{Source, min_max_records};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::metrics::{Category, Reservation};
 use crate::plan::{PlaneSet, SelectionInner};
 use crate::plan::{ReadPriority, Section};

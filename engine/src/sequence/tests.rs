@@ -3,7 +3,7 @@
 use super::blocks::read_each;
 use super::caller_state::PreviousState;
 use super::handle::Sequence;
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::buffer::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
 use std::path::Path;

@@ -4,7 +4,7 @@ use super::Store;
 use crate::catalog::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
-use crate::log::{SequenceIdentity, SequenceLock, unix_ms};
+use crate::log::{SequenceIdentity, SequenceLock};
 use crate::metrics::lock;
 use crate::options::Durability;
 use crate::retrieval::{Adapter, KeyShape, LayerAdapter};
@@ -78,7 +78,7 @@ impl Store {
         }
         let (id, claim) = inner.claim("")?;
         let layout_id = self.layout_id(layout);
-        let now = unix_ms();
+        let now = inner.devices.environment.unix_ms();
         let meta = SequenceMeta {
             key: String::new(),
             layout: layout_id,

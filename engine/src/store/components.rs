@@ -32,9 +32,9 @@ pub(super) fn start(
     let committer = Committer::new(Arc::clone(&devices), Arc::clone(&space), Arc::clone(&catalog), manifest)?;
     let committer = Arc::new(committer);
     let cache = options.cache.map(|cache| devices.block_cache(&cache)).transpose()?;
-    // In a simulation no thread runs: lazy commits are due when the test flushes.
-    let simulated = devices.list.iter().any(|device| device.directory.is_simulated());
-    let lazy = (!simulated && !options.read_only).then(|| lazy_thread(&committer)).transpose()?;
+    // Without threads, the next flush makes lazy commits durable.
+    let has_threads = devices.environment.has_threads();
+    let lazy = (has_threads && !options.read_only).then(|| lazy_thread(&committer)).transpose()?;
     let inner = StoreInner {
         committer,
         catalog,
@@ -60,7 +60,7 @@ pub(super) fn start(
     let inner = Arc::new(inner);
     if options.read_only {
         // A store that is open for reading runs no maintenance.
-    } else if simulated {
+    } else if !has_threads {
         maintenance::expire(&inner)?;
     } else {
         start_maintenance(&inner)?;
@@ -83,7 +83,7 @@ fn lazy_thread(committer: &Arc<Committer>) -> Result<std::thread::JoinHandle<()>
 
 /// Starts the maintenance thread. The thread holds the store only while it works.
 pub(super) fn start_maintenance(inner: &Arc<StoreInner>) -> Result<()> {
-    if inner.devices.list.iter().any(|device| device.directory.is_simulated()) {
+    if !inner.devices.environment.has_threads() {
         return Ok(());
     }
     let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.tend));

@@ -8,7 +8,8 @@ use super::start::{MemberDevice, measure, start_devices};
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::directory::Directory;
-use crate::log::{GenerationStart, ManifestLog, StoreIdentity, StoreInner, copies_for, random_u64, unix_ms};
+use crate::io::seams::Environment;
+use crate::log::{GenerationStart, ManifestLog, StoreIdentity, StoreInner, copies_for};
 use crate::metrics::lock;
 use crate::options::StoreOptions;
 use crate::recovery::{ProbedDirectory, SUPERBLOCK_NEW};
@@ -24,27 +25,32 @@ use zerocopy::little_endian::{U16, U32, U64};
 ///
 /// # Errors
 /// [`ErrorKind::Configuration`]: segments of an impossible size. Those of writing.
-pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDirectory>) -> Result<Arc<StoreInner>> {
+pub(super) fn create(
+    options: &StoreOptions,
+    environment: Environment,
+    memory: usize,
+    found: Vec<ProbedDirectory>,
+) -> Result<Arc<StoreInner>> {
     let segment_bytes = options.segment_size().bytes();
     let Some(pages) = segment_pages(segment_bytes) else {
         let text = format!("create: segment_bytes {segment_bytes} is not a whole number of pages from 8 to 2^24");
         return Err(Error::new(ErrorKind::Configuration, text));
     };
     let identity = StoreIdentity {
-        store_id: random_id()?,
+        store_id: random_id(&environment)?,
         checksum: options.checksum.kind(),
         segment_pages: pages.get(),
-        instance: random_u64()?,
+        instance: environment.random_u64()?,
     };
     let count = found.len();
-    let (slots, catalog) = first_members(identity, segment_bytes, count)?;
+    let (slots, catalog) = first_members(&environment, identity, segment_bytes, count)?;
     for found in &found {
         prepare(&*found.directory)?;
     }
     let members: Vec<_> = catalog.members.values().copied().collect();
     let parts = found.into_iter().zip(slots).zip(&members);
     let known = parts.map(|((found, slot), member)| MemberDevice { directory: found.directory, slot, member: *member });
-    let devices = start_devices(options, memory, identity, known.collect(), count)?;
+    let devices = start_devices(options, environment, memory, identity, known.collect(), count)?;
     // Measured for the profiles only: a busy moment must not decide for good where data is placed.
     measure(&devices)?;
     let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
@@ -71,7 +77,12 @@ pub(super) fn create(options: &StoreOptions, memory: usize, found: Vec<ProbedDir
 }
 
 /// Returns the superblock slots of `count` new devices, and a catalog with these members.
-fn first_members(identity: StoreIdentity, segment_bytes: u64, count: usize) -> Result<(Vec<Slot>, Catalog)> {
+fn first_members(
+    environment: &Environment,
+    identity: StoreIdentity,
+    segment_bytes: u64,
+    count: usize,
+) -> Result<(Vec<Slot>, Catalog)> {
     let mut slots = Vec::new();
     let mut catalog = Catalog::default();
     for index in 0..count {
@@ -81,12 +92,12 @@ fn first_members(identity: StoreIdentity, segment_bytes: u64, count: usize) -> R
             features: Features::current(),
             sequence: U64::new(0),
             store_id: identity.store_id,
-            device_id: random_id()?,
+            device_id: random_id(environment)?,
             epoch: U64::new(1),
             manifest_generation: U64::new(0),
             manifest_nonce: U64::new(0),
             synced_through: U64::new(0),
-            created_unix_s: U64::new(unix_ms() / 1000),
+            created_unix_s: U64::new(environment.unix_ms() / 1000),
             segment_bytes: U64::new(segment_bytes),
             device_index: U16::new(device.0),
             device_count: U16::new(count as u16),
@@ -146,9 +157,9 @@ fn clear(directory: &dyn Directory) -> Result<()> {
 }
 
 /// Returns 16 random bytes.
-pub(super) fn random_id() -> Result<[u8; 16]> {
+pub(super) fn random_id(environment: &Environment) -> Result<[u8; 16]> {
     let mut id = [0; 16];
-    id[..8].copy_from_slice(&random_u64()?.to_le_bytes());
-    id[8..].copy_from_slice(&random_u64()?.to_le_bytes());
+    id[..8].copy_from_slice(&environment.random_u64()?.to_le_bytes());
+    id[8..].copy_from_slice(&environment.random_u64()?.to_le_bytes());
     Ok(id)
 }

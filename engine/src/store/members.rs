@@ -64,12 +64,12 @@ impl Store {
             features: devices.features(),
             sequence: U64::new(0),
             store_id: devices.identity.store_id,
-            device_id: random_id()?,
+            device_id: random_id(&devices.environment)?,
             epoch: U64::new(inner.committer.epoch()),
             manifest_generation: U64::new(place.generation),
             manifest_nonce: U64::new(place.nonce),
             synced_through: U64::new(place.synced_through),
-            created_unix_s: U64::new(crate::log::unix_ms() / 1000),
+            created_unix_s: U64::new(devices.environment.unix_ms() / 1000),
             segment_bytes: U64::new(u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64),
             device_index: U16::new(index as u16),
             device_count: U16::new(index as u16 + 1),
@@ -89,15 +89,13 @@ impl Store {
             weight: U32::new(0),
             bytes_limit: U64::new(0),
         };
-        let device = start_device(&devices.threads, MemberDevice { directory, slot, member })?;
+        let device = start_device(&devices.environment, &devices.threads, MemberDevice { directory, slot, member })?;
         let holders = devices.list.iter().filter(|own| !own.is_lost() && own.member().manifest_copies > 0).count();
         if !devices.list.add(device) {
             return Err(Error::new(ErrorKind::Busy, "another device is being added"));
         }
         let device = devices.get(DeviceIndex(index as u16))?;
-        if !device.directory.is_simulated() {
-            measure_device(devices, device)?;
-        }
+        measure_device(devices, device)?;
         lock(&inner.space).join(device.index);
         inner.change_member(Member {
             state: MEMBER_ACTIVE,
@@ -125,7 +123,7 @@ impl Store {
         }
         if inner.devices.list.get(usize::from(device)).is_none() {
             let known = MemberDevice { directory: Arc::clone(directory), slot: *slot, member };
-            inner.devices.list.add(start_device(&inner.devices.threads, known)?);
+            inner.devices.list.add(start_device(&inner.devices.environment, &inner.devices.threads, known)?);
         }
         let done = repair.all()?;
         if inner.devices.list.get(usize::from(device)).is_none() {
@@ -159,8 +157,8 @@ impl Store {
         let mut done = repair.all()?;
         // Those who took a place on it, as views do, are not held up and soon done.
         let deadline = Instant::now() + HOLDERS_WAIT;
-        let there =
-            || self.inner.devices.list.get(usize::from(device)).is_some_and(|own| !own.directory.is_simulated());
+        let devices = &self.inner.devices;
+        let there = || devices.environment.has_threads() && devices.list.get(usize::from(device)).is_some();
         while done.left == 0 && there() && Instant::now() < deadline {
             std::thread::sleep(HOLDERS_LOOK);
             done.add(&repair.all()?);

@@ -26,8 +26,9 @@ pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::buffer::SLAB_BYTES;
 use crate::io::file::directory::{Access, Directory};
+use crate::io::seams::Environment;
 use crate::log::StoreInner;
 use crate::options::StoreOptions;
 use crate::recovery::{ProbeResult, open_directories, read_devices};
@@ -64,11 +65,15 @@ impl Store {
         }
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let directories = open_directories(&options.devices, access)?;
-        Self::open_in(options, directories)
+        Self::open_in(options, Environment::default(), directories)
     }
 
     /// Opens or creates a store in these directories.
-    pub(crate) fn open_in(options: StoreOptions, directories: Vec<Arc<dyn Directory>>) -> Result<Self> {
+    pub(crate) fn open_in(
+        options: StoreOptions,
+        environment: Environment,
+        directories: Vec<Arc<dyn Directory>>,
+    ) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
         let (low, high) = (options.low_watermark, options.high_watermark);
         if !(low > 0.0 && low <= high && high <= 1.0) {
@@ -82,9 +87,9 @@ impl Store {
             ));
         }
         match read_devices(directories, options.read_only, memory)? {
-            ProbeResult::Store(found) => Ok(Self { inner: open_existing(&options, memory, found)? }),
+            ProbeResult::Store(found) => Ok(Self { inner: open_existing(&options, environment, memory, found)? }),
             ProbeResult::Empty(found) if options.create && !options.read_only => {
-                Ok(Self { inner: create(&options, memory, found)? })
+                Ok(Self { inner: create(&options, environment, memory, found)? })
             }
             ProbeResult::Empty(found) => {
                 let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();

@@ -13,7 +13,8 @@ use super::start::{MemberDevice, start_devices};
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
-use crate::log::{Devices, GenerationStart, ManifestLog, StoreIdentity, StoreInner, random_u64, with_heirs};
+use crate::io::seams::Environment;
+use crate::log::{Devices, GenerationStart, ManifestLog, StoreIdentity, StoreInner, with_heirs};
 use crate::maintenance::{level_epochs, remove_leftovers, settle_generation};
 use crate::options::StoreOptions;
 use crate::recovery::{ProbedDirectory, Replayed, read_only_features, replay, stale_device};
@@ -35,6 +36,7 @@ const IDS_SKIPPED: u64 = 1 << 20;
 /// Those of [`StoreOptions::open`](crate::StoreOptions::open).
 pub(super) fn open_existing(
     options: &StoreOptions,
+    environment: Environment,
     memory: usize,
     found: Vec<ProbedDirectory>,
 ) -> Result<Arc<StoreInner>> {
@@ -46,7 +48,7 @@ pub(super) fn open_existing(
         store_id: first.store_id,
         checksum: first.checksum(),
         segment_pages: (first.segment_bytes.get() / PAGE_BYTES as u64) as u32,
-        instance: random_u64()?,
+        instance: environment.random_u64()?,
     };
     let every_slot: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();
     // Writing both slots again repairs these.
@@ -63,7 +65,7 @@ pub(super) fn open_existing(
         || changed
         || slots.iter().any(|slot| slot.state != STATE_CLOSED);
     let is_unclean = is_unclean && !planted!(GenerationNotBumped);
-    let devices = start_devices(options, memory, identity, known, members)?;
+    let devices = start_devices(options, environment, memory, identity, known, members)?;
     for (slot, damaged) in slots.iter().zip(damaged_slots) {
         let index = DeviceIndex(slot.device_index.get());
         let copies = replayed.damaged.get(&index).copied().unwrap_or(0);
@@ -74,7 +76,7 @@ pub(super) fn open_existing(
     if options.read_only {
         check_account(account, memory)?;
         // What recovery would write is kept in memory only. Every opening finds it again.
-        let manifest = ManifestLog::read_only(replayed.place, replayed.epoch);
+        let manifest = ManifestLog::read_only(replayed.place, replayed.epoch, devices.environment.sizes().batch_bytes);
         return start(options, devices, replayed.catalog, manifest);
     }
     let manifest = if is_unclean {

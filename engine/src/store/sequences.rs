@@ -5,7 +5,7 @@ use crate::catalog::{COPIES_MAX, RecordBuffer, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
 use crate::layout::KvLayout;
-use crate::log::{SequenceIdentity, SequenceLock, unix_ms};
+use crate::log::{SequenceIdentity, SequenceLock};
 use crate::metrics::lock;
 use crate::options::{CreateOptions, Durability, StoredSummary};
 use crate::sequence::{OpenSequence, Sequence, load};
@@ -44,7 +44,7 @@ impl Store {
             key: options.key.clone(),
             layout: layout_id,
             summaries,
-            created_unix_ms: unix_ms(),
+            created_unix_ms: self.inner.devices.environment.unix_ms(),
             ttl_ms: options.ttl_ms,
             replicas: copies,
             evictable: options.evictable,
@@ -126,7 +126,7 @@ impl Store {
             let mut catalog = lock(&self.inner.catalog);
             let found = catalog.sequences.get_mut(&id).filter(|meta| meta.adapter.is_none());
             found.map(|meta| {
-                meta.used_unix_ms = unix_ms();
+                meta.used_unix_ms = self.inner.devices.environment.unix_ms();
                 meta.clone()
             })
         };

@@ -1,15 +1,15 @@
 //! Starting devices: directory, shard, profile.
 
 use crate::error::Result;
-use crate::io::buffer::arena::Arena;
-use crate::io::driver::interface::{DriverKind, Op};
+use crate::io::driver::DriverKind;
+use crate::io::driver::interface::Op;
 use crate::io::file::cached_file::FdCache;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Directory;
 use crate::io::file::instrumented::InstrumentedDirectory;
 use crate::io::scheduler::profile::{Probe, Profile};
 use crate::io::scheduler::{Affinity, Priority, Request, ShardThreads, ThreadRings};
-use crate::io::seams::sizes;
+use crate::io::seams::Environment;
 use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Latencies, StoreIdentity, SuspectCopies, exhausted};
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
@@ -47,25 +47,35 @@ fn driver_kind(options: &StoreOptions) -> DriverKind {
 /// Starts the shards of the devices that are there. `slots`: one past the highest index that is or was in use.
 pub(super) fn start_devices(
     options: &StoreOptions,
+    environment: Environment,
     memory: usize,
     identity: StoreIdentity,
     known: Vec<MemberDevice>,
     slots: usize,
 ) -> Result<Devices> {
-    let (budget, arena) = buffers(memory);
+    let (budget, arena) = environment.buffers(memory);
     let affinity = Affinity::new(&options.shard_cpus, &options.shard_nodes)?;
-    let threads = ShardThreads::new(driver_kind(options), arena.clone(), options.shard_threads, affinity);
-    let list = known.into_iter().map(|known| start_device(&threads, known)).collect::<Result<Vec<_>>>()?;
+    let threads = ShardThreads::new(
+        driver_kind(options),
+        arena.clone(),
+        options.shard_threads,
+        affinity,
+        environment.threadless_scheduler(),
+    );
+    let list =
+        known.into_iter().map(|known| start_device(&environment, &threads, known)).collect::<Result<Vec<_>>>()?;
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = ThreadRings::new(arena.clone());
     let tend = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
     let incompat = list.iter().map(|device| lock(&device.slot).features.incompat.get()).fold(0, |all, own| all | own);
+    let gathering = if memory < environment.sizes().gather_memory { 0 } else { memory / 4 };
     Ok(Devices {
+        environment,
         list,
         arena,
-        gathering: MemoryBudget::new(if memory < sizes().gather_memory { 0 } else { memory / 4 }),
+        gathering: MemoryBudget::new(gathering),
         budget,
         control: Mutex::new(control),
         identity,
@@ -81,26 +91,16 @@ pub(super) fn start_devices(
     })
 }
 
-pub(super) fn start_device(threads: &ShardThreads, known: MemberDevice) -> Result<Device> {
+pub(super) fn start_device(environment: &Environment, threads: &ShardThreads, known: MemberDevice) -> Result<Device> {
     let MemberDevice { directory, slot, member } = known;
     let index = DeviceIndex(member.device.get());
     let counters = Arc::<DeviceCounters>::default();
     let directory: Arc<dyn Directory> = InstrumentedDirectory::new(directory, &counters);
     let shard = threads.serve(&format!("stratakv-{index}"), Arc::clone(&directory), Arc::clone(&counters))?;
     let total_bytes = directory.space().map_or(0, |space| space.total);
-    let profile = Arc::new(Profile::new(!directory.is_simulated()));
+    let profile = Arc::new(Profile::new(environment.measures_time()));
     let (slot, member) = (Mutex::new(slot), Mutex::new(member));
     Ok(Device { index, directory, shard, counters, slot, profile, member, total_bytes })
-}
-
-fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
-    #[cfg(feature = "sim")]
-    if let Some(kept) = crate::io::sim::thread::memory(memory) {
-        return kept;
-    }
-    let budget = MemoryBudget::new(memory);
-    let arena = Arena::new(Arc::clone(&budget), memory);
-    (budget, arena)
 }
 
 /// Measures the devices of a store that is being created, for their profiles.
@@ -108,15 +108,14 @@ fn buffers(memory: usize) -> (Arc<MemoryBudget>, Arena) {
 /// # Errors
 /// A device cannot be written to.
 pub(super) fn measure(devices: &Devices) -> Result<()> {
-    devices
-        .list
-        .iter()
-        .filter(|device| !device.directory.is_simulated())
-        .try_for_each(|device| measure_device(devices, device))
+    devices.list.iter().try_for_each(|device| measure_device(devices, device))
 }
 
 /// As [`measure`], one device.
 pub(super) fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
+    if !devices.environment.measures_time() {
+        return Ok(());
+    }
     let file = device.directory.create_file(SUPERBLOCK_NEW, PROBE_BYTES as u64)?;
     devices.write_all(&[(device.index, Arc::clone(&file))], 0, &vec![0x5b; PROBE_BYTES])?;
     let turns = |count: usize, bytes: usize| -> Result<Duration> {

@@ -6,7 +6,7 @@ mod opening;
 
 use super::{Store, StoreStatus};
 use crate::error::ErrorKind;
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::buffer::SLAB_BYTES;
 use crate::io::driver::posix::trouble::{self, Trouble};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::lock;

@@ -1,16 +1,16 @@
-//! Page-aligned memory on the heap, for the few reads and writes outside of the arena.
+//! Page-aligned memory on the heap, for the few reads and writes that do not use the arena.
 
-use crate::io::buffer::arena::PAGE_BYTES;
+use crate::io::buffer::sizes::PAGE_BYTES;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
-/// Whole zeroed pages.
+/// Whole pages of heap memory.
 pub(crate) struct AlignedBuf(Vec<Page>);
 
 impl AlignedBuf {
-    /// At least `len` bytes, all zero.
+    /// Returns at least `len` bytes, all zero.
     pub(crate) fn zeroed(len: usize) -> Self {
         Self(vec![Page([0; PAGE_BYTES]); len.div_ceil(PAGE_BYTES)])
     }

@@ -1,4 +1,6 @@
 //! Which pages the kernel gave a range of memory: huge ones or small ones.
+//!
+//! Sources: linux/fs.h (`PAGEMAP_SCAN`), proc(5) (`smaps`).
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,7 +10,7 @@ pub(in crate::io) fn is_huge(start: usize, len: usize) -> bool {
     scan(start, len).or_else(|| read_smaps(start, len)).unwrap_or(false)
 }
 
-/// linux/fs.h, struct pm_scan_arg.
+/// `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
 struct PageScan {
     size: u64,
@@ -25,7 +27,7 @@ struct PageScan {
     return_mask: u64,
 }
 
-/// linux/fs.h, struct page_region.
+/// `struct page_region` of linux/fs.h.
 #[repr(C)]
 #[derive(Default)]
 struct PageRegion {
@@ -35,10 +37,10 @@ struct PageRegion {
 }
 
 const PAGE_IS_HUGE: u64 = 1 << 6;
-/// `_IOWR('f', 16, struct pm_scan_arg)` where ioctl numbers are laid out as on x86 and Arm.
+/// `_IOWR('f', 16, struct pm_scan_arg)`, with the layout of ioctl numbers on x86 and Arm.
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<PageScan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
 
-/// Asks for the first region of huge pages in the range. None before Linux 6.7.
+/// Asks the kernel for the first region of huge pages in the range. Returns none before Linux 6.7.
 pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         return None;
@@ -60,8 +62,7 @@ pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
         category_anyof_mask: 0,
         return_mask: PAGE_IS_HUGE,
     };
-    // SAFETY: the argument and its one output element are valid for the call, which writes nothing else; no flag asks for a
-    // change of the pages.
+    // SAFETY: the argument and its one output element are valid for the call, which writes nothing else. No flag changes pages.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
     match found {
         0 => Some(false),
@@ -74,7 +75,7 @@ pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
 pub(in crate::io) fn read_smaps(start: usize, len: usize) -> Option<bool> {
     let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
     let head = format!("{start:x}-");
-    // Short addresses are padded with zeros.
+    // The kernel pads short addresses with zeros.
     let mut lines = maps.lines().skip_while(|line| !line.trim_start_matches('0').starts_with(&head)).skip(1);
     let kib: usize =
         lines.find_map(|line| line.strip_prefix("AnonHugePages:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;

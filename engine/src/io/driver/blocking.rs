@@ -1,4 +1,4 @@
-//! Operations on the calling thread: for callers that would do nothing but wait for another thread to make the same call.
+//! Blocking operations on the calling thread, for callers that would only wait for another thread to make the same call.
 
 use std::io::IoSlice;
 
@@ -8,21 +8,21 @@ use crate::io::driver::posix;
 use crate::io::driver::progress::InFlight;
 use crate::metrics::DeviceCounters;
 
-/// Buffers of one vectored write; the kernel takes no more.
+/// Buffers of one vectored write at most, the kernel's limit (UIO_MAXIOV).
 const VECTOR_MAX: usize = 1024;
 
 /// Executes one operation.
 ///
 /// # Errors
-/// Its failure.
+/// The failure of the operation.
 pub(crate) fn execute(op: Op, counters: &DeviceCounters) -> Result<()> {
     posix::run(InFlight::new(op), counters)
 }
 
-/// Executes writes, those that continue each other in one file as one.
+/// Executes writes in order. Writes that continue each other in one file become one system call.
 ///
 /// # Errors
-/// The first failure; later writes were not begun then.
+/// The first failure. Later writes have not begun then.
 pub(crate) fn write_all(ops: Vec<Op>, counters: &DeviceCounters) -> Result<()> {
     let mut ops = ops.into_iter().peekable();
     let mut run: Vec<Op> = Vec::new();
@@ -48,7 +48,7 @@ fn end_of(op: &Op) -> Option<(u64, u64)> {
     start_of(op).map(|(file, offset)| (file, offset + op.len() as u64))
 }
 
-/// One vectored write of what it takes at once; the rest one by one, with its retries and errors.
+/// Writes a run of adjacent operations with one vectored write, and what that left over one by one, with retries and errors.
 fn write_run(run: Vec<Op>, counters: &DeviceCounters) -> Result<()> {
     let mut written = 0;
     if run.len() > 1
@@ -56,7 +56,7 @@ fn write_run(run: Vec<Op>, counters: &DeviceCounters) -> Result<()> {
     {
         let slices: Vec<IoSlice<'_>> = run.iter().filter_map(Op::write_bytes).map(IoSlice::new).collect();
         counters.submissions.add(1);
-        // What fails here fails again below, where it gets its words.
+        // A write that fails here fails again below, where the error is described.
         written = rustix::io::pwritev(file.fd(), &slices, *offset).unwrap_or(0);
     }
     for op in run {

@@ -1,24 +1,28 @@
-//! What a driver is: it takes operations and gives each back with its outcome. Priorities, queues and callers are the
-//! shard's business; a driver neither blocks on nor calls anything but the operating system. It serves the devices of its thread,
-//! each under a number of its own.
+//! The driver interface: a driver takes operations and returns each one with its outcome.
 //!
-//! Invariant: the memory and file of an operation belong to the driver from `queue` until its completion, whatever happens.
+//! A driver lives on one thread and serves the devices of that thread, each under a number of its own. Priorities, queues and
+//! callers belong to the scheduler. A driver calls nothing but the operating system and blocks only in [`Driver::drive`].
+//!
+//! Invariants:
+//! - The driver owns the memory and the file of an operation from [`Driver::queue`] until its completion, whatever happens.
+//! - Every queued operation completes exactly once, unless the driver breaks.
+//! - A sync is never retried.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::io::buffer::arena::{ReadTarget, WriteSource};
+use crate::io::buffer::lease::{ReadTarget, WriteSource};
 use crate::io::file::device_file::DeviceFile;
 use crate::metrics::DeviceCounters;
 
-/// One operation. Direct files want offset, length and buffer position in multiples of the device's block, at most a page.
+/// One operation. Direct files need offset, length and buffer address in multiples of the device's block size, at most a page.
 pub(crate) enum Op {
-    /// Fills `into` from `offset`. A file that ends earlier is an error.
+    /// Fills `into` with the file's bytes from `offset`. A file that ends earlier is an error.
     Read { file: Arc<DeviceFile>, offset: u64, into: ReadTarget },
     /// Writes all of `from` at `offset`.
     Write { file: Arc<DeviceFile>, offset: u64, from: WriteSource },
-    /// Makes durable what was *completed* on this file before the sync was submitted. Never retried.
+    /// Makes durable what was *completed* on this file before the sync was submitted.
     Sync { file: Arc<DeviceFile> },
 }
 
@@ -29,7 +33,7 @@ impl Op {
         }
     }
 
-    /// What a write writes.
+    /// Returns the bytes that a write writes.
     pub(in crate::io) fn write_bytes(&self) -> Option<&[u8]> {
         match self {
             Self::Write { from, .. } => Some(from.bytes()),
@@ -37,7 +41,7 @@ impl Op {
         }
     }
 
-    /// Bytes to move.
+    /// Returns how many bytes the operation moves.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Read { into, .. } => into.len(),
@@ -50,7 +54,7 @@ impl Op {
         matches!(self, Self::Read { .. })
     }
 
-    /// The operation in words, for errors.
+    /// Describes the operation for error messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Read { file, offset, into } => format!("read {} bytes at {offset} of {}", into.len(), file.path()),
@@ -60,7 +64,7 @@ impl Op {
     }
 }
 
-/// An operation that ended.
+/// An operation that completed.
 pub(crate) struct Completion {
     pub(crate) id: u64,
     pub(crate) outcome: Result<()>,
@@ -69,12 +73,12 @@ pub(crate) struct Completion {
 /// How long [`Driver::drive`] may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all.
+    /// It may not block.
     No,
-    /// Until about this many operations ended, or some and about two milliseconds passed, or a wake-up came; io_uring counts a
-    /// wake-up as one more operation that ended.
+    /// It blocks until about this many operations have completed, or until some have and about two milliseconds have passed, or
+    /// until a wake-up. io_uring counts a wake-up as one more completion.
     Completions(usize),
-    /// Until a wake-up or any completion.
+    /// It blocks until a wake-up or any completion.
     Wake,
 }
 
@@ -83,17 +87,18 @@ pub(crate) trait Wake: Send + Sync {
     fn wake(&self);
 }
 
-/// A device as a driver knows it.
+/// A device as a driver sees it.
 pub(crate) struct ServedDevice<'a> {
-    /// For the threads that serve it alone.
+    /// The name for threads that serve only this device.
     pub(crate) name: &'a str,
-    /// What holds its lock, to be kept until its last operation has ended, whatever becomes of the process.
+    /// The descriptor that holds the device's lock. The driver keeps it open until the device's last operation has completed,
+    /// even if the process is killed.
     pub(crate) lock: Option<BorrowedFd<'a>>,
     pub(crate) counters: &'a Arc<DeviceCounters>,
 }
 
-/// What a driver keeps of the devices that it serves, by their numbers.
-pub(in crate::io) struct DeviceTable<T>(Vec<Option<T>>);
+/// What a driver keeps per device, by the device's number.
+pub(crate) struct DeviceTable<T>(Vec<Option<T>>);
 
 impl<T> Default for DeviceTable<T> {
     fn default() -> Self {
@@ -102,19 +107,19 @@ impl<T> Default for DeviceTable<T> {
 }
 
 impl<T> DeviceTable<T> {
-    pub(in crate::io) fn put(&mut self, port: usize, kept: T) {
-        if self.0.len() <= port {
-            self.0.resize_with(port + 1, || None);
+    pub(crate) fn put(&mut self, device: usize, entry: T) {
+        if self.0.len() <= device {
+            self.0.resize_with(device + 1, || None);
         }
-        self.0[port] = Some(kept);
+        self.0[device] = Some(entry);
     }
 
-    pub(in crate::io) fn take(&mut self, port: usize) -> Option<T> {
-        self.0.get_mut(port)?.take()
+    pub(crate) fn take(&mut self, device: usize) -> Option<T> {
+        self.0.get_mut(device)?.take()
     }
 
-    pub(in crate::io) fn get_mut(&mut self, port: usize) -> Option<&mut T> {
-        self.0.get_mut(port)?.as_mut()
+    pub(crate) fn get_mut(&mut self, device: usize) -> Option<&mut T> {
+        self.0.get_mut(device)?.as_mut()
     }
 
     pub(in crate::io) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
@@ -128,71 +133,41 @@ impl<T> DeviceTable<T> {
 
 /// Moves bytes between files and memory. Lives on one thread.
 pub(crate) trait Driver {
-    /// From now on it serves this device, under a small number that no other one has.
+    /// Serves a device from now on, under a small number that no other served device has.
     ///
     /// # Errors
-    /// What the device needs for itself cannot be had; the others are served as before.
-    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()>;
+    /// The driver cannot get what the device needs. The other devices are served as before.
+    fn add(&mut self, device: usize, served: &ServedDevice<'_>) -> Result<()>;
 
-    /// Lets go of a device that has nothing in flight, its lock included.
-    fn remove(&mut self, port: usize);
+    /// Releases a device that has nothing in flight, and its lock.
+    fn remove(&mut self, device: usize);
 
-    /// How many operations of one device may be under way, whatever the others do.
+    /// Returns how many operations of one device may be in flight, whatever the other devices do.
     fn depth(&self) -> usize;
 
-    /// Takes an operation on a device under an id of the caller's choice, unique among those in flight, and at most
-    /// [`Driver::depth`] of a device at a time.
-    fn queue(&mut self, port: usize, id: u64, op: Op);
+    /// Queues an operation on a device under an id that is unique among those in flight.
+    ///
+    /// At most [`Driver::depth`] operations of a device are queued or in flight at a time.
+    fn queue(&mut self, device: usize, id: u64, op: Op);
 
-    /// Submits what is queued, waits as told, and appends what ended. Each id queued comes back exactly once.
+    /// Submits what is queued, waits as told, and appends the completions to `done`.
     ///
     /// # Errors
-    /// The driver itself is broken; nothing more will complete.
+    /// The driver is broken, and no operation in flight will complete.
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()>;
 
     fn waker(&self) -> Arc<dyn Wake>;
 
     fn name(&self) -> &'static str;
 
-    /// What it has to do without, so far; only grows.
+    /// Returns which features of the system the driver lacks so far. The list only grows.
     fn notes(&self) -> &[String];
 }
 
-/// Which driver to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum DriverKind {
-    /// io_uring, or where that is absent or forbidden threads, with a note that says why.
-    #[default]
-    Auto,
-    /// io_uring or an error.
-    Uring,
-    /// Threads that call pread and pwrite.
-    Posix,
-    /// glommio or an error.
-    #[cfg(feature = "glommio")]
-    Glommio,
-    /// tokio-uring or an error.
-    #[cfg(feature = "tokio-uring")]
-    TokioUring,
-}
-
-/// Which driver runs, and what it has to do without.
+/// The driver in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DriverStatus {
     pub(crate) name: &'static str,
-    /// What is missing, why, and what would help; one sentence each.
+    /// One sentence per feature of the system that is missing: which, why, and what would help.
     pub(crate) notes: Vec<String>,
-}
-
-/// Keeps RLIMIT_FSIZE from killing the process: where SIGXFSZ has its default action (kill), it is ignored from now on, and
-/// the write fails with EFBIG, which becomes `NoSpace`. A handler that the host installed stays.
-pub(crate) fn ignore_file_size_signal() {
-    // SAFETY: sigaction with a null pointer for the new action only reads into `old`, which is large enough and for which
-    // zeros are a valid value; SIG_IGN is a valid action.
-    unsafe {
-        let mut old: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut old) == 0 && old.sa_sigaction == libc::SIG_DFL {
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        }
-    }
 }

@@ -1,4 +1,9 @@
 //! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without io_uring.
+//!
+//! [`Driver::drive`] hands queued operations to the workers of their device and waits for completions in one queue that all
+//! devices share. A slow device delays only its own workers.
+//!
+//! Lock order: a worker holds either the jobs of its device or the completion queue, never both.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -6,27 +11,26 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::driver::interface::{
-    Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake, ignore_file_size_signal,
-};
+use crate::io::driver::interface::{Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake};
 use crate::io::driver::progress::{InFlight, Step};
+use crate::io::signals::ignore_file_size_signal;
 use crate::metrics::{DeviceCounters, lock};
 use crate::sync::wait_for;
 
-/// Requests of a device in flight at most, waiting for a thread or in one.
+/// Operations of a device in flight at most, waiting for a worker or in one.
 const DEPTH: usize = 256;
-/// Threads of a device, each with one system call in flight.
+/// Worker threads of a device, each with one system call in flight.
 pub(crate) const THREADS: usize = 12;
 
 #[derive(Default)]
 struct CompletedOps {
     done: Vec<Completion>,
     woken: bool,
-    /// How many completions the driver's thread waits for.
+    /// Number of completions that the driver's thread waits for.
     want: usize,
 }
 
-/// What the workers of all devices have done.
+/// The completions of the workers of all devices.
 #[derive(Default)]
 struct CompletionQueue {
     state: Mutex<CompletedOps>,
@@ -47,7 +51,7 @@ struct JobList {
     stopping: bool,
 }
 
-/// What the workers of one device have to do.
+/// The work of one device's workers.
 struct DeviceJobs {
     jobs: Mutex<JobList>,
     /// Workers wait here for jobs.
@@ -56,7 +60,7 @@ struct DeviceJobs {
     shared: Arc<CompletionQueue>,
 }
 
-/// The threads of one device. However long its calls take, other devices have threads of their own.
+/// The workers of one device.
 struct WorkerPool {
     work: Arc<DeviceJobs>,
     workers: Vec<JoinHandle<()>>,
@@ -64,17 +68,17 @@ struct WorkerPool {
 }
 
 impl WorkerPool {
-    fn start(device: &ServedDevice<'_>, shared: &Arc<CompletionQueue>, notes: &mut Vec<String>) -> Result<Self> {
-        let (counters, shared) = (Arc::clone(device.counters), Arc::clone(shared));
+    fn start(served: &ServedDevice<'_>, shared: &Arc<CompletionQueue>, notes: &mut Vec<String>) -> Result<Self> {
+        let (counters, shared) = (Arc::clone(served.counters), Arc::clone(shared));
         let work = Arc::new(DeviceJobs { jobs: Mutex::default(), more: Condvar::new(), counters, shared });
         let mut pool = Self { work, workers: Vec::new(), queued: Vec::new() };
-        let name = device.name;
+        let name = served.name;
         for i in 0..THREADS {
             let work = Arc::clone(&pool.work);
             let spawned = std::thread::Builder::new().name(format!("{name}-io{i}")).spawn(move || work.run());
             match spawned {
                 Ok(worker) => pool.workers.push(worker),
-                Err(e) if i == 0 => return Err(Error::io("start an I/O thread", e)),
+                Err(e) if i == 0 => return Err(Error::io(format!("open: start an I/O thread of {name}"), e)),
                 Err(e) => {
                     notes.push(format!("only {i} of {THREADS} I/O threads of {name} could be started ({e})"));
                     break;
@@ -84,7 +88,7 @@ impl WorkerPool {
         Ok(pool)
     }
 
-    /// Hands what is queued to the workers.
+    /// Hands the queued operations to the workers.
     fn submit(&mut self) {
         if self.queued.is_empty() {
             return;
@@ -97,7 +101,7 @@ impl WorkerPool {
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        // What a worker has begun it ends; its memory stays alive that long. What waits is dropped.
+        // Workers complete the operation they execute, whose memory stays alive. Waiting operations are dropped.
         {
             let mut jobs = lock(&self.work.jobs);
             jobs.stopping = true;
@@ -110,7 +114,7 @@ impl Drop for WorkerPool {
     }
 }
 
-/// See the top of the file.
+/// The driver.
 pub(crate) struct Posix {
     shared: Arc<CompletionQueue>,
     pools: DeviceTable<WorkerPool>,
@@ -119,7 +123,7 @@ pub(crate) struct Posix {
 }
 
 impl Posix {
-    /// `notes` say why this driver was chosen, where that was not asked for.
+    /// Returns a driver without devices. `notes` say why it replaces another driver.
     pub(crate) fn start(notes: Vec<String>) -> Self {
         ignore_file_size_signal();
         Self { shared: Arc::default(), pools: DeviceTable::default(), in_flight: 0, notes }
@@ -127,28 +131,28 @@ impl Posix {
 }
 
 impl Driver for Posix {
-    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
-        let pool = WorkerPool::start(device, &self.shared, &mut self.notes)?;
-        self.pools.put(port, pool);
+    fn add(&mut self, device: usize, served: &ServedDevice<'_>) -> Result<()> {
+        let pool = WorkerPool::start(served, &self.shared, &mut self.notes)?;
+        self.pools.put(device, pool);
         Ok(())
     }
 
-    fn remove(&mut self, port: usize) {
-        drop(self.pools.take(port));
+    fn remove(&mut self, device: usize) {
+        drop(self.pools.take(device));
     }
 
     fn depth(&self) -> usize {
         DEPTH
     }
 
-    fn queue(&mut self, port: usize, id: u64, op: Op) {
+    fn queue(&mut self, device: usize, id: u64, op: Op) {
         self.in_flight += 1;
-        match self.pools.get_mut(port) {
+        match self.pools.get_mut(device) {
             Some(pool) => pool.queued.push((id, op)),
             None => {
-                debug_assert!(false, "queued for a device that is not served");
+                debug_assert!(false, "an operation for a device that is not served");
                 drop(op);
-                let outcome = Err(Error::new(ErrorKind::Closed, "the device was closed"));
+                let outcome = Err(Error::new(ErrorKind::Closed, "I/O request: the device was closed"));
                 lock(&self.shared.state).done.push(Completion { id, outcome });
             }
         }
@@ -166,7 +170,7 @@ impl Driver for Posix {
         };
         let mut state = lock(&self.shared.state);
         while want > 0 && !state.woken && state.done.len() < want {
-            // Past the limit, whatever has ended will do.
+            // Past the limit, any completion ends the wait.
             let rest = limit.map(|l| l.saturating_duration_since(Instant::now()));
             let news = &self.shared.news;
             state.want = if rest == Some(Duration::ZERO) { 1 } else { want };
@@ -196,7 +200,7 @@ impl Driver for Posix {
 }
 
 impl DeviceJobs {
-    /// What a worker does until its device goes.
+    /// Runs a worker until its device is released.
     fn run(&self) {
         loop {
             let (id, op) = {
@@ -222,6 +226,7 @@ impl DeviceJobs {
     }
 }
 
+/// Executes an operation on the calling thread, with its retries.
 pub(in crate::io) fn run(mut flight: InFlight, counters: &DeviceCounters) -> Result<()> {
     if flight.op().len() == 0 && !matches!(flight.op(), Op::Sync { .. }) {
         return Ok(());
@@ -230,13 +235,13 @@ pub(in crate::io) fn run(mut flight: InFlight, counters: &DeviceCounters) -> Res
         let result = call(&flight, counters);
         match flight.on_result(result, counters) {
             Step::Done(outcome) => return outcome,
-            Step::CopyRetry => {}
+            Step::Continue => {}
             Step::Later(at) => std::thread::sleep(at.saturating_duration_since(Instant::now())),
         }
     }
 }
 
-/// One system call: bytes moved, or a negative error number.
+/// Makes one system call. Returns the bytes moved, or a negative error number.
 fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     use std::os::fd::AsRawFd;
     counters.submissions.add(1);
@@ -268,7 +273,7 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     }
 }
 
-/// Trouble with the reads or writes of one device, for tests.
+/// Faults in the reads or writes of one directory, for tests.
 #[cfg(test)]
 pub(crate) mod trouble {
     use crate::io::driver::interface::Op;
@@ -280,20 +285,20 @@ pub(crate) mod trouble {
 
     #[derive(Clone, Copy)]
     pub(crate) enum Trouble {
-        /// They take so much longer.
+        /// Reads take this much longer.
         Late(Duration),
-        /// They fail.
+        /// Reads fail.
         Fails,
-        /// Writes fail; syncs do not, a device whose sync fails is lost.
+        /// Writes fail. Syncs succeed, because a failed sync would poison the device.
         NotWritten,
     }
 
-    /// Directory, and by the beginnings of the names of threads what they suffer with files below it.
+    /// A directory, and the fault by the prefix of the thread name that meets it in files below the directory.
     type Troubled = (PathBuf, &'static [(&'static str, Trouble)]);
 
     static TROUBLED: Mutex<Vec<Troubled>> = Mutex::new(Vec::new());
 
-    /// Ends the trouble when it is dropped.
+    /// Ends the fault when it is dropped.
     #[must_use]
     pub(crate) struct TroubleGuard(PathBuf);
 
@@ -303,14 +308,14 @@ pub(crate) mod trouble {
         }
     }
 
-    /// From now on the threads whose names begin so have these troubles with the files below `directory`.
+    /// Makes threads whose names have these prefixes meet these faults in files below `directory`.
     pub(crate) fn set(directory: &Path, trouble: &'static [(&'static str, Trouble)]) -> TroubleGuard {
         let directory = directory.canonicalize().unwrap();
         lock(&TROUBLED).push((directory.clone(), trouble));
         TroubleGuard(directory)
     }
 
-    /// Whether an operation of this thread fails; it may take its time.
+    /// Returns whether an operation of this thread fails, after its delay if it has one.
     pub(in crate::io) fn strikes(op: &Op) -> bool {
         if lock(&TROUBLED).is_empty() {
             return false;

@@ -1,4 +1,7 @@
-//! An operation on its way: what a raw result means and whether to go on. The same for every driver.
+//! An operation in flight: what a raw result of the system means, and whether to continue. All drivers share it.
+//!
+//! A short transfer continues with the rest. EINTR and EAGAIN are retried after a pause, except in a sync. A transfer that
+//! makes no progress, and any other error number, fails the operation.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,45 +9,46 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::{IoMemory, PAGE_BYTES};
+use crate::io::buffer::PAGE_BYTES;
+use crate::io::buffer::lease::IoMemory;
 use crate::io::coverage;
 use crate::io::driver::interface::Op;
 use crate::io::planted;
 use crate::metrics::{DeviceCounters, OpKind};
 
-/// EINTR and EAGAIN are retried this often, the pauses doubling from 100 microseconds: about 3 seconds in all.
+/// Retries after EINTR and EAGAIN. The pauses double from 100 microseconds, about 3 seconds in all.
 const RETRIES_MAX: u32 = 15;
 
-/// What to do after a raw result.
-pub(in crate::io) enum Step {
-    /// It ended.
+/// What a driver does after a raw result.
+pub(crate) enum Step {
+    /// Reports the outcome.
     Done(Result<()>),
-    /// Submit the rest now.
-    CopyRetry,
-    /// Submit the rest from this moment on.
+    /// Submits the rest now.
+    Continue,
+    /// Submits the rest at this time.
     Later(Instant),
 }
 
-/// An operation with how far it has come.
-pub(in crate::io) struct InFlight {
+/// An operation with its progress.
+pub(crate) struct InFlight {
     op: Op,
-    /// Bytes that need not be asked for again.
+    /// Bytes that need not be moved again.
     done: usize,
-    /// The furthest byte ever reached; a continuation that does not pass it has met the end of the file.
+    /// The furthest byte ever reached. A continuation that does not pass it has met the end of the file.
     reached: usize,
     retries: u32,
 }
 
 impl InFlight {
-    pub(in crate::io) fn new(op: Op) -> Self {
+    pub(crate) fn new(op: Op) -> Self {
         Self { op, done: 0, reached: 0, retries: 0 }
     }
 
-    pub(in crate::io) fn op(&self) -> &Op {
+    pub(crate) fn op(&self) -> &Op {
         &self.op
     }
 
-    /// File offset and memory of what is left; none for a sync.
+    /// Returns file offset and memory of what is left, or none for a sync.
     pub(in crate::io) fn rest(&self) -> Option<(u64, IoMemory<'_>)> {
         let (offset, memory) = match &self.op {
             Op::Read { offset, into, .. } => (*offset, into.memory()),
@@ -56,8 +60,8 @@ impl InFlight {
         Some((offset + self.done as u64, IoMemory { address, len: memory.len - self.done, slab: memory.slab }))
     }
 
-    /// Judges a raw result: bytes moved, or a negative error number.
-    pub(in crate::io) fn on_result(&mut self, result: i32, counters: &DeviceCounters) -> Step {
+    /// Judges a raw result, which is the bytes moved or a negative error number.
+    pub(crate) fn on_result(&mut self, result: i32, counters: &DeviceCounters) -> Step {
         let Ok(moved) = usize::try_from(result) else {
             return self.on_errno(-result, counters);
         };
@@ -70,7 +74,7 @@ impl InFlight {
         };
         let now = self.done + moved;
         if now > len {
-            return self.fail(io::Error::other("the kernel reports more bytes than were asked for"), counters);
+            return self.fail(io::Error::other("the kernel reports more bytes than were requested"), counters);
         }
         if read { &counters.read_bytes } else { &counters.write_bytes }.add(now.saturating_sub(self.reached) as u64);
         if now == len {
@@ -84,15 +88,15 @@ impl InFlight {
         coverage!(Continued);
         if now <= self.reached {
             let (kind, text) = match read {
-                true => (io::ErrorKind::UnexpectedEof, format!("the file ends after {now} bytes of these")),
-                false => (io::ErrorKind::WriteZero, format!("no more than {now} bytes were taken")),
+                true => (io::ErrorKind::UnexpectedEof, format!("the file ends after {now} of these bytes")),
+                false => (io::ErrorKind::WriteZero, format!("the system took only {now} bytes")),
             };
             return self.fail(io::Error::new(kind, text), counters);
         }
         self.reached = now;
-        // A direct file takes no odd offsets: go on from the last whole page, moving a few bytes twice.
+        // A direct file needs aligned offsets. The rest begins at the last whole page, so a few bytes move twice.
         self.done = if self.op.file().is_direct() { now - now % PAGE_BYTES } else { now };
-        Step::CopyRetry
+        Step::Continue
     }
 
     fn on_errno(&mut self, errno: i32, counters: &DeviceCounters) -> Step {
@@ -115,5 +119,30 @@ impl InFlight {
         let error = Error::io(self.op.describe(), source);
         counters.failed(kind, error.kind() == ErrorKind::NoSpace);
         Step::Done(Err(error))
+    }
+}
+
+/// What a driver without system calls needs of an operation.
+#[cfg(feature = "sim")]
+impl InFlight {
+    /// Returns file offset and length of what is left, or none for a sync.
+    pub(crate) fn rest_range(&self) -> Option<(u64, usize)> {
+        self.rest().map(|(offset, memory)| (offset, memory.len))
+    }
+
+    /// Returns file offset and bytes of what a write has left, or none for other operations.
+    pub(crate) fn unwritten(&self) -> Option<(u64, &[u8])> {
+        let (offset, _) = self.rest()?;
+        self.op.write_bytes().map(|bytes| (offset, &bytes[self.done..]))
+    }
+
+    /// Copies bytes to the beginning of what a read has left, as far as there is room.
+    pub(crate) fn fill(&mut self, bytes: &[u8]) {
+        let Op::Read { into, .. } = &self.op else { return };
+        let memory = into.memory();
+        let len = bytes.len().min(memory.len - self.done);
+        // SAFETY: the read target inside is the permission to write into these bytes, of which `len` are left from `done` on. The
+        // source is other memory, because no slice over the target's memory exists while the target lives.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.as_ptr().add(self.done), len) };
     }
 }

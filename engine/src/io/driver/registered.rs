@@ -1,66 +1,51 @@
-//! What a ring keeps registered: files, with the locks of its devices first, and slabs as fixed buffers.
+//! The files and buffers that a ring has registered: files, locks of its devices, and slabs as fixed buffers.
 //!
-//! Both tables are sparse and fill on first use. What does not fit or is refused is used unregistered.
+//! Both tables are sparse. The first request that uses a file or slab registers it. If the table is full or the kernel refuses,
+//! requests use the file or slab unregistered.
+//!
+//! Invariants:
+//! - A registered slab stays mapped until it is unregistered, because the kernel has its pages pinned.
+//! - A file that no operation holds has nothing in flight, so a sweep may unregister it once it is closed.
+//!
+//! The tables use the hash of `rustc-hash`: their keys are ids and addresses of this process, and one multiplication per
+//! request is enough.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
 use io_uring::IoUring;
+use rustc_hash::FxHashMap;
 
-use crate::io::buffer::slab::{SLAB_BYTES, Slab};
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::slab::Slab;
 use crate::io::file::device_file::DeviceFile;
 
 const FILES_MAX: u32 = 1024;
 const BUFFERS_MAX: usize = 16_384;
-/// Slots beside those of the store's own slabs, for regions of the embedder.
+/// Slots for slabs of the embedder's read regions, in addition to the store's own slabs.
 const BUFFERS_BESIDE: usize = 1024;
 
-/// For keys that we make ourselves (identifiers, addresses): one multiplication, where the default hash would show per request.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&b| self.write_u64(b.into()));
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        self.0 = (self.0 ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
-    }
-
-    fn write_usize(&mut self, key: usize) {
-        self.write_u64(key as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-type KeyMap<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
-
+/// The registered files of a ring.
 #[derive(Default)]
 pub(in crate::io) struct FileTable {
     slots: Vec<Option<(u64, Weak<DeviceFile>)>>,
-    by_id: KeyMap<u64, u32>,
+    by_id: FxHashMap<u64, u32>,
     free: Vec<u32>,
     closed_seen: u64,
 }
 
 impl FileTable {
-    /// Registers an empty table. Notes what could not be had.
+    /// Registers an empty table. Adds a note if the kernel refuses.
     pub(in crate::io) fn new(ring: &IoUring, notes: &mut Vec<String>) -> Self {
         let mut table = Self::default();
-        // A table larger than the limit of open files is refused.
+        // The kernel refuses a table larger than the limit of open files.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
         let size = FILES_MAX.min(u32::try_from(limit).unwrap_or(FILES_MAX));
         let empty = vec![-1; size as usize];
         let submitter = ring.submitter();
         let registered = submitter.register_files_sparse(size).or_else(|_| submitter.register_files(&empty));
         if let Err(e) = registered {
-            notes.push(format!("files could not be registered with io_uring ({e}); each request looks its file up"));
+            notes.push(format!("files cannot be registered with io_uring ({e}), so each request looks its file up"));
             return table;
         }
         table.slots.resize_with(size as usize, || None);
@@ -68,12 +53,12 @@ impl FileTable {
         table
     }
 
-    /// Keeps a lock until [`Self::release`] or the end of the ring. Its slot; notes why there is none.
+    /// Registers a lock until [`Self::release`] or the end of the ring. Returns its slot, or adds a note and returns none.
     pub(in crate::io) fn hold(&mut self, ring: &IoUring, lock: BorrowedFd<'_>, notes: &mut Vec<String>) -> Option<u32> {
         let registered = match self.free.pop() {
-            // Said already.
+            // `new` has noted it.
             None if self.slots.is_empty() => return None,
-            None => Err("no room".to_owned()),
+            None => Err("the table of files is full".to_owned()),
             Some(slot) => match ring.submitter().register_files_update(slot, &[lock.as_raw_fd()]) {
                 Ok(_) => Ok(slot),
                 Err(e) => {
@@ -82,7 +67,7 @@ impl FileTable {
                 }
             },
         };
-        registered.inspect_err(|e| notes.push(format!("the lock could not be registered with io_uring ({e})"))).ok()
+        registered.inspect_err(|e| notes.push(format!("the lock cannot be registered with io_uring ({e})"))).ok()
     }
 
     pub(in crate::io) fn release(&mut self, ring: &IoUring, slot: u32) {
@@ -91,7 +76,7 @@ impl FileTable {
         }
     }
 
-    /// The slot of a file, registering it if there is room.
+    /// Returns the slot of a file, which it registers if a slot is free.
     pub(in crate::io) fn slot(&mut self, ring: &IoUring, file: &Arc<DeviceFile>) -> Option<u32> {
         if let Some(&slot) = self.by_id.get(&file.id()) {
             return Some(slot);
@@ -106,7 +91,7 @@ impl FileTable {
         Some(slot)
     }
 
-    /// Lets go of files that nobody has open any more, so that their space can return.
+    /// Unregisters files that are closed, so that the file system can free the space of deleted ones.
     pub(in crate::io) fn sweep(&mut self, ring: &IoUring) {
         let closed = DeviceFile::closed_count();
         if closed == self.closed_seen {
@@ -114,7 +99,7 @@ impl FileTable {
         }
         self.closed_seen = closed;
         for (slot, entry) in (0..).zip(&mut self.slots) {
-            // A file in flight is held by its operation, so a dead one has nothing in flight.
+            // An operation in flight holds its file, so a closed file has nothing in flight.
             if entry.as_ref().is_some_and(|(_, file)| file.strong_count() == 0)
                 && ring.submitter().register_files_update(slot, &[-1]).is_ok()
                 && let Some((id, _)) = entry.take()
@@ -126,11 +111,12 @@ impl FileTable {
     }
 }
 
+/// The slabs that a ring has registered as fixed buffers.
 #[derive(Default)]
 pub(in crate::io) struct BufferTable {
-    /// Holds each registered slab until it is unregistered: the kernel has its pages pinned.
+    /// Keeps each registered slab mapped until it is unregistered, because the kernel has its pages pinned.
     slots: Vec<Option<Arc<Slab>>>,
-    by_address: KeyMap<usize, u16>,
+    by_address: FxHashMap<usize, u16>,
     free: Vec<u16>,
     retired_seen: u64,
 }
@@ -144,14 +130,14 @@ impl BufferTable {
                 table.slots.resize_with(usize::from(size), || None);
                 table.free = (0..size).rev().collect();
             }
-            Err(e) => {
-                notes.push(format!("buffers could not be registered with io_uring ({e}): a little more CPU per read"))
-            }
+            Err(e) => notes.push(format!(
+                "buffers cannot be registered with io_uring ({e}), so reads take a little more CPU time"
+            )),
         }
         table
     }
 
-    /// The slot of a slab, registering it if there is room.
+    /// Returns the slot of a slab, which it registers if a slot is free.
     pub(in crate::io) fn slot(&mut self, ring: &IoUring, slab: &Arc<Slab>, notes: &mut Vec<String>) -> Option<u16> {
         let address = slab.start().as_ptr().addr();
         if let Some(&slot) = self.by_address.get(&address) {
@@ -159,14 +145,14 @@ impl BufferTable {
         }
         let slot = self.free.pop()?;
         let range = libc::iovec { iov_base: slab.start().as_ptr().cast(), iov_len: SLAB_BYTES };
-        // SAFETY: the range is mapped as long as the slab lives, and the table holds the slab until it has unregistered it.
+        // SAFETY: the range is mapped as long as the slab lives, and the table holds the slab until it is unregistered.
         let registered = unsafe { ring.submitter().register_buffers_update(u32::from(slot), &[range], None) };
         if let Err(e) = registered {
-            // Not again for every request: what the limit refuses now it refuses later.
+            // Not tried again, because a limit that refuses now refuses later too.
             self.free.clear();
             notes.push(format!(
-                "only {} of the I/O buffer slabs could be registered with io_uring ({e}): a little more CPU per read; raise the limit \
-                 of locked memory (ulimit -l)",
+                "only {} slabs of I/O buffers could be registered with io_uring ({e}), so reads take a little more CPU time; raise \
+                 the limit of locked memory (ulimit -l)",
                 self.by_address.len()
             ));
             return None;
@@ -176,12 +162,12 @@ impl BufferTable {
         Some(slot)
     }
 
-    /// Whether slabs were given up since the last sweep.
+    /// Returns whether slabs were retired since the last sweep.
     pub(in crate::io) fn is_stale(&self) -> bool {
         Slab::retired_count() != self.retired_seen
     }
 
-    /// Unregisters slabs that the arena has given up.
+    /// Unregisters slabs that the arena has retired.
     pub(in crate::io) fn sweep(&mut self, ring: &IoUring) {
         self.retired_seen = Slab::retired_count();
         for (slot, entry) in (0..).zip(&mut self.slots) {

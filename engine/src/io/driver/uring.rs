@@ -1,8 +1,18 @@
-//! Driver `uring`: one io_uring per shard, a whole batch per system call, completions taken in slices.
+//! Driver `uring`: one io_uring per shard or thread, a whole batch per system call, completions taken in slices.
 //!
-//! Invariants: at most [`DEPTH`] operations of a device are queued or in the kernel, so those of one device overflow neither ring, and
-//! where several overflow them, the submission ring is emptied before it is filled again and the kernel keeps the completions; a slot
-//! is freed only by its own completion; a wake-up poll on the eventfd is in the ring whenever the thread blocks in it.
+//! One call of [`Driver::drive`]:
+//! 1. Queues operations whose pause after EINTR or EAGAIN is over, and completes empty ones.
+//! 2. Unregisters files and slabs that are gone.
+//! 3. Fills the submission ring from the queue. If the ring is full, empties it into the kernel first.
+//! 4. Submits and waits in one system call.
+//! 5. Takes the completions. Short transfers are queued again for the rest.
+//!
+//! Invariants:
+//! - At most [`DEPTH`] operations of a device are queued or in the kernel, so one device overflows neither ring. If several
+//!   devices overflow the completion ring, the kernel keeps the completions (`NODROP`).
+//! - An entry of `ops` owns the memory and the file of its operation. Only the operation's own completion frees it.
+//! - Whenever the thread blocks in a shard's ring, the ring holds a poll of the wake-up eventfd.
+//! - The ring is dropped before the memory that the kernel may touch. If operations cannot be waited for, their memory is leaked.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,22 +25,21 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::Arena;
-use crate::io::driver::interface::{
-    Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake, ignore_file_size_signal,
-};
+use crate::io::driver::interface::{Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake};
 use crate::io::driver::progress::{InFlight, Step};
 use crate::io::driver::registered::{BufferTable, FileTable};
+use crate::io::signals::ignore_file_size_signal;
 use crate::metrics::DeviceCounters;
 
 const ENTRIES: u32 = 512;
-/// Operations of a device queued or in the kernel at most: the ring less the wake-up poll.
+/// Operations of a device that are queued or in the kernel, at most: the ring minus the wake-up poll.
 const DEPTH: usize = ENTRIES as usize - 1;
 const WAKE: u64 = u64::MAX;
-/// A wait for several completions ends after this long if there is one.
+/// A wait for several completions ends after this time if one has arrived.
 const SLICE_WAIT: Duration = Duration::from_millis(2);
-/// The same where nobody is kept waiting by it: the one who waits has nothing else to do.
+/// The same for the ring of a thread that reads for itself, which has nothing else to do.
 const SLICE_WAIT_ALONE: Duration = Duration::from_millis(20);
-/// The same where the ring serves several devices: what one of them is asked for meanwhile does not wait for the others longer.
+/// The same if the ring serves several devices, because new requests of one device wait for the slice of another.
 const SLICE_WAIT_SHARED: Duration = Duration::from_micros(250);
 
 /// An eventfd that the ring polls.
@@ -38,49 +47,50 @@ struct EventFdWaker(OwnedFd);
 
 impl Wake for EventFdWaker {
     fn wake(&self) {
-        // Cannot block before 2^64 - 2 wake-ups; EINTR is not possible on a write that does not block.
+        // The write cannot block before 2^64 - 2 wake-ups, and a write that does not block is not interrupted.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
 struct RingOp {
-    port: usize,
+    device: usize,
     id: u64,
     flight: InFlight,
 }
 
-/// What the ring keeps of a device.
+/// What the ring keeps for a device.
 struct RingDevice {
     counters: Arc<DeviceCounters>,
-    /// Where its lock is registered.
+    /// The slot in which its lock is registered.
     lock: Option<u32>,
     /// Operations queued or in the kernel.
     in_flight: usize,
 }
 
-/// See the top of the file.
+/// The driver.
 pub(crate) struct Uring {
-    // Dropped before what the kernel may touch; see also `Drop`.
+    // Dropped before the memory that the kernel may touch. See also `Drop`.
     ring: IoUring,
-    ports: DeviceTable<RingDevice>,
-    slots: Vec<Option<RingOp>>,
+    devices: DeviceTable<RingDevice>,
+    ops: Vec<Option<RingOp>>,
     free: Vec<usize>,
-    /// Slots to be handed to the kernel, in order.
+    /// Operations to submit, in order, by their index in `ops`.
     queued: VecDeque<usize>,
-    /// Slots that wait after EINTR or EAGAIN.
+    /// Operations that pause after EINTR or EAGAIN, with the end of the pause.
     later: Vec<(Instant, usize)>,
     in_kernel: usize,
     files: FileTable,
     buffers: BufferTable,
     wake: Arc<EventFdWaker>,
+    /// Whether the wake-up poll is in the ring.
     armed: bool,
-    /// The ring of a thread that reads for itself.
+    /// Whether this is the ring of a thread that reads for itself.
     alone: bool,
-    /// Whether one poll reports every wake-up (Linux 5.13), or each needs a new one.
+    /// Whether one poll reports every wake-up (Linux 5.13). Otherwise each wake-up needs a new poll.
     multishot: bool,
     broken: bool,
     notes: Vec<String>,
-    /// Kept for its room.
+    /// Kept for its capacity.
     reaped: Vec<cqueue::Entry>,
 }
 
@@ -90,21 +100,21 @@ impl Uring {
     /// Sets a ring up for the calling thread.
     ///
     /// # Errors
-    /// The kernel's refusal of a ring.
+    /// The kernel's refusal of a ring, or `Unsupported` before Linux 5.11.
     pub(crate) fn start(arena: &Arena) -> std::io::Result<Self> {
         ignore_file_size_signal();
         let mut notes = Vec::new();
         let ring = build()?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-            return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "io_uring of a kernel before 5.11"));
+            return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "io_uring of a kernel before Linux 5.11"));
         }
         let wake = Arc::new(EventFdWaker(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         let files = FileTable::new(&ring, &mut notes);
         let buffers = BufferTable::new(&ring, arena.slabs_max(), &mut notes);
         Ok(Self {
             ring,
-            ports: DeviceTable::default(),
-            slots: Vec::new(),
+            devices: DeviceTable::default(),
+            ops: Vec::new(),
             free: Vec::new(),
             queued: VecDeque::new(),
             later: Vec::new(),
@@ -121,8 +131,10 @@ impl Uring {
         })
     }
 
-    /// A ring for reads of one device, number 0, that the calling thread waits for itself: nobody wakes it, and it does not keep the
-    /// device's lock, for a read that outlives its process harms nobody.
+    /// Sets a ring up on which the calling thread drives its own reads of one device, which has number 0.
+    ///
+    /// No other thread wakes the ring. The ring does not hold the device's lock, because a read that outlives the process is
+    /// harmless.
     ///
     /// # Errors
     /// The kernel's refusal of a ring.
@@ -133,22 +145,22 @@ impl Uring {
         Ok(ring)
     }
 
-    fn serve(&mut self, port: usize, device: RingDevice) {
-        self.ports.put(port, device);
-        // Those of devices that have gone are used again.
-        let (before, all) = (self.slots.len(), self.ports.len() * DEPTH);
+    fn serve(&mut self, number: usize, device: RingDevice) {
+        self.devices.put(number, device);
+        // Entries of released devices are used again.
+        let (before, all) = (self.ops.len(), self.devices.len() * DEPTH);
         if before < all {
-            self.slots.resize_with(all, || None);
+            self.ops.resize_with(all, || None);
             self.free.extend((before..all).rev());
         }
     }
 
-    /// Fills the submission ring from the queue, and empties it into the kernel where it is too small for all devices together.
+    /// Fills the submission ring from the queue. If the ring is too small for all devices together, empties it into the kernel.
     fn push_queued(&mut self) -> Result<()> {
         if !self.armed {
             let poll =
                 opcode::PollAdd::new(Fd(self.wake.0.as_raw_fd()), libc::POLLIN as u32).multi(self.multishot).build();
-            // SAFETY: the poll refers to no memory, and the driver holds the eventfd for as long as the ring.
+            // SAFETY: the poll refers to no memory, and the driver holds the eventfd as long as the ring.
             self.armed = unsafe { self.ring.submission().push(&poll.user_data(WAKE)) }.is_ok();
         }
         while let Some(&index) = self.queued.front() {
@@ -157,7 +169,7 @@ impl Uring {
                 continue;
             };
             let entry = entry.user_data(index as u64);
-            // SAFETY: memory and file of the entry are owned by its slot, which only its completion frees.
+            // SAFETY: the entry of `ops` owns the operation's memory and file, and only its completion frees the entry.
             let mut pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
             if !pushed {
                 self.enter(0, &SubmitArgs::new())?;
@@ -174,8 +186,8 @@ impl Uring {
     }
 
     fn entry(&mut self, index: usize) -> Option<squeue::Entry> {
-        let Self { slots, files, buffers, ring, notes, .. } = self;
-        let flight = &slots.get(index)?.as_ref()?.flight;
+        let Self { ops, files, buffers, ring, notes, .. } = self;
+        let flight = &ops.get(index)?.as_ref()?.flight;
         let file = flight.op().file();
         let fixed = files.slot(ring, file);
         let raw = Fd(file.fd().as_raw_fd());
@@ -201,16 +213,16 @@ impl Uring {
         })
     }
 
-    /// The one system call: submits, and waits for `want` completions or as told by `args`.
+    /// Makes the one system call: submits, and waits for `want` completions or as `args` say.
     fn enter(&mut self, want: usize, args: &SubmitArgs<'_, '_>) -> Result<()> {
         self.count(|counters| counters.submissions.add(1));
         match self.ring.submitter().submit_with_args(want, args) {
             Ok(_) => Ok(()),
             Err(e) => match e.raw_os_error() {
-                // Interrupted, timed out, or more completions than the ring holds: look at what there is.
+                // Interrupted, timed out, or more completions than the ring holds: take the completions that are there.
                 Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
                 Some(libc::EAGAIN) => {
-                    // No memory for requests; what is not submitted stays in the ring.
+                    // The kernel has no memory for requests. What is not submitted stays in the ring.
                     self.count(|counters| counters.retries.add(1));
                     std::thread::sleep(Duration::from_millis(1));
                     Ok(())
@@ -223,11 +235,11 @@ impl Uring {
         }
     }
 
-    /// Counts a call at the devices that it was made for: those with something under way, and where all are idle the first.
+    /// Counts a system call at the devices with operations in flight, or at the first device if all are idle.
     fn count(&mut self, add: impl Fn(&DeviceCounters)) {
-        let idle = self.ports.iter_mut().all(|port| port.in_flight == 0);
-        let involved = self.ports.iter_mut().filter(|port| idle || port.in_flight > 0);
-        involved.take(if idle { 1 } else { usize::MAX }).for_each(|port| add(&port.counters));
+        let idle = self.devices.iter_mut().all(|device| device.in_flight == 0);
+        let involved = self.devices.iter_mut().filter(|device| idle || device.in_flight > 0);
+        involved.take(if idle { 1 } else { usize::MAX }).for_each(|device| add(&device.counters));
     }
 
     fn wait(&mut self, wait: Wait) -> Result<()> {
@@ -244,7 +256,7 @@ impl Uring {
         let mut limit = due;
         let mut args = SubmitArgs::new();
         if want > 1 {
-            let slice = match self.ports.len() {
+            let slice = match self.devices.len() {
                 _ if self.alone => SLICE_WAIT_ALONE,
                 0 | 1 => SLICE_WAIT,
                 _ => SLICE_WAIT_SHARED,
@@ -252,7 +264,7 @@ impl Uring {
             if self.ring.params().is_feature_min_timeout() {
                 args = args.min_wait_usec(slice.as_micros() as u32);
             } else {
-                // Older kernels can only end the whole wait; a slow device costs a few more calls then.
+                // Older kernels can only end the whole wait. A slow device costs a few more system calls then.
                 limit = Some(limit.map_or(slice, |l| l.min(slice)));
             }
         }
@@ -271,12 +283,12 @@ impl Uring {
         for entry in entries.drain(..) {
             if entry.user_data() == WAKE {
                 if entry.result() < 0 {
-                    // A kernel that refuses the single poll too would make this a busy loop.
+                    // The kernel refuses a multishot poll. If it refuses the single poll too, this would become a busy loop.
                     self.broken = !self.multishot;
                     self.multishot = false;
                 }
                 if !cqueue::more(entry.flags()) {
-                    // The poll ended; a new one would fire at once on a counter that still stands.
+                    // The poll ended. Without this read a new poll would complete at once.
                     let _ = rustix::io::read(&self.wake.0, &mut [0; 8]);
                     self.armed = false;
                 }
@@ -284,15 +296,15 @@ impl Uring {
             }
             let index = entry.user_data() as usize;
             self.in_kernel -= 1;
-            let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { continue };
-            let Some(port) = self.ports.get_mut(slot.port) else { continue };
-            match slot.flight.on_result(entry.result(), &port.counters) {
-                Step::CopyRetry => self.queued.push_back(index),
+            let Some(op) = self.ops.get_mut(index).and_then(Option::as_mut) else { continue };
+            let Some(device) = self.devices.get_mut(op.device) else { continue };
+            match op.flight.on_result(entry.result(), &device.counters) {
+                Step::Continue => self.queued.push_back(index),
                 Step::Later(at) => self.later.push((at, index)),
                 Step::Done(outcome) => {
-                    port.in_flight -= 1;
-                    done.push(Completion { id: slot.id, outcome });
-                    self.slots[index] = None;
+                    device.in_flight -= 1;
+                    done.push(Completion { id: op.id, outcome });
+                    self.ops[index] = None;
                     self.free.push(index);
                 }
             }
@@ -300,16 +312,16 @@ impl Uring {
         self.reaped = entries;
     }
 
-    /// Nothing to move: done without the kernel.
+    /// Completes operations that move no bytes, without the kernel.
     fn finish_empty(&mut self, done: &mut Vec<Completion>) {
-        let Self { queued, slots, free, ports, .. } = self;
+        let Self { queued, ops, free, devices, .. } = self;
         queued.retain(|&index| {
-            let empty = |s: &RingOp| s.flight.op().len() == 0 && !matches!(s.flight.op(), Op::Sync { .. });
-            let Some(slot) = slots[index].take_if(|s| empty(s)) else { return true };
-            if let Some(port) = ports.get_mut(slot.port) {
-                port.in_flight -= 1;
+            let empty = |op: &RingOp| op.flight.op().len() == 0 && !matches!(op.flight.op(), Op::Sync { .. });
+            let Some(op) = ops[index].take_if(|op| empty(op)) else { return true };
+            if let Some(device) = devices.get_mut(op.device) {
+                device.in_flight -= 1;
             }
-            done.push(Completion { id: slot.id, outcome: Ok(()) });
+            done.push(Completion { id: op.id, outcome: Ok(()) });
             free.push(index);
             false
         });
@@ -317,19 +329,19 @@ impl Uring {
 }
 
 impl Driver for Uring {
-    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
-        let lock = device.lock.and_then(|lock| self.files.hold(&self.ring, lock, &mut self.notes));
-        self.serve(port, RingDevice { counters: Arc::clone(device.counters), lock, in_flight: 0 });
+    fn add(&mut self, device: usize, served: &ServedDevice<'_>) -> Result<()> {
+        let lock = served.lock.and_then(|lock| self.files.hold(&self.ring, lock, &mut self.notes));
+        self.serve(device, RingDevice { counters: Arc::clone(served.counters), lock, in_flight: 0 });
         Ok(())
     }
 
-    fn remove(&mut self, port: usize) {
-        let Some(gone) = self.ports.take(port) else { return };
-        debug_assert!(gone.in_flight == 0, "a device that has something in flight");
+    fn remove(&mut self, device: usize) {
+        let Some(gone) = self.devices.take(device) else { return };
+        debug_assert!(gone.in_flight == 0, "a released device has operations in flight");
         if let Some(lock) = gone.lock {
             self.files.release(&self.ring, lock);
         }
-        // What of the device's files nobody has open any more.
+        // Unregisters the device's files that are not open any more.
         self.files.sweep(&self.ring);
     }
 
@@ -337,19 +349,19 @@ impl Driver for Uring {
         DEPTH
     }
 
-    fn queue(&mut self, port: usize, id: u64, op: Op) {
-        if let Some(port) = self.ports.get_mut(port) {
-            port.in_flight += 1;
+    fn queue(&mut self, device: usize, id: u64, op: Op) {
+        if let Some(own) = self.devices.get_mut(device) {
+            own.in_flight += 1;
         }
-        let slot = Some(RingOp { port, id, flight: InFlight::new(op) });
+        let op = Some(RingOp { device, id, flight: InFlight::new(op) });
         let Some(index) = self.free.pop() else {
-            debug_assert!(false, "queued without room");
-            // Kept in order behind the others, in a slot of its own.
-            self.slots.push(slot);
-            self.queued.push_back(self.slots.len() - 1);
+            debug_assert!(false, "more operations than the depth allows");
+            // The operation gets an entry of its own.
+            self.ops.push(op);
+            self.queued.push_back(self.ops.len() - 1);
             return;
         };
-        self.slots[index] = slot;
+        self.ops[index] = op;
         self.queued.push_back(index);
     }
 
@@ -369,7 +381,7 @@ impl Driver for Uring {
         self.wait(if done.len() > before { Wait::No } else { wait })?;
         self.reap(done);
         if self.broken {
-            return Err(Error::new(ErrorKind::Io, "io_uring cannot poll an eventfd"));
+            return Err(Error::new(ErrorKind::Io, "io_uring_enter: the kernel refuses to poll an eventfd"));
         }
         Ok(())
     }
@@ -389,8 +401,8 @@ impl Driver for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Only after a panic or a broken ring is anything left here. The kernel may still write: wait for it, and where that
-        // is impossible give the memory up for good.
+        // Operations are left only after a panic or in a broken ring. The kernel may still write into their memory, so this waits
+        // for them. If that is impossible, the memory is leaked.
         self.queued.clear();
         self.later.clear();
         let mut done = Vec::new();
@@ -403,14 +415,14 @@ impl Drop for Uring {
             self.later.clear();
         }
         if self.in_kernel > 0 {
-            std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(std::mem::take(&mut self.ops));
         }
-        // Now, and not when the kernel gets to taking the ring apart: the lock is free when this returns.
+        // The kernel takes the ring apart later. Unregistering now makes sure that the lock is free when this returns.
         let _ = self.ring.submitter().unregister_files();
     }
 }
 
-/// A ring with the best of what this kernel offers for a single thread that waits for its own completions.
+/// Builds a ring with the best features of this kernel for a single thread that waits for its own completions.
 fn build() -> std::io::Result<IoUring> {
     let base = || {
         let mut builder = IoUring::builder();
@@ -421,7 +433,7 @@ fn build() -> std::io::Result<IoUring> {
     for level in 0..4 {
         let mut builder = base();
         match level {
-            // Linux 6.1, 6.0, 5.19, before.
+            // Linux 6.1, 6.0, 5.19, and older.
             0 => builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all(),
             1 => builder.setup_single_issuer().setup_coop_taskrun().setup_submit_all(),
             2 => builder.setup_coop_taskrun().setup_submit_all(),

@@ -1,5 +1,13 @@
-//! Files that are open while they are used, and closed again when too many are: a store has more segments than a process may
-//! have descriptors.
+//! Cached files: files that are opened when they are used, and closed when too many are open.
+//!
+//! A store has more segments than a process may have descriptors. [`FdCache`] limits the open ones. It closes the file that was
+//! not used for the longest time, with a second chance for files used since the last look.
+//!
+//! Invariants:
+//! - A file in use is not closed.
+//! - A file with unsynced writes stays open ([`CachedFile::hold`]), so that the sync that follows reports every error.
+//!
+//! Lock order: the queue of the cache, then a file's `open`. [`CachedFile::get`] takes `open` alone.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::device_file::DeviceFile;
@@ -9,19 +17,19 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The most files that are kept open for later use.
+/// Files that a cache keeps open, at most.
 const OPEN_MAX: usize = 512;
-/// The fewest.
+/// Files that a cache keeps open even if the limit of descriptors is low.
 const OPEN_MIN: usize = 16;
 
-/// The files that are open, oldest first.
+/// The files that are open, the one opened first at the front.
 pub(crate) struct FdCache {
     limit: usize,
     queue: Mutex<VecDeque<Weak<CachedFile>>>,
 }
 
 impl FdCache {
-    /// A quarter of the descriptors this process may have, within bounds.
+    /// Returns a cache for a quarter of the descriptors that this process may have, within bounds.
     pub(crate) fn new() -> Arc<Self> {
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
         Self::with_limit(usize::try_from(allowed / 4).unwrap_or(OPEN_MAX).clamp(OPEN_MIN, OPEN_MAX))
@@ -31,7 +39,7 @@ impl FdCache {
         Arc::new(Self { limit, queue: Mutex::default() })
     }
 
-    /// Takes note of a file that was opened, and closes one that was not used for long when there are too many.
+    /// Adds a file that was opened. If too many are open, closes one that was not used lately.
     fn opened(&self, file: &Arc<CachedFile>) {
         let mut queue = lock(&self.queue);
         queue.push_back(Arc::downgrade(file));
@@ -52,16 +60,16 @@ impl FdCache {
     }
 }
 
-/// A file by name, opened when it is needed.
+/// A file by its path, opened when it is needed.
 pub(crate) struct CachedFile {
-    /// Weak: the directory holds the store's lock, and a view may outlive the store.
+    /// Weak, because the directory holds the store's lock and a selection may outlive the store.
     directory: Weak<dyn Directory>,
     path: String,
     files: Arc<FdCache>,
     open: Mutex<Option<Arc<DeviceFile>>>,
-    /// Used since it was last looked at.
+    /// Whether the file was used since the cache last looked at it.
     recent: AtomicBool,
-    /// What was written to it may not be synced: it stays open, so that the sync that follows learns of every error.
+    /// Whether the file has unsynced writes and must stay open.
     held: AtomicBool,
 }
 
@@ -72,7 +80,7 @@ impl CachedFile {
         Arc::new(Self { directory: Arc::downgrade(directory), path, files, open: Mutex::default(), recent, held })
     }
 
-    /// One that was opened already, to be written to.
+    /// Returns a file that is open already, for writing.
     pub(crate) fn opened(
         directory: &Arc<dyn Directory>,
         path: String,
@@ -86,25 +94,25 @@ impl CachedFile {
         lazy
     }
 
-    /// The file, for use now.
+    /// Returns the open file. Opens it if it is closed.
     ///
     /// # Errors
-    /// It cannot be opened; [`ErrorKind::Corruption`]: it is not there.
+    /// Those of opening it. [`ErrorKind::Corruption`]: there is no such file.
     pub(crate) fn get(self: &Arc<Self>) -> Result<Arc<DeviceFile>> {
         self.recent.store(true, Ordering::Relaxed);
         if let Some(file) = &*lock(&self.open) {
             return Ok(Arc::clone(file));
         }
-        let closed = || Error::new(ErrorKind::Closed, format!("{}: the store is closed", self.path));
+        let closed = || Error::new(ErrorKind::Closed, format!("open {}: the store is closed", self.path));
         let directory = self.directory.upgrade().ok_or_else(closed)?;
         let fresh = match directory.open_file(&self.path, directory.access()) {
-            // A file system that went read-only after an error still gives what it holds; for now only, it may come back.
+            // A file system that became read-only after an error can still be read. It is not cached, because it may recover.
             Err(e) if e.raw_os_error() == Some(libc::EROFS) => {
                 return directory.open_file(&self.path, Access::ReadOnly);
             }
-            // Not a miss: the manifest names it.
+            // The manifest names the file, so its absence is damage.
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                let text = format!("the file is missing: {e}; see kvfsck check");
+                let text = format!("open {}: the file is missing: {e}; run kvfsck check", self.path);
                 return Err(Error::new(ErrorKind::Corruption, text));
             }
             other => other?,
@@ -114,7 +122,7 @@ impl CachedFile {
         Ok(file)
     }
 
-    /// Whether it must stay open for now.
+    /// Sets whether the file must stay open.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Relaxed);
     }
@@ -138,7 +146,7 @@ mod tests {
     use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
 
     #[test]
-    fn few_files_stay_open_and_all_can_be_read() {
+    fn cached_files_stay_readable_beyond_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let options = OsDirectoryOptions {
             access: Access::ReadWrite,

@@ -1,25 +1,34 @@
-//! An open file of a device directory, and the mark that a device must not be written any more.
+//! An open file of a device directory.
 
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::io::replacement::Replacement;
 
-/// Files closed since the process began: rings that registered files look for closed ones when it has moved.
+/// Files closed since the process started. A ring looks for closed files to unregister after this number has changed.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// What stands behind a file: the simulator adds its own variant.
-enum Handle {
-    Os(OwnedFd),
-    #[cfg(feature = "sim")]
-    Sim(crate::io::sim::SimFile),
+/// The seam for files: a file that is not one of the operating system.
+pub(crate) trait ReplacedFile: Any + Send + Sync {
+    /// Returns the length in bytes.
+    ///
+    /// # Errors
+    /// The file cannot be reached.
+    fn len(&self) -> Result<u64>;
 }
 
-/// A file of a device directory, held open as long as anything refers to it. An opaque handle for drivers.
+/// The file behind a [`DeviceFile`].
+enum FileHandle {
+    Os(OwnedFd),
+    Replaced(Replacement<dyn ReplacedFile>),
+}
+
+/// A file of a device directory, open as long as anything refers to it.
 pub(crate) struct DeviceFile {
-    handle: Handle,
+    handle: FileHandle,
     path: String,
     direct: bool,
     #[allow(dead_code, reason = "see is_preallocated")]
@@ -29,58 +38,66 @@ pub(crate) struct DeviceFile {
 
 impl DeviceFile {
     pub(crate) fn new(fd: OwnedFd, path: &str, direct: bool, preallocated: bool) -> Self {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Self { handle: Handle::Os(fd), path: path.to_owned(), direct, preallocated, id }
+        Self::with_handle(FileHandle::Os(fd), path, direct, preallocated)
     }
 
-    /// A file of a simulated disk.
-    #[cfg(feature = "sim")]
-    pub(in crate::io) fn simulated(file: crate::io::sim::SimFile, path: &str, preallocated: bool) -> Self {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Self { handle: Handle::Sim(file), path: path.to_owned(), direct: true, preallocated, id }
+    /// Returns a file that is not one of the operating system. Its I/O is aligned like direct I/O.
+    #[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "the simulator makes such files"))]
+    pub(crate) fn replaced(file: Replacement<dyn ReplacedFile>, path: &str, preallocated: bool) -> Self {
+        Self::with_handle(FileHandle::Replaced(file), path, true, preallocated)
     }
 
-    #[cfg(feature = "sim")]
-    pub(crate) fn as_simulated(&self) -> Option<&crate::io::sim::SimFile> {
+    fn with_handle(handle: FileHandle, path: &str, direct: bool, preallocated: bool) -> Self {
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Self { handle, path: path.to_owned(), direct, preallocated, id }
+    }
+
+    /// Returns the file if it is a replaced one of type `T`.
+    #[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "the simulator asks for its own files"))]
+    pub(crate) fn as_replaced<T: ReplacedFile>(&self) -> Option<&T> {
         match &self.handle {
-            Handle::Os(_) => None,
-            Handle::Sim(file) => Some(file),
+            FileHandle::Os(_) => None,
+            FileHandle::Replaced(file) => {
+                let file: &dyn Any = &**file;
+                file.downcast_ref()
+            }
         }
     }
 
-    /// Path inside its device directory, for messages.
+    /// Returns the path inside its device directory, for messages.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether I/O on it bypasses the page cache.
+    /// Returns whether I/O on the file bypasses the page cache.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether its blocks were reserved at creation, so that writes within its length cannot run out of space.
-    #[allow(dead_code, reason = "tests ask; capacity accounting will")]
+    /// Returns whether the file's blocks were reserved at creation, so that writes within its length cannot run out of space.
+    #[allow(dead_code, reason = "only tests call it so far")]
     pub(crate) fn is_preallocated(&self) -> bool {
         self.preallocated
     }
 
-    /// Unique within the process; never reused.
+    /// Returns the file's id, which is unique within the process and never reused.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
     pub(in crate::io) fn fd(&self) -> BorrowedFd<'_> {
         match &self.handle {
-            Handle::Os(fd) => fd.as_fd(),
-            #[cfg(feature = "sim")]
-            Handle::Sim(_) => unreachable!("a simulated file never meets a driver of the operating system"),
+            FileHandle::Os(fd) => fd.as_fd(),
+            FileHandle::Replaced(_) => unreachable!("a driver of the operating system met a replaced file"),
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
+    ///
+    /// # Errors
+    /// The system refuses to tell.
     pub(crate) fn len(&self) -> Result<u64> {
-        #[cfg(feature = "sim")]
-        if let Handle::Sim(file) = &self.handle {
+        if let FileHandle::Replaced(file) = &self.handle {
             return file.len();
         }
         let stat = rustix::fs::fstat(self.fd()).map_err(|e| Error::io(format!("length of {}", self.path), e.into()))?;
@@ -95,32 +112,5 @@ impl DeviceFile {
 impl Drop for DeviceFile {
     fn drop(&mut self) {
         CLOSED.fetch_add(1, Ordering::Release);
-    }
-}
-
-/// Set once a sync failed: what the device holds is unknown from then on, and a repeated sync would report success falsely.
-#[derive(Default)]
-pub(crate) struct Poison(OnceLock<String>);
-
-impl Poison {
-    /// Keeps the first cause.
-    pub(crate) fn set(&self, cause: &Error) {
-        let _ = self.0.set(cause.to_string());
-    }
-
-    pub(crate) fn cause(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
-    }
-
-    /// # Errors
-    /// `Poisoned` with the first cause.
-    pub(crate) fn check(&self) -> Result<()> {
-        match self.cause() {
-            None => Ok(()),
-            Some(cause) => {
-                let text = format!("the device is read-only until it is opened again, because a sync failed: {cause}");
-                Err(Error::new(ErrorKind::Poisoned, text))
-            }
-        }
     }
 }

@@ -1,15 +1,17 @@
-//! A directory whose failures show in the counters of its device, as those of queued requests do.
+//! A directory that counts its failures in the counters of its device, as queued requests do.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::file::device_file::{DeviceFile, Poison};
-use crate::io::file::directory::{Access, Directory, Entry, Identity, Space};
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::{Access, Directory, DirectoryEntry, DirectoryIdentity, DiskSpace};
+use crate::io::file::poison::Poison;
 use crate::io::file::probe::DirectIo;
 use crate::metrics::{DeviceCounters, OpKind};
 
+/// A directory with the counters of its device.
 pub(crate) struct InstrumentedDirectory {
     directory: Arc<dyn Directory>,
     counters: Arc<DeviceCounters>,
@@ -20,7 +22,7 @@ impl InstrumentedDirectory {
         Arc::new(Self { directory, counters: Arc::clone(counters) })
     }
 
-    /// Counts what the system refused: nothing that the engine refuses itself, and no file that is not there.
+    /// Counts a failure of the system. A refusal by the engine itself and a missing file do not count.
     fn count<T>(&self, op: OpKind, outcome: Result<T>) -> Result<T> {
         use ErrorKind::{Closed, InvalidArgument, NoSpace, NotFound, Poisoned};
         outcome.inspect_err(|e: &Error| match e.kind() {
@@ -35,7 +37,7 @@ impl Directory for InstrumentedDirectory {
         self.directory.path()
     }
 
-    fn identity(&self) -> Identity {
+    fn identity(&self) -> DirectoryIdentity {
         self.directory.identity()
     }
 
@@ -53,10 +55,6 @@ impl Directory for InstrumentedDirectory {
 
     fn access(&self) -> Access {
         self.directory.access()
-    }
-
-    fn is_simulated(&self) -> bool {
-        self.directory.is_simulated()
     }
 
     fn sync_covers_overwrites(&self) -> bool {
@@ -83,7 +81,7 @@ impl Directory for InstrumentedDirectory {
         self.count(OpKind::Names, self.directory.remove_file(path))
     }
 
-    fn list(&self, path: &str) -> Result<Vec<Entry>> {
+    fn list(&self, path: &str) -> Result<Vec<DirectoryEntry>> {
         self.count(OpKind::Names, self.directory.list(path))
     }
 
@@ -107,7 +105,7 @@ impl Directory for InstrumentedDirectory {
         self.count(OpKind::Sync, self.directory.sync_small(file))
     }
 
-    fn space(&self) -> Result<Space> {
+    fn space(&self) -> Result<DiskSpace> {
         self.directory.space()
     }
 }

@@ -1,29 +1,31 @@
-//! Opening paths below a directory: never outside of it, never through a symbolic link.
+//! Opens paths below a directory: never outside of it, and never through a symbolic link.
+//!
+//! `openat2` resolves the path in one call (Linux 5.6). Without it, each component is opened by itself.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 
-/// Opens `path` below `root`. `path` is relative, with plain names only; `.` is the root itself.
+/// Opens `path` below `root`. The path is relative, with plain names only, and `.` is the root itself.
 pub(in crate::io) fn open(root: BorrowedFd<'_>, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     check(path)?;
-    // openat2 refuses a mode where nothing is created.
+    // openat2 refuses a mode if nothing is created.
     let mode = if flags.intersects(OFlags::CREATE | OFlags::TMPFILE) { mode } else { Mode::empty() };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     loop {
         match openat2(root, path, flags, mode, resolve) {
-            // Before Linux 5.6, or hidden by a sandbox that knows no openat2.
+            // Before Linux 5.6, or in a sandbox that does not know openat2.
             Err(Errno::NOSYS | Errno::PERM) => return walk(root, path, flags, mode),
-            // EAGAIN: a rename elsewhere raced with the resolution.
+            // EAGAIN: a concurrent rename disturbed the resolution.
             Err(Errno::INTR | Errno::AGAIN) => {}
             other => return other,
         }
     }
 }
 
-/// The same, component by component.
+/// Opens `path` below `root` component by component.
 pub(in crate::io) fn walk(root: BorrowedFd<'_>, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
     check(path)?;
     let Some((head, rest)) = path.split_once('/') else {
@@ -34,7 +36,7 @@ pub(in crate::io) fn walk(root: BorrowedFd<'_>, path: &str, flags: OFlags, mode:
     walk(std::os::fd::AsFd::as_fd(&below), rest, flags, mode)
 }
 
-/// The directory that holds `path`, and the last name.
+/// Returns the directory that contains `path`, and the last name of the path.
 pub(in crate::io) fn parent<'p>(root: BorrowedFd<'_>, path: &'p str) -> Result<(OwnedFd, &'p str)> {
     check(path)?;
     let (dir, name) = path.rsplit_once('/').unwrap_or((".", path));

@@ -1,7 +1,10 @@
-//! One device: one directory. Its lock, its files, and the small synchronous reads and writes of the control plane.
+//! A device directory of the operating system: its lock, its files, and its small blocking reads and writes.
 //!
-//! Everything below the root is opened relative to its descriptor and never through a symbolic link. Files are 0600 and
-//! directories 0700 whatever the umask.
+//! Invariants:
+//! - Everything below the root is opened relative to the root's descriptor and never through a symbolic link.
+//! - Files have mode 0600 and directories 0700, whatever the umask is.
+//! - The lock belongs to the open file description, which the rings of the device share. It ends with the last write.
+//! - A failed sync poisons the device.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,22 +17,23 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags
 use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::aligned::AlignedBuf;
-use crate::io::buffer::arena::PAGE_BYTES;
-use crate::io::driver::interface::ignore_file_size_signal;
-use crate::io::file::device_file::{DeviceFile, Poison};
-use crate::io::file::directory::{Access, Directory, Entry, Identity, SMALL_BYTES_MAX, Space};
+use crate::io::file::device_file::DeviceFile;
+use crate::io::file::directory::{Access, Directory, DirectoryEntry, DirectoryIdentity, DiskSpace, SMALL_BYTES_MAX};
 use crate::io::file::open_beneath;
+use crate::io::file::poison::Poison;
 use crate::io::file::probe::{self, DirectIo};
+use crate::io::signals::ignore_file_size_signal;
 
-/// How to open a [`OsDirectory`].
+/// How an [`OsDirectory`] is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OsDirectoryOptions {
     pub(crate) access: Access,
-    /// Create the directory when it is missing (its parent must exist).
+    /// Whether a missing directory is created. Its parent must exist.
     pub(crate) create: bool,
-    /// How long to wait for a lock that another holds: a killed process keeps it until
-    /// its ring is gone and its last writes have landed (70 ms after it was reaped, measured without any).
+    /// How long to wait for a lock that another process holds. A killed process keeps it until its ring is gone and its last
+    /// writes have completed. Without writes that takes about 70 ms after the process was reaped.
     pub(crate) lock_wait: Duration,
 }
 
@@ -39,25 +43,26 @@ pub(crate) struct OsDirectory {
     path: PathBuf,
     access: Access,
     #[allow(dead_code, reason = "tests tell directories apart by it")]
-    identity: Identity,
+    identity: DirectoryIdentity,
     direct: DirectIo,
-    /// See [`Directory::sync_covers_overwrites`].
+    /// Whether [`Directory::sync_covers_overwrites`] holds.
     in_place: bool,
     poison: Arc<Poison>,
 }
 
 fn configuration(path: &Path, text: &str) -> Error {
-    Error::new(ErrorKind::Configuration, format!("device directory {}: {text}", path.display()))
+    Error::new(ErrorKind::Configuration, format!("open: device directory {} {text}", path.display()))
 }
 
 impl OsDirectory {
     /// Opens and locks a device directory.
     ///
     /// # Errors
-    /// `Configuration`: missing, not a directory, a symbolic link, another owner's, writable by others. `InUse`: locked.
+    /// `Configuration`: the directory is missing, no directory, a symbolic link, of another owner, or writable by others.
+    /// `InUse`: another process or store holds the lock.
     pub(crate) fn open(path: &Path, options: OsDirectoryOptions) -> Result<Arc<Self>> {
         ignore_file_size_signal();
-        // Also drops a trailing slash, which would follow a symbolic link.
+        // This also drops a trailing slash, which would follow a symbolic link.
         let path: PathBuf = path.components().collect();
         let root = match open_root(&path) {
             Err(Errno::NOENT) if options.create => {
@@ -80,14 +85,14 @@ impl OsDirectory {
             return Err(configuration(&path, "belongs to another user"));
         }
         if stat.st_mode & 0o022 != 0 {
-            return Err(configuration(&path, "is writable by its group or by everyone; chmod go-w it"));
+            return Err(configuration(&path, "is writable by its group or by everyone; run chmod go-w on it"));
         }
         acquire(&root, &path, options)?;
         let direct = match options.access {
             Access::ReadWrite => probe::probe(root.as_fd(), None),
             Access::ReadOnly => probe::probe(root.as_fd(), Some("superblock")),
         };
-        let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
+        let identity = DirectoryIdentity { device: stat.st_dev, inode: stat.st_ino };
         let in_place = direct.is_direct() && writes_in_place(&root);
         let poison = Arc::default();
         Ok(Arc::new(Self { root, path, access: options.access, identity, direct, in_place, poison }))
@@ -98,6 +103,7 @@ impl OsDirectory {
         rustix::fs::unlinkat(&dir, name, AtFlags::empty())
     }
 
+    /// Returns the error of an operation on a path below the root.
     fn error(&self, doing: &str, path: &str, e: Errno) -> Error {
         let error = Error::io(format!("{doing} {}", self.path.join(path).display()), e.into());
         match e {
@@ -110,16 +116,16 @@ impl OsDirectory {
 
     fn check_writable(&self) -> Result<()> {
         if self.access == Access::ReadOnly {
-            let text = format!("device directory {} is open for reading only", self.path.display());
+            let text = format!("write: device directory {} is open for reading only", self.path.display());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         self.poison.check()
     }
 
-    /// Opens a file and switches it to direct I/O where that works; says whether it did.
+    /// Opens a file and switches it to direct I/O if that works. Returns whether it did.
     fn open_fd(&self, path: &str, flags: OFlags) -> Result<(OwnedFd, bool), Errno> {
         let fd = open_beneath::open(self.root.as_fd(), path, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR)?;
-        // NONBLOCK only kept a planted FIFO from hanging the open.
+        // NONBLOCK keeps a FIFO in place of the file from blocking the open.
         if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
             return Err(Errno::INVAL);
         }
@@ -137,7 +143,9 @@ fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// Whether the file system is known to overwrite in place and to flush the device in every fdatasync: ext4 and XFS are.
+/// Returns whether the file system is known to overwrite in place and to flush the device in every fdatasync.
+///
+/// ext4 and XFS are.
 fn writes_in_place(root: &OwnedFd) -> bool {
     const EXT4: rustix::fs::FsWord = 0xef53;
     const XFS: rustix::fs::FsWord = 0x5846_5342;
@@ -152,8 +160,7 @@ fn make_root(path: &Path) -> Result<()> {
     })
 }
 
-/// Locks the directory itself. The lock belongs to the open file description, which the rings of this device share: it ends
-/// only when the last write of this process has.
+/// Locks the directory itself.
 fn acquire(root: &OwnedFd, path: &Path, options: OsDirectoryOptions) -> Result<()> {
     let operation = match options.access {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -166,7 +173,7 @@ fn acquire(root: &OwnedFd, path: &Path, options: OsDirectoryOptions) -> Result<(
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
-                let text = format!("device directory {} is in use by another process or store", path.display());
+                let text = format!("open: device directory {} is in use by another process or store", path.display());
                 return Err(Error::new(ErrorKind::InUse, text));
             }
             Err(e) => return Err(Error::io(format!("lock device directory {}", path.display()), e.into())),
@@ -179,7 +186,7 @@ impl Directory for OsDirectory {
         &self.path
     }
 
-    fn identity(&self) -> Identity {
+    fn identity(&self) -> DirectoryIdentity {
         self.identity
     }
 
@@ -253,7 +260,7 @@ impl Directory for OsDirectory {
         self.unlink(path).map_err(|e| self.error("remove", path, e))
     }
 
-    fn list(&self, path: &str) -> Result<Vec<Entry>> {
+    fn list(&self, path: &str) -> Result<Vec<DirectoryEntry>> {
         let failed = |e| self.error("list", path, e);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let fd = open_beneath::open(self.root.as_fd(), path, flags, Mode::empty()).map_err(failed)?;
@@ -276,7 +283,7 @@ impl Directory for OsDirectory {
                 }
             };
             let len = if is_dir { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) };
-            entries.push(Entry { name: name.to_owned(), is_dir, len });
+            entries.push(DirectoryEntry { name: name.to_owned(), is_dir, len });
         }
         entries.sort_unstable();
         Ok(entries)
@@ -316,7 +323,7 @@ impl Directory for OsDirectory {
         }
         let mut buf = AlignedBuf::zeroed(len);
         let mut reached = 0;
-        // A direct file goes on from whole pages only; one that ends inside a page ends there.
+        // A direct file is read on from whole pages only. A file that ends inside a page ends the loop.
         while reached < buf.bytes().len() {
             let from = if file.is_direct() { reached - reached % PAGE_BYTES } else { reached };
             let got = retry(|| rustix::io::pread(file.fd(), &mut buf.bytes_mut()[from..], offset + from as u64))
@@ -343,7 +350,8 @@ impl Directory for OsDirectory {
             let put = retry(|| rustix::io::pwrite(file.fd(), &buf.bytes()[from..], offset + from as u64))
                 .map_err(|e| Error::io(doing(), e.into()))?;
             if from + put <= reached {
-                let source = std::io::Error::new(std::io::ErrorKind::WriteZero, format!("only {reached} were taken"));
+                let source =
+                    std::io::Error::new(std::io::ErrorKind::WriteZero, format!("the system took only {reached}"));
                 return Err(Error::io(doing(), source));
             }
             reached = from + put;
@@ -360,16 +368,16 @@ impl Directory for OsDirectory {
         })
     }
 
-    fn space(&self) -> Result<Space> {
+    fn space(&self) -> Result<DiskSpace> {
         let stat = rustix::fs::fstatvfs(&self.root).map_err(|e| self.error("free space of", ".", e))?;
-        Ok(Space {
+        Ok(DiskSpace {
             total: stat.f_blocks.saturating_mul(stat.f_frsize),
             available: stat.f_bavail.saturating_mul(stat.f_frsize),
         })
     }
 }
 
-/// Reserves the blocks of `len` bytes, or where the file system cannot only sets the length; says whether it reserved.
+/// Reserves the blocks of `len` bytes. If the file system cannot, sets the length only. Returns whether it reserved.
 fn preallocate(fd: &impl AsFd, len: u64) -> Result<bool, Errno> {
     if len == 0 {
         return Ok(false);

@@ -1,20 +1,20 @@
-//! Does direct I/O work here? Answered by doing it.
+//! The probe for direct I/O: it writes and reads a page and reports whether that bypassed the page cache.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstatfs, statx};
 use rustix::io::{Errno, pread, pwrite};
 
+use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::aligned::AlignedBuf;
-use crate::io::buffer::arena::PAGE_BYTES;
 use crate::io::file::open_beneath;
 
-/// Whether reads and writes bypass the page cache.
+/// Whether reads and writes of a directory bypass the page cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DirectIo {
-    /// Yes, in multiples of this many bytes.
+    /// They do, in multiples of this many bytes.
     Direct { alignment: usize },
-    /// No, and why.
+    /// They do not, for this reason.
     Buffered { why: String },
 }
 
@@ -23,7 +23,7 @@ impl DirectIo {
         matches!(self, Self::Direct { .. })
     }
 
-    /// The units in which reads bring what was asked and no more: those of direct I/O, whole pages through the page cache.
+    /// Returns the unit of reads, in bytes: the alignment of direct I/O, or a page through the page cache.
     pub(crate) fn read_unit(&self) -> usize {
         match self {
             Self::Direct { alignment } if PAGE_BYTES.is_multiple_of(*alignment) => *alignment,
@@ -39,7 +39,7 @@ impl DirectIo {
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// Tries a direct write and read in a file without a name, or reads of `existing` where nothing may be created.
+/// Tries a direct write and read in a file without a name. If nothing may be created, tries a read of `existing`.
 pub(in crate::io) fn probe(root: BorrowedFd<'_>, existing: Option<&str>) -> DirectIo {
     if let Ok(fs) = fstatfs(root)
         && matches!(fs.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC)
@@ -54,19 +54,21 @@ pub(in crate::io) fn probe(root: BorrowedFd<'_>, existing: Option<&str>) -> Dire
     judge(attempt)
 }
 
-/// What an attempt at direct I/O, which worked in these units or did not, says.
+/// Judges an attempt at direct I/O, which worked with an alignment or failed.
 fn judge(attempt: rustix::io::Result<usize>) -> DirectIo {
     match attempt {
-        // It moved a page, but through the page cache: what was written is in no place to be relied upon.
-        Ok(0) => DirectIo::buffered("the file system takes O_DIRECT and reads through the page cache all the same"),
+        // A page was moved, but through the page cache.
+        Ok(0) => DirectIo::buffered("the file system accepts O_DIRECT but reads through the page cache"),
         Ok(alignment) if alignment <= PAGE_BYTES => DirectIo::Direct { alignment },
-        Ok(alignment) => DirectIo::buffered(format!("the device wants blocks of {alignment} bytes, more than a page")),
+        Ok(alignment) => {
+            DirectIo::buffered(format!("the device needs blocks of {alignment} bytes, which is more than a page"))
+        }
         Err(Errno::INVAL | Errno::OPNOTSUPP) => DirectIo::buffered("the file system refuses O_DIRECT"),
         Err(e) => DirectIo::buffered(format!("a direct read failed: {e}")),
     }
 }
 
-/// A file that vanishes by itself.
+/// Opens a file that is deleted when it is closed.
 fn scratch(root: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let mode = Mode::RUSR | Mode::WUSR;
     match open_beneath::open(root, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, mode) {
@@ -75,12 +77,12 @@ fn scratch(root: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     }
     let name = format!(".probe-{}", std::process::id());
     let fd = open_beneath::open(root, &name, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::DIRECT, mode);
-    // Also where the open failed: some file systems create the file before they refuse O_DIRECT.
+    // Removed even if the open failed, because some file systems create the file before they refuse O_DIRECT.
     let _ = rustix::fs::unlinkat(root, &name, AtFlags::empty());
     fd
 }
 
-/// Moves one page, and says in which units the file wants its I/O; 0 where the system says that it is not direct.
+/// Moves one page. Returns the alignment of the file's I/O, or 0 if the system reports that it is not direct.
 fn exercise(fd: BorrowedFd<'_>, write: bool) -> rustix::io::Result<usize> {
     let mut page = AlignedBuf::zeroed(PAGE_BYTES);
     if write {

@@ -1,38 +1,40 @@
-//! CPUs that the threads of devices are kept on.
+//! CPU affinity of shard threads: the options `shard_cpus` and `shard_nodes`.
 
 use rustix::thread::CpuSet;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// CPUs that one thread is kept on.
+/// The CPUs that one thread may run on.
 #[derive(Clone, Copy, Debug)]
 enum CpuPlace {
     Cpu(usize),
-    /// Those of a NUMA node.
+    /// All CPUs of a NUMA node.
     Node(usize),
 }
 
-/// Places for threads, in turn; none: they run anywhere.
+/// The CPU places of shard threads, by thread number modulo their count. An empty list lets threads run anywhere.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Affinity(Vec<CpuPlace>);
 
 impl Affinity {
+    /// Returns an affinity by CPU numbers or by NUMA nodes.
+    ///
     /// # Errors
-    /// `Configuration`: both are named.
+    /// `Configuration`: both lists have entries.
     pub(crate) fn new(cpus: &[usize], nodes: &[usize]) -> Result<Self> {
         if !cpus.is_empty() && !nodes.is_empty() {
             return Err(Error::new(
                 ErrorKind::Configuration,
-                "name CPUs or NUMA nodes for the devices' threads, not both",
+                "open: shard_cpus and shard_nodes are both set; set one of them",
             ));
         }
         Ok(Self(cpus.iter().copied().map(CpuPlace::Cpu).chain(nodes.iter().copied().map(CpuPlace::Node)).collect()))
     }
 
-    /// Keeps the calling thread, and those that it starts, where the thread of this number belongs.
+    /// Restricts the calling thread, and threads it starts later, to the place of shard thread number `thread`.
     ///
     /// # Errors
-    /// `Configuration`: no such CPU or node, or none that this process may use.
+    /// `Configuration`: the CPU or node does not exist, or this process may not use it.
     pub(super) fn keep(&self, thread: usize) -> Result<()> {
         let Some(place) = self.0.get(thread % self.0.len().max(1)) else { return Ok(()) };
         let (what, cpus) = match place {
@@ -40,7 +42,7 @@ impl Affinity {
             CpuPlace::Node(node) => (format!("NUMA node {node}"), cpus_of(*node)),
         };
         cpus.and_then(|cpus| keep_on(&cpus)).map_err(|why| {
-            Error::new(ErrorKind::Configuration, format!("a device's thread cannot be kept on {what}: {why}"))
+            Error::new(ErrorKind::Configuration, format!("open: a shard thread cannot be restricted to {what}: {why}"))
         })
     }
 }
@@ -49,7 +51,7 @@ fn keep_on(cpus: &[usize]) -> Result<(), String> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
         if cpu >= CpuSet::MAX_CPU {
-            return Err(format!("CPUs are numbered below {}", CpuSet::MAX_CPU));
+            return Err(format!("CPU numbers are below {}", CpuSet::MAX_CPU));
         }
         set.set(cpu);
     }
@@ -60,13 +62,13 @@ fn cpus_of(node: usize) -> Result<Vec<usize>, String> {
     let path = format!("/sys/devices/system/node/node{node}/cpulist");
     let list = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
     match parse(list.trim()) {
-        Some(cpus) if cpus.is_empty() => Err("it has no CPUs".to_owned()),
+        Some(cpus) if cpus.is_empty() => Err("the node has no CPUs".to_owned()),
         Some(cpus) => Ok(cpus),
-        None => Err(format!("{path} says {list:?}")),
+        None => Err(format!("{path} holds {list:?}, which is no CPU list")),
     }
 }
 
-/// The numbers of a list such as `0-3,8`.
+/// Parses a CPU list such as `0-3,8`.
 fn parse(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in list.split(',').filter(|part| !part.is_empty()) {
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cpus() {
+    fn cpu_lists_parse_ranges_and_single_numbers() {
         assert_eq!(parse("0-3,8,10-11"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(parse(""), Some(vec![]));
         for bad in ["a", "1-", "-1", "1-b", "0x1"] {
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_named_in_one_way() {
+    fn affinity_refuses_cpus_and_nodes_together() {
         assert_eq!(Affinity::new(&[0], &[0]).expect_err("both").kind(), ErrorKind::Configuration);
         let refused = Affinity::new(&[], &[123_456]).expect("either").keep(0).expect_err("no such node");
         assert!(refused.to_string().contains("NUMA node 123456"), "{refused}");

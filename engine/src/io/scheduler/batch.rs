@@ -1,4 +1,12 @@
-//! What callers hand to a shard, and how they learn the outcome.
+//! Batches: what callers hand to a shard, and how they learn each outcome.
+//!
+//! A caller builds a [`Batch`] of [`Request`]s, submits it through a `ShardHandle`, and its [`Sink`] hears one outcome per
+//! request. [`Waiter`] is the sink of callers that block.
+//!
+//! Invariants:
+//! - A sink hears each request exactly once, even if the shard ends or panics: [`AcceptedBatch`] and [`PendingRequest`] report
+//!   `Closed` when they are dropped.
+//! - A sink hears the outcome after the request's buffers are free again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -8,43 +16,46 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::driver::interface::Op;
 use crate::sync::{Condvar, Mutex, drive_until, hold};
 
-/// Who goes first. Lower ones have a bounded number of requests in flight, fewer while demand reads are about.
+/// The urgency of a batch, most urgent first.
+///
+/// Every class but `Demand` has a bounded number of requests in flight, and a lower bound while a demand read is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
-    /// Reads that a caller waits for.
+    /// Reads that a caller is waiting for.
     Demand,
-    /// Reads ahead of need.
+    /// Reads of blocks that a later step may need.
     Prefetch,
     /// Appends, commits and their syncs.
     Write,
-    /// Moving live data out of the way.
-    #[allow(dead_code, reason = "tests; the shard keeps its order for them already")]
+    /// Reads and writes of cleaning, which moves live data.
+    #[allow(dead_code, reason = "only tests submit with it so far")]
     Clean,
 }
 
-/// One operation, with a tag that its outcome carries.
+/// One operation, with a tag that the sink hears together with its outcome.
 pub(crate) struct Request {
     pub(crate) op: Op,
     pub(crate) tag: u64,
 }
 
-/// Where outcomes go.
+/// The receiver of outcomes.
 pub(crate) trait Sink: Send + Sync {
-    /// Called exactly once per request, whatever happens, when the request's buffers are free again. Mostly on the shard's
-    /// thread: be short, and do not wait for that shard.
+    /// Receives the outcome of one request.
+    ///
+    /// The shard mostly calls this on its own thread, so it must be short and must not wait for that shard.
     fn complete(&self, tag: u64, outcome: Result<()>);
 }
 
-/// Requests that are submitted together. They may complete in any order.
+/// Requests that are submitted together and may complete in any order.
 pub(crate) struct Batch {
     pub(crate) requests: Vec<Request>,
     pub(crate) priority: Priority,
     pub(crate) sink: Arc<dyn Sink>,
-    /// When it turns true, requests not yet submitted complete with `Cancelled`.
+    /// Once true, requests that the shard has not submitted yet complete with `Cancelled`.
     pub(crate) cancel: Option<Arc<AtomicBool>>,
 }
 
-/// A batch that a shard has taken over. Dropping it completes what is left.
+/// A batch that a shard has accepted. Dropping it completes the remaining requests with `Closed`.
 pub(super) struct AcceptedBatch {
     requests: std::vec::IntoIter<Request>,
     pub(super) priority: Priority,
@@ -63,8 +74,8 @@ impl AcceptedBatch {
         Self { requests: batch.requests.into_iter(), priority: batch.priority, since: Instant::now(), ticket }
     }
 
-    /// Back to the caller's form: nothing of it has been submitted yet.
-    #[allow(dead_code, reason = "goes with ShardHandle::submit")]
+    /// Returns the batch in the caller's form. None of it has been submitted yet.
+    #[allow(dead_code, reason = "only ShardHandle::submit uses it, which only tests call")]
     pub(super) fn into_batch(mut self) -> Batch {
         let requests = std::mem::take(&mut self.requests).collect();
         let ticket = Arc::clone(&self.ticket);
@@ -76,7 +87,7 @@ impl AcceptedBatch {
         Some((op, PendingRequest { tag, ticket: Some(Arc::clone(&self.ticket)) }))
     }
 
-    /// The file that the next request syncs, if that is what it does.
+    /// Returns the id of the file that the next request syncs, or none if the next request is not a sync.
     pub(super) fn next_sync(&self) -> Option<u64> {
         match &self.requests.as_slice().first()?.op {
             Op::Sync { file } => Some(file.id()),
@@ -88,7 +99,7 @@ impl AcceptedBatch {
         self.requests.len() == 0
     }
 
-    /// How long ago it was handed over.
+    /// Returns the time since the caller submitted the batch.
     pub(super) fn waited(&self) -> Duration {
         self.since.elapsed()
     }
@@ -107,7 +118,7 @@ impl Drop for AcceptedBatch {
     }
 }
 
-/// The duty to tell the outcome of one request; dropping it tells `Closed`.
+/// The obligation to report the outcome of one request. Dropping it reports `Closed`.
 pub(super) struct PendingRequest {
     tag: u64,
     ticket: Option<Arc<BatchSink>>,
@@ -115,12 +126,12 @@ pub(super) struct PendingRequest {
 
 impl PendingRequest {
     pub(super) fn complete(mut self, outcome: Result<()>) {
-        self.tell(outcome);
+        self.report(outcome);
     }
 
-    fn tell(&mut self, outcome: Result<()>) {
+    fn report(&mut self, outcome: Result<()>) {
         let Some(ticket) = self.ticket.take() else { return };
-        // A sink that panics fails its own caller, not the shard and everyone behind it.
+        // A sink that panics fails its own caller only, not the shard and the other batches in it.
         let call = std::panic::AssertUnwindSafe(|| ticket.sink.complete(self.tag, outcome));
         let _ = std::panic::catch_unwind(call);
     }
@@ -128,18 +139,18 @@ impl PendingRequest {
 
 impl Drop for PendingRequest {
     fn drop(&mut self) {
-        // Mostly it was told already, and an error takes memory.
+        // Most requests have reported already, and building an error allocates.
         if self.ticket.is_some() {
-            self.tell(Err(closed()));
+            self.report(Err(closed()));
         }
     }
 }
 
 pub(super) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the device was closed")
+    Error::new(ErrorKind::Closed, "I/O request: the device was closed")
 }
 
-/// A sink for callers that block: wait until all requests ended, get the first error.
+/// A sink for callers that block. It collects all outcomes and keeps the first error.
 pub(crate) struct Waiter {
     state: Mutex<WaiterState>,
     ended: Condvar,
@@ -148,20 +159,25 @@ pub(crate) struct Waiter {
 struct WaiterState {
     left: usize,
     error: Option<Error>,
-    /// ShardThreads that block. A notification is a system call even when nobody does.
+    /// Number of blocked threads. The last outcome notifies only if there are any, because a notification is a system call.
     blocked: usize,
 }
 
 impl Waiter {
-    /// For `count` requests.
+    /// Returns a waiter for `count` requests.
     pub(crate) fn new(count: usize) -> Arc<Self> {
         let state = WaiterState { left: count, error: None, blocked: 0 };
         Arc::new(Self { state: Mutex::new(state), ended: Condvar::new() })
     }
 
+    /// Blocks until all requests have completed.
+    ///
+    /// # Errors
+    /// The first error among the outcomes. [`ErrorKind::Closed`]: the wait could never end, in a simulation.
     pub(crate) fn wait(&self) -> Result<()> {
         if drive_until(|| self.is_done()) && !self.is_done() {
-            return Err(Error::new(ErrorKind::Closed, "the simulation has nothing under way that could end this wait"));
+            let text = "wait for I/O: no request is in flight in the simulation that could end this wait";
+            return Err(Error::new(ErrorKind::Closed, text));
         }
         let mut state = hold(&self.state);
         while state.left > 0 {
@@ -172,10 +188,10 @@ impl Waiter {
         state.error.as_ref().map_or(Ok(()), |e| Err(e.duplicate()))
     }
 
-    /// [`Self::wait`] until then at the latest.
+    /// Blocks until all requests have completed or the deadline has passed.
     ///
     /// # Errors
-    /// As [`Self::wait`]; [`ErrorKind::Deadline`]: some have not ended.
+    /// As [`Self::wait`]. [`ErrorKind::Deadline`]: some requests had not completed by the deadline.
     pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> Result<()> {
         let Some(deadline) = deadline else { return self.wait() };
         drive_until(|| self.is_done());
@@ -183,7 +199,10 @@ impl Waiter {
         while state.left > 0 {
             let rest = deadline.saturating_duration_since(Instant::now());
             if rest.is_zero() {
-                return Err(Error::new(ErrorKind::Deadline, "the deadline passed before the device had answered"));
+                return Err(Error::new(
+                    ErrorKind::Deadline,
+                    "wait for I/O: the deadline passed before the device answered",
+                ));
             }
             state.blocked += 1;
             state = self.ended.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
@@ -192,7 +211,7 @@ impl Waiter {
         state.error.as_ref().map_or(Ok(()), |e| Err(e.duplicate()))
     }
 
-    /// Whether all requests ended.
+    /// Returns whether all requests have completed.
     pub(crate) fn is_done(&self) -> bool {
         hold(&self.state).left == 0
     }

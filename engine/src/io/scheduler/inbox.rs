@@ -1,9 +1,17 @@
-//! The way into a shard: a bounded lock-free queue, and a wake-up that costs a system call only when the shard sleeps.
+//! The inbox of a device: a bounded lock-free queue of batches, with a wake-up that costs a system call only if the shard
+//! sleeps.
 //!
-//! No lost wake-ups: the producer pushes, fences, then reads `sleeping`; the shard sets `sleeping`, fences, then reads the
-//! queue. With sequentially consistent fences between, at least one sees the other's store: either the producer wakes, or
-//! the shard finds the batch and does not sleep. The same argument with `dead` in place of `sleeping` shows that a batch
-//! pushed while the shard ends is completed by one of the two.
+//! Callers push batches from any thread. The shard's thread pops them. Both sides follow one protocol:
+//! 1. The producer pushes the batch, executes a fence and reads `sleeping`. If it is set, the producer wakes the shard.
+//! 2. The shard sets `sleeping`, executes a fence and reads the queue. If the queue is empty, the shard blocks.
+//!
+//! Invariants:
+//! - No wake-up is lost. Both fences are sequentially consistent, so at least one side sees the other's store: either the
+//!   producer wakes the shard, or the shard finds the batch and does not block.
+//! - No batch is forgotten. The same argument with `dead` in place of `sleeping` shows that a batch pushed while the shard
+//!   ends is completed by the producer or by the shard.
+//!
+//! `tests::loom` explores the interleavings of both sides.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,9 +20,10 @@ use crate::io::driver::interface::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering, fence};
 use crate::sync::{ArrayQueue, EventCount};
 
-/// Batches that may wait to be looked at.
+/// Batches that an inbox holds at most.
 pub(super) const BATCHES_MAX: usize = if cfg!(loom) { 1 } else { 256 };
 
+/// The inbox of one device.
 pub(super) struct Inbox {
     queue: ArrayQueue<AcceptedBatch>,
     sleeping: AtomicBool,
@@ -36,12 +45,15 @@ impl Inbox {
         }
     }
 
-    /// Set once, by the shard's thread, before the first push.
+    /// Sets the waker. The shard's thread calls this once, before the first push.
     pub(super) fn set_waker(&self, waker: Arc<dyn Wake>) {
         let _ = self.waker.set(waker);
     }
 
-    /// Gives the batch back when the queue is full.
+    /// Pushes a batch and wakes the shard if it sleeps. A closed inbox completes the batch with `Closed`.
+    ///
+    /// # Errors
+    /// The batch itself, if the queue is full.
     pub(super) fn push(&self, batch: AcceptedBatch) -> Result<(), AcceptedBatch> {
         if self.is_closing() {
             drop(batch);
@@ -57,7 +69,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Blocks while the queue is full.
+    /// Pushes a batch. Blocks while the queue is full.
     pub(super) fn push_wait(&self, mut batch: AcceptedBatch) {
         loop {
             let seen = self.space.epoch();
@@ -80,7 +92,7 @@ impl Inbox {
         self.queue.is_empty()
     }
 
-    /// Before the shard blocks. `false`: something has come in, do not block.
+    /// Announces that the shard is about to block. Returns `false` if a batch is waiting, and then the shard must not block.
     pub(super) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -95,7 +107,7 @@ impl Inbox {
         self.sleeping.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes the shard if it sleeps (or is about to). Preceded by a fence behind whatever it should notice.
+    /// Wakes the shard if it sleeps or is about to sleep. The caller has executed a fence after its store.
     fn wake(&self) {
         if self.sleeping.load(Ordering::Relaxed)
             && self.sleeping.swap(false, Ordering::AcqRel)
@@ -105,13 +117,14 @@ impl Inbox {
         }
     }
 
-    /// Wakes the shard in any case.
+    /// Wakes the shard, whether it sleeps or not.
     pub(super) fn nudge(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake();
         }
     }
 
+    /// Closes the inbox. The shard still executes the batches that it accepted.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.nudge();
@@ -121,8 +134,8 @@ impl Inbox {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// The shard has ended: what is here and what still comes completes with `Closed`.
-    pub(super) fn bury(&self) {
+    /// Marks the shard as ended. Batches in the queue, and batches pushed from now on, complete with `Closed`.
+    pub(super) fn abandon(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.dead.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);

@@ -1,41 +1,50 @@
-//! How devices come to a thread that runs already.
+//! The queue by which devices come to a shard thread that already runs.
 //!
-//! A thread ends when its last device has gone, and shuts its registrations first: who comes before that is served, who comes later
-//! learns that there is nobody. Those who enter wake the thread in any case, so it need not announce its sleep here.
+//! `ShardThreads` registers a device from any thread. The shard thread takes it at its next turn.
+//!
+//! Invariants:
+//! - A thread exits with its last device. It closes the queue first, so a registration is either served or returned to its
+//!   caller.
+//! - A registration wakes the thread in any case, so the thread does not announce here that it is about to block.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::io::driver::interface::Wake;
 use crate::sync::{Mutex, hold};
 
-pub(super) struct RegistrationQueue<T> {
-    state: Mutex<State<T>>,
+/// A queue of registrations of type `T`.
+pub(crate) struct RegistrationQueue<T> {
+    state: Mutex<RegistrationQueueState<T>>,
     waker: OnceLock<Arc<dyn Wake>>,
 }
 
-struct State<T> {
+struct RegistrationQueueState<T> {
     waiting: Vec<T>,
-    shut: bool,
+    closed: bool,
 }
 
 impl<T> RegistrationQueue<T> {
-    pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State { waiting: Vec::new(), shut: false }), waker: OnceLock::new() }
+    pub(crate) fn new() -> Self {
+        let state = RegistrationQueueState { waiting: Vec::new(), closed: false };
+        Self { state: Mutex::new(state), waker: OnceLock::new() }
     }
 
-    /// Set once, by the thread, before it first looks who waits.
+    /// Sets the waker. The thread calls this once, before its first [`Self::take`].
     pub(super) fn set_waker(&self, waker: Arc<dyn Wake>) {
         let _ = self.waker.set(waker);
     }
 
-    /// Gives the guest back when the thread has ended or is about to.
-    pub(super) fn enter(&self, guest: T) -> Result<(), T> {
+    /// Queues a registration and wakes the thread.
+    ///
+    /// # Errors
+    /// The registration itself, if the thread has exited or is about to.
+    pub(super) fn push(&self, registration: T) -> Result<(), T> {
         {
             let mut state = hold(&self.state);
-            if state.shut {
-                return Err(guest);
+            if state.closed {
+                return Err(registration);
             }
-            state.waiting.push(guest);
+            state.waiting.push(registration);
         }
         if let Some(waker) = self.waker.get() {
             waker.wake();
@@ -43,26 +52,35 @@ impl<T> RegistrationQueue<T> {
         Ok(())
     }
 
-    /// Those who wait.
+    /// Takes all queued registrations.
     pub(super) fn take(&self) -> Vec<T> {
         std::mem::take(&mut hold(&self.state).waiting)
     }
 
-    /// Shuts it if nobody waits; whether it is shut.
-    pub(super) fn shut(&self) -> bool {
+    /// Closes the queue if it is empty. Returns whether it is closed.
+    pub(super) fn close_if_empty(&self) -> bool {
         let mut state = hold(&self.state);
-        state.shut |= state.waiting.is_empty();
-        state.shut
+        state.closed |= state.waiting.is_empty();
+        state.closed
     }
 
-    /// Shuts it whoever waits, and turns those away.
-    pub(super) fn turn_away(&self) -> Vec<T> {
+    /// Closes the queue and returns the registrations that were waiting.
+    pub(super) fn close(&self) -> Vec<T> {
         let mut state = hold(&self.state);
-        state.shut = true;
+        state.closed = true;
         std::mem::take(&mut state.waiting)
     }
 
-    pub(super) fn is_shut(&self) -> bool {
-        hold(&self.state).shut
+    pub(super) fn is_closed(&self) -> bool {
+        hold(&self.state).closed
+    }
+}
+
+/// Closes a queue and drops its registrations when it is dropped, also if the thread panics.
+pub(super) struct DrainOnDrop<T>(pub(super) Arc<RegistrationQueue<T>>);
+
+impl<T> Drop for DrainOnDrop<T> {
+    fn drop(&mut self) {
+        drop(self.0.close());
     }
 }

@@ -1,52 +1,63 @@
-//! Reads that the calling thread drives itself, on a ring of its own: no hop to the shard and back.
+//! Thread rings: io_uring rings on which a calling thread drives its own demand reads, without a switch to the shard's thread.
 //!
-//! A ring_set serves one call at a time and is empty when the call returns, so a ring that only its maker may enter is enough and
-//! nothing is ever left for another thread to pick up. Idle lanes hold slabs and files registered; [`ThreadRings::close_idle`] lets
-//! go of them from any thread, by closing the rings.
+//! How a read runs:
+//! 1. A thread that has read a few times takes its rings, one per device, or a place for new ones.
+//! 2. It queues the requests of every device, so that all devices work before any is waited for.
+//! 3. It waits for slices of completions, reports them to the sink and calls `step`, until every request has completed.
+//! 4. It puts the rings back.
+//!
+//! Invariants:
+//! - A ring is used by the thread that set it up, by one call at a time, and it is empty when the call returns. Therefore no
+//!   other thread ever needs to complete its operations.
+//! - Idle rings keep slabs and files registered. [`ThreadRings::close_idle`] releases them from any thread by closing the rings.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-use super::ShardHandle;
 use super::batch::{Request, Sink};
-use super::device_queue::DirectReadCount;
+use super::device_handle::DirectReadCount;
+use super::shard_handle::ShardHandle;
 use crate::error::Result;
 use crate::io::buffer::arena::Arena;
 use crate::io::driver::interface::{Completion, Driver, Wait};
 use crate::io::driver::uring::Uring;
 use crate::metrics::lock;
 
-/// ThreadRings that may be idle or in use, over all threads; further threads go through the shards.
+/// Threads that have rings, at most. The reads of other threads are served by the shards.
 const RINGS_MAX: usize = 16;
-/// Reads of a thread that go through the shards before it gets a ring_set: setting rings up pays only for threads that stay.
+/// Reads of a thread before it gets rings, because setting rings up pays only for threads that read again.
 const READS_BEFORE: u32 = 2;
-/// So many bytes are waited for in one go; of more, the rest is in flight while the first are used.
+/// Up to this many bytes a read waits for all completions at once. Of a larger read, the first part is used while the rest is
+/// in flight.
 const WHOLE_BYTES: usize = 384 << 10;
+
 thread_local! {
     static READS: Cell<u32> = const { Cell::new(0) };
 }
 
+/// The rings of one thread.
 struct ThreadRing {
     owner: ThreadId,
-    /// By device.
+    /// Rings by device.
     rings: Vec<Option<Uring>>,
 }
 
 #[derive(Default)]
-struct Pool {
+struct RingPool {
+    /// The least recently used first.
     idle: Vec<ThreadRing>,
     in_use: usize,
-    /// Raised by [`ThreadRings::close_idle`]: lanes in use then are not kept either.
+    /// Raised by [`ThreadRings::close_idle`], so that rings in use at that time are closed when they are put back.
     era: u64,
-    /// No ring could be had: not tried again.
+    /// Whether the kernel refused a ring. No other one is tried then.
     refused: bool,
 }
 
-/// The lanes of a store.
+/// The thread rings of a store.
 pub(crate) struct ThreadRings {
     arena: Arena,
-    pool: Mutex<Pool>,
+    pool: Mutex<RingPool>,
 }
 
 /// The requests for one device.
@@ -56,37 +67,38 @@ pub(crate) struct ThreadRingBatch<'a> {
     pub(crate) requests: Vec<Request>,
 }
 
-/// A demand read that the shard does not see, for its admission of lesser requests.
-struct Reading<'a>(&'a DirectReadCount);
+/// A demand read that the shard does not see but counts when it limits other classes.
+struct DirectRead<'a>(&'a DirectReadCount);
 
-impl<'a> Reading<'a> {
-    fn new(direct_reads: &'a DirectReadCount) -> Self {
-        direct_reads.begin();
-        Self(direct_reads)
+impl<'a> DirectRead<'a> {
+    fn new(count: &'a DirectReadCount) -> Self {
+        count.begin();
+        Self(count)
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for DirectRead<'_> {
     fn drop(&mut self) {
         self.0.end();
     }
 }
 
 /// One device's part of a call.
-struct Work<'a> {
+struct DeviceReads<'a> {
     ring: Uring,
     device: usize,
     queue: std::vec::IntoIter<Request>,
-    /// Tags by request; none once it was told.
+    /// Tags by request. An entry is none once the sink heard its outcome.
     tags: Vec<Option<u64>>,
     in_flight: usize,
+    /// Bytes per request, on average.
     bytes_each: usize,
-    _reading: Reading<'a>,
+    _direct_read: DirectRead<'a>,
 }
 
-impl Work<'_> {
-    /// Queues what there is room for.
-    fn feed(&mut self) {
+impl DeviceReads<'_> {
+    /// Queues as many requests as the ring takes.
+    fn fill_ring(&mut self) {
         while self.in_flight < self.ring.depth()
             && let Some(Request { op, tag }) = self.queue.next()
         {
@@ -96,9 +108,11 @@ impl Work<'_> {
         }
     }
 
-    /// How many completions to wait for: all of a small batch; of a large one three quarters, as long as there is more behind or
-    /// nothing has ended yet, and then the rest. With half, fewer parts were whole by then and the rest had more to check; more
-    /// and smaller slices cost more by their calls than they hide.
+    /// Returns how many completions to wait for.
+    ///
+    /// A small batch is waited for at once. Of a large batch, the call waits for three quarters while requests are queued or none
+    /// has completed, and then for the rest. With half, fewer parts were complete and the rest had more to verify. More and
+    /// smaller slices cost more system calls than they hide.
     fn slice(&self) -> usize {
         let small = self.in_flight * self.bytes_each <= WHOLE_BYTES;
         let first = self.in_flight == self.tags.len() || 2 * self.in_flight > self.ring.depth();
@@ -108,7 +122,8 @@ impl Work<'_> {
         }
     }
 
-    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>, sink: &dyn Sink) -> Result<()> {
+    /// Submits, waits and reports. Returns `false` if the ring broke; every request is reported nevertheless.
+    fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>, sink: &dyn Sink) -> bool {
         let driven = self.ring.drive(wait, done);
         for completion in done.drain(..) {
             if let Some(tag) = self.tags.get_mut(completion.id as usize).and_then(Option::take) {
@@ -116,7 +131,13 @@ impl Work<'_> {
                 sink.complete(tag, completion.outcome);
             }
         }
-        driven
+        let Err(e) = driven else { return true };
+        let queued = std::mem::take(&mut self.queue).map(|request| request.tag);
+        for tag in self.tags.drain(..).flatten().chain(queued) {
+            sink.complete(tag, Err(e.duplicate()));
+        }
+        self.in_flight = 0;
+        false
     }
 }
 
@@ -125,10 +146,11 @@ impl ThreadRings {
         Self { arena, pool: Mutex::default() }
     }
 
-    /// Executes reads on the calling thread; `step` runs whenever some have ended. Each request is told to `sink` once.
+    /// Executes reads on the calling thread. The sink hears each request once, and `step` runs after each slice of completions.
     ///
     /// # Errors
-    /// The batches, untouched: this thread has no ring_set, or a device has another driver. Hand them to the shards.
+    /// The batches, untouched, if this thread has no ring or a device has another driver. The caller then submits them to the
+    /// shards.
     pub(crate) fn read<'a>(
         &self,
         batches: Vec<ThreadRingBatch<'a>>,
@@ -140,61 +162,70 @@ impl ThreadRings {
         if reads < READS_BEFORE || !batches.iter().all(|batch| batch.shard.drives_uring()) {
             return Err(batches);
         }
-        let Some((mut ring_set, era)) = self.take() else { return Err(batches) };
-        for batch in &batches {
-            if ring_set.rings.len() <= batch.device {
-                ring_set.rings.resize_with(batch.device + 1, || None);
-            }
-            let ring = &mut ring_set.rings[batch.device];
-            if ring.is_none() {
-                *ring = Uring::start_reader(&self.arena, Arc::clone(batch.shard.counters())).ok();
-            }
-            if ring.is_none() {
-                let mut pool = lock(&self.pool);
-                (pool.refused, pool.in_use) = (true, pool.in_use - 1);
-                return Err(batches);
-            }
+        let Some((mut own, era)) = self.take() else { return Err(batches) };
+        if !self.set_up(&mut own, &batches) {
+            return Err(batches);
         }
-        let mut work: Vec<Work<'_>> = Vec::with_capacity(batches.len());
+        let mut work: Vec<DeviceReads<'_>> = Vec::with_capacity(batches.len());
         for ThreadRingBatch { device, shard, requests } in batches {
-            let Some(ring) = ring_set.rings[device].take() else { continue };
+            let Some(ring) = own.rings[device].take() else { continue };
             let bytes: usize = requests.iter().map(|request| request.op.len()).sum();
-            work.push(Work {
+            work.push(DeviceReads {
                 ring,
                 device,
                 bytes_each: bytes / requests.len().max(1),
                 tags: Vec::with_capacity(requests.len()),
                 queue: requests.into_iter(),
                 in_flight: 0,
-                _reading: Reading::new(shard.direct_reads()),
+                _direct_read: DirectRead::new(shard.direct_reads()),
             });
         }
         let whole = Self::execute(&mut work, sink, step);
-        for Work { ring, device, .. } in work {
-            ring_set.rings[device] = Some(ring);
+        for DeviceReads { ring, device, .. } in work {
+            own.rings[device] = Some(ring);
         }
-        self.put_back(whole.then_some(ring_set), era);
+        self.put_back(whole.then_some(own), era);
         Ok(())
     }
 
-    /// `false` when a ring broke; everything was told nevertheless.
-    fn execute(work: &mut [Work<'_>], sink: &dyn Sink, step: &mut dyn FnMut()) -> bool {
+    /// Sets up the rings that the batches need. Returns `false` if the kernel refused one; the place of the thread is free then.
+    fn set_up(&self, own: &mut ThreadRing, batches: &[ThreadRingBatch<'_>]) -> bool {
+        for batch in batches {
+            if own.rings.len() <= batch.device {
+                own.rings.resize_with(batch.device + 1, || None);
+            }
+            let ring = &mut own.rings[batch.device];
+            if ring.is_none() {
+                *ring = Uring::start_reader(&self.arena, Arc::clone(batch.shard.counters())).ok();
+            }
+            if ring.is_none() {
+                let mut pool = lock(&self.pool);
+                (pool.refused, pool.in_use) = (true, pool.in_use - 1);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns `false` if a ring broke; every request is reported nevertheless.
+    fn execute(work: &mut [DeviceReads<'_>], sink: &dyn Sink, step: &mut dyn FnMut()) -> bool {
         let mut done = Vec::new();
         let mut whole = true;
         if work.len() > 1 {
             // All devices begin before any is waited for.
             for part in work.iter_mut() {
-                part.feed();
-                whole &= Self::drive(part, Wait::No, &mut done, sink);
+                part.fill_ring();
+                whole &= part.drive(Wait::No, &mut done, sink);
             }
         }
         loop {
             let mut busy = false;
             for part in work.iter_mut() {
-                part.feed();
+                part.fill_ring();
                 if part.in_flight > 0 {
                     busy = true;
-                    whole &= Self::drive(part, Wait::Completions(part.slice()), &mut done, sink);
+                    let slice = part.slice();
+                    whole &= part.drive(Wait::Completions(slice), &mut done, sink);
                     step();
                 }
             }
@@ -204,17 +235,7 @@ impl ThreadRings {
         }
     }
 
-    fn drive(part: &mut Work<'_>, wait: Wait, done: &mut Vec<Completion>, sink: &dyn Sink) -> bool {
-        let Err(e) = part.drive(wait, done, sink) else { return true };
-        let queued = std::mem::take(&mut part.queue).map(|request| request.tag);
-        for tag in part.tags.drain(..).flatten().chain(queued) {
-            sink.complete(tag, Err(e.duplicate()));
-        }
-        part.in_flight = 0;
-        false
-    }
-
-    /// The ring_set of this thread, or a new one.
+    /// Returns the rings of this thread, or a place for new ones, with the current era.
     fn take(&self) -> Option<(ThreadRing, u64)> {
         let owner = std::thread::current().id();
         let mut pool = lock(&self.pool);
@@ -222,28 +243,28 @@ impl ThreadRings {
             return None;
         }
         let era = pool.era;
-        let own = pool.idle.iter().position(|ring_set| ring_set.owner == owner);
+        let own = pool.idle.iter().position(|rings| rings.owner == owner);
         if own.is_none() && pool.idle.len() + pool.in_use >= RINGS_MAX {
             if pool.idle.is_empty() {
                 return None;
             }
-            // Perhaps of a thread that has ended; the least recently used one.
+            // The least recently used rings, perhaps of a thread that has exited.
             drop(pool.idle.remove(0));
         }
         pool.in_use += 1;
-        let ring_set = own.map(|at| pool.idle.remove(at));
-        Some((ring_set.unwrap_or(ThreadRing { owner, rings: Vec::new() }), era))
+        let rings = own.map(|at| pool.idle.remove(at));
+        Some((rings.unwrap_or(ThreadRing { owner, rings: Vec::new() }), era))
     }
 
-    fn put_back(&self, ring_set: Option<ThreadRing>, era: u64) {
+    fn put_back(&self, rings: Option<ThreadRing>, era: u64) {
         let mut pool = lock(&self.pool);
         pool.in_use -= 1;
         if pool.era == era {
-            pool.idle.extend(ring_set);
+            pool.idle.extend(rings);
         }
     }
 
-    /// Lets go of slabs and files that lanes have registered: after [`Arena::trim`], and when files were removed.
+    /// Closes idle rings, which unregisters their slabs and files: after [`Arena::trim`], and after files were removed.
     pub(crate) fn close_idle(&self) {
         let idle = {
             let mut pool = lock(&self.pool);

@@ -2,9 +2,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::ErrorKind;
 use crate::io::PageBacking;
-use crate::io::buffer::arena::{Arena, Exhausted, Lease, PAGE_BYTES};
+use crate::io::buffer::PAGE_BYTES;
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::arena::{Arena, Exhausted};
+use crate::io::buffer::lease::Lease;
 use crate::io::buffer::pages;
-use crate::io::buffer::slab::SLAB_BYTES;
 use crate::metrics::{Category, MemoryBudget};
 
 fn arena(slabs: usize) -> Arena {

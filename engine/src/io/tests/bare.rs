@@ -5,7 +5,8 @@ use std::os::fd::AsRawFd;
 use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode};
 
-use crate::io::buffer::slab::{SLAB_BYTES, Slab};
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::slab::Slab;
 use crate::io::file::device_file::DeviceFile;
 use crate::metrics::{Category, MemoryBudget};
 

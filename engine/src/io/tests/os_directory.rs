@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::PAGE_BYTES;
+use crate::io::buffer::PAGE_BYTES;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::file::open_beneath;
 use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};

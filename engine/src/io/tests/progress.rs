@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use crate::error::ErrorKind;
-use crate::io::buffer::arena::{Arena, Lease};
-use crate::io::buffer::slab::SLAB_BYTES;
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::arena::Arena;
+use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::driver::progress::{InFlight, Step};
 use crate::io::file::device_file::DeviceFile;
@@ -33,12 +34,12 @@ fn short_completions_go_on_where_they_stopped() {
     let counters = DeviceCounters::default();
     let mut buffered = read(false);
     assert_eq!(rest(&buffered), (4096, LEN));
-    assert!(matches!(buffered.on_result(5000, &counters), Step::CopyRetry));
+    assert!(matches!(buffered.on_result(5000, &counters), Step::Continue));
     assert_eq!(rest(&buffered), (9096, LEN - 5000));
     assert!(matches!(buffered.on_result((LEN - 5000) as i32, &counters), Step::Done(Ok(()))));
     // Direct: from the last whole page, and the bytes moved twice count once.
     let mut direct = read(true);
-    assert!(matches!(direct.on_result(5000, &counters), Step::CopyRetry));
+    assert!(matches!(direct.on_result(5000, &counters), Step::Continue));
     assert_eq!(rest(&direct), (8192, LEN - 4096));
     assert!(matches!(direct.on_result((LEN - 4096) as i32, &counters), Step::Done(Ok(()))));
     let counted = counters.snapshot();
@@ -50,7 +51,7 @@ fn no_further_byte_is_the_end_of_the_file() {
     let counters = DeviceCounters::default();
     for direct in [false, true] {
         let mut flight = read(direct);
-        assert!(matches!(flight.on_result(5000, &counters), Step::CopyRetry));
+        assert!(matches!(flight.on_result(5000, &counters), Step::Continue));
         // The direct one reads the last piece again, as far as before.
         let Step::Done(Err(error)) = flight.on_result(if direct { 904 } else { 0 }, &counters) else {
             panic!("an end of file taken for progress");

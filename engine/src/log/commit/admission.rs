@@ -7,7 +7,6 @@ use super::Committer;
 use super::failure::CommitFailure;
 use super::generation::{NewGeneration, keep_spare};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::seams;
 use crate::log::manifest::ManifestLog;
 use crate::metrics::lock;
 use std::sync::atomic::Ordering;
@@ -60,7 +59,7 @@ impl Committer {
         let state = lock(&self.catalog).checkpoint_bytes(self.devices.has_replicas());
         let state = state + self.admitted.load(Ordering::Relaxed) + more;
         // Includes the padding of batches, as a checkpoint counts it, and space for the batches that follow.
-        let batches = 1 + state / seams::sizes().batch_bytes as u64;
+        let batches = 1 + state / self.devices.environment.sizes().batch_bytes as u64;
         state + state / 8 + (3 * batches + 4) * PAGE_BYTES as u64
     }
 

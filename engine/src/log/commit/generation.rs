@@ -26,7 +26,7 @@ pub(super) struct NewGeneration<'a> {
 impl NewGeneration<'_> {
     /// A checkpoint of the catalog as it is, with space for the next commits.
     pub(super) fn for_more() -> Self {
-        Self { room: room_for(&RecordBuffer::default()), with: None, beyond: false }
+        Self { room: room_for(&RecordBuffer::default(), usize::MAX), with: None, beyond: false }
     }
 }
 
@@ -95,7 +95,8 @@ impl Committer {
     /// 3. If that does not fit: the same beyond the capacity. That happens when the capacity was lowered, or when
     ///    commits were admitted too early.
     fn start_generation(&self, manifest: &mut ManifestLog, records: &RecordBuffer) -> Result<bool, CommitFailure> {
-        match self.checkpoint(manifest, &NewGeneration { room: room_for(records), ..NewGeneration::for_more() }) {
+        let room = room_for(records, self.devices.environment.sizes().batch_bytes);
+        match self.checkpoint(manifest, &NewGeneration { room, ..NewGeneration::for_more() }) {
             Err(CommitFailure::Stalled(_)) => {}
             other => return other.map(|()| false),
         }

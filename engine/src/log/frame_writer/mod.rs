@@ -19,7 +19,6 @@ pub(crate) use written::WrittenFrame;
 use super::devices::Devices;
 use super::frame_builder::{FrameBuilder, SequenceIdentity, TailRows};
 use super::segment_allocator::Writer;
-use super::{random_u64, unix_ms};
 use crate::catalog::{FrameBody, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
@@ -54,7 +53,7 @@ pub(crate) fn write(
     builder: &FrameBuilder,
     tails: &dyn TailRows,
 ) -> Result<WrittenFrame> {
-    let nonce = random_u64()?;
+    let nonce = target.devices.environment.random_u64()?;
     let mut tables = FrameTables::new(target.devices, identity, nonce);
     tables.put_front(builder, tails)?;
     let (front_descriptors, group_checksums) = (tables.descriptors.len(), tables.checksums.len());
@@ -71,7 +70,7 @@ pub(crate) fn write(
         nonce,
         sequence: identity.sequence,
         parent: identity.parent,
-        created_unix_ms: unix_ms(),
+        created_unix_ms: target.devices.environment.unix_ms(),
         layout_id: identity.layout_id,
         layout: identity.layout.raw(),
         key: identity.key.as_bytes(),

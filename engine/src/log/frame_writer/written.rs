@@ -2,7 +2,7 @@
 
 use crate::catalog::{Flight, FrameCopy, FrameMeta, FrameSlot, GroupBuffer, ReplicaMeta, SegmentHandle};
 use crate::error::Result;
-use crate::io::buffer::arena::Lease;
+use crate::io::buffer::lease::Lease;
 use crate::io::scheduler::Waiter;
 use crate::log::frame_builder::CoveredEnds;
 use crate::log::segment_allocator::SegmentAllocator;

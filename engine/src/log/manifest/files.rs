@@ -6,7 +6,7 @@ use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
-use crate::io::seams;
+use crate::io::seams::Sizes;
 use crate::log::devices::Devices;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,9 +45,9 @@ pub(crate) struct GenerationStart {
 
 impl GenerationStart {
     /// Returns how many bytes a file should have, and must have at least, to begin with this checkpoint.
-    pub(super) fn sizes(&self, state: &RecordBuffer) -> (u64, u64) {
-        let (state_bytes, room_bytes) = (pages_of(state) * PAGE_BYTES as u64, self.room * PAGE_BYTES as u64);
-        let sizes = seams::sizes();
+    pub(super) fn sizes(&self, state: &RecordBuffer, sizes: &Sizes) -> (u64, u64) {
+        let (state_bytes, room_bytes) =
+            (pages_of(state, sizes.batch_bytes) * PAGE_BYTES as u64, self.room * PAGE_BYTES as u64);
         // Slack of a sixteenth, so that a small checkpoint does not add a whole unit.
         let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
         let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
@@ -200,8 +200,8 @@ pub(super) fn take_file(
     }
 }
 
-/// Returns the pages that records take as batches.
-pub(super) fn pages_of(records: &RecordBuffer) -> u64 {
+/// Returns the pages that records take as batches of at most `batch_bytes` bytes of records.
+pub(super) fn pages_of(records: &RecordBuffer, batch_bytes: usize) -> u64 {
     let header = size_of::<m::BatchHeader>();
-    records.batches().iter().map(|(bytes, _)| (header + bytes.len()).div_ceil(PAGE_BYTES) as u64).sum()
+    records.batches(batch_bytes).iter().map(|(bytes, _)| (header + bytes.len()).div_ceil(PAGE_BYTES) as u64).sum()
 }

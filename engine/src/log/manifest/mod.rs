@@ -21,15 +21,12 @@ pub(crate) use files::{GenerationStart, copies_for};
 
 use super::device::Device;
 use super::devices::{Devices, Failures};
-use super::random_u64;
-use super::unix_ms;
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Access;
 use crate::io::planted;
-use crate::io::seams;
 use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -60,6 +57,8 @@ pub(crate) struct ManifestLog {
     epoch: u64,
     /// The membership epoch that superblocks get with the next generation.
     next_epoch: u64,
+    /// Bytes of records of one batch, at most.
+    batch_bytes: usize,
     files: Vec<(DeviceIndex, Arc<DeviceFile>)>,
     /// The copies that these files are.
     held: Vec<(DeviceIndex, u8)>,
@@ -80,7 +79,7 @@ type CopyFile = (DeviceIndex, u8, Arc<DeviceFile>);
 
 /// Fills files of `bytes` bytes with zeros behind their first page, so that a torn batch is followed by zeros.
 fn write_zeros(devices: &Devices, files: &[(DeviceIndex, Arc<DeviceFile>)], bytes: u64) -> Result<()> {
-    let zeros = vec![0; seams::sizes().zero_bytes];
+    let zeros = vec![0; devices.environment.sizes().zero_bytes];
     for start in (0..bytes).step_by(zeros.len()) {
         let skip = if start == 0 { PAGE_BYTES } else { 0 };
         let end = zeros.len().min((bytes - start) as usize);
@@ -98,8 +97,8 @@ fn all_well(failures: Failures) -> Result<()> {
 
 /// Returns the pages that must be free to append `records`: with one for the counters and one for the generation's last
 /// record.
-pub(super) fn room_for(records: &RecordBuffer) -> u64 {
-    pages_of(records) + 2
+pub(super) fn room_for(records: &RecordBuffer, batch_bytes: usize) -> u64 {
+    pages_of(records, batch_bytes) + 2
 }
 
 impl ManifestLog {
@@ -108,7 +107,7 @@ impl ManifestLog {
     /// # Errors
     /// [`ErrorKind::Corruption`]: no device has a file of it. Those of opening the files.
     pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
-        let mut log = Self::read_only(place, epoch);
+        let mut log = Self::read_only(place, epoch, devices.environment.sizes().batch_bytes);
         log.file_pages = u64::MAX;
         for (device, copy) in copies(devices, &log.gone) {
             let name = m::file_name(place.generation, copy);
@@ -134,8 +133,9 @@ impl ManifestLog {
     }
 
     /// Returns a manifest that was replayed up to `place` and that nothing is appended to.
-    pub(crate) fn read_only(place: ManifestPlace, epoch: u64) -> Self {
+    pub(crate) fn read_only(place: ManifestPlace, epoch: u64, batch_bytes: usize) -> Self {
         Self {
+            batch_bytes,
             place,
             epoch,
             next_epoch: epoch,
@@ -162,7 +162,7 @@ impl ManifestLog {
     /// [`ErrorKind::NoSpace`]: the devices or the capacity have too little space. Those of writing.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
         let all = copies(devices, &start.gone);
-        let (_, least) = start.sizes(state);
+        let (_, least) = start.sizes(state, &devices.environment.sizes());
         let possible = affordable(devices, &all, start.previous, Some((least, start.half())))?;
         let made = Self::create_copies(devices, start, state, &possible);
         let least = affordable(devices, &all, start.previous, None)?;
@@ -186,7 +186,7 @@ impl ManifestLog {
     ) -> Result<Self> {
         let &GenerationStart { generation, first_batch, epoch, .. } = start;
         // One nonce and time for all copies, because their headers differ only in device and copy number.
-        let (nonce, created_unix_s) = (random_u64()?, unix_ms() / 1000);
+        let (nonce, created_unix_s) = (devices.environment.random_u64()?, devices.environment.unix_ms() / 1000);
         let (wanted, least) = Self::file_sizes(devices, start, state, copies)?;
         let (files, bytes, all_bytes) = Self::take_files(devices, generation, copies, (wanted, least))?;
         Self::write_first_pages(devices, start, (nonce, created_unix_s), &files)?;
@@ -201,7 +201,14 @@ impl ManifestLog {
         };
         let file_pages = bytes / PAGE_BYTES as u64;
         let (held, gone) = (copies.to_vec(), start.gone.clone());
-        let mut log = Self { files, held, gone, file_pages, bytes: all_bytes, ..Self::read_only(place, epoch) };
+        let mut log = Self {
+            files,
+            held,
+            gone,
+            file_pages,
+            bytes: all_bytes,
+            ..Self::read_only(place, epoch, devices.environment.sizes().batch_bytes)
+        };
         all_well(log.write(devices, state, FLAG_CHECKPOINT)?)?;
         if !planted!(CheckpointNotSynced) {
             // Every file is synced, because new files have extents of their own to make durable.
@@ -225,7 +232,7 @@ impl ManifestLog {
         copies: &[(DeviceIndex, u8)],
     ) -> Result<(u64, u64)> {
         let &GenerationStart { generation, previous, limit, beyond, .. } = start;
-        let (mut wanted, least) = start.sizes(state);
+        let (mut wanted, least) = start.sizes(state, &devices.environment.sizes());
         for &(device, copy) in copies {
             let directory = &*devices.get(device)?.directory;
             if previous > 0 && kept_bytes(directory, &m::file_name(previous, copy))? == 0 {
@@ -404,7 +411,7 @@ impl ManifestLog {
     /// Returns whether these records and the generation's last record still fit.
     pub(crate) fn has_room(&self, records: &RecordBuffer) -> bool {
         let limit = self.file_pages.min(FILE_BYTES_MAX / PAGE_BYTES as u64 + self.file_pages / 2);
-        self.place.next_page + room_for(records) <= limit
+        self.place.next_page + room_for(records, self.batch_bytes) <= limit
     }
 
     /// Appends records, which take effect together, and makes them durable.
@@ -441,7 +448,7 @@ impl ManifestLog {
     /// Writes records as batches of equal effect: all of them count, or none.
     fn write(&mut self, devices: &Devices, records: &RecordBuffer, flags: u16) -> Result<Failures> {
         let mut failures = Failures::new();
-        let batches = records.batches();
+        let batches = records.batches(self.batch_bytes);
         let last = batches.len() - 1;
         if last > 0 {
             coverage!(SplitBatches);

@@ -19,7 +19,6 @@ use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Access;
 use crate::io::planted;
 use crate::log::devices::Devices;
-use crate::log::{random_u64, unix_ms};
 use crate::metrics::{OpKind, lock};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -417,7 +416,7 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
     let open = || -> Result<(Arc<DeviceFile>, u64, bool)> {
         let own = devices.get(device)?;
         let directory = &own.directory;
-        let nonce = random_u64()?;
+        let nonce = devices.environment.random_u64()?;
         if !opening.fresh {
             match directory.open_file(&name, Access::ReadWrite) {
                 // The file was removed behind the store's back. It held nothing.
@@ -439,7 +438,7 @@ fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<Ope
         devices.sync_all([(device, &file)].into_iter()).map_err(failed)?;
         return Ok(OpenedSegment { file, nonce, made });
     }
-    let created = U64::new(unix_ms() / 1000);
+    let created = U64::new(devices.environment.unix_ms() / 1000);
     let page = |position| SegmentPage {
         magic: segment::MAGIC,
         features: Features::current(),

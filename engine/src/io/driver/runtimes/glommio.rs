@@ -1,4 +1,4 @@
-//! Driver `glommio`: reads of hosts that run glommio. Its files read into buffers of its own, so each read is copied once.
+//! Driver `glommio`, for hosts that run glommio. Its files read into buffers of their own, so each read is copied once.
 
 use std::future::Future;
 use std::io;
@@ -14,15 +14,15 @@ use crate::io::driver::interface::Driver;
 use crate::io::driver::progress::InFlight;
 use crate::io::file::device_file::DeviceFile;
 
-/// Bytes of the executor's own buffers that it registers; more are allocated as they are needed.
+/// Bytes of the executor's own buffers that it registers. It allocates more when needed.
 const BUFFER_BYTES: usize = 16 << 20;
-/// Threads that write and sync, for all devices of the executor.
+/// Threads that write and sync for all devices of the executor.
 const BLOCKING: usize = 4;
 
-/// See the top of the file.
+/// The runtime.
 struct Glommio(LocalExecutor);
 
-/// With O_DIRECT or through the page cache, as the store has it open.
+/// An open file, with O_DIRECT or through the page cache as the store has it open.
 pub(super) enum GlommioFile {
     Direct(DmaFile),
     Buffered(BufferedFile),
@@ -68,7 +68,7 @@ impl Runtime for Glommio {
     }
 
     async fn open(file: &DeviceFile) -> io::Result<GlommioFile> {
-        // It opens only by path; this one follows the descriptor, also of a file that was unlinked.
+        // glommio opens files only by path. This path follows the descriptor, also of an unlinked file.
         let path = format!("/proc/self/fd/{}", file.fd().as_raw_fd());
         match file.is_direct() {
             true => DmaFile::open(path).await.map(GlommioFile::Direct),
@@ -90,7 +90,7 @@ impl Runtime for Glommio {
     }
 }
 
-/// Into what is left of the read; how many bytes.
+/// Copies bytes into what is left of the read. Returns how many.
 fn copy(bytes: &ReadResult, flight: &InFlight) -> usize {
     let Some((_, memory)) = flight.rest() else { return 0 };
     let len = bytes.len().min(memory.len);

@@ -1,7 +1,11 @@
-//! Drivers on other people's runtimes, for hosts that run those: each read is a task of the runtime, writes and syncs block a
-//! thread of its pool, so that none of them outlives the process and with it the lock of the device.
+//! Drivers on the runtimes glommio and tokio-uring, for hosts that run them.
 //!
-//! A runtime lives on the thread of its shard and runs only inside [`Driver::drive`].
+//! Each read is a task of the runtime. Writes and syncs block a thread of its pool, so that none of them outlives the process
+//! and with it the lock of the device. A runtime lives on the thread of its shard and runs only inside [`Driver::drive`].
+//!
+//! Invariants:
+//! - The runtime opens each device file once and closes it when the device has closed its own.
+//! - An operation reports its completion after its memory and file are free.
 
 #[cfg(feature = "glommio")]
 pub(crate) mod glommio;
@@ -20,45 +24,43 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::io::driver::interface::{
-    Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake, ignore_file_size_signal,
-};
+use crate::io::driver::interface::{Completion, DeviceTable, Driver, Op, ServedDevice, Wait, Wake};
 use crate::io::driver::posix;
 use crate::io::driver::progress::{InFlight, Step};
 use crate::io::file::device_file::DeviceFile;
+use crate::io::signals::ignore_file_size_signal;
 use crate::metrics::{DeviceCounters, OpKind, lock};
 
-/// Operations of a device in flight at most.
+/// Operations of a device in flight, at most.
 const DEPTH: usize = 256;
-/// A wait for several completions ends after this long if there is one.
+/// A wait for several completions ends after this time if one has arrived.
 const SLICE_WAIT: Duration = Duration::from_millis(2);
 
 /// A single-threaded runtime.
 trait Runtime {
     const NAME: &'static str;
-    /// A file as the runtime has it.
+    /// The runtime's type of an open file.
     type File: 'static;
 
-    /// Runs tasks on this thread until `future` has ended. Neither this nor what follows is called from inside a task of
-    /// another runtime.
+    /// Runs tasks on this thread until `future` has completed. Not called inside a task of another runtime.
     fn block_on<T>(&self, future: impl Future<Output = T>) -> T;
 
-    /// Starts a task. Inside [`Self::block_on`].
+    /// Starts a task. Called inside [`Self::block_on`].
     fn spawn(task: impl Future<Output = ()> + 'static);
 
-    /// Runs `work` on a thread of the pool. Inside [`Self::block_on`].
+    /// Runs `work` on a thread of the pool. Called inside [`Self::block_on`].
     fn spawn_blocking(work: impl FnOnce() -> Result<()> + Send + 'static) -> impl Future<Output = Result<()>>;
 
     fn sleep(duration: Duration) -> impl Future<Output = ()>;
 
-    /// Opens what `file` has open.
+    /// Opens the file that `file` has open.
     fn open(file: &DeviceFile) -> impl Future<Output = io::Result<Self::File>>;
 
-    /// One read of what is left of `flight`: bytes moved, or an error.
+    /// Reads what is left of `flight` once. Returns the bytes moved, or an error.
     fn read(file: &Self::File, flight: InFlight) -> impl Future<Output = (io::Result<usize>, InFlight)>;
 }
 
-/// What ended, and who waits for it. Stays on the thread.
+/// Completions of this thread's tasks, and the task that waits for them.
 #[derive(Default)]
 struct EndedOps {
     done: RefCell<Vec<Completion>>,
@@ -77,7 +79,7 @@ impl EndedOps {
     }
 }
 
-/// Rung by other threads.
+/// The wake-up flag, which other threads set.
 #[derive(Default)]
 struct Doorbell {
     rung: AtomicBool,
@@ -95,9 +97,9 @@ impl Wake for Doorbell {
 
 type RuntimeFiles<F> = HashMap<u64, (Weak<DeviceFile>, Rc<F>)>;
 
-/// See the top of the file.
+/// A driver on a runtime.
 struct OnRuntime<R: Runtime> {
-    /// Open files by identity, until the device closes them. Dropped inside the runtime.
+    /// Open files by their id, until the device closes them. Dropped inside the runtime.
     files: RuntimeFiles<R::File>,
     closed_seen: u64,
     runtime: R,
@@ -125,7 +127,7 @@ impl<R: Runtime> OnRuntime<R> {
         }
     }
 
-    /// Starts what is queued, then waits until `want` operations ended, or some and `limit` passed, or the bell rang.
+    /// Starts the queued operations. Then waits for `want` completions, or for one after `limit`, or for a wake-up.
     fn run(&mut self, want: usize, limit: Option<Duration>) {
         let Self { files, closed_seen, runtime, queued, ended, bell, counters, .. } = self;
         ended.want.set(want);
@@ -135,8 +137,8 @@ impl<R: Runtime> OnRuntime<R> {
                 *closed_seen = closed;
                 files.retain(|_, (file, _)| file.strong_count() > 0);
             }
-            for (port, id, op) in queued.drain(..) {
-                let counters = counters.get_mut(port).map(|own| Arc::clone(own)).unwrap_or_default();
+            for (device, id, op) in queued.drain(..) {
+                let counters = counters.get_mut(device).map(|own| Arc::clone(own)).unwrap_or_default();
                 start::<R>(id, op, files, ended, counters).await;
             }
             let pause = async {
@@ -159,7 +161,7 @@ impl<R: Runtime> OnRuntime<R> {
                 if ended.done.borrow().len() < ended.want.get() {
                     return Poll::Pending;
                 }
-                // What was just started gets its turn at least.
+                // Tasks that were just started run once at least.
                 if !std::mem::replace(&mut had_a_turn, true) {
                     context.waker().wake_by_ref();
                     return Poll::Pending;
@@ -171,7 +173,7 @@ impl<R: Runtime> OnRuntime<R> {
     }
 }
 
-/// Makes a task of an operation.
+/// Starts an operation as a task.
 async fn start<R: Runtime>(
     id: u64,
     op: Op,
@@ -214,11 +216,11 @@ async fn start<R: Runtime>(
             };
             match flight.on_result(result, &counters) {
                 Step::Done(outcome) => break outcome,
-                Step::CopyRetry => {}
+                Step::Continue => {}
                 Step::Later(at) => R::sleep(at.saturating_duration_since(Instant::now())).await,
             }
         };
-        // Before it is told: whoever hears of the end may expect that the memory is free.
+        // Dropped before the report, because the sink may expect that the memory is free.
         drop(flight);
         drop(file);
         ended.push(Completion { id, outcome });
@@ -226,14 +228,14 @@ async fn start<R: Runtime>(
 }
 
 impl<R: Runtime> Driver for OnRuntime<R> {
-    fn add(&mut self, port: usize, device: &ServedDevice<'_>) -> Result<()> {
-        self.counters.put(port, Arc::clone(device.counters));
+    fn add(&mut self, device: usize, served: &ServedDevice<'_>) -> Result<()> {
+        self.counters.put(device, Arc::clone(served.counters));
         Ok(())
     }
 
-    fn remove(&mut self, port: usize) {
-        self.counters.take(port);
-        // With the files of the device, which hold it.
+    fn remove(&mut self, device: usize) {
+        self.counters.take(device);
+        // The runtime's files keep the device's files open.
         let Self { files, runtime, .. } = self;
         runtime.block_on(async { files.retain(|_, (file, _)| file.strong_count() > 0) });
     }
@@ -242,9 +244,9 @@ impl<R: Runtime> Driver for OnRuntime<R> {
         DEPTH
     }
 
-    fn queue(&mut self, port: usize, id: u64, op: Op) {
+    fn queue(&mut self, device: usize, id: u64, op: Op) {
         self.in_flight += 1;
-        self.queued.push((port, id, op));
+        self.queued.push((device, id, op));
     }
 
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
@@ -274,7 +276,7 @@ impl<R: Runtime> Driver for OnRuntime<R> {
 
 impl<R: Runtime> Drop for OnRuntime<R> {
     fn drop(&mut self) {
-        // Only after a panic is anything left here. The kernel may still write: wait for it.
+        // Operations are left only after a panic. The kernel may still write into their memory, so this waits for them.
         let mut done = Vec::new();
         while self.in_flight > 0 {
             if self.drive(Wait::Completions(1), &mut done).is_err() {

@@ -1,4 +1,4 @@
-//! Driver `tokio-uring`: reads of hosts that run tokio-uring. It fills the arena in place.
+//! Driver `tokio-uring`, for hosts that run tokio-uring. Reads fill the arena in place.
 
 use std::future::Future;
 use std::io;
@@ -13,7 +13,7 @@ use crate::io::driver::interface::Driver;
 use crate::io::driver::progress::InFlight;
 use crate::io::file::device_file::DeviceFile;
 
-/// See the top of the file.
+/// The runtime.
 struct TokioUring(tokio_uring::Runtime);
 
 /// Starts the runtime on the calling thread.
@@ -25,11 +25,11 @@ pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
     Ok(Box::new(OnRuntime::new(TokioUring(runtime), Vec::new())))
 }
 
-/// A read on its way, as the runtime's buffer.
+/// A read in flight, as the runtime's buffer.
 struct RuntimeBuffer(InFlight);
 
 impl RuntimeBuffer {
-    /// Address and length of what is left to read; a read always has some.
+    /// Returns address and length of what is left to read. A read in flight always has bytes left.
     fn rest(&self) -> (*mut u8, usize) {
         self.0.rest().map_or((std::ptr::NonNull::dangling().as_ptr(), 0), |(_, m)| (m.address.as_ptr(), m.len))
     }
@@ -70,13 +70,15 @@ impl Runtime for TokioUring {
     }
 
     fn spawn(task: impl Future<Output = ()> + 'static) {
-        // Runs on when the handle is dropped.
+        // The task continues after its handle is dropped.
         drop(tokio_uring::spawn(task));
     }
 
     async fn spawn_blocking(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         let ended = tokio::task::spawn_blocking(work).await;
-        ended.unwrap_or_else(|e| Err(Error::new(ErrorKind::Io, format!("a thread of tokio's pool: {e}"))))
+        ended.unwrap_or_else(|e| {
+            Err(Error::new(ErrorKind::Io, format!("I/O request: a thread of tokio's pool failed: {e}")))
+        })
     }
 
     fn sleep(duration: Duration) -> impl Future<Output = ()> {

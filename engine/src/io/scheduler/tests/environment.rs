@@ -42,7 +42,7 @@ fn forbidden_io_uring_falls_back_and_says_so() {
     let file = rig.dir.create_file("f", 8192).expect("made");
     rig.write(&file, 0, &[4; 8192]).expect("written");
     assert_eq!(rig.read(&file, 4096, 4096).expect("read"), [4; 4096]);
-    let threads = ShardThreads::new(DriverKind::Uring, rig.arena.clone(), None, Affinity::default());
+    let threads = ShardThreads::new(DriverKind::Uring, rig.arena.clone(), None, Affinity::default(), None);
     let forced = threads.serve("t", rig.dir.clone(), Arc::default());
     assert_eq!(forced.map(|_| ()).expect_err("forced").kind(), ErrorKind::Configuration);
 }
@@ -173,8 +173,8 @@ fn modes_hold_under_any_umask_and_without_openat2() {
         assert_eq!([mode(&root), mode(&root.join("sub")), mode(&root.join("sub/f"))], [0o700, 0o700, 0o600]);
         if umask == 0 {
             // The second round went without openat2.
-            assert!(std::os::unix::fs::symlink("/etc", root.join("handle")).is_ok());
-            assert!(dir.open_file("handle/passwd", Access::ReadOnly).is_err());
+            assert!(std::os::unix::fs::symlink("/etc", root.join("link")).is_ok());
+            assert!(dir.open_file("link/passwd", Access::ReadOnly).is_err());
             assert!(dir.open_file("sub/f", Access::ReadWrite).is_ok());
             dir.rename("sub/f", "g").expect("renamed");
             assert_eq!(dir.list("sub").expect("listed"), []);

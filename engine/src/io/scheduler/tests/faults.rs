@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::io::driver::interface::{Completion, Driver, ServedDevice, Wait, Wake};
-use crate::io::file::device_file::Poison;
+use crate::io::file::poison::Poison;
 use crate::io::scheduler::batch::AcceptedBatch;
-use crate::io::scheduler::device_queue::DeviceHandle;
+use crate::io::scheduler::device_handle::DeviceHandle;
 use crate::io::scheduler::inbox::Inbox;
 use crate::io::scheduler::registration_queue::RegistrationQueue;
-use crate::io::scheduler::run::Shard;
+use crate::io::scheduler::shard::Shard;
 
 struct NoWake;
 
@@ -230,7 +230,7 @@ fn submitters_racing_with_the_end_are_all_told() {
                     }
                 });
             }
-            scope.spawn(|| inbox.bury());
+            scope.spawn(|| inbox.abandon());
         });
         let mut tags: Vec<u64> = lock(&sink.seen).iter().map(|(tag, _)| *tag).collect();
         tags.sort_unstable();

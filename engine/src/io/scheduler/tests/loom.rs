@@ -1,8 +1,8 @@
 //! Every interleaving, up to a bound on preemptions, of the threads that meet at a shard: `.ci/loom` runs these.
 
 use crate::error::Result;
+use crate::io::buffer::SLAB_BYTES;
 use crate::io::buffer::arena::Arena;
-use crate::io::buffer::slab::SLAB_BYTES;
 use crate::io::driver::interface::{Op, Wake};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::scheduler::batch::{AcceptedBatch, Batch, Priority, Request, Sink, Waiter};
@@ -73,8 +73,8 @@ fn shard(inboxes: &[Arc<Inbox>], registrations: &RegistrationQueue<Arc<Inbox>>, 
             }
         }
         let (gone, left): (Vec<_>, Vec<_>) = inboxes.into_iter().zip(closing).partition(|(_, closing)| *closing);
-        gone.iter().for_each(|(inbox, _)| inbox.bury());
-        if left.is_empty() && registrations.shut() {
+        gone.iter().for_each(|(inbox, _)| inbox.abandon());
+        if left.is_empty() && registrations.close_if_empty() {
             return;
         }
         if left.iter().all(|(inbox, closing)| inbox.fall_asleep() && inbox.is_closing() == *closing) {
@@ -196,7 +196,7 @@ fn loom_a_device_that_joins_is_served_or_turned_away() {
         let registration = {
             let (registrations, second, accepted) = (Arc::clone(&registrations), inbox(&bell), batch(&file, &count));
             thread::spawn(move || {
-                if registrations.enter(Arc::clone(&second)).is_ok() {
+                if registrations.push(Arc::clone(&second)).is_ok() {
                     second.push_wait(accepted);
                     second.close();
                 }
@@ -208,7 +208,7 @@ fn loom_a_device_that_joins_is_served_or_turned_away() {
         worker.join().expect("no panic");
         // By the shard, or because nobody took it.
         assert_eq!(count.0.load(Ordering::Acquire), 1);
-        assert!(registrations.enter(inbox(&bell)).is_err());
+        assert!(registrations.push(inbox(&bell)).is_err());
     });
 }
 
@@ -242,7 +242,7 @@ fn loom_a_shard_that_dies_completes_each_batch_once() {
             let (inbox, accepted) = (Arc::clone(&inbox), batch(&file, &count));
             thread::spawn(move || drop(inbox.push(accepted)))
         };
-        inbox.bury();
+        inbox.abandon();
         producer.join().expect("no panic");
         assert_eq!(count.0.load(Ordering::Acquire), 1);
     });

@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use super::{Affinity, Batch, Priority, Request, ShardHandle, ShardThreads, Sink};
 use crate::error::Result;
-use crate::io::buffer::arena::{Arena, Lease};
-use crate::io::buffer::slab::SLAB_BYTES;
-use crate::io::driver::interface::{DriverKind, Op};
+use crate::io::buffer::SLAB_BYTES;
+use crate::io::buffer::arena::Arena;
+use crate::io::buffer::lease::Lease;
+use crate::io::driver::DriverKind;
+use crate::io::driver::interface::Op;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::file::os_directory::{OsDirectory, OsDirectoryOptions};
@@ -47,7 +49,7 @@ struct Shards {
 
 impl Shards {
     fn new(name: &str, on: On, dir: &Arc<dyn Directory>, arena: &Arena, counters: &Arc<DeviceCounters>) -> Self {
-        let threads = ShardThreads::new(on.kind, arena.clone(), Some(1), Affinity::default());
+        let threads = ShardThreads::new(on.kind, arena.clone(), Some(1), Affinity::default(), None);
         let mut shards = Vec::new();
         let other = |nth: usize| {
             let tmp = tempfile::tempdir().expect("temporary directory");

@@ -20,7 +20,7 @@ const FILE_BYTES: usize = 8 << 20;
 impl Place {
     fn new(kind: DriverKind, devices: usize, most: Option<usize>) -> Self {
         let arena = Arena::new(MemoryBudget::new(64 * SLAB_BYTES), usize::MAX);
-        let threads = ShardThreads::new(kind, arena.clone(), most, Affinity::default());
+        let threads = ShardThreads::new(kind, arena.clone(), most, Affinity::default(), None);
         let tmp = tempfile::tempdir().expect("temporary directory");
         let mut place = Self { shards: vec![], dirs: vec![], counters: vec![], threads, arena, tmp };
         for device in 0..devices {

@@ -1,13 +1,13 @@
-//! One disk: its names, durable and not, and its files.
+//! One simulated disk: its files, and its names, of which some are durable.
 
-use super::file::{File, Landing};
+use super::disk_file::{DiskFile, Landing};
 use super::pages::Pages;
 use super::random::Rng;
 use std::collections::BTreeMap;
 
-/// What a name stands for.
+/// What a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum NameNode {
     Directory,
     File(usize),
 }
@@ -15,26 +15,27 @@ pub(super) enum Node {
 /// A change of names that is not durable yet.
 #[derive(Clone, Debug)]
 enum NameChange {
-    Put { path: String, node: Node },
+    Put { path: String, node: NameNode },
     Gone { path: String },
-    Moved { from: String, to: String, node: Node },
+    Moved { from: String, to: String, node: NameNode },
 }
 
+/// A simulated disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disk {
-    pub(super) files: Vec<File>,
-    pub(super) names: BTreeMap<String, Node>,
-    durable_names: BTreeMap<String, Node>,
-    /// In order, with the directory that they change.
+    pub(super) files: Vec<DiskFile>,
+    pub(super) names: BTreeMap<String, NameNode>,
+    durable_names: BTreeMap<String, NameNode>,
+    /// Changes that no sync has covered, in order, each with its directory.
     pending_names: Vec<(String, NameChange)>,
 }
 
-/// The directory that a path lies in.
+/// Returns the directory that contains a path.
 pub(super) fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or(".", |(parent, _)| parent)
 }
 
-fn apply_name(names: &mut BTreeMap<String, Node>, change: &NameChange) {
+fn apply_name(names: &mut BTreeMap<String, NameNode>, change: &NameChange) {
     match change {
         NameChange::Put { path, node } => {
             names.insert(path.clone(), *node);
@@ -55,13 +56,13 @@ impl Disk {
         self.pending_names.push((directory.to_owned(), change));
     }
 
-    pub(super) fn put(&mut self, path: &str, node: Node) {
+    pub(super) fn put(&mut self, path: &str, node: NameNode) {
         self.change_name(parent(path), NameChange::Put { path: path.to_owned(), node });
     }
 
-    /// A file that is durable.
-    pub(super) fn hold(&mut self, path: &str, file: File) {
-        self.names.insert(path.to_owned(), Node::File(self.files.len()));
+    /// Adds a file that is durable at once.
+    pub(super) fn hold(&mut self, path: &str, file: DiskFile) {
+        self.names.insert(path.to_owned(), NameNode::File(self.files.len()));
         self.files.push(file);
         self.durable_names.clone_from(&self.names);
     }
@@ -70,11 +71,12 @@ impl Disk {
         self.change_name(parent(path), NameChange::Gone { path: path.to_owned() });
     }
 
-    pub(super) fn rename(&mut self, from: &str, to: &str, node: Node) {
+    pub(super) fn rename(&mut self, from: &str, to: &str, node: NameNode) {
         let change = NameChange::Moved { from: from.to_owned(), to: to.to_owned(), node };
         self.change_name(parent(to), change);
     }
 
+    /// Makes the names in a directory durable.
     pub(super) fn sync_names(&mut self, directory: &str) {
         let names = &mut self.durable_names;
         self.pending_names.retain(|(own, change)| {
@@ -86,25 +88,25 @@ impl Disk {
         });
     }
 
-    /// Bytes of all files.
+    /// Returns the bytes of all files.
     pub(super) fn all_bytes(&self) -> u64 {
-        let bytes = |node: &Node| match node {
-            Node::Directory => 0,
-            Node::File(index) => self.files.get(*index).map_or(0, |file| file.len() as u64),
+        let bytes = |node: &NameNode| match node {
+            NameNode::Directory => 0,
+            NameNode::File(index) => self.files.get(*index).map_or(0, |file| file.len() as u64),
         };
         self.names.values().map(bytes).sum()
     }
 
-    /// Bytes of all files that have a name in `directory`.
+    /// Returns the bytes of all files with a name in `directory`.
     pub(super) fn used_bytes(&self, directory: &str) -> u64 {
-        let bytes = |node: &Node| match node {
-            Node::Directory => 0,
-            Node::File(index) => self.files.get(*index).map_or(0, |file| file.len() as u64),
+        let bytes = |node: &NameNode| match node {
+            NameNode::Directory => 0,
+            NameNode::File(index) => self.files.get(*index).map_or(0, |file| file.len() as u64),
         };
         self.names.iter().filter(|(path, _)| parent(path) == directory).map(|(_, node)| bytes(node)).sum()
     }
 
-    /// The power went: decides what landed.
+    /// Decides after a power failure which changes landed.
     pub(super) fn crash(&mut self, pages: &mut Pages, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending_names);
         let landing = Landing::any(rng, pending.len());
@@ -123,17 +125,17 @@ impl Disk {
         let is_there = |path: &str| path == "." || directories.iter().any(|name| name == path);
         self.durable_names.retain(|path, _| is_there(parent(path)));
         self.names.clone_from(&self.durable_names);
-        // What has no name any more is gone; the others lie where they were.
+        // A file without a name is gone.
         let mut named = vec![false; self.files.len()];
         for node in self.names.values() {
-            if let Node::File(index) = node
+            if let NameNode::File(index) = node
                 && let Some(named) = named.get_mut(*index)
             {
                 *named = true;
             }
         }
         for (file, named) in self.files.iter_mut().zip(named) {
-            if named { file.crash(pages, rng) } else { *file = File::default() }
+            if named { file.crash(pages, rng) } else { *file = DiskFile::default() }
         }
     }
 }

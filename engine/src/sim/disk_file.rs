@@ -1,7 +1,7 @@
-//! One file: what is durable, what reads see, and what lies between the two.
+//! One file of a simulated disk: what is durable, what reads see, and the writes in between.
 //!
-//! A write arrives, is under way, and completes. A sync makes durable what had completed when it arrived. At a crash any
-//! part of the rest may land, whether it had completed or not.
+//! A write arrives, is in flight, and completes. A sync makes durable the writes that had completed when the sync arrived. At a
+//! crash any part of the other writes may land, whether they had completed or not.
 
 use super::pages::{PAGE, PageId, Pages, SECTOR_BYTES, ZERO};
 use super::random::Rng;
@@ -11,38 +11,39 @@ const SECTORS: usize = PAGE / SECTOR_BYTES;
 
 /// One page of a write.
 #[derive(Clone, Copy, Debug)]
-struct Change {
-    /// The write it belongs to.
+struct PageChange {
+    /// The number of the write.
     write: u64,
     page: u32,
     content: PageId,
 }
 
+/// A file of a simulated disk.
 #[derive(Clone, Debug, Default)]
-pub(super) struct File {
-    /// What reads see.
+pub(super) struct DiskFile {
+    /// The pages that reads see.
     live: Vec<PageId>,
     durable: Vec<PageId>,
-    /// A length that is not durable yet.
+    /// The length in pages, if it is not durable yet.
     pending_pages: Option<usize>,
-    /// Arrived, not completed.
-    under_way: Vec<Change>,
-    /// Completed and not durable, in the order of completion, each with its moment.
-    pending: Vec<(u64, Change)>,
-    /// Written before a sync that failed: the system believes them clean, and no later sync brings them home.
-    doomed: Vec<Change>,
+    /// Writes that have arrived and not completed.
+    in_flight: Vec<PageChange>,
+    /// Writes that have completed and are not durable, in the order of completion, each with its moment.
+    pending: Vec<(u64, PageChange)>,
+    /// Writes that a failed sync covered. The system believes their pages clean, so no later sync makes them durable.
+    doomed: Vec<PageChange>,
 }
 
-/// How much of what is pending lands at a crash.
+/// How much of the pending changes lands at a crash.
 #[derive(Clone, Copy)]
 pub(super) enum Landing {
     Nothing,
     Everything,
-    /// Each change or not.
+    /// Any of the changes.
     Whole,
-    /// Sectors of each write or not.
+    /// Any sectors of each write.
     Torn,
-    /// The first changes.
+    /// This many changes from the first one on.
     Front(usize),
 }
 
@@ -58,7 +59,7 @@ impl Landing {
     }
 }
 
-fn set(pages: &mut Vec<PageId>, change: Change) {
+fn set(pages: &mut Vec<PageId>, change: PageChange) {
     let page = change.page as usize;
     if pages.len() <= page {
         pages.resize(page + 1, ZERO);
@@ -66,7 +67,7 @@ fn set(pages: &mut Vec<PageId>, change: Change) {
     pages[page] = change.content;
 }
 
-impl File {
+impl DiskFile {
     pub(super) fn with_pages(pages: usize) -> Self {
         Self { live: vec![ZERO; pages], pending_pages: Some(pages), ..Self::default() }
     }
@@ -78,12 +79,12 @@ impl File {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> usize {
         self.live.len() * PAGE
     }
 
-    /// What reads see.
+    /// Returns the pages that reads see.
     pub(super) fn pages(&self) -> &[PageId] {
         &self.live
     }
@@ -92,16 +93,17 @@ impl File {
         self.live.get(page).copied()
     }
 
-    /// A page of a write arrives.
+    /// Lets a page of a write arrive.
     pub(super) fn arrive(&mut self, write: u64, page: usize, content: PageId) {
-        self.under_way.push(Change { write, page: page as u32, content });
+        self.in_flight.push(PageChange { write, page: page as u32, content });
     }
 
-    /// The first `sectors` of a write complete, at page offset `shift` from where they belong; the rest never was.
+    /// Lets the first `sectors` of a write complete, `shift` pages from their place. The rest of the write never happened.
+    ///
     /// `moment` only grows.
     pub(super) fn complete(&mut self, pages: &mut Pages, write: u64, sectors: usize, moment: u64, shift: i64) {
         let mut left = sectors;
-        let mut changes = std::mem::take(&mut self.under_way);
+        let mut changes = std::mem::take(&mut self.in_flight);
         changes.retain(|change| {
             if change.write != write {
                 return true;
@@ -111,33 +113,33 @@ impl File {
                 let old = self.live.get(page as usize).copied().unwrap_or(ZERO);
                 let own = left.min(SECTORS);
                 let content = if own == SECTORS { change.content } else { pages.mix(old, change.content, |s| s < own) };
-                let change = Change { page, content, ..*change };
+                let change = PageChange { page, content, ..*change };
                 set(&mut self.live, change);
                 self.pending.push((moment, change));
                 left -= own;
             }
             false
         });
-        self.under_way = changes;
+        self.in_flight = changes;
     }
 
-    /// A write fails: any of its sectors may be there.
+    /// Lets a write fail. Any of its sectors may be on the medium.
     pub(super) fn fail(&mut self, pages: &mut Pages, write: u64, moment: u64, rng: &mut Rng) {
-        let changes: Vec<Change> = self.under_way.extract_if(.., |change| change.write == write).collect();
+        let changes: Vec<PageChange> = self.in_flight.extract_if(.., |change| change.write == write).collect();
         for change in changes {
             let old = self.live.get(change.page as usize).copied().unwrap_or(ZERO);
-            let change = Change { content: pages.mix(old, change.content, |_| rng.one_in(2)), ..change };
+            let change = PageChange { content: pages.mix(old, change.content, |_| rng.one_in(2)), ..change };
             set(&mut self.live, change);
             self.pending.push((moment, change));
         }
     }
 
-    /// A write is reported complete, and never was.
+    /// Forgets a write that is reported as complete but never happened.
     pub(super) fn forget(&mut self, write: u64) {
-        self.under_way.retain(|change| change.write != write);
+        self.in_flight.retain(|change| change.write != write);
     }
 
-    /// Makes durable what had completed by `moment`.
+    /// Makes durable the writes that had completed by `moment`.
     pub(super) fn sync(&mut self, moment: u64) {
         self.land_length();
         let durable = &mut self.durable;
@@ -147,7 +149,7 @@ impl File {
         }
     }
 
-    /// A sync that failed.
+    /// Lets a sync fail: the writes that it covered can not become durable any more.
     pub(super) fn doom(&mut self) {
         self.doomed.extend(self.pending.drain(..).map(|(_, change)| change));
     }
@@ -164,7 +166,7 @@ impl File {
         self.durable.get_mut(page).into_iter().for_each(&mut flip);
     }
 
-    /// Other bytes on the medium, durably.
+    /// Replaces the bytes on the medium, durably.
     pub(super) fn replace(&mut self, pages: &mut Pages, bytes: &[u8]) {
         self.durable = bytes.as_chunks().0.iter().map(|page| pages.put(page)).collect();
         self.live.clone_from(&self.durable);
@@ -179,11 +181,11 @@ impl File {
         }
     }
 
-    /// The power went: decides what landed.
+    /// Decides after a power failure which writes landed.
     pub(super) fn crash(&mut self, pages: &mut Pages, rng: &mut Rng) {
         let mut changes = std::mem::take(&mut self.doomed);
         changes.extend(self.pending.drain(..).map(|(_, change)| change));
-        changes.append(&mut self.under_way);
+        changes.append(&mut self.in_flight);
         if !changes.is_empty() || self.pending_pages.is_some() {
             let writes =
                 changes.chunk_by(|a, b| a.write == b.write).count() + usize::from(self.pending_pages.is_some());
@@ -217,8 +219,8 @@ impl File {
         self.live.clone_from(&self.durable);
     }
 
-    /// A front, a back, or any sectors of a write.
-    fn land_torn(&mut self, pages: &mut Pages, rng: &mut Rng, write: &[Change]) {
+    /// Lands the first sectors of a write, the last ones, or any.
+    fn land_torn(&mut self, pages: &mut Pages, rng: &mut Rng, write: &[PageChange]) {
         let cut = rng.below((write.len() * SECTORS) as u64 + 1) as usize;
         let shape = rng.below(3);
         for (index, change) in write.iter().enumerate() {
@@ -240,7 +242,7 @@ impl File {
                     _ => rng.one_in(2),
                 }),
             };
-            set(&mut self.durable, Change { content, ..*change });
+            set(&mut self.durable, PageChange { content, ..*change });
         }
     }
 }

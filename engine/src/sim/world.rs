@@ -1,7 +1,10 @@
-//! The machine: its disks, its power, the faults it has in store.
+//! The simulated machine: its disks, its power, and the faults to come.
+//!
+//! Every operation begins with [`World::begin`], which advances the trace hash, counts down the power failure and the faults,
+//! and returns the fate of the operation.
 
-use super::disk::{Disk, Node};
-use super::file::File;
+use super::disk::{Disk, NameNode};
+use super::disk_file::DiskFile;
 use super::pages::{PAGE, Pages, SECTOR_BYTES};
 use super::random::Rng;
 use crate::error::{Error, ErrorKind, Result};
@@ -9,15 +12,15 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Faults to come: each counts down the operations of its kind, on all devices together, and strikes once.
+/// Faults to come. Each counts down the operations of its kind on all devices together, and strikes once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
-    /// A write fails with EIO; part of it may be on the medium.
+    /// A write fails with EIO. A part of it may be on the medium.
     pub write: Option<u64>,
-    /// A write fails with ENOSPC; nothing of it is there.
+    /// A write fails with ENOSPC. None of it is on the medium.
     pub full: Option<u64>,
-    /// A sync fails with EIO; syncs behind it succeed, but what was pending never lands by them.
+    /// A sync fails with EIO. Later syncs succeed, but they do not make the pending writes durable.
     pub sync: Option<u64>,
     /// A read fails with EIO.
     pub read: Option<u64>,
@@ -25,29 +28,29 @@ pub struct Faults {
     pub read_stays: bool,
     /// Creating a file, or making one longer, fails with ENOSPC.
     pub create: Option<u64>,
-    /// The same with EIO.
+    /// Creating a file, or making one longer, fails with EIO.
     pub create_io: Option<u64>,
     /// Opening a file, listing a directory, or opening it for a sync, fails with EIO.
     pub names: Option<u64>,
-    /// Renaming or removing a file, or making a directory, fails with EIO; nothing has changed.
+    /// Renaming or removing a file, or making a directory, fails with EIO. The names are unchanged.
     pub change: Option<u64>,
-    /// A queued read or write moves fewer bytes than asked for.
+    /// A queued read or write moves fewer bytes than requested.
     pub short: Option<u64>,
     /// A queued read or write is interrupted before it moves anything.
     pub interrupted: Option<u64>,
-    /// A read brings one wrong bit; the medium is as it was.
+    /// A read returns one wrong bit. The medium is unchanged.
     pub flip: Option<u64>,
-    /// A queued write to a segment lands elsewhere in it and reports success.
+    /// A queued write to a segment lands at another place in it and reports success.
     pub misdirected: Option<u64>,
     /// A queued write to a segment reports success and never happens.
     pub phantom: Option<u64>,
-    /// This device is slow: others overtake it most of the time.
+    /// The operations of this device mostly complete after those of other devices.
     pub slow: Option<usize>,
 }
 
-/// What an operation does, for the trace and the faults.
+/// The kind of an operation, for the trace and the faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum OperationKind {
     Read = 1,
     Write,
     Sync,
@@ -60,38 +63,39 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
-    /// The power goes while it is on its way.
+    /// The power fails while it is in flight.
     Caught,
     /// The device reports an error.
     Failed(Errno),
     /// Only this many sectors move.
     Short(usize),
-    /// It lands this many pages from where it belongs.
+    /// It lands this many pages from its place.
     Misdirected(i64),
-    /// It is reported and does not happen.
+    /// It reports success and does not happen.
     Phantom,
     /// One bit, by number, is wrong.
     Flipped(u64),
 }
 
-/// File of a disk.
-pub(super) type Place = (usize, usize);
+/// A file, by disk and by number on the disk.
+pub(super) type FilePlace = (usize, usize);
 
+/// The simulated machine.
 pub(super) struct World {
     pub(super) disks: Vec<Disk>,
     pub(super) pages: Pages,
     pub(super) rng: Rng,
     pub(super) capacity: u64,
-    /// The capacity is that of all files, not of segments alone.
+    /// Whether the capacity counts all files, not only segments.
     pub(super) whole: bool,
-    /// Counts restarts: handles of an earlier one are dead.
+    /// Number of restarts. Handles of an earlier epoch are dead.
     pub(super) epoch: u64,
     pub(super) down: bool,
     pub(super) crash_in: Option<u64>,
     pub(super) operations: u64,
-    /// Those that change something.
+    /// Operations that change something.
     pub(super) changes: u64,
-    /// The most bytes of all files since somebody asked.
+    /// The largest total size of all files since the last call of `take_peak_bytes`.
     peak_bytes: u64,
     /// Grows with every completion.
     pub(super) moment: u64,
@@ -99,21 +103,22 @@ pub(super) struct World {
     pub(super) trace: u64,
     pub(super) faults: Faults,
     pub(super) faults_hit: u64,
-    /// Those of them that whoever asked was told of.
+    /// Faults that were reported to the caller.
     pub(super) refused: u64,
     /// Writes that went astray.
     pub(super) astray_hit: u64,
-    /// Reads that brought a wrong bit.
+    /// Reads that returned a wrong bit.
     pub(super) flips_hit: u64,
-    /// What cannot be read: first byte and end.
-    unreadable: Vec<(Place, u64, u64)>,
+    /// Unreadable ranges: first byte and end.
+    unreadable: Vec<(FilePlace, u64, u64)>,
 }
 
+/// Returns the error of an operation that failed with an error number.
 pub(super) fn errno(doing: String, errno: Errno) -> Error {
     Error::io(doing, errno.into())
 }
 
-/// Counts a fault down; whether it strikes now.
+/// Counts a fault down. Returns whether it strikes now.
 fn strikes(countdown: &mut Option<u64>) -> bool {
     match countdown {
         Some(0) => {
@@ -132,8 +137,8 @@ impl World {
     pub(super) fn new(devices: usize, capacity: u64, seed: u64) -> Self {
         let mut disks = vec![Disk::default(); devices];
         for disk in &mut disks {
-            disk.names.insert(".".into(), Node::Directory);
-            disk.put(".", Node::Directory);
+            disk.names.insert(".".into(), NameNode::Directory);
+            disk.put(".", NameNode::Directory);
             disk.sync_names(".");
         }
         Self {
@@ -164,8 +169,8 @@ impl World {
         self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01b3);
     }
 
-    /// A write arrives; its number. None without power.
-    pub(super) fn arrive(&mut self, epoch: u64, place: Place, offset: u64, bytes: &[u8]) -> Option<u64> {
+    /// Lets a write arrive. Returns its number, or none without power.
+    pub(super) fn arrive(&mut self, epoch: u64, place: FilePlace, offset: u64, bytes: &[u8]) -> Option<u64> {
         if self.down || epoch != self.epoch {
             return None;
         }
@@ -180,16 +185,25 @@ impl World {
         Some(self.writes)
     }
 
-    /// Begins the end of an operation: whether it gets there.
+    /// Begins an operation. Returns its fate.
     ///
     /// # Errors
-    /// The power is gone, or was in between.
-    pub(super) fn begin(&mut self, epoch: u64, kind: Kind, place: Place, range: (u64, u64)) -> Result<Fate> {
+    /// The power is off, or was off since the file was opened.
+    pub(super) fn begin(
+        &mut self,
+        epoch: u64,
+        kind: OperationKind,
+        place: FilePlace,
+        range: (u64, u64),
+    ) -> Result<Fate> {
         if self.down || epoch != self.epoch {
             return Err(lost_power());
         }
         self.operations += 1;
-        self.changes += u64::from(matches!(kind, Kind::Write | Kind::Sync | Kind::Change | Kind::Create));
+        self.changes += u64::from(matches!(
+            kind,
+            OperationKind::Write | OperationKind::Sync | OperationKind::Change | OperationKind::Create
+        ));
         self.moment += 1;
         for value in [kind as u64, place.0 as u64, place.1 as u64, range.0, range.1] {
             self.mix(value);
@@ -204,24 +218,24 @@ impl World {
         }
         let faults = &mut self.faults;
         let fate = match kind {
-            Kind::Read if strikes(&mut faults.read) => {
+            OperationKind::Read if strikes(&mut faults.read) => {
                 if faults.read_stays {
                     let page = self.rng.below(range.1.div_ceil(PAGE as u64)) * PAGE as u64 + range.0;
                     self.unreadable.push((place, page, page + PAGE as u64));
                 }
                 Fate::Failed(Errno::IO)
             }
-            Kind::Read if strikes(&mut faults.flip) => {
+            OperationKind::Read if strikes(&mut faults.flip) => {
                 self.flips_hit += 1;
                 return Ok(Fate::Flipped(self.rng.below(range.1 * 8)));
             }
-            Kind::Write if strikes(&mut faults.write) => Fate::Failed(Errno::IO),
-            Kind::Write if strikes(&mut faults.full) => Fate::Failed(Errno::NOSPC),
-            Kind::Sync if strikes(&mut faults.sync) => Fate::Failed(Errno::IO),
-            Kind::Create if strikes(&mut faults.create) => Fate::Failed(Errno::NOSPC),
-            Kind::Create if strikes(&mut faults.create_io) => Fate::Failed(Errno::IO),
-            Kind::Names if strikes(&mut faults.names) => Fate::Failed(Errno::IO),
-            Kind::Change if strikes(&mut faults.change) => Fate::Failed(Errno::IO),
+            OperationKind::Write if strikes(&mut faults.write) => Fate::Failed(Errno::IO),
+            OperationKind::Write if strikes(&mut faults.full) => Fate::Failed(Errno::NOSPC),
+            OperationKind::Sync if strikes(&mut faults.sync) => Fate::Failed(Errno::IO),
+            OperationKind::Create if strikes(&mut faults.create) => Fate::Failed(Errno::NOSPC),
+            OperationKind::Create if strikes(&mut faults.create_io) => Fate::Failed(Errno::IO),
+            OperationKind::Names if strikes(&mut faults.names) => Fate::Failed(Errno::IO),
+            OperationKind::Change if strikes(&mut faults.change) => Fate::Failed(Errno::IO),
             _ => return Ok(Fate::Done),
         };
         self.faults_hit += 1;
@@ -229,7 +243,7 @@ impl World {
         Ok(fate)
     }
 
-    /// Whether a directory cannot be opened this time to sync it.
+    /// Returns whether opening a directory for a sync fails this time.
     pub(super) fn refuses_directory(&mut self) -> bool {
         let strikes = !self.down && strikes(&mut self.faults.names);
         self.faults_hit += u64::from(strikes);
@@ -237,10 +251,17 @@ impl World {
         strikes
     }
 
-    /// What only a queued transfer of `len` bytes meets, where nothing else strikes.
-    pub(super) fn disturb(&mut self, kind: Kind, place: Place, offset: u64, len: usize, in_segment: bool) -> Fate {
+    /// Returns the fate of a queued transfer of `len` bytes that met no other fault.
+    pub(super) fn disturb(
+        &mut self,
+        kind: OperationKind,
+        place: FilePlace,
+        offset: u64,
+        len: usize,
+        in_segment: bool,
+    ) -> Fate {
         let faults = &mut self.faults;
-        // These two are nothing that a caller may notice.
+        // Callers must not notice these two faults.
         if strikes(&mut faults.short) {
             let sectors = len / SECTOR_BYTES;
             return Fate::Short(1 + self.rng.below(sectors.saturating_sub(1) as u64) as usize);
@@ -248,12 +269,12 @@ impl World {
         if strikes(&mut faults.interrupted) {
             return Fate::Failed(Errno::INTR);
         }
-        let fate = if kind == Kind::Write && in_segment && strikes(&mut faults.misdirected) {
+        let fate = if kind == OperationKind::Write && in_segment && strikes(&mut faults.misdirected) {
             let pages = self.disks[place.0].files.get(place.1).map_or(0, |file| file.len() / PAGE);
             let room = (pages - len / PAGE) as u64;
             self.astray_hit += 1;
             Fate::Misdirected(self.rng.below(room + 1) as i64 - (offset / PAGE as u64) as i64)
-        } else if kind == Kind::Write && in_segment && strikes(&mut faults.phantom) {
+        } else if kind == OperationKind::Write && in_segment && strikes(&mut faults.phantom) {
             self.astray_hit += 1;
             Fate::Phantom
         } else {
@@ -263,8 +284,8 @@ impl World {
         fate
     }
 
-    /// A write completes, `bytes` of it, `shift` pages from where it belongs.
-    pub(super) fn complete(&mut self, place: Place, write: u64, offset: u64, bytes: usize, shift: i64) {
+    /// Lets `bytes` of a write complete, `shift` pages from their place.
+    pub(super) fn complete(&mut self, place: FilePlace, write: u64, offset: u64, bytes: usize, shift: i64) {
         let offset = offset.wrapping_add_signed(shift * PAGE as i64);
         self.heal(place, offset, offset + bytes as u64);
         if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
@@ -272,8 +293,8 @@ impl World {
         }
     }
 
-    /// A write fails. Of one that met a full device nothing is there.
-    pub(super) fn fail(&mut self, place: Place, write: u64, e: Errno) {
+    /// Lets a write fail. None of it is on the medium if the device was full.
+    pub(super) fn fail(&mut self, place: FilePlace, write: u64, e: Errno) {
         if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
             match e {
                 Errno::NOSPC | Errno::INTR => file.forget(write),
@@ -282,19 +303,19 @@ impl World {
         }
     }
 
-    /// A write that never happens.
-    pub(super) fn forget(&mut self, place: Place, write: u64) {
+    /// Forgets a write that never happens.
+    pub(super) fn forget(&mut self, place: FilePlace, write: u64) {
         if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
             file.forget(write);
         }
     }
 
-    pub(super) fn is_unreadable(&self, place: Place, start: u64, end: u64) -> bool {
+    pub(super) fn is_unreadable(&self, place: FilePlace, start: u64, end: u64) -> bool {
         self.unreadable.iter().any(|bad| bad.0 == place && bad.1 < end && start < bad.2)
     }
 
-    /// A write makes what it covers readable again.
-    pub(super) fn heal(&mut self, place: Place, start: u64, end: u64) {
+    /// Makes a range readable again that a write covered.
+    pub(super) fn heal(&mut self, place: FilePlace, start: u64, end: u64) {
         self.unreadable.retain(|bad| bad.0 != place || bad.1 < start || end < bad.2);
     }
 
@@ -302,7 +323,7 @@ impl World {
         self.disks.iter().map(Disk::all_bytes).sum()
     }
 
-    /// A file was made or is longer.
+    /// Records the total size after a file was created or made longer.
     pub(super) fn grew(&mut self) {
         self.peak_bytes = self.peak_bytes.max(self.file_bytes());
     }
@@ -329,8 +350,8 @@ impl World {
         for (disk, own) in self.disks.iter().enumerate() {
             let files = own.names.iter().filter(|(path, _)| path.starts_with(prefix));
             found.extend(files.filter_map(|(_, node)| match node {
-                Node::File(index) => Some((disk, *index)),
-                Node::Directory => None,
+                NameNode::File(index) => Some((disk, *index)),
+                NameNode::Directory => None,
             }));
         }
         if found.is_empty() {
@@ -349,27 +370,27 @@ impl World {
 
     pub(super) fn files(&self, disk: usize) -> Vec<String> {
         let names = self.disks.get(disk).into_iter().flat_map(|disk| &disk.names);
-        names.filter(|(_, node)| matches!(node, Node::File(_))).map(|(path, _)| path.clone()).collect()
+        names.filter(|(_, node)| matches!(node, NameNode::File(_))).map(|(path, _)| path.clone()).collect()
     }
 
     pub(super) fn contents(&self, disk: usize, path: &str) -> Option<Vec<u8>> {
         let disk = self.disks.get(disk)?;
-        let Node::File(file) = disk.names.get(path)? else { return None };
+        let NameNode::File(file) = disk.names.get(path)? else { return None };
         let pages = disk.files.get(*file)?.pages();
         Some(pages.iter().flat_map(|page| self.pages.get(*page)).copied().collect())
     }
 
-    /// Puts files on the disks, durably.
+    /// Adds durable files to the disks.
     pub(super) fn hold(&mut self, files: &[(usize, String, Vec<u8>)]) {
         for disk in &mut self.disks {
             for directory in [stratakv_format::manifest::DIRECTORY, stratakv_format::segment::DIRECTORY] {
-                disk.put(directory, Node::Directory);
+                disk.put(directory, NameNode::Directory);
             }
             disk.sync_names(".");
         }
         for (device, path, bytes) in files {
             if let Some(disk) = self.disks.get_mut(*device) {
-                let mut file = File::default();
+                let mut file = DiskFile::default();
                 file.replace(&mut self.pages, bytes);
                 disk.hold(path, file);
             }
@@ -378,7 +399,7 @@ impl World {
 
     pub(super) fn replace(&mut self, disk: usize, path: &str, bytes: &[u8]) {
         let Some(disk) = self.disks.get_mut(disk) else { return };
-        let Some(Node::File(file)) = disk.names.get(path) else { return };
+        let Some(NameNode::File(file)) = disk.names.get(path) else { return };
         if let Some(file) = disk.files.get_mut(*file) {
             file.replace(&mut self.pages, bytes);
         }
@@ -391,9 +412,9 @@ impl World {
             std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&root)?;
             for (name, node) in &disk.names {
                 match node {
-                    Node::Directory if name == "." => {}
-                    Node::Directory => std::fs::DirBuilder::new().mode(0o700).create(root.join(name))?,
-                    Node::File(file) => {
+                    NameNode::Directory if name == "." => {}
+                    NameNode::Directory => std::fs::DirBuilder::new().mode(0o700).create(root.join(name))?,
+                    NameNode::File(file) => {
                         let mut options = std::fs::OpenOptions::new();
                         let mut out = options.write(true).create_new(true).mode(0o600).open(root.join(name))?;
                         let pages = self.disks[index].files.get(*file).map_or(&[][..], |file| file.pages());
@@ -408,6 +429,7 @@ impl World {
     }
 }
 
+/// Returns the error of an operation without power.
 pub(super) fn lost_power() -> Error {
     Error::new(ErrorKind::Closed, "the simulated machine has no power")
 }

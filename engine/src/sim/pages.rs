@@ -1,20 +1,20 @@
-//! Contents of simulated disks, page by page: a page is written once and then shared by number.
+//! The contents of simulated disks, page by page. A page is stored once and then shared by its number.
 
 use std::cell::RefCell;
 
 pub(super) const PAGE: usize = stratakv_format::PAGE_BYTES;
 
-/// What lands or not as a whole.
+/// Bytes of a sector, which lands as a whole or not at all.
 pub(super) const SECTOR_BYTES: usize = 512;
 
-/// Number of a page's content; [`ZERO`] for one of zeros.
+/// The number of a page's content. [`ZERO`] is a page of zeros.
 pub(super) type PageId = u32;
 pub(super) const ZERO: PageId = 0;
 
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
 thread_local! {
-    /// Pages of the last simulation of this thread: mapping memory takes longer than a case.
+    /// Pages of the last simulation of this thread, kept because mapping memory takes longer than a case.
     static SPARE: RefCell<Vec<Box<[u8; PAGE]>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -36,7 +36,7 @@ impl Pages {
         }
     }
 
-    /// Keeps a page of these bytes.
+    /// Stores a page of these bytes.
     pub(super) fn put(&mut self, bytes: &[u8; PAGE]) -> PageId {
         if is_zero(bytes) {
             return ZERO;
@@ -49,7 +49,7 @@ impl Pages {
         self.used as PageId
     }
 
-    /// A page of `new` where `lands` says so of a sector, else of `old`.
+    /// Stores a page with the sectors of `new` for which `lands` returns true, and the others of `old`.
     pub(super) fn mix(&mut self, old: PageId, new: PageId, mut lands: impl FnMut(usize) -> bool) -> PageId {
         let mut mixed = *self.get(old);
         let new = *self.get(new);
