@@ -62,7 +62,7 @@ impl LayerReads {
             bandwidth,
             ratio,
             compute_s,
-            // Decoding takes part of the computing time. Only the time beyond it counts.
+            // Decoding is part of the computing time. Only decoding that exceeds it counts.
             decode: self.layer_bytes / (self.layer_bytes / self.decode_bps - compute_s).max(0.0),
         };
         SolvedShare {

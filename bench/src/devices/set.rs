@@ -78,7 +78,8 @@ impl DeviceSet {
             bail!("--dir {dir}: the devices need {needed} bytes, but only {free} are free; give a smaller --size");
         }
         let directory = set_directory(dir)?;
-        make_private(&directory).context("kvbench devices down removes devices that exist already")?;
+        let context = || format!("make devices below {}; `kvbench devices down` removes existing ones", dir.display());
+        make_private(&directory).with_context(context)?;
         let mut devices = Self { directory, list: Vec::new() };
         for index in 0..spec.count {
             check_interrupt()?;

@@ -259,8 +259,8 @@ fn measure_rounds(
 
 /// Returns the bytes that a selector scans in one layer: its records, without the unused part of their memory.
 ///
-/// For `leoam` this counts the records of all groups, although it scans fewer in long contexts. The exact oracle has no
-/// records and scans all keys.
+/// For `leoam` this counts the records of groups only. Its bounds of longer runs of groups let it scan fewer bytes. The
+/// exact oracle has no records and scans all keys.
 fn scanned_bytes(sequence: &Sequence, selector: SelectorId, tokens: u32) -> Result<u64> {
     let mut bytes = 0;
     for summary in sequence.selector_summaries(selector, 0)? {
