@@ -1,5 +1,5 @@
-//! Selects groups by a method of the embedder's own. It keeps the key of largest norm of each group, and scores a group by
-//! the largest product of this key with a query head. `cargo run --release -p stratakv --example custom_selector`
+//! Selects groups by a method of the embedder's own. It keeps the key of largest norm of each group, and scores a group
+//! by the largest product of this key with a query head. `cargo run --release -p stratakv --example custom_selector`
 
 use std::sync::Arc;
 use stratakv::retrieval::{KeyGroup, KeyShape, LayerSummary, ScoreRequest, Selector, SummarySpec, summary_as};

@@ -20,7 +20,8 @@ struct Model {
 }
 
 impl DecodeModel for Model {
-    /// Appends the keys and values of the new token and returns the queries. A real model applies norm, Wq, Wk, Wv, RoPE.
+    /// Appends the keys and values of the new token and returns the queries. A real model applies norm, Wq, Wk, Wv,
+    /// RoPE.
     fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>> {
         for (sequence, hidden) in sequences.iter_mut().zip(&self.hidden) {
             let token = TensorView::token_major(hidden, 1, HEADS, DIM);

@@ -5,14 +5,15 @@
 /// Bytes of a huge page.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Moves memory to huge pages, as far as whole ones fit in it and the kernel has them. Before Linux 6.1 nothing changes.
+/// Moves memory to huge pages, as far as whole ones fit in it and the kernel has them. Before Linux 6.1 nothing
+/// changes.
 pub(crate) fn make_huge<T>(memory: &[T]) {
     let start = memory.as_ptr().cast::<u8>();
     let skip = start.align_offset(HUGE_PAGE_BYTES);
     let bytes = size_of_val(memory).saturating_sub(skip) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     if bytes > 0 {
-        // SAFETY: the range is inside borrowed memory, which has the same contents afterwards. The call is advice: if the kernel
-        // refuses, the pages stay as they are.
+        // SAFETY: the range is inside borrowed memory, which has the same contents afterwards. The call is advice: if
+        // the kernel refuses, the pages stay as they are.
         unsafe { libc::madvise(start.wrapping_add(skip).cast_mut().cast(), bytes, libc::MADV_COLLAPSE) };
     }
 }

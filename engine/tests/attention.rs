@@ -218,8 +218,8 @@ proptest! {
         offset in prop::sample::select(vec![0.0f32, -1e4, 1e4]),
         kind in 0..3,
     ) {
-        // Only the first dim of a key counts, by a factor of 16: the score is one product, exact in f32, so that the plain bound
-        // holds at any magnitude. Scores are spread, all equal, or one dominates.
+        // Only the first dim of a key counts, by a factor of 16: the score is one product, exact in f32, so that the
+        // plain bound holds at any magnitude. Scores are spread, all equal, or one dominates.
         let shape = shape.with_scale(1.0).unwrap();
         let mut random = Random(seed);
         let mut query = vec![0.0; shape.query_len()];

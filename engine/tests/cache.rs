@@ -222,8 +222,8 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
     assert!(after.refused > 0, "{after:?}");
 }
 
-/// LeoAM's residency: what is asked for at every step is dearest, so that dense first layers stay, beside what is often chosen of
-/// the others; whatever the others read in between.
+/// LeoAM's residency: what is asked for at every step is dearest, so that dense first layers stay, beside what is often
+/// chosen of the others; whatever the others read in between.
 #[test]
 fn dense_first_layers_stay_where_they_fit() {
     const LAYERS: u16 = 4;

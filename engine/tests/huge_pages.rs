@@ -1,4 +1,5 @@
-//! Buffers in huge pages that the operator reserved. Where there are none, and this process may not reserve any, the test says so.
+//! Buffers in huge pages that the operator reserved. Where there are none, and this process may not reserve any, the
+//! test says so.
 
 use std::os::unix::fs::DirBuilderExt;
 use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};

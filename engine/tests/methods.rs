@@ -1,5 +1,5 @@
-//! Selectors where the simple cases end: groups that are chosen anyway, arguments that are wrong, memory that is shared, given
-//! back and counted.
+//! Selectors where the simple cases end: groups that are chosen anyway, arguments that are wrong, memory that is
+//! shared, given back and counted.
 
 use half::f16;
 use std::path::Path;

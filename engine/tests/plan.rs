@@ -12,8 +12,8 @@ const PAGE: u64 = 4096;
 /// Group tokens and head dimension: blocks of 1, 4 and 24 KiB.
 const GEOMETRIES: [(usize, usize); 3] = [(4, 32), (8, 64), (24, 128)];
 
-/// A sequence of one layer, committed at the given groups, whose elements are the numbers of their groups; opened again, so
-/// that all of it is on devices.
+/// A sequence of one layer, committed at the given groups, whose elements are the numbers of their groups; opened
+/// again, so that all of it is on devices.
 fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> Sequence {
     let (group, dim) = geometry;
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(dim as u16).group_tokens(group as u16);

@@ -196,8 +196,8 @@ fn bounds_and_their_tree_choose_alike() {
     let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..1000);
     let flat = sequence.attach(Arc::new(Quest)).unwrap();
-    // A raw upper bound of a chunk is at least that of its groups: the tree finds the same groups, unless it takes a whole
-    // chunk by its lower bound, which random keys do not allow.
+    // A raw upper bound of a chunk is at least that of its groups: the tree finds the same groups, unless it takes a
+    // whole chunk by its lower bound, which random keys do not allow.
     for density in [None, Some(0.01), Some(0.9)] {
         let tree = sequence.attach(Arc::new(LeoAm { density })).unwrap();
         assert_eq!(chosen(&sequence, flat, HeadAggregation::Sum), chosen(&sequence, tree, HeadAggregation::Sum));

@@ -328,7 +328,8 @@ fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
         for (got, want) in out.iter().zip(reference_of(&query, model, layer)) {
             assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
         }
-        // Summaries belong to the keys that are there: with half of them chosen, the error is bounded by the softmax mass.
+        // Summaries belong to the keys that are there: with half of them chosen, the error is bounded by the softmax
+        // mass.
         let half = sequence.select(layer, &query, Budget::tokens(model.len().div_ceil(2))).unwrap();
         assert!(half.tokens() <= model.len().div_ceil(2).max(group));
     }

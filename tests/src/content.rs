@@ -228,8 +228,8 @@ impl Shape {
         }
     }
 
-    /// Holds what a read brought for a view against the tokens the layer had when the view was taken: every group's bytes,
-    /// and attention over all of it against the naive one.
+    /// Holds what a read brought for a view against the tokens the layer had when the view was taken: every group's
+    /// bytes, and attention over all of it against the naive one.
     ///
     /// # Panics
     /// Something is wrong: that is the point.
@@ -259,7 +259,8 @@ impl Shape {
         }
     }
 
-    /// Reads everything a sequence holds, all layers in one call, and holds it against the seeds of its tokens by layer.
+    /// Reads everything a sequence holds, all layers in one call, and holds it against the seeds of its tokens by
+    /// layer.
     ///
     /// # Panics
     /// Something is wrong: that is the point.
@@ -283,8 +284,8 @@ impl Shape {
     }
 }
 
-/// Reads every group of every layer by itself. Gives the places of those that are damaged, and holds all others against the
-/// seeds of their tokens.
+/// Reads every group of every layer by itself. Gives the places of those that are damaged, and holds all others against
+/// the seeds of their tokens.
 ///
 /// # Panics
 /// A block has other bytes, or another error than damage.

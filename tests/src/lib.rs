@@ -10,7 +10,8 @@ pub mod rng;
 pub mod sim;
 pub mod soak;
 
-/// Makes tests of functions that take how many threads serve the devices at most: with one for each device, and with one for all.
+/// Makes tests of functions that take how many threads serve the devices at most: with one for each device, and with
+/// one for all.
 #[macro_export]
 macro_rules! on_threads {
     ($($name:ident),+ $(,)?) => {

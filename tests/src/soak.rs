@@ -1,7 +1,7 @@
 //! Crash tests for hours: every layer in turn with seeds that no run had before, until the time is over.
 //!
-//! 1. Each layer does a share of work of about a minute with its next seeds: simulated cases, kills, replayed images, and
-//!    histories against the model.
+//! 1. Each layer does a share of work of about a minute with its next seeds: simulated cases, kills, replayed images,
+//!    and histories against the model.
 //! 2. A failure is written to a directory with the command that repeats it. The run goes on with the next share.
 //! 3. The run ends when the time is over, with the share that is under way, or on an interrupt.
 

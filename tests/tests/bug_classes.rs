@@ -1,8 +1,8 @@
 //! One test per class of bugs that storage and cache systems have shipped. The name of a test is the name of its class.
 //!
-//! Classes whose test lies elsewhere: `pooled_buffers_never_aligned` is `leases_are_aligned_and_disjoint` of the engine's
-//! arena, `eight_tebibytes_from_a_length_field` is `every_wrong_size_in_a_header_is_refused` of the format and the fuzz
-//! target `mutated_valid_image`.
+//! Classes whose test lies elsewhere: `pooled_buffers_never_aligned` is `leases_are_aligned_and_disjoint` of the
+//! engine's arena, `eight_tebibytes_from_a_length_field` is `every_wrong_size_in_a_header_is_refused` of the format and
+//! the fuzz target `mutated_valid_image`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -334,7 +334,8 @@ fn beyond_four_gibibytes() {
     check(&store, &sequence, 1).expect("read");
 }
 
-/// Either copy damaged, cut short or gone, some of them or all: a repair says what it did, and a second one has nothing to do.
+/// Either copy damaged, cut short or gone, some of them or all: a repair says what it did, and a second one has nothing
+/// to do.
 #[test]
 fn repair_panics() {
     type Harm = fn(&Path);

@@ -1,5 +1,5 @@
-//! Sequences under codecs: what comes back is what the public coder makes of what was appended, group by group, whatever became of
-//! the sequence meanwhile; tokens that fill no group come back as they are.
+//! Sequences under codecs: what comes back is what the public coder makes of what was appended, group by group,
+//! whatever became of the sequence meanwhile; tokens that fill no group come back as they are.
 
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Stores on file systems that are full, go read-only, or lose the device below them. Needs root for loop devices and mounts; says
-//! what it skips without.
+//! Stores on file systems that are full, go read-only, or lose the device below them. Needs root for loop devices and
+//! mounts; says what it skips without.
 
 use std::fs;
 use std::io::Write;
@@ -110,8 +110,8 @@ fn a_full_file_system_gives_back_what_is_deleted() {
     }
 }
 
-/// A commit that finds no space leaves its tokens where they were, and a manifest that cannot become larger refuses what would make
-/// it; both go on when something was deleted.
+/// A commit that finds no space leaves its tokens where they were, and a manifest that cannot become larger refuses
+/// what would make it; both go on when something was deleted.
 #[test]
 fn commits_and_checkpoints_without_space_fail_and_go_on() {
     const TOKENS: usize = 400;

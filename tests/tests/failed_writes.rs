@@ -29,8 +29,9 @@ fn failed(outcome: Result<(), Error>, io: &mut bool) -> bool {
     true
 }
 
-/// A commit of several small frames finds room for some of them; then there is room, and more is appended and committed, until that
-/// succeeds. The write of this number fails. Whether the first commit found no room, and a later attempt met the failed write.
+/// A commit of several small frames finds room for some of them; then there is room, and more is appended and
+/// committed, until that succeeds. The write of this number fails. Whether the first commit found no room, and a later
+/// attempt met the failed write.
 fn commit_in_parts(fillers: usize, write: u64) -> bool {
     let geometry = Geometry {
         devices: 1,

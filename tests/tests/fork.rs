@@ -1,4 +1,5 @@
-//! Forks: sequences that start with the same tokens and go their own ways, whoever is committed, cut, deleted or reopened first.
+//! Forks: sequences that start with the same tokens and go their own ways, whoever is committed, cut, deleted or
+//! reopened first.
 
 use std::path::PathBuf;
 use stratakv::{CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoredSummary};
@@ -244,7 +245,8 @@ fn a_fork_below_a_cut() {
     drop((child, parent));
 }
 
-/// Frames that a fork brought into the store, and that were moved since, are announced by their parent where they lie by then.
+/// Frames that a fork brought into the store, and that were moved since, are announced by their parent where they lie
+/// by then.
 #[test]
 fn a_parent_announces_what_was_moved_meanwhile() {
     let mut world = World::new();

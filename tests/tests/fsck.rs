@@ -1,5 +1,5 @@
-//! The engine writes, kvfsck reads: clean however the store ended; one flipped byte in a live page is found at its place,
-//! and the engine serves everything else right.
+//! The engine writes, kvfsck reads: clean however the store ended; one flipped byte in a live page is found at its
+//! place, and the engine serves everything else right.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -53,8 +53,8 @@ fn manifests(simulation: &Simulation, disk: usize) -> usize {
     there
 }
 
-/// A device fails the sync of data just when the manifest is full: nothing of the new generation goes to it. (One that fails while a
-/// generation is written ends all writing.)
+/// A device fails the sync of data just when the manifest is full: nothing of the new generation goes to it. (One that
+/// fails while a generation is written ends all writing.)
 fn a_device_that_fails_beside_a_full_manifest_is_given_up(threads: Option<usize>) {
     let mut given_up = 0;
     for sync in 0..60 {
@@ -74,7 +74,8 @@ fn a_device_that_fails_beside_a_full_manifest_is_given_up(threads: Option<usize>
     assert!(given_up > 8, "{given_up}");
 }
 
-/// A disk that is full and left alone goes on with the one copy it has, through crashes too, and gets the second when there is room.
+/// A disk that is full and left alone goes on with the one copy it has, through crashes too, and gets the second when
+/// there is room.
 fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<usize>) {
     let simulation = Simulation::new(&geometry(2, 60 * PAGE), 1);
     let store = simulation.open(options(threads)).expect("a store");
@@ -114,7 +115,8 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     check(&store, 1000);
 }
 
-/// A device that alone has the manifest, beside one that has no room for it, is not let go of, and nothing else is refused.
+/// A device that alone has the manifest, beside one that has no room for it, is not let go of, and nothing else is
+/// refused.
 fn a_device_stays_as_long_as_it_alone_can_have_the_manifest(threads: Option<usize>) {
     let simulation = Simulation::new(&geometry(2, 200 * PAGE), 1);
     let store = simulation.open_on(options(threads), &[0]).expect("a store");

@@ -1,5 +1,5 @@
-//! Random histories against a plain model in memory: what was committed durably is there with exactly its bytes, the rest is
-//! there up to some commit or not at all, and views show what they saw.
+//! Random histories against a plain model in memory: what was committed durably is there with exactly its bytes, the
+//! rest is there up to some commit or not at all, and views show what they saw.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};

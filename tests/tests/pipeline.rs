@@ -1,4 +1,5 @@
-//! Decode through the pipeline gives the bits of decode without it: whatever is predicted, resident, slow or out of memory.
+//! Decode through the pipeline gives the bits of decode without it: whatever is predicted, resident, slow or out of
+//! memory.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -172,7 +173,8 @@ fn the_bits_are_those_of_decode_without_it() {
                 let case = format!("{driver:?}, {cache:?}, {predictions:?}: {report:?}");
                 assert!(found == expected, "{case}");
                 assert_eq!(report.layers, (STEPS * KV_LAYERS.len()) as u64, "{case}");
-                // Every block selected came from one of three places, or was read on demand where nothing was predicted.
+                // Every block selected came from one of three places, or was read on demand where nothing was
+                // predicted.
                 let predicted = report.prefetched + report.corrected;
                 assert!(predicted + report.resident <= report.selected, "{case}");
                 match cache {
@@ -400,8 +402,8 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
         attend(&query, view, store.read(&[view]).unwrap().wait().unwrap().get(0).unwrap(), &mut plain).unwrap();
         assert_eq!(&plain, out);
     }
-    // What cannot be read on demand either is an error of the step. A page that fails may be one between two blocks, or of a
-    // wrong prediction: then another.
+    // What cannot be read on demand either is an error of the step. A page that fails may be one between two blocks, or
+    // of a wrong prediction: then another.
     let failed = (0..200).find_map(|_| {
         simulation.set_faults(Faults { read: Some(1), read_stays: true, ..Faults::default() });
         pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).err()

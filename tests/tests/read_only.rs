@@ -1,4 +1,5 @@
-//! Stores that are open for reading only: everything is there, after a crash too, and nothing is written whatever is called.
+//! Stores that are open for reading only: everything is there, after a crash too, and nothing is written whatever is
+//! called.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -203,7 +203,8 @@ fn readers_are_accounted_for_and_give_everything_back() {
 }
 
 /// Writers on sequences of their own, each with readers on threads of their own, all at once.
-/// Readers choose by selectors of their own, among what they see: as the writer did then, whatever it does later, and when it is gone.
+/// Readers choose by selectors of their own, among what they see: as the writer did then, whatever it does later, and
+/// when it is gone.
 #[test]
 fn readers_choose_by_selectors_of_their_own() {
     let (shape, scratch) = (shape(), fast_scratch());

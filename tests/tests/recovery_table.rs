@@ -1,5 +1,5 @@
-//! The tables of docs/internals/recovery.md, row by row. Every combination of what devices can hold opens with the state
-//! that the tables say, or is refused as they say. A second open gives the same, and kvfsck agrees.
+//! The tables of docs/internals/recovery.md, row by row. Every combination of what devices can hold opens with the
+//! state that the tables say, or is refused as they say. A second open gives the same, and kvfsck agrees.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -243,8 +243,8 @@ impl Image {
         }
     }
 
-    /// Pieces that are damaged where it opens: a copy that ends early is torn, unless a later batch of the other says that what it
-    /// lacks was durable.
+    /// Pieces that are damaged where it opens: a copy that ends early is torn, unless a later batch of the other says
+    /// that what it lacks was durable.
     fn damaged(&self, slots: [SlotIs; 2], copies: [CopyIs; 2], end: End) -> u64 {
         let goes_on = |copy: CopyIs| matches!(copy, CopyIs::Good | CopyIs::Damaged);
         let known = copies.into_iter().any(goes_on) && !matches!(end, End::LastTorn | End::TwoTorn);
@@ -328,7 +328,8 @@ fn damaged(store: &Store) -> u64 {
     damaged
 }
 
-/// The keys, and how much was damaged. Refused as damage, or as a directory that does not belong: never as anything else.
+/// The keys, and how much was damaged. Refused as damage, or as a directory that does not belong: never as anything
+/// else.
 fn outcome(opened: Result<Store>) -> Option<(BTreeSet<String>, u64)> {
     match opened {
         Ok(store) => {

@@ -1,5 +1,5 @@
-//! Manifests with the right checksums that no writer of this version writes: refused with the right kind of error, never cut, and
-//! kvfsck says so too. And what looks odd but is valid.
+//! Manifests with the right checksums that no writer of this version writes: refused with the right kind of error,
+//! never cut, and kvfsck says so too. And what looks odd but is valid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,8 @@ fn killed(root: &Path) -> Vec<PathBuf> {
     killed
 }
 
-/// Refused with this kind, by kvfsck too, and without a change: what was there before is whole again once the manifest is.
+/// Refused with this kind, by kvfsck too, and without a change: what was there before is whole again once the manifest
+/// is.
 fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&Log)) {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());

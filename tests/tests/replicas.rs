@@ -201,7 +201,8 @@ fn a_damaged_device_is_read_around_and_healed(threads: Option<usize>) {
         assert!(healed, "what was healed is read as it is");
         drop(sequence);
         store.close().unwrap();
-        // What nobody had reason to read is as it was: headers of segments, and of frames that were read from the other copy.
+        // What nobody had reason to read is as it was: headers of segments, and of frames that were read from the other
+        // copy.
         let found = place.damage_found();
         assert!(found.len() < damaged, "{found:?}");
     }
@@ -543,8 +544,8 @@ fn a_device_that_loses_its_files_is_not_missed_by_readers(threads: Option<usize>
     }
 }
 
-/// Blocks smaller than what a device reads at once: what one copy gives for a block must not take the place of its neighbours, which
-/// another copy gave.
+/// Blocks smaller than what a device reads at once: what one copy gives for a block must not take the place of its
+/// neighbours, which another copy gave.
 #[test]
 fn blocks_of_one_sector_are_damaged_in_different_copies() {
     const GROUPS: u16 = 64;
@@ -584,8 +585,8 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
             let (keys, values) = batch.get(0).unwrap().group(usize::from(group) - 1).unwrap();
             assert!([keys, values].concat() == block(group), "group {group}: wrong bytes");
         }
-        // Neither copy is whole: neither goes on the word of the other, and both are made anew, here or in the background, of
-        // what is good in either.
+        // Neither copy is whole: neither goes on the word of the other, and both are made anew, here or in the
+        // background, of what is good in either.
         assert_eq!(store.repair().unwrap().left, 0);
     }
     drop(sequence);

@@ -1,5 +1,5 @@
-//! Files of segments that cannot be opened, are gone, or whose name was not made durable: appends go on, and what is acknowledged
-//! stays.
+//! Files of segments that cannot be opened, are gone, or whose name was not made durable: appends go on, and what is
+//! acknowledged stays.
 
 use std::sync::OnceLock;
 use stratakv::sim::{Faults, Geometry, Simulation};
@@ -27,7 +27,8 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(&geometry, seed)
 }
 
-/// So many segments beside two generations of the manifest as a new store has them. To be called before there is a simulation.
+/// So many segments beside two generations of the manifest as a new store has them. To be called before there is a
+/// simulation.
 fn options(segments: u64) -> StoreOptions {
     static METADATA: OnceLock<u64> = OnceLock::new();
     let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));

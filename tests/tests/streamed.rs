@@ -1,5 +1,6 @@
-//! Summaries that are streamed: selections are those of summaries in memory, to the bit, whatever became of the sequence; what
-//! is read and held of min/max records is what it should be; damage is met from another copy, or from the keys.
+//! Summaries that are streamed: selections are those of summaries in memory, to the bit, whatever became of the
+//! sequence; what is read and held of min/max records is what it should be; damage is met from another copy, or from
+//! the keys.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -263,7 +264,8 @@ fn read_bytes(store: &Store) -> u64 {
     store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
 }
 
-/// LeoAM's transfer: of the keys and values of a layer the share that is selected, and two keys of each n' keys and values.
+/// LeoAM's transfer: of the keys and values of a layer the share that is selected, and two keys of each n' keys and
+/// values.
 #[test]
 fn a_step_transfers_its_share_and_the_records() {
     for group in [32, 64] {

@@ -1,5 +1,5 @@
-//! Summaries of selectors that are streamed: what is kept and read of them, while a prompt is written and when it is opened again; and
-//! what is damaged comes from another copy, or from the keys.
+//! Summaries of selectors that are streamed: what is kept and read of them, while a prompt is written and when it is
+//! opened again; and what is damaged comes from another copy, or from the keys.
 
 use std::path::PathBuf;
 use std::sync::Arc;

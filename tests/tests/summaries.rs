@@ -1,5 +1,5 @@
-//! Summaries of selectors that stand with the groups: they come back as what the keys give, whatever became of the sequence
-//! in between; and what is damaged, or of another adapter, is made from the keys.
+//! Summaries of selectors that stand with the groups: they come back as what the keys give, whatever became of the
+//! sequence in between; and what is damaged, or of another adapter, is made from the keys.
 
 use half::f16;
 use proptest::prelude::*;
@@ -374,7 +374,8 @@ fn large_options(dirs: &[PathBuf]) -> StoreOptions {
     small_options(dirs).memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(8)).frame_bytes(ByteSize::mib(1))
 }
 
-/// A sequence of two layers of equal keys, which are given back, and values; what landmarks knew of them when they were appended.
+/// A sequence of two layers of equal keys, which are given back, and values; what landmarks knew of them when they were
+/// appended.
 fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f16>, Vec<Vec<u8>>) {
     let store = large_options(dirs).create(true).open().expect("a store");
     let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16).codec(codec);

@@ -107,8 +107,8 @@ fn unsafe_stays_in_its_rooms() {
     }
 }
 
-/// A function compiled for an instruction set is sound only if its caller asked for that set. One file asks, so that one
-/// reading shows it.
+/// A function compiled for an instruction set is sound only if its caller asked for that set. One file asks, so that
+/// one reading shows it.
 #[test]
 fn one_file_detects_cpu_features() {
     let marks = [concat!("_feature_", "detected"), concat!("__", "cpuid"), concat!("getaux", "val")];

@@ -1,4 +1,5 @@
-//! Where the bytes are, as `Store::usage` has it, against the files and against itself, after every step of random histories.
+//! Where the bytes are, as `Store::usage` has it, against the files and against itself, after every step of random
+//! histories.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -257,7 +258,8 @@ impl World {
         let sequences = |usage: &Usage| -> Vec<_> {
             usage.namespaces.iter().map(|own| (own.layout, own.sequences, own.tokens)).collect()
         };
-        // What was open could not be evicted before, and copies that found no room may find some: both in the background.
+        // What was open could not be evicted before, and copies that found no room may find some: both in the
+        // background.
         let more = self.dirs.len() > 1 && after.live_bytes > before.live_bytes;
         let copied = more && sequences(&after) == sequences(&before);
         if !copied && (after.live_bytes, &after.namespaces) != (before.live_bytes, &before.namespaces) {

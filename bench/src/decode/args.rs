@@ -60,8 +60,8 @@ pub(crate) struct DecodeArgs {
     /// predicted groups themselves, which corresponds to 1.
     #[arg(long, default_value_t = 1.0, value_parser = share)]
     pub(crate) recall: f64,
-    /// Methods, separated by commas. Each step scores every token of every sequence and layer. `kvbench select` lists the
-    /// names; `:raw` asks for raw scores and `none` for no scoring. The trace decides what is read either way.
+    /// Methods, separated by commas. Each step scores every token of every sequence and layer. `kvbench select` lists
+    /// the names; `:raw` asks for raw scores and `none` for no scoring. The trace decides what is read either way.
     #[arg(long, value_name = "METHOD", value_delimiter = ',', default_value = "none")]
     pub(crate) select: Vec<String>,
     /// Threads that score while the step waits, each a part of the sequences. Beside other work one thread scores.

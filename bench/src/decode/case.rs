@@ -102,8 +102,8 @@ impl DecodeCase<'_> {
             return 0;
         }
         self.args.cache_mib.0.unwrap_or_else(|| {
-            // The selection of one step, and a quarter more for the groups that the next step adds. Each block has a KiB
-            // to spare.
+            // The selection of one step, and a quarter more for the groups that the next step adds. Each block has a
+            // KiB to spare.
             let block = self.block_bytes() + 1024;
             let blocks = self.groups_selected() as u64 * u64::from(self.args.layers) * u64::from(self.args.batch);
             (blocks * block * 5 / 4).div_ceil(2 << 20) * 2

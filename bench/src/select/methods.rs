@@ -1,7 +1,7 @@
 //! The selection methods that kvbench knows by name.
 //!
-//! This is the only file of kvbench that builds selectors. Adapters are fitted to random keys or are fixed matrices. Their
-//! choices mean nothing, but the cost of scoring does not depend on the keys.
+//! This is the only file of kvbench that builds selectors. Adapters are fitted to random keys or are fixed matrices.
+//! Their choices mean nothing, but the cost of scoring does not depend on the keys.
 
 use crate::support::model::{HEAD_DIM, KV_HEADS, ROW};
 use anyhow::{Context, Result, bail, ensure};

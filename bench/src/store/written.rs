@@ -1,5 +1,5 @@
-//! `kvbench written` measures the bytes that the devices receive for a prefill, and for decodes that commit at some pace.
-//! It compares them with the bytes of keys, values and summaries.
+//! `kvbench written` measures the bytes that the devices receive for a prefill, and for decodes that commit at some
+//! pace. It compares them with the bytes of keys, values and summaries.
 
 use crate::select::methods::StoredMethod;
 use crate::store::paced_append::{CHUNK, append_at_pace};

@@ -1,7 +1,7 @@
 //! [`BlockRun`]: consecutive blocks joined for one pass.
 //!
-//! A pass over a small block spends most of its time on loads of query and accumulators. Blocks of equal heads and slots
-//! are therefore joined up to [`RUN_TOKENS`] tokens, and a pass works on the rows of all their tokens.
+//! A pass over a small block spends most of its time on loads of query and accumulators. Blocks of equal heads and
+//! slots are therefore joined up to [`RUN_TOKENS`] tokens, and a pass works on the rows of all their tokens.
 //!
 //! Invariant: the join depends on the blocks alone, so the same blocks give the same bits.
 

@@ -32,8 +32,8 @@
 //! 2. The new maximum is `m' = max(m, max_t s_t)`. If it grew, accumulator and sum are multiplied by `exp(m - m')`.
 //! 3. The weights `exp(s_t - m')` are added: `l += sum_t exp(s_t - m')` and `acc += sum_t exp(s_t - m') v_t`.
 //!
-//! All arithmetic is f32. A score of magnitude S has a rounding error of about `2^-24 S`, which the weights inherit as a
-//! relative error. Any attention in f32 has that precision.
+//! All arithmetic is f32. A score of magnitude S has a rounding error of about `2^-24 S`, which the weights inherit as
+//! a relative error. Any attention in f32 has that precision.
 //!
 //! # Determinism
 //! The same blocks in the same order give the same bits on one machine, whichever thread computes them. Kernels of
@@ -41,8 +41,8 @@
 //! processor.
 //!
 //! # Sources
-//! Milakov and Gimelshein 2018, "Online normalizer calculation for softmax". The merge of partials is from Dao et al. 2023,
-//! "Flash-Decoding".
+//! Milakov and Gimelshein 2018, "Online normalizer calculation for softmax". The merge of partials is from Dao et al.
+//! 2023, "Flash-Decoding".
 
 mod block;
 mod block_run;

@@ -142,8 +142,8 @@ impl Partial {
 
     /// Adds blocks in order. Up to rounding the result is that of [`add`](Self::add) for each block.
     ///
-    /// It is faster, because small blocks of equal heads and slots are joined and the next ones are prefetched. The join
-    /// depends on the blocks alone, so the same blocks give the same bits.
+    /// It is faster, because small blocks of equal heads and slots are joined and the next ones are prefetched. The
+    /// join depends on the blocks alone, so the same blocks give the same bits.
     ///
     /// # Errors
     /// As [`add`](Self::add). The error names the block, and the blocks before it were added.
@@ -164,7 +164,8 @@ impl Partial {
             let mut prefetcher = Prefetcher { cursor: &mut cursor, planes: [k, v, next_k, next_v] };
             let added = self.add_run(query, this, &mut prefetcher, workspace);
             if added.is_err() {
-                // The run added nothing. The blocks are added one by one, up to the bad one, which the error then names.
+                // The run added nothing. The blocks are added one by one, up to the bad one, which the error then
+                // names.
                 for (i, block) in blocks.iter().enumerate().skip(done).take(this.blocks()) {
                     self.add(query, block, workspace).map_err(|e| name(e, i))?;
                 }

@@ -17,8 +17,8 @@ impl Query {
     /// Validates `query` (`[q_heads, dk]`, row-major) for `shape`, and scales it.
     ///
     /// # Errors
-    /// `InvalidArgument`: the length is wrong, or an element is NaN or infinite, or becomes so when it is scaled. The error
-    /// names head and index.
+    /// `InvalidArgument`: the length is wrong, or an element is NaN or infinite, or becomes so when it is scaled. The
+    /// error names head and index.
     pub fn new(shape: &AttentionShape, query: &[f32]) -> Result<Self> {
         let stride = shape.dk().next_multiple_of(PAD);
         let mut new = Self { shape: *shape, stride, scaled: vec![0.0; shape.q_heads() * stride] };

@@ -27,9 +27,9 @@ pub struct AttentionShape {
 impl AttentionShape {
     /// Returns the shape of `q_heads` query heads that share `kv_heads` KV heads (grouped-query attention).
     ///
-    /// Query head `h` uses KV head `h / (q_heads / kv_heads)`. A key has `dk` elements and a value has `dv`. With `dv = 0`
-    /// there is no V plane, and the value of a token is its key (see [`with_value_dims`](Self::with_value_dims)). The
-    /// scale is `1 / sqrt(dk)`.
+    /// Query head `h` uses KV head `h / (q_heads / kv_heads)`. A key has `dk` elements and a value has `dv`. With `dv =
+    /// 0` there is no V plane, and the value of a token is its key (see [`with_value_dims`](Self::with_value_dims)).
+    /// The scale is `1 / sqrt(dk)`.
     ///
     /// # Errors
     /// `InvalidArgument`: a count is zero or over its maximum, or `q_heads` is not a multiple of `kv_heads`.

@@ -1,15 +1,15 @@
 //! Coverage marks: rare states of the engine that simulated runs must reach.
 //!
-//! A simulation counts the marks of its own thread. A run of many cases that never reached a mark fails, because its checks
-//! of that state were idle. Without the feature `sim`, [`coverage!`] compiles to nothing.
+//! A simulation counts the marks of its own thread. A run of many cases that never reached a mark fails, because its
+//! checks of that state were idle. Without the feature `sim`, [`coverage!`] compiles to nothing.
 
 #[cfg(feature = "sim")]
 pub use counts::{events, take_events};
 #[cfg(feature = "sim")]
 pub(crate) use counts::{mark, start, stop};
 
-/// Counts a coverage mark of the simulation on this thread: `coverage!(Checkpoint)`, or `coverage!(TornBatch, condition)` to
-/// count it if the condition holds. Neither is evaluated without the feature `sim`.
+/// Counts a coverage mark of the simulation on this thread: `coverage!(Checkpoint)`, or `coverage!(TornBatch,
+/// condition)` to count it if the condition holds. Neither is evaluated without the feature `sim`.
 macro_rules! count_coverage {
     ($mark:ident) => {
         $crate::io::coverage::coverage!($mark, true)

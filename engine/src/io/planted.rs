@@ -1,7 +1,7 @@
 //! Planted faults: deliberate bugs of the engine that show whether the simulator would find a real one.
 //!
-//! `crash mutants` switches one fault on at a time and expects a failed case. A fault is switched on for one thread. Without
-//! the feature `sim`, [`planted!`] is the constant `false`.
+//! `crash mutants` switches one fault on at a time and expects a failed case. A fault is switched on for one thread.
+//! Without the feature `sim`, [`planted!`] is the constant `false`.
 
 #[cfg(feature = "sim")]
 pub(crate) use switch::is_planted;

@@ -1,7 +1,7 @@
 //! Replacements: parts of the system that a simulator can put in place of the real ones.
 //!
-//! A [`Replacement`] of a trait is a shared trait object if the feature `sim` is on. Without the feature no value of the type
-//! exists, so the compiler removes every branch that handles one, and an `Option` of it takes no space.
+//! A [`Replacement`] of a trait is a shared trait object if the feature `sim` is on. Without the feature no value of
+//! the type exists, so the compiler removes every branch that handles one, and an `Option` of it takes no space.
 
 use std::marker::PhantomData;
 use std::ops::Deref;

@@ -26,7 +26,8 @@ use crate::metrics::MemoryBudget;
 pub(crate) struct Sizes {
     /// Bytes of a new manifest file. A full one ends in a checkpoint.
     pub(crate) manifest_bytes: u64,
-    /// Bytes of zeros that are written at once over a new manifest file, so that a later sync has no extents to convert.
+    /// Bytes of zeros that are written at once over a new manifest file, so that a later sync has no extents to
+    /// convert.
     pub(crate) zero_bytes: usize,
     /// Bytes of records of one batch, at most.
     pub(crate) batch_bytes: usize,

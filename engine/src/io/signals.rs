@@ -1,11 +1,12 @@
 //! The signal that a write beyond the file size limit raises.
 
-/// Keeps the file size limit from killing the process: if SIGXFSZ has its default action, ignores the signal from now on.
+/// Keeps the file size limit from killing the process: if SIGXFSZ has its default action, ignores the signal from now
+/// on.
 ///
 /// The write then fails with EFBIG, which becomes `NoSpace`. A handler that the host installed stays.
 pub(in crate::io) fn ignore_file_size_signal() {
-    // SAFETY: sigaction with a null pointer for the new action only reads into `old`, which is large enough and for which
-    // zeros are a valid value; SIG_IGN is a valid action.
+    // SAFETY: sigaction with a null pointer for the new action only reads into `old`, which is large enough and for
+    // which zeros are a valid value; SIG_IGN is a valid action.
     unsafe {
         let mut old: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut old) == 0 && old.sa_sigaction == libc::SIG_DFL {

@@ -1,7 +1,7 @@
 //! A simulated disk as a device directory.
 //!
-//! Every call is an operation of the simulated machine: it may meet a fault or the power failure. Changes of names are durable
-//! after a sync of their directory.
+//! Every call is an operation of the simulated machine: it may meet a fault or the power failure. Changes of names are
+//! durable after a sync of their directory.
 
 use super::disk::{NameNode, parent};
 use super::disk_file::DiskFile;

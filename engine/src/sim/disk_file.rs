@@ -1,7 +1,7 @@
 //! One file of a simulated disk: what is durable, what reads see, and the writes in between.
 //!
-//! A write arrives, is in flight, and completes. A sync makes durable the writes that had completed when the sync arrived. At a
-//! crash any part of the other writes may land, whether they had completed or not.
+//! A write arrives, is in flight, and completes. A sync makes durable the writes that had completed when the sync
+//! arrived. At a crash any part of the other writes may land, whether they had completed or not.
 
 use super::pages::{PAGE, PageId, Pages, SECTOR_BYTES, ZERO};
 use super::random::Rng;
@@ -98,7 +98,8 @@ impl DiskFile {
         self.in_flight.push(PageChange { write, page: page as u32, content });
     }
 
-    /// Lets the first `sectors` of a write complete, `shift` pages from their place. The rest of the write never happened.
+    /// Lets the first `sectors` of a write complete, `shift` pages from their place. The rest of the write never
+    /// happened.
     ///
     /// `moment` only grows.
     pub(super) fn complete(&mut self, pages: &mut Pages, write: u64, sectors: usize, moment: u64, shift: i64) {

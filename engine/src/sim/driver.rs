@@ -1,4 +1,5 @@
-//! The simulated driver: operations arrive at a simulated disk and complete later, in an order that the simulation chooses.
+//! The simulated driver: operations arrive at a simulated disk and complete later, in an order that the simulation
+//! chooses.
 
 use super::sim_file::Arrival;
 use super::system::SimSystem;

@@ -1,8 +1,8 @@
 //! The simulator: a machine with disks in memory that lose, tear and reorder what was not synced, and fail on demand.
 //!
-//! The store runs unchanged on it. The simulator implements the seams of [`crate::io::seams`] and is given to a store when the
-//! store is opened; no other room knows it. A seed decides everything, and all of it runs on the calling thread, so equal seeds
-//! give equal histories.
+//! The store runs unchanged on it. The simulator implements the seams of [`crate::io::seams`] and is given to a store
+//! when the store is opened; no other room knows it. A seed decides everything, and all of it runs on the calling
+//! thread, so equal seeds give equal histories.
 //!
 //! What survives a power failure, as POSIX promises it and no more:
 //! - the bytes of writes that had completed when a sync of their file was submitted, if that sync succeeded,
@@ -18,8 +18,8 @@
 //! | the machine: power, faults, trace | `world.rs` |
 //! | a disk, a file, page contents | `disk.rs`, `disk_file.rs`, `pages.rs` |
 //!
-//! Lock order: the world's lock is taken under any lock of a store, and the system's lock under the world's. Both are leaves of
-//! the store's order.
+//! Lock order: the world's lock is taken under any lock of a store, and the system's lock under the world's. Both are
+//! leaves of the store's order.
 
 mod directory;
 mod disk;
@@ -221,7 +221,8 @@ impl Simulation {
         lock(&self.world).trace
     }
 
-    /// Flips one bit of a file whose path starts with `prefix`, below `below` bytes. Returns whether there was such a file.
+    /// Flips one bit of a file whose path starts with `prefix`, below `below` bytes. Returns whether there was such a
+    /// file.
     ///
     /// With more than one copy, flips the bit at the same offset of the first `copies` such files.
     pub fn rot(&self, prefix: &str, copies: usize, below: u64) -> bool {
@@ -260,8 +261,9 @@ impl Drop for Simulation {
     }
 }
 
-/// Returns the K plane and the V plane of a selection's tail, `[kv_heads, group_tokens, head_dim]` each, in the layout's
-/// dtype. The first `length % group_tokens` rows of every head hold tokens. Returns `None` when there is no tail.
+/// Returns the K plane and the V plane of a selection's tail, `[kv_heads, group_tokens, head_dim]` each, in the
+/// layout's dtype. The first `length % group_tokens` rows of every head hold tokens. Returns `None` when there is no
+/// tail.
 #[must_use]
 pub fn tail(selection: &Selection) -> Option<[&[u8]; 2]> {
     let tail = selection.inner.tail.as_ref()?;

@@ -1,9 +1,10 @@
 //! The simulated scheduler: shards without threads, which run when callers submit, wait or close.
 //!
-//! All shards of a simulation live on the simulating thread. A thread that waits runs turns of busy shards until its condition
-//! holds (`sync::drive_until`). The simulation's randomness chooses whose turn it is.
+//! All shards of a simulation live on the simulating thread. A thread that waits runs turns of busy shards until its
+//! condition holds (`sync::drive_until`). The simulation's randomness chooses whose turn it is.
 //!
-//! Invariant: a shard that runs a turn is out of the list, so what completes in the turn may submit more or close the device.
+//! Invariant: a shard that runs a turn is out of the list, so what completes in the turn may submit more or close the
+//! device.
 
 use super::driver::SimDriver;
 use super::system::SimSystem;

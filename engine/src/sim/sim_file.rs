@@ -1,7 +1,7 @@
 //! Files of simulated disks: small blocking I/O, and the arrival and completion of queued operations.
 //!
-//! A write *arrives* when a driver queues it: from then on a crash may land any part of it. It *completes* later, when the
-//! simulation chooses it, unless the power fails or a fault strikes first.
+//! A write *arrives* when a driver queues it: from then on a crash may land any part of it. It *completes* later, when
+//! the simulation chooses it, unless the power fails or a fault strikes first.
 
 use super::pages::PAGE;
 use super::system::SimSystem;

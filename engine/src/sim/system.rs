@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use stratakv_format::PAGE_BYTES;
 
 thread_local! {
-    /// Buffers that stay mapped from one store of this thread to the next, because mapping them takes longer than a case.
+    /// Buffers that stay mapped from one store of this thread to the next, because mapping them takes longer than a
+    /// case.
     static BUFFERS: RefCell<Option<(Arc<MemoryBudget>, Arena)>> = const { RefCell::new(None) };
 }
 
@@ -29,8 +30,8 @@ struct SystemState {
 }
 
 impl SimSystem {
-    /// Returns a system whose randomness follows the seed. Manifests have `manifest_pages` pages, with at most `batch_bytes` of
-    /// records per batch.
+    /// Returns a system whose randomness follows the seed. Manifests have `manifest_pages` pages, with at most
+    /// `batch_bytes` of records per batch.
     pub(super) fn new(seed: u64, manifest_pages: u64, batch_bytes: usize) -> Self {
         let bytes = manifest_pages.max(4) * PAGE_BYTES as u64;
         let sizes = Sizes {

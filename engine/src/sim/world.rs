@@ -1,7 +1,7 @@
 //! The simulated machine: its disks, its power, and the faults to come.
 //!
-//! Every operation begins with [`World::begin`], which advances the trace hash, counts down the power failure and the faults,
-//! and returns the fate of the operation.
+//! Every operation begins with [`World::begin`], which advances the trace hash, counts down the power failure and the
+//! faults, and returns the fate of the operation.
 
 use super::disk::{Disk, NameNode};
 use super::disk_file::DiskFile;

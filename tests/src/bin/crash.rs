@@ -1,5 +1,6 @@
 //! `crash sim`: crash cases on simulated devices. `crash mutants`: faults planted in the engine, which `sim` must find.
-//! `crash soak`: all layers in turn, for hours. `crash kill`: processes killed on the real driver. `crash replay`: power failures under real file systems.
+//! `crash soak`: all layers in turn, for hours. `crash kill`: processes killed on the real driver. `crash replay`:
+//! power failures under real file systems.
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -64,8 +65,8 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         jobs: usize,
     },
-    /// Power failures of a block device under ext4 and xfs: what it may have kept is mounted, checked, opened and compared.
-    /// Takes root.
+    /// Power failures of a block device under ext4 and xfs: what it may have kept is mounted, checked, opened and
+    /// compared. Takes root.
     Replay {
         /// Images.
         #[arg(long, default_value_t = 500)]
@@ -77,10 +78,11 @@ enum Command {
         #[arg(long)]
         mutant: Option<String>,
     },
-    /// Every layer in turn with seeds from the clock, for as long as asked: sim, kill, replay (where root) and the model.
+    /// Every layer in turn with seeds from the clock, for as long as asked: sim, kill, replay (where root) and the
+    /// model.
     ///
-    /// What fails is kept as a file: a simulated case as a history for `crash history`, everything else with its seed and the
-    /// command that repeats it. Ctrl-C ends the run early.
+    /// What fails is kept as a file: a simulated case as a history for `crash history`, everything else with its seed
+    /// and the command that repeats it. Ctrl-C ends the run early.
     #[command(after_help = "Example: crash soak --hours 8 --keep found --dir /mnt/scratch --json")]
     Soak {
         /// Hours, as a decimal number. The share of work that is under way at the end is finished.

@@ -131,7 +131,8 @@ impl Image {
     /// Dimensions of a key and of a value.
     pub const HEAD_DIM: usize = 16;
 
-    /// A store of a few sequences with everything the format can say so far, on one device or two. Always the same bytes.
+    /// A store of a few sequences with everything the format can say so far, on one device or two. Always the same
+    /// bytes.
     ///
     /// # Panics
     /// It cannot be made: that is a defect.

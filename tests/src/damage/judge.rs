@@ -64,8 +64,8 @@ fn hold(store: &Store) -> Result<Held, Error> {
     Ok(held)
 }
 
-/// Opens the store on these devices and reads everything; for reading only where it has features of a later version that
-/// readers may ignore and writers may not.
+/// Opens the store on these devices and reads everything; for reading only where it has features of a later version
+/// that readers may ignore and writers may not.
 ///
 /// # Errors
 /// The engine's.

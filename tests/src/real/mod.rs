@@ -1,4 +1,5 @@
-//! Stores on real drivers and file systems that are cut short: processes killed, block devices that lose what was not flushed.
+//! Stores on real drivers and file systems that are cut short: processes killed, block devices that lose what was not
+//! flushed.
 
 pub mod kill;
 mod ledger;

@@ -69,7 +69,8 @@ impl Token {
         Self { salt, roundings: 0 }
     }
 
-    /// Cuts a layer to its first `len` tokens. Those that stay of a full group are in the tail from now on, as the group has them.
+    /// Cuts a layer to its first `len` tokens. Those that stay of a full group are in the tail from now on, as the
+    /// group has them.
     pub(super) fn cut(tokens: &mut Vec<Self>, len: usize, group: usize) {
         let first = len / group * group;
         if len < tokens.len() && first + group <= tokens.len() {
@@ -170,8 +171,8 @@ impl Shape {
         }
     }
 
-    /// Reads a whole layer. Compares the groups with what was appended, and attention with the naive one over what was read.
-    /// The tail is left to [`Self::compare_tail`].
+    /// Reads a whole layer. Compares the groups with what was appended, and attention with the naive one over what was
+    /// read. The tail is left to [`Self::compare_tail`].
     pub(super) fn read(
         &self,
         store: &Store,

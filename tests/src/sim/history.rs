@@ -1,4 +1,5 @@
-//! Histories kept as files: minimised cases that once found something. They stay what they are when the generator changes.
+//! Histories kept as files: minimised cases that once found something. They stay what they are when the generator
+//! changes.
 
 use super::case::Case;
 use super::coverage::Coverage;

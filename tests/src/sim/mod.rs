@@ -24,8 +24,8 @@ use std::sync::{Mutex, PoisonError};
 /// Cases that a thread takes at a time.
 const CHUNK: u64 = 64;
 
-/// Runs the cases of seeds `first..first + count` on `jobs` threads; how many passed, and the seeds that failed, with why.
-/// What a case does and finds depends on its seed alone.
+/// Runs the cases of seeds `first..first + count` on `jobs` threads; how many passed, and the seeds that failed, with
+/// why. What a case does and finds depends on its seed alone.
 #[must_use]
 pub fn run_many(
     first: u64,

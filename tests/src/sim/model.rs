@@ -7,8 +7,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-/// Ids from here on stand for sequences that an operation cut short may have made: nobody was told theirs, which is above the
-/// last one told before.
+/// Ids from here on stand for sequences that an operation cut short may have made: nobody was told theirs, which is
+/// above the last one told before.
 const UNTOLD: u64 = 1 << 63;
 
 /// What a sequence holds with a commit.
@@ -215,7 +215,8 @@ impl Model {
         self.lives.get(&id).map_or(0, |life| life.end.evictable)
     }
 
-    /// Notes that the store said it let these go, `over` because their time was over, while the handles of `open` were there.
+    /// Notes that the store said it let these go, `over` because their time was over, while the handles of `open` were
+    /// there.
     pub(super) fn went(&mut self, gone: &[(u64, bool, u64)], open: &[u64], now: u64) -> Result<(), String> {
         let visible = self.visible();
         let settled = self.state_at(self.floor);
@@ -299,8 +300,9 @@ impl Model {
         self.base.contains_key(&id) || self.entries.iter().any(in_entries)
     }
 
-    /// States that some whole commit left, the last one acknowledged or a later one, and that have the sequences `found`, the
-    /// latest first. `expires`: a store that was opened at this time, and has let go of what was over by then.
+    /// States that some whole commit left, the last one acknowledged or a later one, and that have the sequences
+    /// `found`, the latest first. `expires`: a store that was opened at this time, and has let go of what was over by
+    /// then.
     pub(super) fn candidates(&self, found: &[Found], expires: Option<RangeInclusive<u64>>, now: u64) -> Vec<Candidate> {
         let at_all =
             |attempt: &&Attempt| attempt.end > self.floor || (attempt.end == self.floor && !attempt.evicted.is_empty());
@@ -358,7 +360,8 @@ impl Model {
         format!("acknowledged {floor:?}\n  {} entries, later {later:?}\n  tried {:?}", self.floor, self.attempts)
     }
 
-    /// After a crash: the history goes on from what was found. Gives how many entries were kept, and of how many in doubt.
+    /// After a crash: the history goes on from what was found. Gives how many entries were kept, and of how many in
+    /// doubt.
     pub(super) fn go_on(&mut self, found: &[Found], candidate: &Candidate) -> (usize, usize) {
         let counts = (candidate.end - self.floor.min(candidate.end), self.entries.len() - self.floor);
         self.base.clear();

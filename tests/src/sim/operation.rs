@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use stratakv::Durability;
 use stratakv::sim::Rng;
 
-/// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first, and what is in the way
-/// of a new sequence is deleted.
+/// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first, and what is in
+/// the way of a new sequence is deleted.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
 pub enum Operation {

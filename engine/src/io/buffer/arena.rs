@@ -9,7 +9,8 @@
 //! - A lease has pages of its own. See `lease.rs` for the soundness of slices over them.
 //! - The slabs are accounted to the memory budget until they are unmapped.
 //!
-//! Lock order: `growing`, then `table`. Mapping a slab holds only `growing`, so threads that find free pages do not wait.
+//! Lock order: `growing`, then `table`. Mapping a slab holds only `growing`, so threads that find free pages do not
+//! wait.
 
 use std::sync::{Arc, Mutex};
 
@@ -76,7 +77,8 @@ impl Arena {
         self.0.limit / SLAB_BYTES
     }
 
-    /// Leases `len` contiguous bytes in whole pages, at most [`SLAB_BYTES`]. They hold old bytes: see [`Arena::lease_zeroed`].
+    /// Leases `len` contiguous bytes in whole pages, at most [`SLAB_BYTES`]. They hold old bytes: see
+    /// [`Arena::lease_zeroed`].
     pub(crate) fn lease(&self, len: usize) -> Result<Lease, Exhausted> {
         self.check(len)?;
         self.grow_until(|| self.find(len))
@@ -84,8 +86,8 @@ impl Arena {
 
     /// Leases all these lengths, or none.
     ///
-    /// No lease is given back because another one failed. That would notify the threads that wait for memory, this caller among
-    /// them, although no memory became free.
+    /// No lease is given back because another one failed. That would notify the threads that wait for memory, this
+    /// caller among them, although no memory became free.
     pub(crate) fn lease_all(&self, lens: &[usize]) -> Result<Vec<Lease>, Exhausted> {
         lens.iter().try_for_each(|&len| self.check(len))?;
         self.grow_until(|| self.find_all(lens))

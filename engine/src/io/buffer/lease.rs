@@ -1,10 +1,11 @@
 //! Leases: pages of an arena, and the tokens by which drivers move bytes into and out of them.
 //!
 //! Soundness:
-//! - One [`Lease`] owns a range of pages. Slices over the range exist only through the lease: `&[u8]` while no read into it is
-//!   in flight, `&mut [u8]` while no I/O is.
+//! - One [`Lease`] owns a range of pages. Slices over the range exist only through the lease: `&[u8]` while no read
+//!   into it is in flight, `&mut [u8]` while no I/O is.
 //! - A [`ReadTarget`] can only be made from `&mut Lease`, so no slice is alive when the kernel starts to write.
-//! - The tokens share the range with the lease. Its pages return to the arena after the lease and the last token are dropped.
+//! - The tokens share the range with the lease. Its pages return to the arena after the lease and the last token are
+//!   dropped.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -31,7 +32,8 @@ struct PageRange {
     arena: Weak<ArenaState>,
 }
 
-// SAFETY: the pointer leads into the slab, which the range keeps mapped. Access follows the rules at the top of the file.
+// SAFETY: the pointer leads into the slab, which the range keeps mapped. Access follows the rules at the top of the
+// file.
 unsafe impl Send for PageRange {}
 // SAFETY: as above. The counters are atomic.
 unsafe impl Sync for PageRange {}
@@ -93,8 +95,8 @@ impl Lease {
         if self.range.reading() {
             return None;
         }
-        // SAFETY: the range keeps `capacity >= len` initialised bytes mapped. No read is in flight, none can start while the
-        // slice lives because that takes `&mut self`, and no other lease has these pages.
+        // SAFETY: the range keeps `capacity >= len` initialised bytes mapped. No read is in flight, none can start
+        // while the slice lives because that takes `&mut self`, and no other lease has these pages.
         Some(unsafe { std::slice::from_raw_parts(self.range.start.as_ptr(), self.len) })
     }
 
@@ -103,11 +105,13 @@ impl Lease {
         if self.range.reading() || self.range.writing() {
             return None;
         }
-        // SAFETY: as in `bytes`. The exclusive borrow keeps I/O in either direction from starting while the slice lives.
+        // SAFETY: as in `bytes`. The exclusive borrow keeps I/O in either direction from starting while the slice
+        // lives.
         Some(unsafe { std::slice::from_raw_parts_mut(self.range.start.as_ptr(), self.len) })
     }
 
-    /// Returns a token to read into these bytes of the lease. Several may be in flight; their ranges should not overlap.
+    /// Returns a token to read into these bytes of the lease. Several may be in flight; their ranges should not
+    /// overlap.
     ///
     /// # Errors
     /// `InvalidArgument`: the bytes are outside of the pages. `Busy`: a write from the lease is in flight.
@@ -181,8 +185,8 @@ pub(crate) struct WriteSource {
 
 impl WriteSource {
     pub(in crate::io) fn bytes(&self) -> &[u8] {
-        // SAFETY: the range is in the pages, which are mapped and initialised. While a write source lives, no read into the lease
-        // can start and no `&mut` slice over it can be made, so the bytes do not change.
+        // SAFETY: the range is in the pages, which are mapped and initialised. While a write source lives, no read into
+        // the lease can start and no `&mut` slice over it can be made, so the bytes do not change.
         unsafe { std::slice::from_raw_parts(self.memory().address.as_ptr(), self.range.len()) }
     }
 

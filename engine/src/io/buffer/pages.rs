@@ -62,7 +62,8 @@ pub(in crate::io) fn scan(start: usize, len: usize) -> Option<bool> {
         category_anyof_mask: 0,
         return_mask: PAGE_IS_HUGE,
     };
-    // SAFETY: the argument and its one output element are valid for the call, which writes nothing else. No flag changes pages.
+    // SAFETY: the argument and its one output element are valid for the call, which writes nothing else. No flag
+    // changes pages.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
     match found {
         0 => Some(false),

@@ -13,11 +13,12 @@ use crate::io::buffer::slab::Slab;
 
 /// Memory of the embedder that [`Store::read_into`] fills directly, without a copy.
 ///
-/// The memory may be pinned for a GPU or shared with another process, for example. It is divided into slabs of 2 MiB, which
-/// io_uring registers. Each part of a read is inside one slab.
+/// The memory may be pinned for a GPU or shared with another process, for example. It is divided into slabs of 2 MiB,
+/// which io_uring registers. Each part of a read is inside one slab.
 ///
-/// Clones share the memory. It is in use until the last clone, every [`ReadBatch`] in it and every read in flight are dropped.
-/// Then `owner` is dropped. A ring that has slabs registered keeps `owner` until it next wakes, at most until the store closes.
+/// Clones share the memory. It is in use until the last clone, every [`ReadBatch`] in it and every read in flight are
+/// dropped. Then `owner` is dropped. A ring that has slabs registered keeps `owner` until it next wakes, at most until
+/// the store closes.
 ///
 /// [`Store::read_into`]: crate::Store::read_into
 /// [`ReadBatch`]: crate::ReadBatch
@@ -38,8 +39,9 @@ impl ReadRegion {
     /// [`Self::SLAB_BYTES`].
     ///
     /// # Safety
-    /// Until `owner` is dropped, the bytes are mapped, readable, writable and initialised, as memory from the system is. Only
-    /// the store writes them. Others, such as a device, read only blocks that a living [`ReadBatch`](crate::ReadBatch) holds.
+    /// Until `owner` is dropped, the bytes are mapped, readable, writable and initialised, as memory from the system
+    /// is. Only the store writes them. Others, such as a device, read only blocks that a living
+    /// [`ReadBatch`](crate::ReadBatch) holds.
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Result<Self> {
         let address = start.as_ptr().addr();
         let whole = address.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(SLAB_BYTES);
@@ -69,7 +71,8 @@ impl ReadRegion {
 
     /// Returns the offset of a slice in this region, in bytes.
     ///
-    /// Returns none for blocks that the store held in memory, because tails and cached blocks are not copied into the region.
+    /// Returns none for blocks that the store held in memory, because tails and cached blocks are not copied into the
+    /// region.
     #[must_use]
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let start = bytes.as_ptr().addr();

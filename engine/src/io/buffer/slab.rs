@@ -1,8 +1,8 @@
 //! A slab: 2 MiB of anonymous memory, on a huge page if the system gives one.
 //!
 //! Invariants:
-//! - The mapping stays while anything refers to the slab: the arena, a lease, an operation in flight, or a ring that has it
-//!   registered.
+//! - The mapping stays while anything refers to the slab: the arena, a lease, an operation in flight, or a ring that
+//!   has it registered.
 //! - A slab does not decide who may touch which bytes. The leases over it do.
 
 use std::any::Any;
@@ -82,8 +82,9 @@ impl Slab {
                 }
             }
         }
-        // The mapping has twice the size, and only its aligned part is accessible. The rest costs no memory and catches overruns.
-        // It also keeps neighbouring slabs from merging into one mapping, so the kernel reports huge pages per slab.
+        // The mapping has twice the size, and only its aligned part is accessible. The rest costs no memory and catches
+        // overruns. It also keeps neighbouring slabs from merging into one mapping, so the kernel reports huge pages
+        // per slab.
         let failed = |e: Errno| Error::io("map a slab of I/O buffers", e.into());
         let len = 2 * SLAB_BYTES;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice overlaps nothing.
@@ -113,8 +114,8 @@ impl Slab {
     /// Returns a slab in memory of the embedder.
     ///
     /// # Safety
-    /// [`SLAB_BYTES`] bytes from `start` are mapped, readable, writable and initialised as long as `owner` lives, and only
-    /// leases of this slab write them.
+    /// [`SLAB_BYTES`] bytes from `start` are mapped, readable, writable and initialised as long as `owner` lives, and
+    /// only leases of this slab write them.
     pub(in crate::io) unsafe fn lent(start: NonNull<u8>, owner: Arc<dyn Any + Send + Sync>) -> Self {
         let backing = match pages::is_huge(start.as_ptr().addr(), SLAB_BYTES) {
             true => PageBacking::Transparent,
@@ -172,7 +173,8 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         if let Mapping::Own(start, len) = self.map {
-            // SAFETY: this slab made the mapping, and every lease, operation and ring that could touch it holds the slab.
+            // SAFETY: this slab made the mapping, and every lease, operation and ring that could touch it holds the
+            // slab.
             let unmapped = unsafe { munmap(start.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok());
         }

@@ -30,8 +30,8 @@ impl SlabRange {
 
     /// Takes the first free run of `pages` pages. Returns its first page.
     ///
-    /// First fit reuses the pages that were used last, which are still in the processor's caches. A batch of reads that cycles
-    /// through all memory costs a third more.
+    /// First fit reuses the pages that were used last, which are still in the processor's caches. A batch of reads that
+    /// cycles through all memory costs a third more.
     fn take(&mut self, pages: usize) -> Option<usize> {
         if self.longest < pages {
             return None;
@@ -139,8 +139,8 @@ pub(super) struct ArenaState {
     pub(super) budget: Arc<MemoryBudget>,
     pub(super) limit: usize,
     pub(super) table: Mutex<SlabTable>,
-    /// Held while a slab is mapped, so that one need maps one slab. Taken before `table`. Threads that find free pages do not
-    /// take it.
+    /// Held while a slab is mapped, so that one need maps one slab. Taken before `table`. Threads that find free pages
+    /// do not take it.
     pub(super) growing: Mutex<()>,
 }
 

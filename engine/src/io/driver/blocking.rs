@@ -1,4 +1,5 @@
-//! Blocking operations on the calling thread, for callers that would only wait for another thread to make the same call.
+//! Blocking operations on the calling thread, for callers that would only wait for another thread to make the same
+//! call.
 
 use std::io::IoSlice;
 
@@ -48,7 +49,8 @@ fn end_of(op: &Op) -> Option<(u64, u64)> {
     start_of(op).map(|(file, offset)| (file, offset + op.len() as u64))
 }
 
-/// Writes a run of adjacent operations with one vectored write, and what that left over one by one, with retries and errors.
+/// Writes a run of adjacent operations with one vectored write, and what that left over one by one, with retries and
+/// errors.
 fn write_run(run: Vec<Op>, counters: &DeviceCounters) -> Result<()> {
     let mut written = 0;
     if run.len() > 1

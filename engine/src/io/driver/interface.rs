@@ -1,10 +1,12 @@
 //! The driver interface: a driver takes operations and returns each one with its outcome.
 //!
-//! A driver lives on one thread and serves the devices of that thread, each under a number of its own. Priorities, queues and
-//! callers belong to the scheduler. A driver calls nothing but the operating system and blocks only in [`Driver::drive`].
+//! A driver lives on one thread and serves the devices of that thread, each under a number of its own. Priorities,
+//! queues and callers belong to the scheduler. A driver calls nothing but the operating system and blocks only in
+//! [`Driver::drive`].
 //!
 //! Invariants:
-//! - The driver owns the memory and the file of an operation from [`Driver::queue`] until its completion, whatever happens.
+//! - The driver owns the memory and the file of an operation from [`Driver::queue`] until its completion, whatever
+//!   happens.
 //! - Every queued operation completes exactly once, unless the driver breaks.
 //! - A sync is never retried.
 
@@ -16,7 +18,8 @@ use crate::io::buffer::lease::{ReadTarget, WriteSource};
 use crate::io::file::device_file::DeviceFile;
 use crate::metrics::DeviceCounters;
 
-/// One operation. Direct files need offset, length and buffer address in multiples of the device's block size, at most a page.
+/// One operation. Direct files need offset, length and buffer address in multiples of the device's block size, at most
+/// a page.
 pub(crate) enum Op {
     /// Fills `into` with the file's bytes from `offset`. A file that ends earlier is an error.
     Read { file: Arc<DeviceFile>, offset: u64, into: ReadTarget },
@@ -75,8 +78,8 @@ pub(crate) struct Completion {
 pub(crate) enum Wait {
     /// It may not block.
     No,
-    /// It blocks until about this many operations have completed, or until some have and about two milliseconds have passed, or
-    /// until a wake-up. io_uring counts a wake-up as one more completion.
+    /// It blocks until about this many operations have completed, or until some have and about two milliseconds have
+    /// passed, or until a wake-up. io_uring counts a wake-up as one more completion.
     Completions(usize),
     /// It blocks until a wake-up or any completion.
     Wake,
@@ -91,8 +94,8 @@ pub(crate) trait Wake: Send + Sync {
 pub(crate) struct ServedDevice<'a> {
     /// The name for threads that serve only this device.
     pub(crate) name: &'a str,
-    /// The descriptor that holds the device's lock. The driver keeps it open until the device's last operation has completed,
-    /// even if the process is killed.
+    /// The descriptor that holds the device's lock. The driver keeps it open until the device's last operation has
+    /// completed, even if the process is killed.
     pub(crate) lock: Option<BorrowedFd<'a>>,
     pub(crate) counters: &'a Arc<DeviceCounters>,
 }

@@ -6,8 +6,8 @@
 //! | threads with pread and pwrite | [`posix`] | io_uring is absent or forbidden, or the options ask for it |
 //! | glommio, tokio-uring | `runtimes` | the host runs that runtime, with the feature of that name |
 //!
-//! All drivers implement [`interface::Driver`] and judge raw results by [`progress::InFlight`]. [`blocking`] executes single
-//! operations on the calling thread. The callers are the shards and thread rings of the scheduler.
+//! All drivers implement [`interface::Driver`] and judge raw results by [`progress::InFlight`]. [`blocking`] executes
+//! single operations on the calling thread. The callers are the shards and thread rings of the scheduler.
 
 pub(crate) mod blocking;
 pub(crate) mod interface;

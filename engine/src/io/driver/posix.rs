@@ -1,7 +1,8 @@
-//! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without io_uring.
+//! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without
+//! io_uring.
 //!
-//! [`Driver::drive`] hands queued operations to the workers of their device and waits for completions in one queue that all
-//! devices share. A slow device delays only its own workers.
+//! [`Driver::drive`] hands queued operations to the workers of their device and waits for completions in one queue that
+//! all devices share. A slow device delays only its own workers.
 //!
 //! Lock order: a worker holds either the jobs of its device or the completion queue, never both.
 

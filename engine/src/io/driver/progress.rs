@@ -1,7 +1,7 @@
 //! An operation in flight: what a raw result of the system means, and whether to continue. All drivers share it.
 //!
-//! A short transfer continues with the rest. EINTR and EAGAIN are retried after a pause, except in a sync. A transfer that
-//! makes no progress, and any other error number, fails the operation.
+//! A short transfer continues with the rest. EINTR and EAGAIN are retried after a pause, except in a sync. A transfer
+//! that makes no progress, and any other error number, fails the operation.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -141,8 +141,9 @@ impl InFlight {
         let Op::Read { into, .. } = &self.op else { return };
         let memory = into.memory();
         let len = bytes.len().min(memory.len - self.done);
-        // SAFETY: the read target inside is the permission to write into these bytes, of which `len` are left from `done` on. The
-        // source is other memory, because no slice over the target's memory exists while the target lives.
+        // SAFETY: the read target inside is the permission to write into these bytes, of which `len` are left from
+        // `done` on. The source is other memory, because no slice over the target's memory exists while the target
+        // lives.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.as_ptr().add(self.done), len) };
     }
 }

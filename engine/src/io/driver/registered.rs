@@ -1,14 +1,14 @@
 //! The files and buffers that a ring has registered: files, locks of its devices, and slabs as fixed buffers.
 //!
-//! Both tables are sparse. The first request that uses a file or slab registers it. If the table is full or the kernel refuses,
-//! requests use the file or slab unregistered.
+//! Both tables are sparse. The first request that uses a file or slab registers it. If the table is full or the kernel
+//! refuses, requests use the file or slab unregistered.
 //!
 //! Invariants:
 //! - A registered slab stays mapped until it is unregistered, because the kernel has its pages pinned.
 //! - A file that no operation holds has nothing in flight, so a sweep may unregister it once it is closed.
 //!
-//! The tables use the hash of `rustc-hash`: their keys are ids and addresses of this process, and one multiplication per
-//! request is enough.
+//! The tables use the hash of `rustc-hash`: their keys are ids and addresses of this process, and one multiplication
+//! per request is enough.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Weak};
@@ -53,7 +53,8 @@ impl FileTable {
         table
     }
 
-    /// Registers a lock until [`Self::release`] or the end of the ring. Returns its slot, or adds a note and returns none.
+    /// Registers a lock until [`Self::release`] or the end of the ring. Returns its slot, or adds a note and returns
+    /// none.
     pub(in crate::io) fn hold(&mut self, ring: &IoUring, lock: BorrowedFd<'_>, notes: &mut Vec<String>) -> Option<u32> {
         let registered = match self.free.pop() {
             // `new` has noted it.

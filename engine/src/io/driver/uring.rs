@@ -8,11 +8,12 @@
 //! 5. Takes the completions. Short transfers are queued again for the rest.
 //!
 //! Invariants:
-//! - At most [`DEPTH`] operations of a device are queued or in the kernel, so one device overflows neither ring. If several
-//!   devices overflow the completion ring, the kernel keeps the completions (`NODROP`).
+//! - At most [`DEPTH`] operations of a device are queued or in the kernel, so one device overflows neither ring. If
+//!   several devices overflow the completion ring, the kernel keeps the completions (`NODROP`).
 //! - An entry of `ops` owns the memory and the file of its operation. Only the operation's own completion frees it.
 //! - Whenever the thread blocks in a shard's ring, the ring holds a poll of the wake-up eventfd.
-//! - The ring is dropped before the memory that the kernel may touch. If operations cannot be waited for, their memory is leaked.
+//! - The ring is dropped before the memory that the kernel may touch. If operations cannot be waited for, their memory
+//!   is leaked.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -133,8 +134,8 @@ impl Uring {
 
     /// Sets a ring up on which the calling thread drives its own reads of one device, which has number 0.
     ///
-    /// No other thread wakes the ring. The ring does not hold the device's lock, because a read that outlives the process is
-    /// harmless.
+    /// No other thread wakes the ring. The ring does not hold the device's lock, because a read that outlives the
+    /// process is harmless.
     ///
     /// # Errors
     /// The kernel's refusal of a ring.
@@ -155,7 +156,8 @@ impl Uring {
         }
     }
 
-    /// Fills the submission ring from the queue. If the ring is too small for all devices together, empties it into the kernel.
+    /// Fills the submission ring from the queue. If the ring is too small for all devices together, empties it into the
+    /// kernel.
     fn push_queued(&mut self) -> Result<()> {
         if !self.armed {
             let poll =
@@ -283,7 +285,8 @@ impl Uring {
         for entry in entries.drain(..) {
             if entry.user_data() == WAKE {
                 if entry.result() < 0 {
-                    // The kernel refuses a multishot poll. If it refuses the single poll too, this would become a busy loop.
+                    // The kernel refuses a multishot poll. If it refuses the single poll too, this would become a busy
+                    // loop.
                     self.broken = !self.multishot;
                     self.multishot = false;
                 }
@@ -401,8 +404,8 @@ impl Driver for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Operations are left only after a panic or in a broken ring. The kernel may still write into their memory, so this waits
-        // for them. If that is impossible, the memory is leaked.
+        // Operations are left only after a panic or in a broken ring. The kernel may still write into their memory, so
+        // this waits for them. If that is impossible, the memory is leaked.
         self.queued.clear();
         self.later.clear();
         let mut done = Vec::new();

@@ -1,7 +1,7 @@
 //! Cached files: files that are opened when they are used, and closed when too many are open.
 //!
-//! A store has more segments than a process may have descriptors. [`FdCache`] limits the open ones. It closes the file that was
-//! not used for the longest time, with a second chance for files used since the last look.
+//! A store has more segments than a process may have descriptors. [`FdCache`] limits the open ones. It closes the file
+//! that was not used for the longest time, with a second chance for files used since the last look.
 //!
 //! Invariants:
 //! - A file in use is not closed.
@@ -106,7 +106,8 @@ impl CachedFile {
         let closed = || Error::new(ErrorKind::Closed, format!("open {}: the store is closed", self.path));
         let directory = self.directory.upgrade().ok_or_else(closed)?;
         let fresh = match directory.open_file(&self.path, directory.access()) {
-            // A file system that became read-only after an error can still be read. It is not cached, because it may recover.
+            // A file system that became read-only after an error can still be read. It is not cached, because it may
+            // recover.
             Err(e) if e.raw_os_error() == Some(libc::EROFS) => {
                 return directory.open_file(&self.path, Access::ReadOnly);
             }

@@ -74,7 +74,8 @@ impl DeviceFile {
         self.direct
     }
 
-    /// Returns whether the file's blocks were reserved at creation, so that writes within its length cannot run out of space.
+    /// Returns whether the file's blocks were reserved at creation, so that writes within its length cannot run out of
+    /// space.
     #[allow(dead_code, reason = "only tests call it so far")]
     pub(crate) fn is_preallocated(&self) -> bool {
         self.preallocated

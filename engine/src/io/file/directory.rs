@@ -64,8 +64,8 @@ pub(crate) trait Directory: Send + Sync {
 
     /// Returns whether a sync of any file also makes completed overwrites of other files durable.
     ///
-    /// An overwrite is a write to bytes that had been written and synced before. The file system must write these in place and
-    /// flush the whole device in every sync.
+    /// An overwrite is a write to bytes that had been written and synced before. The file system must write these in
+    /// place and flush the whole device in every sync.
     fn sync_covers_overwrites(&self) -> bool {
         false
     }
@@ -81,14 +81,16 @@ pub(crate) trait Directory: Send + Sync {
     /// Renames a file. A file at `to` is replaced.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
     fn remove_file(&self, path: &str) -> Result<()>;
-    /// Returns the files and directories in `path`, which is `.` for the root, sorted by name. Anything else is an error.
+    /// Returns the files and directories in `path`, which is `.` for the root, sorted by name. Anything else is an
+    /// error.
     fn list(&self, path: &str) -> Result<Vec<DirectoryEntry>>;
     /// Creates a directory unless it exists.
     fn mkdir(&self, path: &str) -> Result<()>;
     /// Makes the names in `path` durable. A failure poisons the device and is never retried.
     fn sync_dir(&self, path: &str) -> Result<()>;
 
-    /// Reads `len` bytes at `offset`, or fewer if the file ends. `len` is at most [`SMALL_BYTES_MAX`], `offset` in whole pages.
+    /// Reads `len` bytes at `offset`, or fewer if the file ends. `len` is at most [`SMALL_BYTES_MAX`], `offset` in
+    /// whole pages.
     fn read_small(&self, file: &DeviceFile, offset: u64, len: usize) -> Result<Vec<u8>>;
     /// Writes whole pages at a page offset. They are durable after [`Directory::sync_small`].
     fn write_small(&self, file: &DeviceFile, offset: u64, bytes: &[u8]) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Files: device directories and the files in them.
 //!
-//! A device is a directory. [`directory::Directory`] is the interface to its names and small reads and writes, and a seam: the
-//! simulator implements it too. Queued I/O on its files belongs to the drivers.
+//! A device is a directory. [`directory::Directory`] is the interface to its names and small reads and writes, and a
+//! seam: the simulator implements it too. Queued I/O on its files belongs to the drivers.
 //!
 //! | Type | What it is | File |
 //! |---|---|---|

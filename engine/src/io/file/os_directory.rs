@@ -32,8 +32,8 @@ pub(crate) struct OsDirectoryOptions {
     pub(crate) access: Access,
     /// Whether a missing directory is created. Its parent must exist.
     pub(crate) create: bool,
-    /// How long to wait for a lock that another process holds. A killed process keeps it until its ring is gone and its last
-    /// writes have completed. Without writes that takes about 70 ms after the process was reaped.
+    /// How long to wait for a lock that another process holds. A killed process keeps it until its ring is gone and its
+    /// last writes have completed. Without writes that takes about 70 ms after the process was reaped.
     pub(crate) lock_wait: Duration,
 }
 
@@ -58,8 +58,8 @@ impl OsDirectory {
     /// Opens and locks a device directory.
     ///
     /// # Errors
-    /// `Configuration`: the directory is missing, no directory, a symbolic link, of another owner, or writable by others.
-    /// `InUse`: another process or store holds the lock.
+    /// `Configuration`: the directory is missing, no directory, a symbolic link, of another owner, or writable by
+    /// others. `InUse`: another process or store holds the lock.
     pub(crate) fn open(path: &Path, options: OsDirectoryOptions) -> Result<Arc<Self>> {
         ignore_file_size_signal();
         // This also drops a trailing slash, which would follow a symbolic link.

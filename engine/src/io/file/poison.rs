@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Set once a sync failed.
 ///
-/// From then on the content of the device is unknown. A repeated sync could report success although the data is lost, because
-/// the kernel reports a write-back error only once.
+/// From then on the content of the device is unknown. A repeated sync could report success although the data is lost,
+/// because the kernel reports a write-back error only once.
 #[derive(Default)]
 pub(crate) struct Poison(OnceLock<String>);
 

@@ -1,11 +1,11 @@
 //! Batches: what callers hand to a shard, and how they learn each outcome.
 //!
-//! A caller builds a [`Batch`] of [`Request`]s, submits it through a `ShardHandle`, and its [`Sink`] hears one outcome per
-//! request. [`Waiter`] is the sink of callers that block.
+//! A caller builds a [`Batch`] of [`Request`]s, submits it through a `ShardHandle`, and its [`Sink`] hears one outcome
+//! per request. [`Waiter`] is the sink of callers that block.
 //!
 //! Invariants:
-//! - A sink hears each request exactly once, even if the shard ends or panics: [`AcceptedBatch`] and [`PendingRequest`] report
-//!   `Closed` when they are dropped.
+//! - A sink hears each request exactly once, even if the shard ends or panics: [`AcceptedBatch`] and [`PendingRequest`]
+//!   report `Closed` when they are dropped.
 //! - A sink hears the outcome after the request's buffers are free again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ use crate::sync::{Condvar, Mutex, drive_until, hold};
 
 /// The urgency of a batch, most urgent first.
 ///
-/// Every class but `Demand` has a bounded number of requests in flight, and a lower bound while a demand read is in flight.
+/// Every class but `Demand` has a bounded number of requests in flight, and a lower bound while a demand read is in
+/// flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
     /// Reads that a caller is waiting for.
@@ -159,7 +160,8 @@ pub(crate) struct Waiter {
 struct WaiterState {
     left: usize,
     error: Option<Error>,
-    /// Number of blocked threads. The last outcome notifies only if there are any, because a notification is a system call.
+    /// Number of blocked threads. The last outcome notifies only if there are any, because a notification is a system
+    /// call.
     blocked: usize,
 }
 

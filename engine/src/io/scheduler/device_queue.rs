@@ -1,13 +1,13 @@
 //! The queue of one device in a shard: batches by priority, and what of them may be in flight.
 //!
-//! The shard's thread is the only caller. At each turn it moves batches from the device's inbox to the queue of their class,
-//! takes the operations that may begin, and reports the operations that completed.
+//! The shard's thread is the only caller. At each turn it moves batches from the device's inbox to the queue of their
+//! class, takes the operations that may begin, and reports the operations that completed.
 //!
 //! Invariants:
 //! - A file has one sync in flight, because the kernel reports a write-back error to one sync of a file only.
 //! - After a failed sync the device is poisoned: later writes and syncs are refused, and no sync in flight is believed.
-//! - Every class but demand reads has a limit of operations in flight. The limit is lower while a demand read is in flight,
-//!   because the read waits behind them in the device.
+//! - Every class but demand reads has a limit of operations in flight. The limit is lower while a demand read is in
+//!   flight, because the read waits behind them in the device.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -40,7 +40,8 @@ pub(super) struct DeviceQueue {
     pub(super) handle: DeviceHandle,
     queues: [VecDeque<AcceptedBatch>; CLASSES],
     in_flight: [usize; CLASSES],
-    /// Writes that completed in time since the last demand read, minus slow ones, within the range that changes the limit.
+    /// Writes that completed in time since the last demand read, minus slow ones, within the range that changes the
+    /// limit.
     undisturbed: usize,
     /// The count of begun direct reads when it was last read.
     direct_reads_seen: usize,
@@ -67,7 +68,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Returns the next operation of a class that may begin now. `depth` is the number of operations that the driver takes.
+    /// Returns the next operation of a class that may begin now. `depth` is the number of operations that the driver
+    /// takes.
     pub(super) fn next(&mut self, class: usize, depth: usize) -> Option<(Op, PendingRequest)> {
         while self.in_flight[class] < self.limit(class)
             && depth.saturating_sub(self.in_flight()) > self.reserved_for_others(class)
@@ -162,8 +164,8 @@ impl DeviceQueue {
 
     /// Returns how many completions to wait for, and whether a demand read is among them. Returns none while idle.
     ///
-    /// Syncs are slow and complete alone, so they do not count. Without a demand read the slice is short if few operations are
-    /// in flight, because a demand read that arrives may have to wait for the end of the slice.
+    /// Syncs are slow and complete alone, so they do not count. Without a demand read the slice is short if few
+    /// operations are in flight, because a demand read that arrives may have to wait for the end of the slice.
     pub(super) fn slice(&self) -> Option<(bool, usize)> {
         match (self.in_flight(), self.in_flight[Priority::Demand as usize]) {
             (0, _) => None,
@@ -172,8 +174,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Announces that the thread is about to block. Returns `false` if a batch is waiting or the inbox was closed, and then the
-    /// thread must not block.
+    /// Announces that the thread is about to block. Returns `false` if a batch is waiting or the inbox was closed, and
+    /// then the thread must not block.
     pub(super) fn fall_asleep(&self) -> bool {
         self.handle.inbox.fall_asleep() && self.handle.inbox.is_closing() == self.closing
     }
@@ -202,8 +204,8 @@ mod tests {
         (0..times).for_each(|_| queue.wrote(Some(Duration::from_millis(1))));
     }
 
-    /// The write limit grows while no demand read is in flight. It falls back at the first demand read, through the shard or
-    /// direct, and it shrinks with slow writes.
+    /// The write limit grows while no demand read is in flight. It falls back at the first demand read, through the
+    /// shard or direct, and it shrinks with slow writes.
     #[test]
     fn the_write_limit_grows_without_demand_reads() {
         let handle = DeviceHandle::new(Arc::default(), Arc::default());

@@ -1,15 +1,15 @@
-//! The inbox of a device: a bounded lock-free queue of batches, with a wake-up that costs a system call only if the shard
-//! sleeps.
+//! The inbox of a device: a bounded lock-free queue of batches, with a wake-up that costs a system call only if the
+//! shard sleeps.
 //!
 //! Callers push batches from any thread. The shard's thread pops them. Both sides follow one protocol:
 //! 1. The producer pushes the batch, executes a fence and reads `sleeping`. If it is set, the producer wakes the shard.
 //! 2. The shard sets `sleeping`, executes a fence and reads the queue. If the queue is empty, the shard blocks.
 //!
 //! Invariants:
-//! - No wake-up is lost. Both fences are sequentially consistent, so at least one side sees the other's store: either the
-//!   producer wakes the shard, or the shard finds the batch and does not block.
-//! - No batch is forgotten. The same argument with `dead` in place of `sleeping` shows that a batch pushed while the shard
-//!   ends is completed by the producer or by the shard.
+//! - No wake-up is lost. Both fences are sequentially consistent, so at least one side sees the other's store: either
+//!   the producer wakes the shard, or the shard finds the batch and does not block.
+//! - No batch is forgotten. The same argument with `dead` in place of `sleeping` shows that a batch pushed while the
+//!   shard ends is completed by the producer or by the shard.
 //!
 //! `tests::loom` explores the interleavings of both sides.
 
@@ -92,7 +92,8 @@ impl Inbox {
         self.queue.is_empty()
     }
 
-    /// Announces that the shard is about to block. Returns `false` if a batch is waiting, and then the shard must not block.
+    /// Announces that the shard is about to block. Returns `false` if a batch is waiting, and then the shard must not
+    /// block.
     pub(super) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

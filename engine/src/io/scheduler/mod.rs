@@ -1,8 +1,8 @@
 //! The scheduler: threads that serve devices, and the batches that callers hand to them.
 //!
 //! Each shard thread owns one driver and serves one device or several. A caller submits a [`Batch`] through a
-//! [`ShardHandle`]; the batch waits in the device's inbox, the shard's loop submits its operations by [`Priority`], and its
-//! [`Sink`] hears each outcome.
+//! [`ShardHandle`]; the batch waits in the device's inbox, the shard's loop submits its operations by [`Priority`], and
+//! its [`Sink`] hears each outcome.
 //!
 //! | Type | What it is | File |
 //! |---|---|---|
@@ -14,7 +14,8 @@
 //! | [`ThreadRings`] | rings of callers that drive their own reads | `thread_ring.rs` |
 //! | [`ThreadlessScheduler`] | the seam for a simulator | `threadless.rs` |
 //!
-//! Callers are the rooms `log`, `read`, `sequence` and `maintenance`. The scheduler knows nothing of frames or segments.
+//! Callers are the rooms `log`, `read`, `sequence` and `maintenance`. The scheduler knows nothing of frames or
+//! segments.
 
 mod affinity;
 mod batch;

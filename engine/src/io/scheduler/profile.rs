@@ -1,8 +1,8 @@
-//! What a device is expected to take for a read: seconds per request, seconds per byte, and what is queued. Probe when a store is
-//! created on it, refreshed from what reads really took.
+//! What a device is expected to take for a read: seconds per request, seconds per byte, and what is queued. Probe when
+//! a store is created on it, refreshed from what reads really took.
 //!
-//! A batch of `n` requests and `b` bytes takes about `n * request_s + b * byte_s`: one device under load ends a request every
-//! `request_s`, or is held up by bytes. A single request takes `latency_s` on top.
+//! A batch of `n` requests and `b` bytes takes about `n * request_s + b * byte_s`: one device under load ends a request
+//! every `request_s`, or is held up by bytes. A single request takes `latency_s` on top.
 
 use crate::metrics::lock;
 use serde::Serialize;
@@ -181,7 +181,8 @@ impl Profile {
 }
 
 impl DeviceEstimate {
-    /// The gap that takes as long as a request, in whole pages; no more than a small piece, so that a wrong figure costs little.
+    /// The gap that takes as long as a request, in whole pages; no more than a small piece, so that a wrong figure
+    /// costs little.
     fn gap_bytes(&self) -> usize {
         let bytes = self.request_s / self.byte_s;
         (bytes.min(65536.0) as usize) / 4096 * 4096

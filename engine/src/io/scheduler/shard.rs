@@ -1,7 +1,7 @@
 //! The loop of a shard: it moves batches from inboxes to the driver by priority, and outcomes from the driver to sinks.
 //!
-//! A shard serves one device or several, each through a [`DeviceQueue`] of its own. The devices share the thread and the ring,
-//! and nothing else that one of them could use up.
+//! A shard serves one device or several, each through a [`DeviceQueue`] of its own. The devices share the thread and
+//! the ring, and nothing else that one of them could use up.
 //!
 //! One turn of the loop:
 //! 1. Serve the devices that registered since the last turn.
@@ -114,7 +114,8 @@ impl Shard {
 
     /// Releases devices that were closed and are done. Returns whether none is left and none can register.
     ///
-    /// The last device stays until the shard is dropped, so that the ring is closed before the device's lock is released.
+    /// The last device stays until the shard is dropped, so that the ring is closed before the device's lock is
+    /// released.
     fn release_closed(&mut self) -> bool {
         for device in 0..self.devices.len() {
             if !self.devices[device].as_ref().is_some_and(DeviceQueue::is_done) {
@@ -129,7 +130,8 @@ impl Shard {
         self.queues().next().is_none() && self.registrations.close_if_empty()
     }
 
-    /// Moves batches from the inboxes to the queues, and operations from the queues to the driver as far as limits allow.
+    /// Moves batches from the inboxes to the queues, and operations from the queues to the driver as far as limits
+    /// allow.
     pub(crate) fn take_in(&mut self) {
         self.devices.iter_mut().flatten().for_each(DeviceQueue::take_in);
         self.issue();

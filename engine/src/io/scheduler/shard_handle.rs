@@ -84,7 +84,8 @@ impl ShardHandle {
         waiter.wait()
     }
 
-    /// Executes a write or sync on the calling thread, which saves two thread switches. A failed sync poisons the device.
+    /// Executes a write or sync on the calling thread, which saves two thread switches. A failed sync poisons the
+    /// device.
     ///
     /// The caller of a sync holds [`Self::lock_syncs`].
     ///
@@ -109,8 +110,8 @@ impl ShardHandle {
 
     /// Syncs files on the calling thread and on helper threads at the same time.
     ///
-    /// One flush of the device serves all syncs that wait for it. Concurrent syncs of many files therefore cost little more than
-    /// one. The caller holds [`Self::lock_syncs`].
+    /// One flush of the device serves all syncs that wait for it. Concurrent syncs of many files therefore cost little
+    /// more than one. The caller holds [`Self::lock_syncs`].
     ///
     /// # Errors
     /// The first failure, or `Poisoned`.
@@ -165,8 +166,8 @@ impl ShardHandle {
         }
     }
 
-    /// Wakes the shard so that its driver unregisters slabs and files that are gone, after [`Arena::trim`] or after files were
-    /// closed.
+    /// Wakes the shard so that its driver unregisters slabs and files that are gone, after [`Arena::trim`] or after
+    /// files were closed.
     ///
     /// [`Arena::trim`]: crate::io::buffer::arena::Arena::trim
     pub(crate) fn nudge(&self) {

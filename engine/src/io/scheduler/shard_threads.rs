@@ -5,8 +5,8 @@
 //! 2. Otherwise, or if that thread is about to exit, a new thread starts with the device as its first one.
 //! 3. The caller waits until the thread reports that its driver serves the device, or why not.
 //!
-//! Lock order: `running` is held while a thread is chosen or started. No other lock is taken under it except the registration
-//! queue's, which is a leaf.
+//! Lock order: `running` is held while a thread is chosen or started. No other lock is taken under it except the
+//! registration queue's, which is a leaf.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, Weak};

@@ -1,4 +1,5 @@
-//! Thread rings: io_uring rings on which a calling thread drives its own demand reads, without a switch to the shard's thread.
+//! Thread rings: io_uring rings on which a calling thread drives its own demand reads, without a switch to the shard's
+//! thread.
 //!
 //! How a read runs:
 //! 1. A thread that has read a few times takes its rings, one per device, or a place for new ones.
@@ -7,9 +8,10 @@
 //! 4. It puts the rings back.
 //!
 //! Invariants:
-//! - A ring is used by the thread that set it up, by one call at a time, and it is empty when the call returns. Therefore no
-//!   other thread ever needs to complete its operations.
-//! - Idle rings keep slabs and files registered. [`ThreadRings::close_idle`] releases them from any thread by closing the rings.
+//! - A ring is used by the thread that set it up, by one call at a time, and it is empty when the call returns.
+//!   Therefore no other thread ever needs to complete its operations.
+//! - Idle rings keep slabs and files registered. [`ThreadRings::close_idle`] releases them from any thread by closing
+//!   the rings.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -28,8 +30,8 @@ use crate::metrics::lock;
 const RINGS_MAX: usize = 16;
 /// Reads of a thread before it gets rings, because setting rings up pays only for threads that read again.
 const READS_BEFORE: u32 = 2;
-/// Up to this many bytes a read waits for all completions at once. Of a larger read, the first part is used while the rest is
-/// in flight.
+/// Up to this many bytes a read waits for all completions at once. Of a larger read, the first part is used while the
+/// rest is in flight.
 const WHOLE_BYTES: usize = 384 << 10;
 
 thread_local! {
@@ -110,9 +112,9 @@ impl DeviceReads<'_> {
 
     /// Returns how many completions to wait for.
     ///
-    /// A small batch is waited for at once. Of a large batch, the call waits for three quarters while requests are queued or none
-    /// has completed, and then for the rest. With half, fewer parts were complete and the rest had more to verify. More and
-    /// smaller slices cost more system calls than they hide.
+    /// A small batch is waited for at once. Of a large batch, the call waits for three quarters while requests are
+    /// queued or none has completed, and then for the rest. With half, fewer parts were complete and the rest had more
+    /// to verify. More and smaller slices cost more system calls than they hide.
     fn slice(&self) -> usize {
         let small = self.in_flight * self.bytes_each <= WHOLE_BYTES;
         let first = self.in_flight == self.tags.len() || 2 * self.in_flight > self.ring.depth();
@@ -146,11 +148,12 @@ impl ThreadRings {
         Self { arena, pool: Mutex::default() }
     }
 
-    /// Executes reads on the calling thread. The sink hears each request once, and `step` runs after each slice of completions.
+    /// Executes reads on the calling thread. The sink hears each request once, and `step` runs after each slice of
+    /// completions.
     ///
     /// # Errors
-    /// The batches, untouched, if this thread has no ring or a device has another driver. The caller then submits them to the
-    /// shards.
+    /// The batches, untouched, if this thread has no ring or a device has another driver. The caller then submits them
+    /// to the shards.
     pub(crate) fn read<'a>(
         &self,
         batches: Vec<ThreadRingBatch<'a>>,
@@ -188,7 +191,8 @@ impl ThreadRings {
         Ok(())
     }
 
-    /// Sets up the rings that the batches need. Returns `false` if the kernel refused one; the place of the thread is free then.
+    /// Sets up the rings that the batches need. Returns `false` if the kernel refused one; the place of the thread is
+    /// free then.
     fn set_up(&self, own: &mut ThreadRing, batches: &[ThreadRingBatch<'_>]) -> bool {
         for batch in batches {
             if own.rings.len() <= batch.device {

@@ -1,7 +1,7 @@
 //! The scheduling seam: shards that run on the threads of their callers instead of threads of their own.
 //!
-//! A store whose environment brings a [`ThreadlessScheduler`] starts no shard thread. Every device that it opens is served by a
-//! [`ThreadlessDevice`], which runs turns of its shard when callers submit, wait or close.
+//! A store whose environment brings a [`ThreadlessScheduler`] starts no shard thread. Every device that it opens is
+//! served by a [`ThreadlessDevice`], which runs turns of its shard when callers submit, wait or close.
 
 use super::device_handle::DeviceHandle;
 use crate::error::Result;

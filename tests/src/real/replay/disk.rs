@@ -1,7 +1,8 @@
 //! A block device in memory that remembers: a FUSE file system of two files, behind which loop devices stand.
 //!
-//! `disk` logs every write, discard and flush at its completion, refuses what is not aligned, and fails on demand. `image`
-//! is a state that `disk` may have been left in by a power failure; what is written to it is forgotten with the next one.
+//! `disk` logs every write, discard and flush at its completion, refuses what is not aligned, and fails on demand.
+//! `image` is a state that `disk` may have been left in by a power failure; what is written to it is forgotten with the
+//! next one.
 
 use crate::rng::Rng;
 use fuser::{

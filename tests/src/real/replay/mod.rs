@@ -163,7 +163,8 @@ impl Drop for Session {
     }
 }
 
-/// Makes a file system with a store, and works on it; what was reported, each with the requests that had completed by then.
+/// Makes a file system with a store, and works on it; what was reported, each with the requests that had completed by
+/// then.
 fn record(
     file_system: &str,
     device: &Device,

@@ -103,7 +103,8 @@ struct Runner<'c> {
     exceeded: u64,
     /// Disks of the store, as far as is known.
     disks: Vec<usize>,
-    /// Once disks left or joined: those that are members and not lost, and the bytes of their files when that was looked at.
+    /// Once disks left or joined: those that are members and not lost, and the bytes of their files when that was
+    /// looked at.
     held: (Vec<usize>, u64),
     /// Operations of devices that had failed when the store was opened.
     failed: u64,

@@ -219,10 +219,11 @@ impl Runner<'_> {
         failed(format!("recovered {found:?}: {wrong}\n  {}", self.model.describe()))
     }
 
-    /// Reads all sequences and compares their groups with a state. Returns what is in their layers, or what is not as in the state.
+    /// Reads all sequences and compares their groups with a state. Returns what is in their layers, or what is not as
+    /// in the state.
     ///
-    /// A tail under a codec is not compared here. The order of reads decides what the devices do, and recorded histories must
-    /// stay what they are: a state that differs in such a tail alone is read to its end.
+    /// A tail under a codec is not compared here. The order of reads decides what the devices do, and recorded
+    /// histories must stay what they are: a state that differs in such a tail alone is read to its end.
     fn read_as(
         &mut self,
         store: &Store,

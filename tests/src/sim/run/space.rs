@@ -87,8 +87,9 @@ impl Runner<'_> {
         }
     }
 
-    /// The files grow to the capacity and no further, and where they are beyond it not at all. Once a disk left or joined, those of
-    /// the disks that are members now, as they are when an operation ends. The state of a manifest that the capacity leaves too little for is written all the same, and counted.
+    /// The files grow to the capacity and no further, and where they are beyond it not at all. Once a disk left or
+    /// joined, those of the disks that are members now, as they are when an operation ends. The state of a manifest
+    /// that the capacity leaves too little for is written all the same, and counted.
     pub(super) fn within_capacity(&mut self) -> Stopped {
         self.note_given_up();
         let peak = self.simulation.take_peak_bytes();

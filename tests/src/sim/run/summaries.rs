@@ -10,7 +10,8 @@ use stratakv::retrieval::{
 };
 
 impl Runner<'_> {
-    /// Attaches a selector of calibration-free summaries to the sequence of a slot, and holds what they know against the keys.
+    /// Attaches a selector of calibration-free summaries to the sequence of a slot, and holds what they know against
+    /// the keys.
     pub(super) fn attach(&mut self, slot: usize, landmarks: bool) -> Stopped {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };

@@ -94,8 +94,8 @@ impl Runtime for Glommio {
 fn copy(bytes: &ReadResult, flight: &InFlight) -> usize {
     let Some((_, memory)) = flight.rest() else { return 0 };
     let len = bytes.len().min(memory.len);
-    // SAFETY: the read target inside the flight is the permission to write into these bytes, of which there are at least
-    // `len`; glommio's buffer is another piece of memory.
+    // SAFETY: the read target inside the flight is the permission to write into these bytes, of which there are at
+    // least `len`; glommio's buffer is another piece of memory.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.as_ptr(), len) };
     len
 }

@@ -1,7 +1,8 @@
 //! Drivers on the runtimes glommio and tokio-uring, for hosts that run them.
 //!
-//! Each read is a task of the runtime. Writes and syncs block a thread of its pool, so that none of them outlives the process
-//! and with it the lock of the device. A runtime lives on the thread of its shard and runs only inside [`Driver::drive`].
+//! Each read is a task of the runtime. Writes and syncs block a thread of its pool, so that none of them outlives the
+//! process and with it the lock of the device. A runtime lives on the thread of its shard and runs only inside
+//! [`Driver::drive`].
 //!
 //! Invariants:
 //! - The runtime opens each device file once and closes it when the device has closed its own.

@@ -35,8 +35,8 @@ impl RuntimeBuffer {
     }
 }
 
-// SAFETY: the memory belongs to the lease that the read target inside keeps in flight, and stays where it is when the target
-// moves; what is left changes only in `InFlight::on_result`, which wants the flight back from the runtime.
+// SAFETY: the memory belongs to the lease that the read target inside keeps in flight, and stays where it is when the
+// target moves; what is left changes only in `InFlight::on_result`, which wants the flight back from the runtime.
 unsafe impl IoBuf for RuntimeBuffer {
     fn stable_ptr(&self) -> *const u8 {
         self.rest().0

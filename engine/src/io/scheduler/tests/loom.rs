@@ -61,7 +61,8 @@ fn complete(mut batch: AcceptedBatch) {
     }
 }
 
-/// The loop of a shard whose driver is done at once: as `Shard::run`, for those devices and others that come through the registrations.
+/// The loop of a shard whose driver is done at once: as `Shard::run`, for those devices and others that come through
+/// the registrations.
 fn shard(inboxes: &[Arc<Inbox>], registrations: &RegistrationQueue<Arc<Inbox>>, bell: &Bell) {
     let mut inboxes = inboxes.to_vec();
     loop {

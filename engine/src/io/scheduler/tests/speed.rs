@@ -1,5 +1,5 @@
-//! The shard against a bare io_uring loop. Run alone, in release: `cargo test --release -p stratakv --lib speed -- --ignored --nocapture`,
-//! with STRATAKV_TEST_NO_THP=1 on plain pages.
+//! The shard against a bare io_uring loop. Run alone, in release: `cargo test --release -p stratakv --lib speed --
+//! --ignored --nocapture`, with STRATAKV_TEST_NO_THP=1 on plain pages.
 
 use super::*;
 use crate::io::tests::bare;
