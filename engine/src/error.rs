@@ -80,9 +80,10 @@ impl fmt::Display for Corruption {
 }
 
 /// An error: its kind, its context in words, and its source if it has one.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorDetails>);
 
-struct Inner {
+/// The content of an error, boxed so that results stay small.
+struct ErrorDetails {
     kind: ErrorKind,
     context: String,
     corruption: Option<Corruption>,
@@ -94,7 +95,7 @@ impl Error {
     /// Returns an error of this kind with this context.
     #[must_use]
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: None, queued: false }))
+        Self(Box::new(ErrorDetails { kind, context: context.into(), corruption: None, source: None, queued: false }))
     }
 
     /// Returns an error of the operating system during `context`. ENOSPC, EDQUOT and EFBIG become
@@ -106,13 +107,19 @@ impl Error {
             Some(code) if no_space.iter().any(|e| e.raw_os_error() == code) => ErrorKind::NoSpace,
             _ => ErrorKind::Io,
         };
-        Self(Box::new(Inner { kind, context: context.into(), corruption: None, source: Some(source), queued: false }))
+        Self(Box::new(ErrorDetails {
+            kind,
+            context: context.into(),
+            corruption: None,
+            source: Some(source),
+            queued: false,
+        }))
     }
 
     /// Returns an error for damaged bytes at a known place.
     #[must_use]
     pub fn corrupt(place: Corruption) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(ErrorDetails {
             kind: ErrorKind::Corruption,
             context: place.to_string(),
             corruption: Some(place),
@@ -184,7 +191,7 @@ impl Error {
             Some(code) => std::io::Error::from_raw_os_error(code),
             None => std::io::Error::new(e.kind(), e.to_string()),
         });
-        Self(Box::new(Inner {
+        Self(Box::new(ErrorDetails {
             kind: self.0.kind,
             context: self.0.context.clone(),
             corruption: self.0.corruption.clone(),

@@ -6,7 +6,7 @@
 
 use super::factory::policy;
 use super::key::{BlockKey, WordHash};
-use super::policy::Replacement;
+use super::policy::ReplacementPolicy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::SLAB_BYTES;
@@ -80,7 +80,7 @@ impl CacheStatus {
 }
 
 struct Table {
-    policy: Box<dyn Replacement<BlockKey>>,
+    policy: Box<dyn ReplacementPolicy<BlockKey>>,
     blocks: HashMap<BlockKey, Resident, WordHash>,
     /// The token count of each handle and layer that requested blocks in this step.
     requesters: HashMap<(u64, u32), u64, WordHash>,

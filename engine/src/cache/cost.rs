@@ -11,7 +11,7 @@
 //! `f - (now - at)`. So `f + at` orders the keys of one size, and one ordered set per size is enough.
 
 use super::key::WordHash;
-use super::policy::{Key, Replacement};
+use super::policy::{Key, ReplacementPolicy};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 struct PricedEntry {
@@ -107,7 +107,7 @@ impl<K: Key> CostEffective<K> {
     }
 }
 
-impl<K: Key> Replacement<K> for CostEffective<K> {
+impl<K: Key> ReplacementPolicy<K> for CostEffective<K> {
     fn touch(&mut self, key: K) {
         // A step counts a key once.
         if self.entries.get(&key).is_none_or(|entry| entry.at == self.step) {

@@ -3,12 +3,12 @@
 use super::cost::CostEffective;
 use super::fifo::FifoSlots;
 use super::lru::Lru;
-use super::policy::{Key, Replacement};
+use super::policy::{Key, ReplacementPolicy};
 use super::s3_fifo::S3Fifo;
 use crate::options::CachePolicy;
 
 /// Creates the chosen policy for `capacity` bytes.
-pub(super) fn policy<K: Key>(choice: CachePolicy, capacity: usize) -> Box<dyn Replacement<K>> {
+pub(super) fn policy<K: Key>(choice: CachePolicy, capacity: usize) -> Box<dyn ReplacementPolicy<K>> {
     match choice {
         CachePolicy::Fifo => Box::new(FifoSlots::new(capacity)),
         CachePolicy::Lru => Box::new(Lru::new(capacity)),

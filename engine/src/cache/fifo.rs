@@ -3,7 +3,7 @@
 //! Block slots, and a table from key to slot. A hand moves around the slots, and the block under it is evicted next.
 
 use super::key::WordHash;
-use super::policy::{Key, Replacement};
+use super::policy::{Key, ReplacementPolicy};
 use std::collections::HashMap;
 
 /// The slots of the first-in-first-out policy.
@@ -41,7 +41,7 @@ impl<K: Key> FifoSlots<K> {
     }
 }
 
-impl<K: Key> Replacement<K> for FifoSlots<K> {
+impl<K: Key> ReplacementPolicy<K> for FifoSlots<K> {
     fn touch(&mut self, _key: K) {}
 
     fn admit(&mut self, key: K, bytes: usize, evicted: &mut Vec<K>) -> bool {

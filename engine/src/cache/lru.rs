@@ -1,7 +1,7 @@
 //! The least recently used policy.
 
 use super::key::WordHash;
-use super::policy::{Key, Replacement};
+use super::policy::{Key, ReplacementPolicy};
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) struct Lru<K> {
@@ -19,7 +19,7 @@ impl<K: Key> Lru<K> {
     }
 }
 
-impl<K: Key> Replacement<K> for Lru<K> {
+impl<K: Key> ReplacementPolicy<K> for Lru<K> {
     fn touch(&mut self, key: K) {
         if let Some((used, _)) = self.entries.get_mut(&key) {
             self.order.remove(used);

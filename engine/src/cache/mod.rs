@@ -1,7 +1,7 @@
 //! The block cache: blocks that were read once and may be selected again at the next decode step.
 //!
 //! - [`BlockCache`] holds the bytes and the counts. It has one lock, which is held for no I/O.
-//! - A [`policy::Replacement`] decides which keys stay. One file per policy: `fifo`, `lru`, `cost`, `s3_fifo`.
+//! - A [`policy::ReplacementPolicy`] decides which keys stay. One file per policy: `fifo`, `lru`, `cost`, `s3_fifo`.
 //! - `factory` maps the option to a policy. A new policy is one file and one line there.
 //!
 //! The key of a block is its identity on disk: the frame that first held it, and its place among the frame's blocks.

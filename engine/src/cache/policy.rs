@@ -8,8 +8,10 @@ pub(super) trait Key: Copy + Eq + Hash + Ord + Debug + Send + 'static {}
 
 impl<K: Copy + Eq + Hash + Ord + Debug + Send + 'static> Key for K {}
 
-/// A replacement policy over keys of known size. Invariant: the bytes of the keys held never exceed the capacity.
-pub(super) trait Replacement<K: Key>: Send {
+/// A replacement policy over keys of known size.
+///
+/// Invariant: the bytes of the keys held never exceed the capacity.
+pub(super) trait ReplacementPolicy<K: Key>: Send {
     /// Records a use of a key that is held.
     fn touch(&mut self, key: K);
 

@@ -1,7 +1,7 @@
 //! S3-FIFO, as implemented by the crate `quick_cache`. It resists scans, needs no tuning and serves as a comparison.
 
 use super::key::WordHash;
-use super::policy::{Key, Replacement};
+use super::policy::{Key, ReplacementPolicy};
 use quick_cache::unsync::Cache;
 use quick_cache::{Lifecycle, Weighter};
 use std::marker::PhantomData;
@@ -48,7 +48,7 @@ impl<K: Key> S3Fifo<K> {
     }
 }
 
-impl<K: Key> Replacement<K> for S3Fifo<K> {
+impl<K: Key> ReplacementPolicy<K> for S3Fifo<K> {
     fn touch(&mut self, key: K) {
         let _ = self.cache.get(&key);
     }

@@ -1,7 +1,7 @@
 //! Tests of every policy against the interface, and of each policy against a plain model.
 
 use super::factory::policy;
-use super::policy::Replacement;
+use super::policy::ReplacementPolicy;
 use crate::options::CachePolicy;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -37,7 +37,7 @@ proptest! {
     fn policies_hold_what_was_admitted_and_not_evicted(
         steps in steps(), capacity in 1_usize..80, mixed in any::<bool>(), choice in 0_usize..ALL.len(),
     ) {
-        let mut cache: Box<dyn Replacement<u16>> = policy(ALL[choice], capacity);
+        let mut cache: Box<dyn ReplacementPolicy<u16>> = policy(ALL[choice], capacity);
         let mut model: BTreeMap<u16, usize> = BTreeMap::new();
         for step in steps {
             match step {
@@ -80,7 +80,7 @@ proptest! {
         keys in prop::collection::vec(0_u16..30, 1..400), slots in 1_usize..20, lru in any::<bool>(),
     ) {
         let choice = if lru { CachePolicy::Lru } else { CachePolicy::Fifo };
-        let mut cache: Box<dyn Replacement<u16>> = policy(choice, slots * 4);
+        let mut cache: Box<dyn ReplacementPolicy<u16>> = policy(choice, slots * 4);
         let mut queue: VecDeque<u16> = VecDeque::new();
         for key in keys {
             let mut evicted = Vec::new();
@@ -104,7 +104,7 @@ proptest! {
     fn the_cost_policy_evicts_the_lowest_score(
         steps in prop::collection::vec(prop::collection::btree_set(0_u16..24, 0..12), 1..40), slots in 1_usize..10,
     ) {
-        let mut cache: Box<dyn Replacement<u16>> = policy(COST, slots * 4);
+        let mut cache: Box<dyn ReplacementPolicy<u16>> = policy(COST, slots * 4);
         let mut held: BTreeMap<u16, u64> = BTreeMap::new();
         let mut absent: BTreeMap<u16, u64> = BTreeMap::new();
         for asked in steps {
@@ -143,7 +143,7 @@ proptest! {
 #[test]
 fn the_cost_policy_keeps_small_blocks() {
     // At equal use, the smaller block saves more time per byte held.
-    let mut cache: Box<dyn Replacement<u16>> = policy(COST, 100);
+    let mut cache: Box<dyn ReplacementPolicy<u16>> = policy(COST, 100);
     let mut evicted = Vec::new();
     assert!(cache.admit(1, 60, &mut evicted) && cache.admit(2, 20, &mut evicted));
     assert!(cache.admit(3, 30, &mut evicted));
@@ -154,7 +154,7 @@ fn the_cost_policy_keeps_small_blocks() {
 fn the_cost_policy_keeps_some_of_a_step_that_does_not_fit_and_fifo_none() {
     // Every step requests the same 16 keys in the same order and 8 fit, which defeats any queue.
     let hits = |choice| {
-        let mut cache: Box<dyn Replacement<u16>> = policy(choice, 8 * 4);
+        let mut cache: Box<dyn ReplacementPolicy<u16>> = policy(choice, 8 * 4);
         let mut hits = 0;
         for _ in 0..50 {
             cache.end_step();

@@ -1,7 +1,7 @@
 //! Coverage marks: rare states of the engine that simulated runs must reach.
 //!
-//! A simulation counts the marks of its own thread. A run of many cases that never reached a mark fails, because its
-//! checks of that state were idle. Without the feature `sim`, [`coverage!`] compiles to nothing.
+//! A simulation counts the marks of its own thread. A run of many cases fails if no case reached a mark, because the
+//! checks of that state then checked nothing. Without the feature `sim`, [`coverage!`] compiles to nothing.
 
 #[cfg(feature = "sim")]
 pub use counts::{events, take_events};
@@ -9,7 +9,7 @@ pub use counts::{events, take_events};
 pub(crate) use counts::{mark, start, stop};
 
 /// Counts a coverage mark of the simulation on this thread: `coverage!(Checkpoint)`, or `coverage!(TornBatch,
-/// condition)` to count it if the condition holds. Neither is evaluated without the feature `sim`.
+/// condition)` to count it if the condition holds. Without the feature `sim` the condition is not evaluated.
 macro_rules! count_coverage {
     ($mark:ident) => {
         $crate::io::coverage::coverage!($mark, true)
@@ -67,7 +67,7 @@ pub enum CoverageMark {
     SegmentGivenBack,
 }
 
-/// Does nothing: marks are counted with the feature `sim` only.
+/// Does nothing, because marks are counted with the feature `sim` only.
 #[cfg(not(feature = "sim"))]
 pub(crate) const fn mark(_mark: CoverageMark) {}
 
@@ -78,7 +78,7 @@ mod counts {
     use std::collections::BTreeMap;
 
     thread_local! {
-        /// Whether a simulation runs on this thread.
+        /// True while a simulation runs on this thread.
         static COUNTING: Cell<bool> = const { Cell::new(false) };
         static COUNTS: RefCell<BTreeMap<CoverageMark, u64>> = const { RefCell::new(BTreeMap::new()) };
     }

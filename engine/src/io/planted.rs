@@ -8,7 +8,8 @@ pub(crate) use switch::is_planted;
 #[cfg(feature = "sim")]
 pub use switch::set_mutant;
 
-/// Whether a planted fault is switched on: `planted!(SyncRetried)`. Constant `false` without the feature `sim`.
+/// Expands to true if a planted fault is switched on: `planted!(SyncRetried)`. It is the constant `false` without the
+/// feature `sim`.
 macro_rules! planted {
     ($fault:ident) => {
         (cfg!(feature = "sim") && $crate::io::planted::is_planted($crate::io::planted::Mutant::$fault))
@@ -76,11 +77,11 @@ pub enum Mutant {
     CapacityIgnored,
     /// An import is committed before it has been read to its end.
     ImportVisible,
-    /// Recovery takes a tail token that was cut off instead of the committed one.
+    /// Recovery takes a token that was cut off the tail instead of the committed token.
     StaleTail,
 }
 
-/// Returns `false`: faults are planted with the feature `sim` only.
+/// Returns `false`, because faults are planted with the feature `sim` only.
 #[cfg(not(feature = "sim"))]
 pub(crate) const fn is_planted(_fault: Mutant) -> bool {
     false
@@ -107,7 +108,7 @@ mod switch {
         static PLANTED: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// Switches one fault of the engine on for this thread, or all off.
+    /// Switches one fault of the engine on for this thread. `None` switches all faults off.
     pub fn set_mutant(mutant: Option<Mutant>) {
         PLANTED.set(mutant);
     }

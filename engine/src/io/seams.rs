@@ -1,4 +1,4 @@
-//! Seams: what a store takes from the system, as traits that a simulator can implement.
+//! Seams: the parts of the system that a store uses, as traits that a simulator can implement.
 //!
 //! | Seam | Trait | The system's part |
 //! |---|---|---|
@@ -7,7 +7,8 @@
 //! | files | [`Directory`](crate::io::file::directory::Directory), [`ReplacedFile`] | `os_directory` |
 //! | scheduling | [`ThreadlessScheduler`] | shard threads and background threads |
 //!
-//! A store is given an [`Environment`] when it is opened, and asks only that. The default environment is the system's.
+//! A store is given an [`Environment`] when it is opened and uses the system only through it. The default environment
+//! is the operating system's.
 //!
 //! Invariant: without the feature `sim` an [`Environment`] has no size and costs nothing. See [`Replacement`].
 //!
@@ -24,7 +25,7 @@ use crate::metrics::MemoryBudget;
 /// Sizes that a simulation makes small, so that its cases reach their limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Bytes of a new manifest file. A full one ends in a checkpoint.
+    /// Bytes of a new manifest file. A manifest that is full ends in a checkpoint.
     pub(crate) manifest_bytes: u64,
     /// Bytes of zeros that are written at once over a new manifest file, so that a later sync has no extents to
     /// convert.
@@ -67,20 +68,20 @@ pub(crate) trait ReplacedSystem: Clock + RandomSource + Send + Sync {
     fn buffers(&self, limit: usize) -> (Arc<MemoryBudget>, Arena);
 }
 
-/// What a store takes from the system besides its devices.
+/// The system as a store sees it, apart from its devices.
 #[derive(Clone, Default)]
 pub(crate) struct Environment {
     replaced: Option<Replacement<dyn ReplacedSystem>>,
 }
 
 impl Environment {
-    /// Returns an environment that asks `system` for everything.
+    /// Returns an environment in which `system` takes the place of the operating system.
     #[cfg(feature = "sim")]
     pub(crate) fn replaced(system: Replacement<dyn ReplacedSystem>) -> Self {
         Self { replaced: Some(system) }
     }
 
-    /// Returns the sizes that limits follow.
+    /// Returns the sizes of manifests and batches.
     pub(crate) fn sizes(&self) -> Sizes {
         self.replaced.as_ref().map_or(SIZES, |system| system.sizes())
     }
@@ -92,7 +93,8 @@ impl Environment {
     pub(crate) fn random_u64(&self) -> Result<u64> {
         match &self.replaced {
             Some(system) => Ok(system.random_u64()),
-            None => getrandom::u64().map_err(|e| Error::new(ErrorKind::Io, format!("random numbers: {e}"))),
+            None => getrandom::u64()
+                .map_err(|e| Error::new(ErrorKind::Io, format!("read random numbers from the system: {e}"))),
         }
     }
 
@@ -110,7 +112,7 @@ impl Environment {
         self.replaced.is_none()
     }
 
-    /// Returns whether the time that an operation takes says something about its device.
+    /// Returns whether the duration of an operation says something about its device.
     pub(crate) fn measures_time(&self) -> bool {
         self.replaced.is_none()
     }

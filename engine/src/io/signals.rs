@@ -5,8 +5,8 @@
 ///
 /// The write then fails with EFBIG, which becomes `NoSpace`. A handler that the host installed stays.
 pub(in crate::io) fn ignore_file_size_signal() {
-    // SAFETY: sigaction with a null pointer for the new action only reads into `old`, which is large enough and for
-    // which zeros are a valid value; SIG_IGN is a valid action.
+    // SAFETY: sigaction with a null pointer for the new action only writes the old action to `old`. The struct is large
+    // enough, and zeros are a valid value of it. SIG_IGN is a valid action.
     unsafe {
         let mut old: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut old) == 0 && old.sa_sigaction == libc::SIG_DFL {

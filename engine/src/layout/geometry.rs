@@ -271,11 +271,12 @@ impl KvLayoutBuilder {
 /// The meaning of a sequence's bytes. Sequences are compatible if their layouts are equal. Clones are cheap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    inner: Arc<Inner>,
+    inner: Arc<LayoutGeometry>,
 }
 
+/// A layout with the geometry of its blocks.
 #[derive(Debug, PartialEq, Eq)]
-struct Inner {
+struct LayoutGeometry {
     layout: Layout,
     /// The geometry of stored blocks, by layer.
     blocks: Vec<BlockGeometry>,
@@ -307,7 +308,7 @@ impl KvLayout {
         layout.check().map_err(|e| Error::new(ErrorKind::InvalidArgument, e.to_string()))?;
         let blocks = layout.layers.iter().map(|layer| layout.block(layer)).collect();
         let plain = layout.layers.iter().map(|layer| layout.plain_block(layer)).collect();
-        Ok(Self { inner: Arc::new(Inner { layout, blocks, plain }) })
+        Ok(Self { inner: Arc::new(LayoutGeometry { layout, blocks, plain }) })
     }
 
     pub(crate) fn raw(&self) -> &Layout {

@@ -1,7 +1,17 @@
-//! A simulated disk as a device directory.
+//! A simulated disk as a device directory: it implements [`Directory`] over a disk of the [`World`].
 //!
-//! Every call is an operation of the simulated machine: it may meet a fault or the power failure. Changes of names are
-//! durable after a sync of their directory.
+//! A call that reads or changes names, or the length of a file, takes these steps:
+//! 1. Check the poison, if the call changes something.
+//! 2. Begin an operation of the simulated machine, which returns the operation's [`Fate`].
+//! 3. Return an error if a fault strikes. Otherwise read or change the names and files of the disk.
+//! 4. Return an error if the power failed meanwhile. The restart then decides whether the change is durable.
+//!
+//! Invariants:
+//! - A change of a name is durable after a sync of the directory that contains the name.
+//! - A failed sync poisons the directory.
+//! - A handle is dead after a restart of the machine, because its epoch is over.
+//!
+//! Stores call it through the seam for files. It takes the world's lock and no other.
 
 use super::disk::{NameNode, parent};
 use super::disk_file::DiskFile;
@@ -252,7 +262,11 @@ impl Directory for SimDirectory {
 
     fn read_small(&self, file: &DeviceFile, offset: u64, len: usize) -> Result<Vec<u8>> {
         if len > SMALL_BYTES_MAX || !offset.is_multiple_of(PAGE as u64) {
-            let text = format!("small read of {len} bytes at {offset} of {}", file.path());
+            let text = format!(
+                "read {len} bytes at {offset} of {}: the offset must be whole pages and the length at most \
+                 {SMALL_BYTES_MAX}",
+                file.path()
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let mut bytes = vec![0; len];

@@ -1,11 +1,11 @@
-//! One simulated disk: its files, and its names, of which some are durable.
+//! One simulated disk: its files and its names. A name is durable once a sync of its directory has covered it.
 
-use super::disk_file::{DiskFile, Landing};
+use super::disk_file::{CrashOutcome, DiskFile};
 use super::pages::Pages;
 use super::random::Rng;
 use std::collections::BTreeMap;
 
-/// What a name refers to.
+/// The directory or file that a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NameNode {
     Directory,
@@ -109,13 +109,13 @@ impl Disk {
     /// Decides after a power failure which changes landed.
     pub(super) fn crash(&mut self, pages: &mut Pages, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending_names);
-        let landing = Landing::any(rng, pending.len());
+        let outcome = CrashOutcome::any(rng, pending.len());
         for (index, (_, change)) in pending.iter().enumerate() {
-            let lands = match landing {
-                Landing::Nothing => false,
-                Landing::Everything => true,
-                Landing::Front(count) => index < count,
-                Landing::Whole | Landing::Torn => rng.one_in(2),
+            let lands = match outcome {
+                CrashOutcome::Nothing => false,
+                CrashOutcome::Everything => true,
+                CrashOutcome::Front(count) => index < count,
+                CrashOutcome::Whole | CrashOutcome::Torn => rng.one_in(2),
             };
             if lands {
                 apply_name(&mut self.durable_names, change);
@@ -125,7 +125,7 @@ impl Disk {
         let is_there = |path: &str| path == "." || directories.iter().any(|name| name == path);
         self.durable_names.retain(|path, _| is_there(parent(path)));
         self.names.clone_from(&self.durable_names);
-        // A file without a name is gone.
+        // A file that lost its name loses its content.
         let mut named = vec![false; self.files.len()];
         for node in self.names.values() {
             if let NameNode::File(index) = node

@@ -1,4 +1,4 @@
-//! One file of a simulated disk: what is durable, what reads see, and the writes in between.
+//! One file of a simulated disk: its durable pages, the pages that reads see, and the writes that are not durable yet.
 //!
 //! A write arrives, is in flight, and completes. A sync makes durable the writes that had completed when the sync
 //! arrived. At a crash any part of the other writes may land, whether they had completed or not.
@@ -34,20 +34,20 @@ pub(super) struct DiskFile {
     doomed: Vec<PageChange>,
 }
 
-/// How much of the pending changes lands at a crash.
+/// The changes that land at a crash, out of those that are not durable.
 #[derive(Clone, Copy)]
-pub(super) enum Landing {
+pub(super) enum CrashOutcome {
     Nothing,
     Everything,
-    /// Any of the changes.
+    /// Each change lands whole or not at all.
     Whole,
-    /// Any sectors of each write.
+    /// Any sectors of each write land.
     Torn,
-    /// This many changes from the first one on.
+    /// The first changes land, this many of them.
     Front(usize),
 }
 
-impl Landing {
+impl CrashOutcome {
     pub(super) fn any(rng: &mut Rng, changes: usize) -> Self {
         match rng.below(8) {
             0 => Self::Nothing,
@@ -99,9 +99,9 @@ impl DiskFile {
     }
 
     /// Lets the first `sectors` of a write complete, `shift` pages from their place. The rest of the write never
-    /// happened.
+    /// happens.
     ///
-    /// `moment` only grows.
+    /// `moment` is at least that of the previous call.
     pub(super) fn complete(&mut self, pages: &mut Pages, write: u64, sectors: usize, moment: u64, shift: i64) {
         let mut left = sectors;
         let mut changes = std::mem::take(&mut self.in_flight);
@@ -150,7 +150,7 @@ impl DiskFile {
         }
     }
 
-    /// Lets a sync fail: the writes that it covered can not become durable any more.
+    /// Lets a sync fail. No later sync makes the writes that it covered durable.
     pub(super) fn doom(&mut self) {
         self.doomed.extend(self.pending.drain(..).map(|(_, change)| change));
     }
@@ -190,23 +190,23 @@ impl DiskFile {
         if !changes.is_empty() || self.pending_pages.is_some() {
             let writes =
                 changes.chunk_by(|a, b| a.write == b.write).count() + usize::from(self.pending_pages.is_some());
-            let landing = Landing::any(rng, writes);
-            let length_lands = match landing {
-                Landing::Nothing => false,
-                Landing::Everything => true,
-                Landing::Front(count) => count > 0,
-                Landing::Whole | Landing::Torn => rng.one_in(2),
+            let outcome = CrashOutcome::any(rng, writes);
+            let length_lands = match outcome {
+                CrashOutcome::Nothing => false,
+                CrashOutcome::Everything => true,
+                CrashOutcome::Front(count) => count > 0,
+                CrashOutcome::Whole | CrashOutcome::Torn => rng.one_in(2),
             };
             if length_lands {
                 self.land_length();
             }
             for (index, write) in changes.chunk_by(|a, b| a.write == b.write).enumerate() {
-                let lands = match landing {
-                    Landing::Nothing => false,
-                    Landing::Everything => true,
-                    Landing::Front(count) => index + 1 < count,
-                    Landing::Whole => rng.one_in(2),
-                    Landing::Torn => {
+                let lands = match outcome {
+                    CrashOutcome::Nothing => false,
+                    CrashOutcome::Everything => true,
+                    CrashOutcome::Front(count) => index + 1 < count,
+                    CrashOutcome::Whole => rng.one_in(2),
+                    CrashOutcome::Torn => {
                         self.land_torn(pages, rng, write);
                         false
                     }
@@ -220,7 +220,7 @@ impl DiskFile {
         self.live.clone_from(&self.durable);
     }
 
-    /// Lands the first sectors of a write, the last ones, or any.
+    /// Lands the first sectors of a write, its last sectors, or any of its sectors.
     fn land_torn(&mut self, pages: &mut Pages, rng: &mut Rng, write: &[PageChange]) {
         let cut = rng.below((write.len() * SECTORS) as u64 + 1) as usize;
         let shape = rng.below(3);

@@ -4,27 +4,29 @@
 //! when the store is opened; no other room knows it. A seed decides everything, and all of it runs on the calling
 //! thread, so equal seeds give equal histories.
 //!
-//! What survives a power failure, as POSIX promises it and no more:
+//! A power failure leaves what POSIX promises and no more:
 //! - the bytes of writes that had completed when a sync of their file was submitted, if that sync succeeded,
 //! - the names of a directory that a sync of that directory covered,
 //! - of everything else, completed or in flight, any subset, in sectors of 512 bytes.
 //!
 //! | Part | File |
 //! |---|---|
-//! | clock, random numbers, buffers | `system.rs` |
+//! | clock, random numbers, sizes | `system.rs` |
+//! | the environment of a store, buffers | `environment.rs` |
 //! | scheduling: shards without threads | `scheduler.rs` |
 //! | driver: operations complete in a chosen order | `driver.rs` |
 //! | device directories and their files | `directory.rs`, `sim_file.rs` |
 //! | the machine: power, faults, trace | `world.rs` |
 //! | a disk, a file, page contents | `disk.rs`, `disk_file.rs`, `pages.rs` |
 //!
-//! Lock order: the world's lock is taken under any lock of a store, and the system's lock under the world's. Both are
-//! leaves of the store's order.
+//! Lock order: the locks of the world and of the system may be taken under any lock of a store. Both are leaves: no
+//! other lock is taken under them.
 
 mod directory;
 mod disk;
 mod disk_file;
 mod driver;
+mod environment;
 mod pages;
 mod random;
 mod scheduler;
@@ -62,7 +64,7 @@ pub struct Geometry {
     pub manifest_pages: u64,
     /// Bytes of records of one manifest batch, at most.
     pub batch_bytes: usize,
-    /// Whether `device_bytes` counts all files.
+    /// True if `device_bytes` counts all files. Otherwise it counts segment files only.
     #[serde(default)]
     pub whole: bool,
 }
@@ -99,7 +101,7 @@ impl Simulation {
         SimDirectory::open(&self.world, disk)
     }
 
-    /// Opens the store on all disks, by the product's own code. `options` name no devices.
+    /// Opens the store on all disks, with the engine's own code. `options` name no devices.
     ///
     /// # Errors
     /// As [`StoreOptions::open`].
@@ -114,7 +116,7 @@ impl Simulation {
     /// As [`StoreOptions::open`].
     pub fn open_on(&self, options: StoreOptions, disks: &[usize]) -> Result<Store> {
         let directories = disks.iter().map(|disk| self.directory(*disk)).collect();
-        Store::open_in(options, self.system.environment(), directories)
+        Store::open_in(options, environment::environment(&self.system), directories)
     }
 
     /// Adds a disk to a store on this machine, as [`Store::add_device`] does.
@@ -249,7 +251,7 @@ impl Simulation {
     /// Writes the files of all devices into directories `0`, `1`, ... below `path`.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// An error of the file system.
     pub fn dump(&self, path: &Path) -> std::io::Result<()> {
         lock(&self.world).dump(path)
     }

@@ -3,8 +3,8 @@
 //! All shards of a simulation live on the simulating thread. A thread that waits runs turns of busy shards until its
 //! condition holds (`sync::drive_until`). The simulation's randomness chooses whose turn it is.
 //!
-//! Invariant: a shard that runs a turn is out of the list, so what completes in the turn may submit more or close the
-//! device.
+//! Invariant: a shard is taken out of the list while it runs a turn. A sink that hears an outcome in the turn may
+//! therefore submit a batch or close the device.
 
 use super::driver::SimDriver;
 use super::system::SimSystem;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 struct ListedShard {
     id: u64,
     system: SimSystem,
-    /// None while the shard runs a turn.
+    /// The shard, or none while it runs a turn.
     shard: Option<Shard>,
 }
 
@@ -111,7 +111,7 @@ impl ThreadlessDevice for SimDevice {
             with(self.shard, |shard| busy = shard.turn());
         }
         with(self.shard, |shard| others = shard.release(self.device));
-        // Dropped outside of the list, because dropping the shard completes the requests that are left.
+        // The shard is dropped after the borrow of the list, because the drop completes the requests that are left.
         let ended = SHARDS.with_borrow_mut(|shards| {
             let at = shards.iter().position(|listed| listed.id == self.shard && others == 0);
             at.map(|at| shards.remove(at))
@@ -133,7 +133,7 @@ fn served(shard: u64) -> Option<usize> {
     })
 }
 
-/// Calls `f` on a shard, which is out of the list meanwhile.
+/// Calls `f` on a shard, and takes the shard out of the list for the time of the call.
 fn with(id: u64, f: impl FnOnce(&mut Shard)) {
     let taken = SHARDS.with_borrow_mut(|shards| shards.iter_mut().find(|listed| listed.id == id)?.shard.take());
     let Some(mut shard) = taken else { return };
@@ -148,7 +148,7 @@ fn with(id: u64, f: impl FnOnce(&mut Shard)) {
     drop(left);
 }
 
-/// Lets one busy shard of this thread run a turn. Returns `false` if none is busy.
+/// Lets one busy shard of this thread run a turn. Returns `false` if no shard is busy.
 fn turn() -> bool {
     let next = SHARDS.with_borrow(|shards| {
         let busy = || shards.iter().filter(|listed| listed.shard.as_ref().is_some_and(Shard::is_busy));

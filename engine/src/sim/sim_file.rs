@@ -21,7 +21,7 @@ pub(super) struct SimFile {
     pub(super) world: Arc<Mutex<World>>,
     pub(super) disk: usize,
     pub(super) file: usize,
-    /// The restart count at which the file was opened. A file of an earlier one is dead.
+    /// The world's epoch when the file was opened. The file is dead in a later epoch.
     pub(super) epoch: u64,
     pub(super) in_segment: bool,
 }
@@ -29,9 +29,9 @@ pub(super) struct SimFile {
 /// A queued operation at its disk.
 pub(super) struct Arrival {
     file: Option<SimFile>,
-    /// Number of completions before it.
+    /// The moment of its arrival, as [`World::moment`] counts it.
     moment: u64,
-    /// The number of the write, if it is one and arrived with the power on.
+    /// The number of the write. None for other operations, and for a write that arrived without power.
     write: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ impl SimFile {
         offset.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE)
     }
 
-    /// Copies what reads see from `offset` on, as far as the file reaches. Returns the number of bytes.
+    /// Copies the bytes that reads see from `offset` on, up to the end of the file. Returns their number.
     fn copy(&self, world: &World, offset: u64, into: &mut [u8]) -> usize {
         let Some(file) = world.disks[self.disk].files.get(self.file) else { return 0 };
         let first = offset as usize / PAGE;

@@ -1,27 +1,16 @@
-//! The simulated system: clock, random numbers and buffers of a simulation.
+//! The simulated system: the clock and the random numbers of a simulation, and its sizes.
 
 use super::random::Rng;
-use super::scheduler::SimScheduler;
-use crate::io::buffer::arena::Arena;
-use crate::io::replacement::Replacement;
-use crate::io::scheduler::ThreadlessScheduler;
-use crate::io::seams::{Clock, Environment, RandomSource, ReplacedSystem, Sizes};
-use crate::metrics::{MemoryBudget, lock};
-use std::cell::RefCell;
+use crate::io::seams::{Clock, RandomSource, Sizes};
+use crate::metrics::lock;
 use std::sync::{Arc, Mutex};
 use stratakv_format::PAGE_BYTES;
-
-thread_local! {
-    /// Buffers that stay mapped from one store of this thread to the next, because mapping them takes longer than a
-    /// case.
-    static BUFFERS: RefCell<Option<(Arc<MemoryBudget>, Arena)>> = const { RefCell::new(None) };
-}
 
 /// The system of a simulation. Clones share it.
 #[derive(Clone)]
 pub(super) struct SimSystem {
     state: Arc<Mutex<SystemState>>,
-    sizes: Sizes,
+    pub(super) sizes: Sizes,
 }
 
 struct SystemState {
@@ -43,12 +32,6 @@ impl SimSystem {
         };
         let state = SystemState { rng: Rng::new(seed), clock_ms: 1_700_000_000_000 };
         Self { state: Arc::new(Mutex::new(state)), sizes }
-    }
-
-    /// Returns the environment of stores on this system.
-    pub(super) fn environment(&self) -> Environment {
-        let system: Arc<dyn ReplacedSystem> = Arc::new(self.clone());
-        Environment::replaced(system.into())
     }
 
     /// Returns a number below `count`.
@@ -79,29 +62,5 @@ impl Clock for SimSystem {
 impl RandomSource for SimSystem {
     fn random_u64(&self) -> u64 {
         lock(&self.state).rng.next_u64()
-    }
-}
-
-impl ReplacedSystem for SimSystem {
-    fn sizes(&self) -> Sizes {
-        self.sizes
-    }
-
-    fn scheduler(&self) -> Replacement<dyn ThreadlessScheduler> {
-        let scheduler: Arc<dyn ThreadlessScheduler> = Arc::new(SimScheduler::new(self.clone()));
-        scheduler.into()
-    }
-
-    fn buffers(&self, limit: usize) -> (Arc<MemoryBudget>, Arena) {
-        BUFFERS.with_borrow_mut(|buffers| {
-            if let Some((budget, arena)) = &*buffers
-                && budget.limit() == limit
-            {
-                return (Arc::clone(budget), arena.clone());
-            }
-            let budget = MemoryBudget::new(limit);
-            let arena = Arena::new(Arc::clone(&budget), limit);
-            buffers.insert((budget, arena)).clone()
-        })
     }
 }

@@ -1,7 +1,20 @@
 //! The simulated machine: its disks, its power, and the faults to come.
 //!
-//! Every operation begins with [`World::begin`], which advances the trace hash, counts down the power failure and the
-//! faults, and returns the fate of the operation.
+//! An operation takes these steps:
+//! 1. [`World::arrive`] hands the pages of a write to its file. From then on a crash may land any part of them.
+//! 2. [`World::begin`] extends the trace hash, counts down the power failure and the faults, and returns the
+//!    operation's [`Fate`].
+//! 3. [`World::disturb`] may change the fate of a queued transfer: it is short, interrupted, misdirected or lost.
+//! 4. [`World::complete`], [`World::fail`] or [`World::forget`] ends a write by its fate.
+//!
+//! After a power failure every operation fails until [`World::restart`], which decides what landed on each disk.
+//!
+//! Invariants:
+//! - Equal seeds and equal calls give equal traces, because `rng` makes every choice.
+//! - An operation without power, or with a handle of an earlier epoch, fails and is neither counted nor traced.
+//! - A fault strikes once.
+//!
+//! The callers are `directory.rs`, `sim_file.rs` and `mod.rs`. They hold the world's lock during each call.
 
 use super::disk::{Disk, NameNode};
 use super::disk_file::DiskFile;
@@ -18,7 +31,7 @@ use std::path::Path;
 pub struct Faults {
     /// A write fails with EIO. A part of it may be on the medium.
     pub write: Option<u64>,
-    /// A write fails with ENOSPC. None of it is on the medium.
+    /// A write fails with ENOSPC. Nothing of it is on the medium.
     pub full: Option<u64>,
     /// A sync fails with EIO. Later syncs succeed, but they do not make the pending writes durable.
     pub sync: Option<u64>,
@@ -44,7 +57,7 @@ pub struct Faults {
     pub misdirected: Option<u64>,
     /// A queued write to a segment reports success and never happens.
     pub phantom: Option<u64>,
-    /// The operations of this device mostly complete after those of other devices.
+    /// The operations of other devices mostly complete before the operations of this device.
     pub slow: Option<usize>,
 }
 
@@ -59,19 +72,19 @@ pub(super) enum OperationKind {
     Change,
 }
 
-/// How far an operation gets.
+/// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
-    /// The power fails while it is in flight.
+    /// The power fails while the operation is in flight.
     Caught,
     /// The device reports an error.
     Failed(Errno),
     /// Only this many sectors move.
     Short(usize),
-    /// It lands this many pages from its place.
+    /// The write lands this many pages from its place.
     Misdirected(i64),
-    /// It reports success and does not happen.
+    /// The write reports success and does not happen.
     Phantom,
     /// One bit, by number, is wrong.
     Flipped(u64),
@@ -86,7 +99,7 @@ pub(super) struct World {
     pub(super) pages: Pages,
     pub(super) rng: Rng,
     pub(super) capacity: u64,
-    /// Whether the capacity counts all files, not only segments.
+    /// True if the capacity counts all files. Otherwise it counts segment files only.
     pub(super) whole: bool,
     /// Number of restarts. Handles of an earlier epoch are dead.
     pub(super) epoch: u64,
@@ -97,7 +110,7 @@ pub(super) struct World {
     pub(super) changes: u64,
     /// The largest total size of all files since the last call of `take_peak_bytes`.
     peak_bytes: u64,
-    /// Grows with every completion.
+    /// The number of operations begun. It orders completions and syncs.
     pub(super) moment: u64,
     writes: u64,
     pub(super) trace: u64,
@@ -261,7 +274,7 @@ impl World {
         in_segment: bool,
     ) -> Fate {
         let faults = &mut self.faults;
-        // Callers must not notice these two faults.
+        // The driver hides these two faults from its callers, so `faults_hit` does not count them.
         if strikes(&mut faults.short) {
             let sectors = len / SECTOR_BYTES;
             return Fate::Short(1 + self.rng.below(sectors.saturating_sub(1) as u64) as usize);
@@ -293,7 +306,7 @@ impl World {
         }
     }
 
-    /// Lets a write fail. None of it is on the medium if the device was full.
+    /// Lets a write fail. Nothing of it is on the medium if the device was full or the write was interrupted.
     pub(super) fn fail(&mut self, place: FilePlace, write: u64, e: Errno) {
         if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
             match e {
@@ -303,7 +316,7 @@ impl World {
         }
     }
 
-    /// Forgets a write that never happens.
+    /// Forgets a write that reported success but never happened.
     pub(super) fn forget(&mut self, place: FilePlace, write: u64) {
         if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
             file.forget(write);
@@ -314,7 +327,7 @@ impl World {
         self.unreadable.iter().any(|bad| bad.0 == place && bad.1 < end && start < bad.2)
     }
 
-    /// Makes a range readable again that a write covered.
+    /// Makes unreadable ranges readable again if a write covered them.
     pub(super) fn heal(&mut self, place: FilePlace, start: u64, end: u64) {
         self.unreadable.retain(|bad| bad.0 != place || bad.1 < start || end < bad.2);
     }
@@ -333,6 +346,7 @@ impl World {
         std::mem::replace(&mut self.peak_bytes, now).max(now)
     }
 
+    /// Restores the power. Each disk decides which of its changes landed, and all faults are cleared.
     pub(super) fn restart(&mut self) {
         for disk in &mut self.disks {
             disk.crash(&mut self.pages, &mut self.rng);
@@ -343,6 +357,7 @@ impl World {
         self.epoch += 1;
     }
 
+    /// Flips a bit: see [`super::Simulation::rot`].
     pub(super) fn rot(&mut self, prefix: &str, copies: usize, below: u64) -> bool {
         let place = self.rng.next_u64();
         let bit = self.rng.below(8) as u32;

@@ -21,10 +21,10 @@ use super::slab_table::{ArenaState, SlabRange, SlabTable};
 use crate::error::{Error, ErrorKind};
 use crate::metrics::{Category, EventCount, MemoryBudget, lock};
 
-/// Why the arena gave no lease.
+/// The reason why the arena gave no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exhausted {
-    /// The budget is used up at the moment. Wait for [`Arena::returned`] and try again.
+    /// The budget is used up now. Wait for [`Arena::returned`] and try again.
     Now,
     /// The length exceeds a slab, or the limit is below one slab. This can never succeed.
     Never,
@@ -39,7 +39,10 @@ impl From<Exhausted> for Error {
             Exhausted::Never => {
                 Self::new(ErrorKind::MemoryLimit, "I/O buffers: the request exceeds memory_limit; raise it")
             }
-            Exhausted::System => Self::new(ErrorKind::Busy, "I/O buffers: the system refuses memory"),
+            Exhausted::System => Self::new(
+                ErrorKind::Busy,
+                "I/O buffers: the system refuses memory that memory_limit allows; free memory or lower it",
+            ),
         }
     }
 }
@@ -48,7 +51,7 @@ impl From<Exhausted> for Error {
 #[derive(Clone)]
 pub(crate) struct Arena(Arc<ArenaState>);
 
-/// What an arena holds now.
+/// The usage of an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArenaUsage {
     pub(crate) slabs: usize,
@@ -118,7 +121,7 @@ impl Arena {
             return Err(Exhausted::Now);
         }
         let account = self.0.budget.try_reserve(SLAB_BYTES, Category::Arena).ok_or(Exhausted::Now)?;
-        // Without the lock on the table, because the kernel takes up to a millisecond to clear the memory.
+        // The table's lock is not held, because the kernel takes up to a millisecond to clear the memory.
         let slab = Arc::new(Slab::map(account).map_err(|_| Exhausted::System)?);
         lock(&self.0.table).add(slab);
         Ok(())

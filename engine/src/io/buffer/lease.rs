@@ -64,7 +64,7 @@ impl Drop for PageRange {
     }
 }
 
-/// Pages leased from an arena. They return when the lease and all I/O on them are gone.
+/// Pages leased from an arena. They return to it after the lease and the last I/O on them are dropped.
 pub(crate) struct Lease {
     range: Arc<PageRange>,
     len: usize,
@@ -110,8 +110,9 @@ impl Lease {
         Some(unsafe { std::slice::from_raw_parts_mut(self.range.start.as_ptr(), self.len) })
     }
 
-    /// Returns a token to read into these bytes of the lease. Several may be in flight; their ranges should not
-    /// overlap.
+    /// Returns a token to read into these bytes of the lease.
+    ///
+    /// Several tokens may be in flight. Their ranges should not overlap.
     ///
     /// # Errors
     /// `InvalidArgument`: the bytes are outside of the pages. `Busy`: a write from the lease is in flight.

@@ -47,7 +47,8 @@ impl ReadRegion {
         let whole = address.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(SLAB_BYTES);
         if !whole || len == 0 || address.checked_add(len).is_none() {
             let text = format!(
-                "read region: {len} bytes at {address:#x}; the address must be a multiple of {PAGE_BYTES} and the length one of {SLAB_BYTES}"
+                "read region: {len} bytes at {address:#x}; the address must be a multiple of {PAGE_BYTES} and the \
+                 length a multiple of {SLAB_BYTES}"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }

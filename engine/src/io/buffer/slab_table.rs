@@ -13,13 +13,13 @@ use crate::metrics::{MemoryBudget, lock};
 const PAGES: usize = SLAB_BYTES / PAGE_BYTES;
 const WORDS: usize = PAGES / 64;
 
-/// A slab with the pages of it that are taken.
+/// A slab with the map of its taken pages.
 pub(super) struct SlabRange {
     pub(super) slab: Arc<Slab>,
     taken: [u64; WORDS],
     /// Number of taken pages.
     pub(super) used: usize,
-    /// No free run is longer than this, so slabs with small gaps only are skipped without a search.
+    /// No free run is longer than this. A slab with small gaps only is therefore skipped without a search.
     longest: usize,
 }
 
@@ -30,8 +30,8 @@ impl SlabRange {
 
     /// Takes the first free run of `pages` pages. Returns its first page.
     ///
-    /// First fit reuses the pages that were used last, which are still in the processor's caches. A batch of reads that
-    /// cycles through all memory costs a third more.
+    /// First fit reuses the pages that were used last, which are still in the processor's caches. Batches that cycle
+    /// through all memory cost a third more.
     fn take(&mut self, pages: usize) -> Option<usize> {
         if self.longest < pages {
             return None;
@@ -134,7 +134,7 @@ impl SlabTable {
     }
 }
 
-/// What the clones of an arena and its leases share.
+/// The state that the clones of an arena and its leases share.
 pub(super) struct ArenaState {
     pub(super) budget: Arc<MemoryBudget>,
     pub(super) limit: usize,

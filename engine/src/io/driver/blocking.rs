@@ -1,4 +1,4 @@
-//! Blocking operations on the calling thread, for callers that would only wait for another thread to make the same
+//! Blocking operations on the calling thread. They save a caller the wait for another thread that would make the same
 //! call.
 
 use std::io::IoSlice;
@@ -9,7 +9,7 @@ use crate::io::driver::posix;
 use crate::io::driver::progress::InFlight;
 use crate::metrics::DeviceCounters;
 
-/// Buffers of one vectored write at most, the kernel's limit (UIO_MAXIOV).
+/// The most buffers of one vectored write: the kernel's limit (UIO_MAXIOV).
 const VECTOR_MAX: usize = 1024;
 
 /// Executes one operation.
@@ -49,8 +49,8 @@ fn end_of(op: &Op) -> Option<(u64, u64)> {
     start_of(op).map(|(file, offset)| (file, offset + op.len() as u64))
 }
 
-/// Writes a run of adjacent operations with one vectored write, and what that left over one by one, with retries and
-/// errors.
+/// Writes a run of adjacent operations with one vectored write. Executes the operations that it did not complete one
+/// by one, which retries them and describes their errors.
 fn write_run(run: Vec<Op>, counters: &DeviceCounters) -> Result<()> {
     let mut written = 0;
     if run.len() > 1

@@ -25,7 +25,7 @@ pub(crate) enum Op {
     Read { file: Arc<DeviceFile>, offset: u64, into: ReadTarget },
     /// Writes all of `from` at `offset`.
     Write { file: Arc<DeviceFile>, offset: u64, from: WriteSource },
-    /// Makes durable what was *completed* on this file before the sync was submitted.
+    /// Makes durable the writes to this file that had *completed* before the sync was submitted.
     Sync { file: Arc<DeviceFile> },
 }
 
@@ -36,7 +36,7 @@ impl Op {
         }
     }
 
-    /// Returns the bytes that a write writes.
+    /// Returns the bytes of a write, or none for other operations.
     pub(in crate::io) fn write_bytes(&self) -> Option<&[u8]> {
         match self {
             Self::Write { from, .. } => Some(from.bytes()),
@@ -78,8 +78,8 @@ pub(crate) struct Completion {
 pub(crate) enum Wait {
     /// It may not block.
     No,
-    /// It blocks until about this many operations have completed, or until some have and about two milliseconds have
-    /// passed, or until a wake-up. io_uring counts a wake-up as one more completion.
+    /// It blocks until about this many operations have completed, or until a wake-up. It blocks no longer than about
+    /// two milliseconds once an operation has completed. io_uring counts a wake-up as one more completion.
     Completions(usize),
     /// It blocks until a wake-up or any completion.
     Wake,
@@ -100,7 +100,7 @@ pub(crate) struct ServedDevice<'a> {
     pub(crate) counters: &'a Arc<DeviceCounters>,
 }
 
-/// What a driver keeps per device, by the device's number.
+/// A table of values by the number of the device in the driver.
 pub(crate) struct DeviceTable<T>(Vec<Option<T>>);
 
 impl<T> Default for DeviceTable<T> {
@@ -153,7 +153,7 @@ pub(crate) trait Driver {
     /// At most [`Driver::depth`] operations of a device are queued or in flight at a time.
     fn queue(&mut self, device: usize, id: u64, op: Op);
 
-    /// Submits what is queued, waits as told, and appends the completions to `done`.
+    /// Submits the queued operations, waits as `wait` says, and appends the completions to `done`.
     ///
     /// # Errors
     /// The driver is broken, and no operation in flight will complete.

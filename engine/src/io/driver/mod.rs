@@ -24,7 +24,7 @@ use interface::Driver;
 use posix::Posix;
 use uring::Uring;
 
-/// Which driver to start.
+/// The driver to start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum DriverKind {
     /// io_uring. If it is absent or forbidden, threads, with a note that says why.
@@ -67,7 +67,7 @@ pub(in crate::io) fn start_driver(kind: DriverKind, arena: &Arena) -> Result<Box
     }
 }
 
-/// Says what helps against the refusal of a ring.
+/// Returns what helps if the kernel refuses a ring with this error.
 fn remedy(e: &std::io::Error) -> &'static str {
     match e.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {

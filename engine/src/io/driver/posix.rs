@@ -1,8 +1,15 @@
 //! Driver `posix`: a small pool of threads per device that call pread, pwrite and fdatasync. For systems without
 //! io_uring.
 //!
-//! [`Driver::drive`] hands queued operations to the workers of their device and waits for completions in one queue that
-//! all devices share. A slow device delays only its own workers.
+//! How an operation runs:
+//! 1. [`Driver::queue`] keeps it in the pool of its device.
+//! 2. [`Driver::drive`] hands the queued operations of all pools to the workers and waits for completions.
+//! 3. A worker executes the operation, with its retries, and pushes the completion to the queue of all devices.
+//! 4. [`Driver::drive`] takes the completions.
+//!
+//! Invariants:
+//! - A slow device delays only its own workers.
+//! - A pool joins its workers when it is dropped, so no system call outlives the device.
 //!
 //! Lock order: a worker holds either the jobs of its device or the completion queue, never both.
 
@@ -18,7 +25,7 @@ use crate::io::signals::ignore_file_size_signal;
 use crate::metrics::{DeviceCounters, lock};
 use crate::sync::wait_for;
 
-/// Operations of a device in flight at most, waiting for a worker or in one.
+/// The most operations of a device in flight. They wait for a worker or run in one.
 const DEPTH: usize = 256;
 /// Worker threads of a device, each with one system call in flight.
 pub(crate) const THREADS: usize = 12;
@@ -274,7 +281,7 @@ fn call(flight: &InFlight, counters: &DeviceCounters) -> i32 {
     }
 }
 
-/// Faults in the reads or writes of one directory, for tests.
+/// Faults in the reads and writes of single directories, for tests.
 #[cfg(test)]
 pub(crate) mod trouble {
     use crate::io::driver::interface::Op;
@@ -294,7 +301,7 @@ pub(crate) mod trouble {
         NotWritten,
     }
 
-    /// A directory, and the fault by the prefix of the thread name that meets it in files below the directory.
+    /// A directory with its faults. Each fault meets the threads whose names have its prefix.
     type Troubled = (PathBuf, &'static [(&'static str, Trouble)]);
 
     static TROUBLED: Mutex<Vec<Troubled>> = Mutex::new(Vec::new());
@@ -316,7 +323,7 @@ pub(crate) mod trouble {
         TroubleGuard(directory)
     }
 
-    /// Returns whether an operation of this thread fails, after its delay if it has one.
+    /// Returns whether an operation of this thread fails. Sleeps first if the fault is a delay.
     pub(in crate::io) fn strikes(op: &Op) -> bool {
         if lock(&TROUBLED).is_empty() {
             return false;

@@ -19,7 +19,7 @@ use crate::metrics::{DeviceCounters, OpKind};
 /// Retries after EINTR and EAGAIN. The pauses double from 100 microseconds, about 3 seconds in all.
 const RETRIES_MAX: u32 = 15;
 
-/// What a driver does after a raw result.
+/// The next step of a driver after a raw result.
 pub(crate) enum Step {
     /// Reports the outcome.
     Done(Result<()>),
@@ -88,7 +88,7 @@ impl InFlight {
         coverage!(Continued);
         if now <= self.reached {
             let (kind, text) = match read {
-                true => (io::ErrorKind::UnexpectedEof, format!("the file ends after {now} of these bytes")),
+                true => (io::ErrorKind::UnexpectedEof, format!("the file ends after {now} bytes of this read")),
                 false => (io::ErrorKind::WriteZero, format!("the system took only {now} bytes")),
             };
             return self.fail(io::Error::new(kind, text), counters);
@@ -122,7 +122,7 @@ impl InFlight {
     }
 }
 
-/// What a driver without system calls needs of an operation.
+/// Access to an operation for a driver that makes no system calls.
 #[cfg(feature = "sim")]
 impl InFlight {
     /// Returns file offset and length of what is left, or none for a sync.
@@ -136,7 +136,7 @@ impl InFlight {
         self.op.write_bytes().map(|bytes| (offset, &bytes[self.done..]))
     }
 
-    /// Copies bytes to the beginning of what a read has left, as far as there is room.
+    /// Copies bytes to the beginning of what a read has left, up to its end.
     pub(crate) fn fill(&mut self, bytes: &[u8]) {
         let Op::Read { into, .. } = &self.op else { return };
         let memory = into.memory();

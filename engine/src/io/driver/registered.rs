@@ -23,7 +23,7 @@ use crate::io::file::device_file::DeviceFile;
 const FILES_MAX: u32 = 1024;
 const BUFFERS_MAX: usize = 16_384;
 /// Slots for slabs of the embedder's read regions, in addition to the store's own slabs.
-const BUFFERS_BESIDE: usize = 1024;
+const BUFFERS_OF_REGIONS: usize = 1024;
 
 /// The registered files of a ring.
 #[derive(Default)]
@@ -57,7 +57,7 @@ impl FileTable {
     /// none.
     pub(in crate::io) fn hold(&mut self, ring: &IoUring, lock: BorrowedFd<'_>, notes: &mut Vec<String>) -> Option<u32> {
         let registered = match self.free.pop() {
-            // `new` has noted it.
+            // `new` has added the note.
             None if self.slots.is_empty() => return None,
             None => Err("the table of files is full".to_owned()),
             Some(slot) => match ring.submitter().register_files_update(slot, &[lock.as_raw_fd()]) {
@@ -125,7 +125,7 @@ pub(in crate::io) struct BufferTable {
 impl BufferTable {
     pub(in crate::io) fn new(ring: &IoUring, slabs_max: usize, notes: &mut Vec<String>) -> Self {
         let mut table = Self::default();
-        let size = u16::try_from(slabs_max.saturating_add(BUFFERS_BESIDE).min(BUFFERS_MAX)).unwrap_or(u16::MAX);
+        let size = u16::try_from(slabs_max.saturating_add(BUFFERS_OF_REGIONS).min(BUFFERS_MAX)).unwrap_or(u16::MAX);
         match ring.submitter().register_buffers_sparse(u32::from(size)) {
             Ok(()) => {
                 table.slots.resize_with(usize::from(size), || None);
@@ -149,11 +149,11 @@ impl BufferTable {
         // SAFETY: the range is mapped as long as the slab lives, and the table holds the slab until it is unregistered.
         let registered = unsafe { ring.submitter().register_buffers_update(u32::from(slot), &[range], None) };
         if let Err(e) = registered {
-            // Not tried again, because a limit that refuses now refuses later too.
+            // No other slab is tried, because a limit that refuses now refuses later too.
             self.free.clear();
             notes.push(format!(
-                "only {} slabs of I/O buffers could be registered with io_uring ({e}), so reads take a little more CPU time; raise \
-                 the limit of locked memory (ulimit -l)",
+                "only {} slabs of I/O buffers could be registered with io_uring ({e}), so reads take a little more CPU \
+                 time; raise the limit of locked memory (ulimit -l)",
                 self.by_address.len()
             ));
             return None;
@@ -176,7 +176,8 @@ impl BufferTable {
                 continue;
             }
             let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-            // SAFETY: an empty range needs no memory; it replaces the slab's, which is alive until after the call.
+            // SAFETY: an empty range needs no memory. It replaces the range of the slab, which lives until after the
+            // call.
             let gone = unsafe { ring.submitter().register_buffers_update(u32::from(slot), &[none], None) };
             if gone.is_ok()
                 && let Some(slab) = entry.take()

@@ -2,7 +2,7 @@
 //!
 //! One call of [`Driver::drive`]:
 //! 1. Queues operations whose pause after EINTR or EAGAIN is over, and completes empty ones.
-//! 2. Unregisters files and slabs that are gone.
+//! 2. Unregisters files that are closed and slabs that are retired.
 //! 3. Fills the submission ring from the queue. If the ring is full, empties it into the kernel first.
 //! 4. Submits and waits in one system call.
 //! 5. Takes the completions. Short transfers are queued again for the rest.
@@ -38,7 +38,7 @@ const DEPTH: usize = ENTRIES as usize - 1;
 const WAKE: u64 = u64::MAX;
 /// A wait for several completions ends after this time if one has arrived.
 const SLICE_WAIT: Duration = Duration::from_millis(2);
-/// The same for the ring of a thread that reads for itself, which has nothing else to do.
+/// The same for a thread's own ring, because that thread has nothing else to do.
 const SLICE_WAIT_ALONE: Duration = Duration::from_millis(20);
 /// The same if the ring serves several devices, because new requests of one device wait for the slice of another.
 const SLICE_WAIT_SHARED: Duration = Duration::from_micros(250);
@@ -59,7 +59,7 @@ struct RingOp {
     flight: InFlight,
 }
 
-/// What the ring keeps for a device.
+/// The state of a device in the ring.
 struct RingDevice {
     counters: Arc<DeviceCounters>,
     /// The slot in which its lock is registered.
@@ -83,11 +83,11 @@ pub(crate) struct Uring {
     files: FileTable,
     buffers: BufferTable,
     wake: Arc<EventFdWaker>,
-    /// Whether the wake-up poll is in the ring.
+    /// True if the wake-up poll is in the ring.
     armed: bool,
-    /// Whether this is the ring of a thread that reads for itself.
+    /// True if a thread drives its own reads on this ring.
     alone: bool,
-    /// Whether one poll reports every wake-up (Linux 5.13). Otherwise each wake-up needs a new poll.
+    /// True if one poll reports every wake-up (Linux 5.13). Otherwise each wake-up needs a new poll.
     multishot: bool,
     broken: bool,
     notes: Vec<String>,
@@ -101,7 +101,7 @@ impl Uring {
     /// Sets a ring up for the calling thread.
     ///
     /// # Errors
-    /// The kernel's refusal of a ring, or `Unsupported` before Linux 5.11.
+    /// The kernel refuses a ring. `Unsupported`: the kernel is older than Linux 5.11.
     pub(crate) fn start(arena: &Arena) -> std::io::Result<Self> {
         ignore_file_size_signal();
         let mut notes = Vec::new();
@@ -138,7 +138,7 @@ impl Uring {
     /// process is harmless.
     ///
     /// # Errors
-    /// The kernel's refusal of a ring.
+    /// The kernel refuses a ring.
     pub(crate) fn start_reader(arena: &Arena, counters: Arc<DeviceCounters>) -> std::io::Result<Self> {
         let mut ring = Self::start(arena)?;
         (ring.armed, ring.alone) = (true, true);
@@ -224,7 +224,7 @@ impl Uring {
                 // Interrupted, timed out, or more completions than the ring holds: take the completions that are there.
                 Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
                 Some(libc::EAGAIN) => {
-                    // The kernel has no memory for requests. What is not submitted stays in the ring.
+                    // The kernel has no memory for requests. Requests that it did not take stay in the ring.
                     self.count(|counters| counters.retries.add(1));
                     std::thread::sleep(Duration::from_millis(1));
                     Ok(())
@@ -359,7 +359,7 @@ impl Driver for Uring {
         let op = Some(RingOp { device, id, flight: InFlight::new(op) });
         let Some(index) = self.free.pop() else {
             debug_assert!(false, "more operations than the depth allows");
-            // The operation gets an entry of its own.
+            // Beyond the depth the table grows.
             self.ops.push(op);
             self.queued.push_back(self.ops.len() - 1);
             return;

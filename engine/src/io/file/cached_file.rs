@@ -1,7 +1,7 @@
 //! Cached files: files that are opened when they are used, and closed when too many are open.
 //!
-//! A store has more segments than a process may have descriptors. [`FdCache`] limits the open ones. It closes the file
-//! that was not used for the longest time, with a second chance for files used since the last look.
+//! A store may have more segments than a process may have descriptors. [`FdCache`] limits the open files. It closes the
+//! file that was opened first, unless that file was used since the last look (the clock algorithm).
 //!
 //! Invariants:
 //! - A file in use is not closed.
@@ -39,7 +39,7 @@ impl FdCache {
         Arc::new(Self { limit, queue: Mutex::default() })
     }
 
-    /// Adds a file that was opened. If too many are open, closes one that was not used lately.
+    /// Adds a file that was opened. If too many are open, closes one that was not used since the last look.
     fn opened(&self, file: &Arc<CachedFile>) {
         let mut queue = lock(&self.queue);
         queue.push_back(Arc::downgrade(file));
@@ -67,9 +67,9 @@ pub(crate) struct CachedFile {
     path: String,
     files: Arc<FdCache>,
     open: Mutex<Option<Arc<DeviceFile>>>,
-    /// Whether the file was used since the cache last looked at it.
+    /// True if the file was used since the cache last looked at it.
     recent: AtomicBool,
-    /// Whether the file has unsynced writes and must stay open.
+    /// True if the file has unsynced writes and must stay open.
     held: AtomicBool,
 }
 
@@ -97,7 +97,7 @@ impl CachedFile {
     /// Returns the open file. Opens it if it is closed.
     ///
     /// # Errors
-    /// Those of opening it. [`ErrorKind::Corruption`]: there is no such file.
+    /// The file cannot be opened. [`ErrorKind::Corruption`]: there is no such file.
     pub(crate) fn get(self: &Arc<Self>) -> Result<Arc<DeviceFile>> {
         self.recent.store(true, Ordering::Relaxed);
         if let Some(file) = &*lock(&self.open) {

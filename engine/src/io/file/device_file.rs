@@ -96,12 +96,13 @@ impl DeviceFile {
     /// Returns the length in bytes.
     ///
     /// # Errors
-    /// The system refuses to tell.
+    /// The system does not report the length.
     pub(crate) fn len(&self) -> Result<u64> {
         if let FileHandle::Replaced(file) = &self.handle {
             return file.len();
         }
-        let stat = rustix::fs::fstat(self.fd()).map_err(|e| Error::io(format!("length of {}", self.path), e.into()))?;
+        let stat = rustix::fs::fstat(self.fd())
+            .map_err(|e| Error::io(format!("read the length of {}", self.path), e.into()))?;
         Ok(u64::try_from(stat.st_size).unwrap_or(0))
     }
 

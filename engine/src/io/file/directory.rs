@@ -1,6 +1,6 @@
 //! The directory interface: names, small reads and writes, and syncs of one device. A seam for the simulator.
 //!
-//! [`Directory`] is everything that is done to a device besides queued I/O. All operations block the calling thread.
+//! [`Directory`] covers every access to a device except queued I/O. All operations block the calling thread.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -81,8 +81,8 @@ pub(crate) trait Directory: Send + Sync {
     /// Renames a file. A file at `to` is replaced.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
     fn remove_file(&self, path: &str) -> Result<()>;
-    /// Returns the files and directories in `path`, which is `.` for the root, sorted by name. Anything else is an
-    /// error.
+    /// Returns the files and directories in `path`, sorted by name. The path `.` is the root. An entry of another type
+    /// is an error.
     fn list(&self, path: &str) -> Result<Vec<DirectoryEntry>>;
     /// Creates a directory unless it exists.
     fn mkdir(&self, path: &str) -> Result<()>;

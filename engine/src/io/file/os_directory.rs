@@ -1,5 +1,11 @@
 //! A device directory of the operating system: its lock, its files, and its small blocking reads and writes.
 //!
+//! To open a directory:
+//! 1. Open the root without following a symbolic link. Create it if the options say so.
+//! 2. Check that it belongs to this user, and that no other user may write it.
+//! 3. Lock it: exclusively for writing, shared for reading.
+//! 4. Probe whether direct I/O works, and whether the file system overwrites in place.
+//!
 //! Invariants:
 //! - Everything below the root is opened relative to the root's descriptor and never through a symbolic link.
 //! - Files have mode 0600 and directories 0700, whatever the umask is.
@@ -26,14 +32,14 @@ use crate::io::file::poison::Poison;
 use crate::io::file::probe::{self, DirectIo};
 use crate::io::signals::ignore_file_size_signal;
 
-/// How an [`OsDirectory`] is opened.
+/// The options of [`OsDirectory::open`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OsDirectoryOptions {
     pub(crate) access: Access,
-    /// Whether a missing directory is created. Its parent must exist.
+    /// True if a missing directory is created. Its parent must exist.
     pub(crate) create: bool,
-    /// How long to wait for a lock that another process holds. A killed process keeps it until its ring is gone and its
-    /// last writes have completed. Without writes that takes about 70 ms after the process was reaped.
+    /// How long to wait for a lock that another process holds. A killed process keeps the lock until the kernel has
+    /// closed its ring and its last writes have completed. Without writes that takes about 70 ms after it was reaped.
     pub(crate) lock_wait: Duration,
 }
 
@@ -45,7 +51,7 @@ pub(crate) struct OsDirectory {
     #[allow(dead_code, reason = "tests tell directories apart by it")]
     identity: DirectoryIdentity,
     direct: DirectIo,
-    /// Whether [`Directory::sync_covers_overwrites`] holds.
+    /// The answer of [`Directory::sync_covers_overwrites`].
     in_place: bool,
     poison: Arc<Poison>,
 }
@@ -58,8 +64,8 @@ impl OsDirectory {
     /// Opens and locks a device directory.
     ///
     /// # Errors
-    /// `Configuration`: the directory is missing, no directory, a symbolic link, of another owner, or writable by
-    /// others. `InUse`: another process or store holds the lock.
+    /// `Configuration`: the path is missing, not a directory, or a symbolic link. Or the directory belongs to another
+    /// user or is writable by others. `InUse`: another process or store holds the lock.
     pub(crate) fn open(path: &Path, options: OsDirectoryOptions) -> Result<Arc<Self>> {
         ignore_file_size_signal();
         // This also drops a trailing slash, which would follow a symbolic link.
@@ -143,9 +149,8 @@ fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// Returns whether the file system is known to overwrite in place and to flush the device in every fdatasync.
-///
-/// ext4 and XFS are.
+/// Returns whether the file system is known to overwrite in place and to flush the device in every fdatasync, as ext4
+/// and XFS do.
 fn writes_in_place(root: &OwnedFd) -> bool {
     const EXT4: rustix::fs::FsWord = 0xef53;
     const XFS: rustix::fs::FsWord = 0x5846_5342;
@@ -240,7 +245,7 @@ impl Directory for OsDirectory {
         self.check_writable()?;
         let before = file.len()?;
         preallocate(&file.fd(), len).map(|_| ()).map_err(|e| {
-            // What was reserved before the space ran out is given back.
+            // Gives back the blocks that were reserved before the space ran out.
             let _ = rustix::fs::ftruncate(file.fd(), before);
             self.error("grow", file.path(), e)
         })
@@ -278,7 +283,10 @@ impl Directory for OsDirectory {
                 FileType::Directory => true,
                 FileType::RegularFile => false,
                 _ => {
-                    let text = format!("{}/{path}/{name} is neither a file nor a directory", self.path.display());
+                    let text = format!(
+                        "list {}/{path}: {name} is neither a file nor a directory; move it elsewhere",
+                        self.path.display()
+                    );
                     return Err(Error::new(ErrorKind::Configuration, text));
                 }
             };
@@ -293,7 +301,7 @@ impl Directory for OsDirectory {
         self.check_writable()?;
         let made = open_beneath::parent(self.root.as_fd(), path).and_then(|(dir, name)| {
             match rustix::fs::mkdirat(&dir, name, Mode::RWXU) {
-                // The umask may have taken more bits than it should.
+                // The umask may have removed bits that the owner needs.
                 Ok(()) => rustix::fs::chmodat(&dir, name, Mode::RWXU, AtFlags::empty()),
                 Err(Errno::EXIST) => {
                     open_beneath::open(dir.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map(drop)
@@ -318,12 +326,17 @@ impl Directory for OsDirectory {
 
     fn read_small(&self, file: &DeviceFile, offset: u64, len: usize) -> Result<Vec<u8>> {
         if len > SMALL_BYTES_MAX || !offset.is_multiple_of(PAGE_BYTES as u64) {
-            let text = format!("small read of {len} bytes at {offset} of {}", file.path());
+            let text = format!(
+                "read {len} bytes at {offset} of {}: the offset must be whole pages and the length at most \
+                 {SMALL_BYTES_MAX}",
+                file.path()
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let mut buf = AlignedBuf::zeroed(len);
         let mut reached = 0;
-        // A direct file is read on from whole pages only. A file that ends inside a page ends the loop.
+        // A direct file needs page offsets, so a short read continues at the last whole page. The loop ends when a read
+        // moves no further, at the end of the file.
         while reached < buf.bytes().len() {
             let from = if file.is_direct() { reached - reached % PAGE_BYTES } else { reached };
             let got = retry(|| rustix::io::pread(file.fd(), &mut buf.bytes_mut()[from..], offset + from as u64))
@@ -340,7 +353,8 @@ impl Directory for OsDirectory {
         self.check_writable()?;
         let doing = || format!("write {} bytes at {offset} of {}", bytes.len(), file.path());
         if !offset.is_multiple_of(PAGE_BYTES as u64) || !bytes.len().is_multiple_of(PAGE_BYTES) {
-            return Err(Error::new(ErrorKind::InvalidArgument, doing()));
+            let text = format!("{}: offset and length must be whole pages", doing());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let mut buf = AlignedBuf::zeroed(bytes.len());
         buf.bytes_mut().copy_from_slice(bytes);
@@ -351,7 +365,7 @@ impl Directory for OsDirectory {
                 .map_err(|e| Error::io(doing(), e.into()))?;
             if from + put <= reached {
                 let source =
-                    std::io::Error::new(std::io::ErrorKind::WriteZero, format!("the system took only {reached}"));
+                    std::io::Error::new(std::io::ErrorKind::WriteZero, format!("the system took only {reached} bytes"));
                 return Err(Error::io(doing(), source));
             }
             reached = from + put;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Set once a sync failed.
+/// The mark that the first failed sync sets.
 ///
 /// From then on the content of the device is unknown. A repeated sync could report success although the data is lost,
 /// because the kernel reports a write-back error only once.

@@ -9,12 +9,12 @@ use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::aligned::AlignedBuf;
 use crate::io::file::open_beneath;
 
-/// Whether reads and writes of a directory bypass the page cache.
+/// The kind of I/O that a directory supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DirectIo {
-    /// They do, in multiples of this many bytes.
+    /// Reads and writes bypass the page cache, in multiples of `alignment` bytes.
     Direct { alignment: usize },
-    /// They do not, for this reason.
+    /// Reads and writes use the page cache. `why` is the reason.
     Buffered { why: String },
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_says_of_direct_io_is_believed() {
+    fn the_probe_believes_what_the_system_reports() {
         assert_eq!(judge(Ok(512)), DirectIo::Direct { alignment: 512 });
         assert_eq!(judge(Ok(PAGE_BYTES)).read_unit(), PAGE_BYTES);
         for refused in [Ok(0), Ok(2 * PAGE_BYTES), Err(Errno::INVAL), Err(Errno::IO)] {

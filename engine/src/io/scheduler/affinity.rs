@@ -64,7 +64,7 @@ fn cpus_of(node: usize) -> Result<Vec<usize>, String> {
     match parse(list.trim()) {
         Some(cpus) if cpus.is_empty() => Err("the node has no CPUs".to_owned()),
         Some(cpus) => Ok(cpus),
-        None => Err(format!("{path} holds {list:?}, which is no CPU list")),
+        None => Err(format!("{path} holds {list:?}, which is not a CPU list")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Batches: what callers hand to a shard, and how they learn each outcome.
+//! Batches: the requests that callers hand to a shard, and the sinks that hear their outcomes.
 //!
 //! A caller builds a [`Batch`] of [`Request`]s, submits it through a `ShardHandle`, and its [`Sink`] hears one outcome
 //! per request. [`Waiter`] is the sink of callers that block.
@@ -43,7 +43,8 @@ pub(crate) struct Request {
 pub(crate) trait Sink: Send + Sync {
     /// Receives the outcome of one request.
     ///
-    /// The shard mostly calls this on its own thread, so it must be short and must not wait for that shard.
+    /// The shard calls this on its own thread in most cases. The call must therefore be short and must not wait for the
+    /// shard.
     fn complete(&self, tag: u64, outcome: Result<()>);
 }
 
@@ -75,7 +76,7 @@ impl AcceptedBatch {
         Self { requests: batch.requests.into_iter(), priority: batch.priority, since: Instant::now(), ticket }
     }
 
-    /// Returns the batch in the caller's form. None of it has been submitted yet.
+    /// Returns the batch in the caller's form. The shard has submitted no request of it yet.
     #[allow(dead_code, reason = "only ShardHandle::submit uses it, which only tests call")]
     pub(super) fn into_batch(mut self) -> Batch {
         let requests = std::mem::take(&mut self.requests).collect();
@@ -175,7 +176,8 @@ impl Waiter {
     /// Blocks until all requests have completed.
     ///
     /// # Errors
-    /// The first error among the outcomes. [`ErrorKind::Closed`]: the wait could never end, in a simulation.
+    /// The first error among the outcomes. [`ErrorKind::Closed`]: in a simulation, no request in flight can end the
+    /// wait.
     pub(crate) fn wait(&self) -> Result<()> {
         if drive_until(|| self.is_done()) && !self.is_done() {
             let text = "wait for I/O: no request is in flight in the simulation that could end this wait";

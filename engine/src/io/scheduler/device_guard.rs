@@ -1,4 +1,4 @@
-//! What a shard thread holds for a device, and how it reports that it serves the device no more.
+//! The guard of a device: it keeps the directory locked while a shard thread serves the device, and reports the end.
 
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -7,7 +7,7 @@ use crate::io::file::directory::Directory;
 use crate::metrics::lock;
 use crate::sync::wait_for;
 
-/// What a shard thread holds for a device: the directory with its lock, and the duty to report the end.
+/// The guard that a shard thread holds for a device: the directory with its lock, and the report of the end.
 pub(super) struct DeviceGuard {
     // Dropped first, so that the lock is free when the end is reported.
     #[allow(dead_code, reason = "held for its lock")]
@@ -16,7 +16,8 @@ pub(super) struct DeviceGuard {
     pub(super) completion: CompletionGuard,
 }
 
-/// Completes what is left in the inbox when a device is served no more, also after a panic, and then reports the end.
+/// Reports the end of a device when it is dropped, also after a panic. It first completes the batches that are left in
+/// the inbox.
 pub(super) struct CompletionGuard {
     inbox: Arc<Inbox>,
     termination: Arc<Termination>,
@@ -36,7 +37,7 @@ impl Drop for CompletionGuard {
     }
 }
 
-/// Whether a device is served no more and its directory is released.
+/// The end of a device: no shard serves it any more, and its directory is released.
 #[derive(Default)]
 pub(super) struct Termination {
     reached: Mutex<bool>,
@@ -44,7 +45,7 @@ pub(super) struct Termination {
 }
 
 impl Termination {
-    /// Blocks until the device is served no more.
+    /// Blocks until the end is reported.
     pub(super) fn wait(&self) {
         let mut reached = lock(&self.reached);
         while !*reached {

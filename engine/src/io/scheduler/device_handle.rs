@@ -1,4 +1,4 @@
-//! What the callers of a device and its queue in the shard share.
+//! The state that the callers of a device share with its queue in the shard.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

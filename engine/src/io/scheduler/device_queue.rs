@@ -1,4 +1,4 @@
-//! The queue of one device in a shard: batches by priority, and what of them may be in flight.
+//! The queue of one device in a shard: batches by priority, and the limits of their operations in flight.
 //!
 //! The shard's thread is the only caller. At each turn it moves batches from the device's inbox to the queue of their
 //! class, takes the operations that may begin, and reports the operations that completed.
@@ -22,10 +22,10 @@ use crate::io::planted;
 pub(super) const CLASSES: usize = 4;
 /// Completions per slice.
 const SLICE: usize = 16;
-/// Requests of each class in flight while no demand read is.
+/// The most requests of each class in flight, while no demand read is in flight.
 const LIMITS: [usize; CLASSES] = [usize::MAX, 64, 32, 8];
-/// Requests of each class in flight while a demand read is, because it waits behind them in the device.
-const LIMITS_BESIDE_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
+/// The same while a demand read is in flight, because it waits behind them in the device.
+const LIMITS_WITH_DEMAND: [usize; CLASSES] = [usize::MAX, 16, 8, 2];
 /// Writes in flight after a long time without demand reads. More writes in flight make a disk faster.
 const WRITES_UNDISTURBED: usize = 128;
 /// Undisturbed writes that must complete in time for each write that the limit grows by.
@@ -40,14 +40,14 @@ pub(super) struct DeviceQueue {
     pub(super) handle: DeviceHandle,
     queues: [VecDeque<AcceptedBatch>; CLASSES],
     in_flight: [usize; CLASSES],
-    /// Writes that completed in time since the last demand read, minus slow ones, within the range that changes the
-    /// limit.
+    /// Writes that completed in time since the last demand read, minus slow writes. It stays within the range that
+    /// changes the limit.
     undisturbed: usize,
     /// The count of begun direct reads when it was last read.
     direct_reads_seen: usize,
     /// Files with a sync in flight.
     syncing: Vec<u64>,
-    /// Whether the inbox was closed before it was last emptied.
+    /// True if the inbox was closed before it was last emptied.
     closing: bool,
     // Dropped last, so that the lock outlives every operation.
     _guard: Option<DeviceGuard>,
@@ -111,7 +111,7 @@ impl DeviceQueue {
             (self.undisturbed, self.direct_reads_seen) = (0, begun);
         }
         match demand {
-            true => LIMITS_BESIDE_DEMAND[class],
+            true => LIMITS_WITH_DEMAND[class],
             false if class == Priority::Write as usize => LIMITS[class] + self.undisturbed / WRITES_PER_STEP,
             false => LIMITS[class],
         }
@@ -164,8 +164,8 @@ impl DeviceQueue {
 
     /// Returns how many completions to wait for, and whether a demand read is among them. Returns none while idle.
     ///
-    /// Syncs are slow and complete alone, so they do not count. Without a demand read the slice is short if few
-    /// operations are in flight, because a demand read that arrives may have to wait for the end of the slice.
+    /// Syncs are slow and complete alone, so they do not count. A demand read that arrives may have to wait for the end
+    /// of the slice. Without one in flight, a slice is therefore a quarter of the operations, and at most [`SLICE`].
     pub(super) fn slice(&self) -> Option<(bool, usize)> {
         match (self.in_flight(), self.in_flight[Priority::Demand as usize]) {
             (0, _) => None,
@@ -221,13 +221,13 @@ mod tests {
         (0..10_000).for_each(|_| queue.wrote(None));
         assert_eq!(queue.limit(WRITE), WRITES_UNDISTURBED);
         queue.began(DEMAND, None);
-        assert_eq!(queue.limit(WRITE), LIMITS_BESIDE_DEMAND[WRITE]);
+        assert_eq!(queue.limit(WRITE), LIMITS_WITH_DEMAND[WRITE]);
         queue.ended(DEMAND, None, Ok(())).expect("not poisoned");
         assert_eq!(queue.limit(WRITE), LIMITS[WRITE]);
         write(&mut queue, 10 * WRITES_PER_STEP);
         assert_eq!(queue.limit(WRITE), LIMITS[WRITE] + 10);
         direct_reads.begin();
-        assert_eq!(queue.limit(WRITE), LIMITS_BESIDE_DEMAND[WRITE]);
+        assert_eq!(queue.limit(WRITE), LIMITS_WITH_DEMAND[WRITE]);
         direct_reads.end();
         assert_eq!(queue.limit(WRITE), LIMITS[WRITE]);
         write(&mut queue, 10_000);

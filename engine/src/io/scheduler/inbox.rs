@@ -6,10 +6,10 @@
 //! 2. The shard sets `sleeping`, executes a fence and reads the queue. If the queue is empty, the shard blocks.
 //!
 //! Invariants:
-//! - No wake-up is lost. Both fences are sequentially consistent, so at least one side sees the other's store: either
+//! - No wake-up is lost. Both fences are sequentially consistent, so at least one side sees the other's store. Either
 //!   the producer wakes the shard, or the shard finds the batch and does not block.
-//! - No batch is forgotten. The same argument with `dead` in place of `sleeping` shows that a batch pushed while the
-//!   shard ends is completed by the producer or by the shard.
+//! - No batch is forgotten. If a batch is pushed while the shard ends, the producer or the shard completes it. The
+//!   argument is the same, with `dead` in place of `sleeping`.
 //!
 //! `tests::loom` explores the interleavings of both sides.
 
@@ -20,7 +20,7 @@ use crate::io::driver::interface::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering, fence};
 use crate::sync::{ArrayQueue, EventCount};
 
-/// Batches that an inbox holds at most.
+/// The most batches that an inbox holds.
 pub(super) const BATCHES_MAX: usize = if cfg!(loom) { 1 } else { 256 };
 
 /// The inbox of one device.

@@ -1,8 +1,13 @@
 //! The scheduler: threads that serve devices, and the batches that callers hand to them.
 //!
-//! Each shard thread owns one driver and serves one device or several. A caller submits a [`Batch`] through a
-//! [`ShardHandle`]; the batch waits in the device's inbox, the shard's loop submits its operations by [`Priority`], and
-//! its [`Sink`] hears each outcome.
+//! Each shard thread owns one driver and serves one device or several. How a batch runs:
+//! 1. A caller submits a [`Batch`] through a [`ShardHandle`].
+//! 2. The batch waits in the device's inbox until the shard's loop moves it to the device's queue.
+//! 3. The loop submits the operations of the queue to the driver, by [`Priority`] and within limits.
+//! 4. The [`Sink`] of the batch hears each outcome.
+//!
+//! Demand reads may skip these steps: [`ThreadRings`] drive them on the calling thread. Writes and syncs of a commit
+//! may also run on the calling thread: [`ShardHandle::write_blocking`], [`ShardHandle::sync_blocking`].
 //!
 //! | Type | What it is | File |
 //! |---|---|---|
@@ -14,8 +19,13 @@
 //! | [`ThreadRings`] | rings of callers that drive their own reads | `thread_ring.rs` |
 //! | [`ThreadlessScheduler`] | the seam for a simulator | `threadless.rs` |
 //!
-//! Callers are the rooms `log`, `read`, `sequence` and `maintenance`. The scheduler knows nothing of frames or
-//! segments.
+//! Invariants:
+//! - A sink hears each request exactly once.
+//! - A file has one sync in flight, and a failed sync poisons the device.
+//! - The device's lock is held at least until its last write has completed.
+//!
+//! Lock order: the sync lock of a device, then the threads of a store, then registration queues, which are leaves.
+//! Callers are the rooms `export`, `store`, `sequence`, `read`, `maintenance`, `plan` and `log`.
 
 mod affinity;
 mod batch;

@@ -1,11 +1,11 @@
-//! The queue by which devices come to a shard thread that already runs.
+//! The queue in which devices register with a shard thread.
 //!
 //! `ShardThreads` registers a device from any thread. The shard thread takes it at its next turn.
 //!
 //! Invariants:
 //! - A thread exits with its last device. It closes the queue first, so a registration is either served or returned to
 //!   its caller.
-//! - A registration wakes the thread in any case, so the thread does not announce here that it is about to block.
+//! - A registration always wakes the thread, so the thread need not announce to the queue that it is about to block.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,7 +1,7 @@
 //! The loop of a shard: it moves batches from inboxes to the driver by priority, and outcomes from the driver to sinks.
 //!
 //! A shard serves one device or several, each through a [`DeviceQueue`] of its own. The devices share the thread and
-//! the ring, and nothing else that one of them could use up.
+//! the driver. They share nothing else that one of them could use up.
 //!
 //! One turn of the loop:
 //! 1. Serve the devices that registered since the last turn.
@@ -48,9 +48,9 @@ pub(crate) struct Shard {
     /// The devices by their number in the driver.
     devices: Vec<Option<DeviceQueue>>,
     registrations: Arc<RegistrationQueue<Registration>>,
-    /// How many of the driver's notes the status of each device has.
+    /// The number of the driver's notes that the status of each device has.
     notes: usize,
-    /// Whether the time that an operation takes is the device's. It is not in a simulation.
+    /// True if operations take the device's time. They do not in a simulation.
     is_timed: bool,
 }
 
@@ -112,7 +112,7 @@ impl Shard {
         Ok(device)
     }
 
-    /// Releases devices that were closed and are done. Returns whether none is left and none can register.
+    /// Releases devices that were closed and are done. Returns true if no device is left and none can register.
     ///
     /// The last device stays until the shard is dropped, so that the ring is closed before the device's lock is
     /// released.
@@ -137,9 +137,9 @@ impl Shard {
         self.issue();
     }
 
-    /// Returns how to wait: for a wake-up while idle, else for a slice of the most urgent operations.
+    /// Returns how to wait: for a wake-up while idle, otherwise for a slice of the most urgent operations.
     ///
-    /// The device with the shortest slice decides, so that it does not wait for the others.
+    /// The shortest slice of all devices counts, so that no device waits for the slice of another.
     fn wait(&self) -> Wait {
         let slices = || self.queues().filter_map(DeviceQueue::slice);
         let demand = slices().filter(|(demand, _)| *demand).map(|(_, slice)| slice).min();
@@ -202,7 +202,7 @@ impl Shard {
         }
     }
 
-    /// Ends all devices after the driver broke. None of the operations in flight will be reported by the driver.
+    /// Ends all devices after the driver broke. The driver reports no operation in flight any more.
     fn fail(self, error: &Error) {
         let Self { driver, in_flight, devices, .. } = self;
         for queue in devices.iter().flatten() {

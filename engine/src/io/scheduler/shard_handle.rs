@@ -19,20 +19,20 @@ use crate::io::replacement::Replacement;
 use crate::metrics::{DeviceCounters, lock};
 use crate::sync::Guard;
 
-/// Threads that help the commit leader sync files, at most.
+/// The most threads that help the commit leader sync files.
 const SYNC_HELPERS_MAX: usize = 15;
 
 /// A device that a shard serves. Dropping the handle closes the device.
 pub(crate) struct ShardHandle {
     handle: DeviceHandle,
-    /// Whether the device's driver is io_uring.
+    /// True if the device's driver is io_uring.
     uring: bool,
     /// Held around syncs, because two concurrent syncs of one file could share one write-back error.
     syncs: Mutex<()>,
     runner: Runner,
 }
 
-/// What runs the shard of a device.
+/// The runner of a device's shard: a thread, or the callers themselves.
 enum Runner {
     Thread(Arc<ShardThread>, Arc<Termination>),
     Caller(Replacement<dyn ThreadlessDevice>),
@@ -50,7 +50,8 @@ impl ShardHandle {
         Self { handle, uring: false, syncs: Mutex::default(), runner: Runner::Caller(device) }
     }
 
-    /// Submits a batch. Its sink hears every outcome, also that of a closed device, possibly before this returns.
+    /// Submits a batch. Its sink hears every outcome, possibly before this returns. A closed device completes each
+    /// request with `Closed`.
     ///
     /// # Errors
     /// The batch itself, untouched, if the inbox is full.
@@ -166,8 +167,8 @@ impl ShardHandle {
         }
     }
 
-    /// Wakes the shard so that its driver unregisters slabs and files that are gone, after [`Arena::trim`] or after
-    /// files were closed.
+    /// Wakes the shard so that its driver unregisters retired slabs and closed files. Callers use it after
+    /// [`Arena::trim`] and after they closed files.
     ///
     /// [`Arena::trim`]: crate::io::buffer::arena::Arena::trim
     pub(crate) fn nudge(&self) {

@@ -17,7 +17,7 @@ pub(super) struct Registration {
     pub(super) directory: Arc<dyn Directory>,
     pub(super) handle: DeviceHandle,
     pub(super) completion: CompletionGuard,
-    /// Receives whether the device is served, or why not.
+    /// Receives `Ok` once the device is served, or the error.
     pub(super) report: Sender<Result<()>>,
 }
 

@@ -3,7 +3,7 @@
 //! To serve a device:
 //! 1. If the limit of threads is reached, the device registers with the running thread that serves the fewest devices.
 //! 2. Otherwise, or if that thread is about to exit, a new thread starts with the device as its first one.
-//! 3. The caller waits until the thread reports that its driver serves the device, or why not.
+//! 3. The caller waits until the thread reports that its driver serves the device, or an error.
 //!
 //! Lock order: `running` is held while a thread is chosen or started. No other lock is taken under it except the
 //! registration queue's, which is a leaf.
@@ -70,8 +70,12 @@ impl ShardThreads {
         let registration =
             Registration { name: name.to_owned(), directory, handle: handle.clone(), completion, report };
         let thread = self.register(registration)?;
-        let ended =
-            |_| Err(Error::new(ErrorKind::Io, format!("open: the shard thread of device {name} ended at its start")));
+        let ended = |_| {
+            Err(Error::new(
+                ErrorKind::Io,
+                format!("open: the shard thread of device {name} ended before it served the device"),
+            ))
+        };
         served.recv().unwrap_or_else(ended)?;
         Ok(ShardHandle::on_thread(handle, termination, thread))
     }

@@ -2,10 +2,11 @@
 //! thread.
 //!
 //! How a read runs:
-//! 1. A thread that has read a few times takes its rings, one per device, or a place for new ones.
+//! 1. A thread that has read a few times takes its rings, one per device, from the pool. It sets up those that are
+//!    missing.
 //! 2. It queues the requests of every device, so that all devices work before any is waited for.
 //! 3. It waits for slices of completions, reports them to the sink and calls `step`, until every request has completed.
-//! 4. It puts the rings back.
+//! 4. It puts the rings back into the pool.
 //!
 //! Invariants:
 //! - A ring is used by the thread that set it up, by one call at a time, and it is empty when the call returns.
@@ -30,8 +31,8 @@ use crate::metrics::lock;
 const RINGS_MAX: usize = 16;
 /// Reads of a thread before it gets rings, because setting rings up pays only for threads that read again.
 const READS_BEFORE: u32 = 2;
-/// Up to this many bytes a read waits for all completions at once. Of a larger read, the first part is used while the
-/// rest is in flight.
+/// Up to this many bytes a read waits for all completions at once. The caller uses the first part of a larger read
+/// while the rest is in flight.
 const WHOLE_BYTES: usize = 384 << 10;
 
 thread_local! {
@@ -52,7 +53,7 @@ struct RingPool {
     in_use: usize,
     /// Raised by [`ThreadRings::close_idle`], so that rings in use at that time are closed when they are put back.
     era: u64,
-    /// Whether the kernel refused a ring. No other one is tried then.
+    /// True if the kernel refused a ring. The store then sets up no other one.
     refused: bool,
 }
 
@@ -112,9 +113,10 @@ impl DeviceReads<'_> {
 
     /// Returns how many completions to wait for.
     ///
-    /// A small batch is waited for at once. Of a large batch, the call waits for three quarters while requests are
-    /// queued or none has completed, and then for the rest. With half, fewer parts were complete and the rest had more
-    /// to verify. More and smaller slices cost more system calls than they hide.
+    /// The call waits for all requests of a small batch at once. Of a large batch it waits for three quarters while
+    /// requests are queued or none has completed, and then for the rest. The caller verifies the first part while the
+    /// rest is in flight. A smaller first part leaves more to verify at the end. More and smaller parts cost more
+    /// system calls than they hide.
     fn slice(&self) -> usize {
         let small = self.in_flight * self.bytes_each <= WHOLE_BYTES;
         let first = self.in_flight == self.tags.len() || 2 * self.in_flight > self.ring.depth();
@@ -124,7 +126,7 @@ impl DeviceReads<'_> {
         }
     }
 
-    /// Submits, waits and reports. Returns `false` if the ring broke; every request is reported nevertheless.
+    /// Submits, waits and reports. Returns `false` if the ring broke. Every request is reported in that case too.
     fn drive(&mut self, wait: Wait, done: &mut Vec<Completion>, sink: &dyn Sink) -> bool {
         let driven = self.ring.drive(wait, done);
         for completion in done.drain(..) {
@@ -191,8 +193,8 @@ impl ThreadRings {
         Ok(())
     }
 
-    /// Sets up the rings that the batches need. Returns `false` if the kernel refused one; the place of the thread is
-    /// free then.
+    /// Sets up the rings that the batches need. Returns `false` if the kernel refused a ring. The thread then no longer
+    /// counts as one with rings.
     fn set_up(&self, own: &mut ThreadRing, batches: &[ThreadRingBatch<'_>]) -> bool {
         for batch in batches {
             if own.rings.len() <= batch.device {
@@ -211,7 +213,7 @@ impl ThreadRings {
         true
     }
 
-    /// Returns `false` if a ring broke; every request is reported nevertheless.
+    /// Executes the reads of all devices. Returns `false` if a ring broke. Every request is reported in that case too.
     fn execute(work: &mut [DeviceReads<'_>], sink: &dyn Sink, step: &mut dyn FnMut()) -> bool {
         let mut done = Vec::new();
         let mut whole = true;
@@ -239,7 +241,8 @@ impl ThreadRings {
         }
     }
 
-    /// Returns the rings of this thread, or a place for new ones, with the current era.
+    /// Returns the rings of this thread, which may be none yet, with the current era. Returns none if too many threads
+    /// use rings or the kernel refuses them.
     fn take(&self) -> Option<(ThreadRing, u64)> {
         let owner = std::thread::current().id();
         let mut pool = lock(&self.pool);
@@ -268,7 +271,8 @@ impl ThreadRings {
         }
     }
 
-    /// Closes idle rings, which unregisters their slabs and files: after [`Arena::trim`], and after files were removed.
+    /// Closes idle rings, which unregisters their slabs and files. Callers use it after [`Arena::trim`] and after they
+    /// removed files.
     pub(crate) fn close_idle(&self) {
         let idle = {
             let mut pool = lock(&self.pool);

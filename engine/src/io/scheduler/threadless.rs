@@ -9,7 +9,7 @@ use crate::io::replacement::Replacement;
 
 /// Serves the devices of one store without threads.
 pub(crate) trait ThreadlessScheduler: Send + Sync {
-    /// Serves a device. At most `shards_max` shards share the devices, or each device has its own if that is none.
+    /// Serves a device. At most `shards_max` shards serve all devices. With none, each device has its own shard.
     ///
     /// # Errors
     /// The driver refuses the device.

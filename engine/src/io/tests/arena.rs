@@ -19,7 +19,7 @@ fn range(lease: &Lease) -> std::ops::Range<usize> {
 }
 
 #[test]
-fn slabs_come_on_demand_and_go_when_idle() {
+fn slabs_are_mapped_on_demand_and_trimmed_when_idle() {
     let budget = MemoryBudget::new(10 * SLAB_BYTES + 5);
     let arena = Arena::new(budget.clone(), usize::MAX);
     assert_eq!((arena.usage().slabs, arena.usage().backing, budget.used()), (0, None, 0));
@@ -76,7 +76,7 @@ fn leases_are_aligned_and_disjoint() {
 }
 
 #[test]
-fn exhaustion_tells_and_returns_are_announced() {
+fn exhaustion_is_reported_and_returned_leases_are_announced() {
     let arena = arena(1);
     assert_eq!(arena.lease(SLAB_BYTES + 1).err(), Some(Exhausted::Never));
     assert_eq!(self::arena(0).lease(1).err(), Some(Exhausted::Never));
@@ -97,7 +97,7 @@ fn exhaustion_tells_and_returns_are_announced() {
 }
 
 #[test]
-fn several_leases_come_together_or_not_at_all() {
+fn lease_all_leases_everything_or_nothing() {
     let arena = arena(2);
     let half = SLAB_BYTES / 2;
     let three = arena.lease_all(&[half, SLAB_BYTES, half]).expect("fits");
@@ -108,7 +108,7 @@ fn several_leases_come_together_or_not_at_all() {
     let seen = arena.returned().epoch();
     assert_eq!(arena.lease_all(&[half, 1, SLAB_BYTES]).err(), Some(Exhausted::Now));
     assert_eq!(arena.lease_all(&[1, SLAB_BYTES + 1]).err(), Some(Exhausted::Never));
-    assert_eq!(arena.returned().epoch(), seen, "who waits was told of memory that is no news");
+    assert_eq!(arena.returned().epoch(), seen, "waiters were notified although no memory became free");
     assert_eq!(arena.usage().leased_bytes, half);
     assert_eq!(arena.lease_all(&[SLAB_BYTES, half]).map(|leases| leases.len()), Ok(2));
     assert_eq!(self::arena(0).lease_all(&[]).map(|leases| leases.len()), Ok(0));
@@ -130,7 +130,7 @@ fn bytes_are_out_of_reach_while_io_is_in_flight() {
     let source = lease.write_source(0..PAGE_BYTES).expect("in range");
     assert!(lease.bytes().is_some() && lease.bytes_mut().is_none());
     assert_eq!(lease.read_target(0..1).err().map(|e| e.kind()), Some(ErrorKind::Busy));
-    // The lease goes first: its pages stay taken until the source is gone.
+    // The lease is dropped first. Its pages stay taken until the source is dropped.
     drop(lease);
     assert_eq!((arena.usage().leased_bytes, arena.trim()), (3 * PAGE_BYTES, 0));
     drop(source);
@@ -163,7 +163,7 @@ fn backing_is_reported_as_the_kernel_sees_it() {
     if backing != PageBacking::Explicit {
         assert!(ways.iter().flatten().all(|&huge| huge == (backing == PageBacking::Transparent)), "{ways:?}");
     }
-    // Ordinary memory is not taken for huge pages.
+    // Ordinary memory is not reported as huge pages.
     let plain = crate::io::buffer::aligned::AlignedBuf::zeroed(64 << 10);
     assert_ne!(pages::scan(plain.bytes().as_ptr().addr(), 64 << 10), Some(true));
     if thp.contains("[never]") {

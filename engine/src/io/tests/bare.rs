@@ -1,4 +1,4 @@
-//! The least code that reads blocks with io_uring: what the driver is measured against.
+//! The least code that reads blocks with io_uring. The driver is measured against it.
 
 use std::os::fd::AsRawFd;
 

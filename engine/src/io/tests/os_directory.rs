@@ -100,7 +100,7 @@ fn paths_stay_inside() {
     assert_eq!(kind(dir.list("sub")), Some(ErrorKind::Configuration));
     assert!(dir.mkdir("up").is_err());
     assert!(dir.create_file("up/new", 0).is_err());
-    // Where the kernel has no openat2.
+    // The way without openat2.
     use rustix::fs::{Mode, OFlags};
     let root = dir.lock_fd().expect("a descriptor");
     assert!(open_beneath::walk(root, "sub/file", OFlags::RDONLY, Mode::empty()).is_err());
@@ -112,7 +112,7 @@ fn paths_stay_inside() {
 }
 
 #[test]
-fn files_are_private_sized_and_named() {
+fn files_have_private_modes_their_length_and_their_name() {
     let tmp = tempfile::tempdir().expect("temporary directory");
     let dir = OsDirectory::open(&tmp.path().join("d"), CREATE).expect("created");
     dir.mkdir("s").expect("made");
@@ -160,7 +160,7 @@ fn small_reads_and_writes() {
     fs::write(path.join("odd"), &pages[..5000]).expect("written");
     let odd = dir.open_file("odd", Access::ReadWrite).expect("opened");
     assert_eq!(dir.read_small(&odd, 0, 9000).expect("read"), pages[..5000]);
-    // After a failed sync nothing is written any more.
+    // A failed sync makes the directory read-only.
     dir.poison().set(&Error::new(ErrorKind::Io, "sync of x: Input/output error"));
     assert_eq!(kind(dir.write_small(&file, 0, &pages)), Some(ErrorKind::Poisoned));
     assert_eq!(kind(dir.sync_small(&file)), Some(ErrorKind::Poisoned));

@@ -30,14 +30,14 @@ fn rest(flight: &InFlight) -> (u64, usize) {
 }
 
 #[test]
-fn short_completions_go_on_where_they_stopped() {
+fn short_completions_continue_where_they_stopped() {
     let counters = DeviceCounters::default();
     let mut buffered = read(false);
     assert_eq!(rest(&buffered), (4096, LEN));
     assert!(matches!(buffered.on_result(5000, &counters), Step::Continue));
     assert_eq!(rest(&buffered), (9096, LEN - 5000));
     assert!(matches!(buffered.on_result((LEN - 5000) as i32, &counters), Step::Done(Ok(()))));
-    // Direct: from the last whole page, and the bytes moved twice count once.
+    // A direct file continues at the last whole page, and bytes moved twice count once.
     let mut direct = read(true);
     assert!(matches!(direct.on_result(5000, &counters), Step::Continue));
     assert_eq!(rest(&direct), (8192, LEN - 4096));
@@ -47,12 +47,12 @@ fn short_completions_go_on_where_they_stopped() {
 }
 
 #[test]
-fn no_further_byte_is_the_end_of_the_file() {
+fn a_continuation_without_progress_is_the_end_of_the_file() {
     let counters = DeviceCounters::default();
     for direct in [false, true] {
         let mut flight = read(direct);
         assert!(matches!(flight.on_result(5000, &counters), Step::Continue));
-        // The direct one reads the last piece again, as far as before.
+        // The direct file reads the bytes after the last whole page again, and no more.
         let Step::Done(Err(error)) = flight.on_result(if direct { 904 } else { 0 }, &counters) else {
             panic!("an end of file taken for progress");
         };
@@ -66,7 +66,7 @@ fn no_further_byte_is_the_end_of_the_file() {
 }
 
 #[test]
-fn interruptions_are_retried_but_not_for_ever_and_syncs_never() {
+fn interruptions_are_retried_within_a_limit_and_syncs_never() {
     let counters = DeviceCounters::default();
     let mut flight = read(true);
     let mut retries = 0;
@@ -88,7 +88,7 @@ fn interruptions_are_retried_but_not_for_ever_and_syncs_never() {
 }
 
 #[test]
-fn errors_name_the_place() {
+fn errors_name_the_file_and_the_offset() {
     let counters = DeviceCounters::default();
     let from = lease().write_source(0..LEN).expect("in range");
     let mut write = InFlight::new(Op::Write { file: file(true), offset: 8192, from });
@@ -96,6 +96,6 @@ fn errors_name_the_place() {
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     let text = error.to_string();
     assert!(["write", "16384", "8192", "segments/7"].iter().all(|part| text.contains(part)), "{text}");
-    // More than was asked for: never trusted.
+    // A result above the request is an error.
     assert!(matches!(read(true).on_result(LEN as i32 + 1, &counters), Step::Done(Err(_))));
 }

@@ -1,6 +1,6 @@
-//! Restrictions of this process, for tests that run in a child of their own.
+//! Restrictions of this process, for tests that run in a child process.
 
-/// A seccomp filter that answers one system call with an error, as container runtimes do.
+/// Installs a seccomp filter that answers one system call with an error, as container runtimes do.
 pub(crate) fn deny(call: libc::c_long, errno: libc::c_int) {
     let filter = [
         libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 },
@@ -9,7 +9,7 @@ pub(crate) fn deny(call: libc::c_long, errno: libc::c_int) {
         libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0x7fff_0000 },
     ];
     let program = libc::sock_fprog { len: 4, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: both calls take plain arguments; the program and its filter outlive the call that copies them.
+    // SAFETY: both calls take plain arguments. The program and its filter outlive the call that copies them.
     let set = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
@@ -17,16 +17,16 @@ pub(crate) fn deny(call: libc::c_long, errno: libc::c_int) {
     assert!(set, "{}", std::io::Error::last_os_error());
 }
 
-/// Makes the calling thread, and threads it starts, another user without privileges.
+/// Gives the calling thread, and threads that it starts later, another user without privileges.
 pub(crate) fn become_user(uid: libc::uid_t) {
     // SAFETY: a plain system call that changes credentials of the calling thread only.
     let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
     assert_eq!(changed, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// No transparent huge pages for this process from now on.
+/// Disables transparent huge pages for this process.
 pub(crate) fn deny_huge_pages() {
-    // SAFETY: plain arguments; affects later page faults only.
+    // SAFETY: the call takes plain arguments and affects later page faults only.
     let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }

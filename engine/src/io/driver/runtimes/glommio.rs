@@ -22,7 +22,7 @@ const BLOCKING: usize = 4;
 /// The runtime.
 struct Glommio(LocalExecutor);
 
-/// An open file, with O_DIRECT or through the page cache as the store has it open.
+/// An open file. It uses O_DIRECT if the file of the store does.
 pub(super) enum GlommioFile {
     Direct(DmaFile),
     Buffered(BufferedFile),
@@ -38,7 +38,7 @@ fn io_error(e: GlommioError<()>) -> io::Error {
 /// Starts an executor on the calling thread.
 ///
 /// # Errors
-/// glommio's: no ring, or too little memory may be locked (it wants 512 KiB at least).
+/// glommio's error: the kernel refuses a ring, or less than the 512 KiB that glommio needs may be locked.
 pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
     let builder = LocalExecutorBuilder::new(Placement::Unbound).io_memory(BUFFER_BYTES).ring_depth(DEPTH);
     let builder = builder.blocking_thread_pool_placement(PoolPlacement::Unbound(BLOCKING));
@@ -94,8 +94,8 @@ impl Runtime for Glommio {
 fn copy(bytes: &ReadResult, flight: &InFlight) -> usize {
     let Some((_, memory)) = flight.rest() else { return 0 };
     let len = bytes.len().min(memory.len);
-    // SAFETY: the read target inside the flight is the permission to write into these bytes, of which there are at
-    // least `len`; glommio's buffer is another piece of memory.
+    // SAFETY: the read target inside the flight is the permission to write into these bytes. There are at least `len`
+    // of them, and glommio's buffer does not overlap them.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.as_ptr(), len) };
     len
 }

@@ -1,8 +1,14 @@
 //! Drivers on the runtimes glommio and tokio-uring, for hosts that run them.
 //!
-//! Each read is a task of the runtime. Writes and syncs block a thread of its pool, so that none of them outlives the
-//! process and with it the lock of the device. A runtime lives on the thread of its shard and runs only inside
-//! [`Driver::drive`].
+//! How an operation runs:
+//! 1. [`Driver::queue`] keeps it.
+//! 2. [`Driver::drive`] runs the runtime, which starts the queued operations. A read is a task of the runtime. A write
+//!    or sync blocks a thread of the runtime's pool, because a killed process keeps the device's lock until such a call
+//!    has returned.
+//! 3. The task retries and continues the operation, and then pushes its completion.
+//! 4. [`Driver::drive`] stops the runtime at enough completions or a wake-up, and takes the completions.
+//!
+//! A runtime lives on the thread of its shard and runs only inside [`Driver::drive`].
 //!
 //! Invariants:
 //! - The runtime opens each device file once and closes it when the device has closed its own.
@@ -43,7 +49,7 @@ trait Runtime {
     /// The runtime's type of an open file.
     type File: 'static;
 
-    /// Runs tasks on this thread until `future` has completed. Not called inside a task of another runtime.
+    /// Runs tasks on this thread until `future` has completed. Tasks of other runtimes do not call it.
     fn block_on<T>(&self, future: impl Future<Output = T>) -> T;
 
     /// Starts a task. Called inside [`Self::block_on`].

@@ -19,7 +19,7 @@ struct TokioUring(tokio_uring::Runtime);
 /// Starts the runtime on the calling thread.
 ///
 /// # Errors
-/// The kernel's refusal of a ring.
+/// The kernel refuses a ring.
 pub(crate) fn start() -> io::Result<Box<dyn Driver>> {
     let runtime = tokio_uring::Runtime::new(tokio_uring::builder().entries(DEPTH as u32))?;
     Ok(Box::new(OnRuntime::new(TokioUring(runtime), Vec::new())))
@@ -35,8 +35,8 @@ impl RuntimeBuffer {
     }
 }
 
-// SAFETY: the memory belongs to the lease that the read target inside keeps in flight, and stays where it is when the
-// target moves; what is left changes only in `InFlight::on_result`, which wants the flight back from the runtime.
+// SAFETY: the read target inside keeps the memory of its lease in flight, and a move of the target does not move that
+// memory. The rest of the read changes only in `InFlight::on_result`, which needs the flight back from the runtime.
 unsafe impl IoBuf for RuntimeBuffer {
     fn stable_ptr(&self) -> *const u8 {
         self.rest().0
@@ -51,13 +51,13 @@ unsafe impl IoBuf for RuntimeBuffer {
     }
 }
 
-// SAFETY: as above; the read target is the permission to write into these bytes.
+// SAFETY: as above. The read target is the permission to write into these bytes.
 unsafe impl IoBufMut for RuntimeBuffer {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.rest().0
     }
 
-    // SAFETY: (of the caller) nothing is done with the number; arena memory is always initialised.
+    // SAFETY: (of the caller) the number is not used, because arena memory is always initialised.
     unsafe fn set_init(&mut self, _: usize) {}
 }
 

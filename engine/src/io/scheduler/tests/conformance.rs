@@ -1,3 +1,11 @@
+//! The conformance suite: each test runs on every driver, alone on its thread and on a thread with other devices.
+//!
+//! The tests check the invariants of the driver interface and of the scheduler, as a caller sees them:
+//! - Each request completes exactly once, also when its batch is cancelled, its lease is dropped or the device closes.
+//! - Bytes arrive where they belong, and errors name the file and the place.
+//! - Demand reads overtake writes, and no class starves.
+//! - Memory, files and locks are free after their last use, and an idle shard takes no CPU time.
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -5,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::error::ErrorKind;
 
-/// Each test once per driver, alone on its thread and neighbours other devices.
+/// Defines each test once per driver, alone on its thread and on a thread with other devices.
 macro_rules! conformance {
     ($($name:ident),+ $(,)?) => {
         conformance!(on uring Uring 0; $($name),+);
@@ -48,7 +56,7 @@ conformance!(
     lock_is_free_after_close,
     idle_costs_nothing,
     read_bytes_agree_with_the_kernel,
-    trimmed_slabs_and_closed_files_are_let_go,
+    trimmed_slabs_and_closed_files_are_released,
 );
 
 fn random_batches_come_back(on: On) {
@@ -60,7 +68,7 @@ fn random_batches_come_back(on: On) {
     rig.write(&file, 0, &model).expect("written");
     rig.shard.run(vec![sync_of(&file, 0)], Priority::Write).expect("synced");
     for _ in 0..12 {
-        // Writes to places that do not overlap, then reads of anything.
+        // Writes ranges that do not overlap, and then reads any ranges.
         let mut at = 0;
         let mut writes = Vec::new();
         let mut leases = Vec::new();
@@ -174,7 +182,7 @@ fn cancelled_batches(on: On) {
     assert_eq!(sink.wait_for(1)[0].1.as_ref().expect_err("cancelled").kind(), ErrorKind::Cancelled);
     assert!(lease.bytes().is_some(), "the buffer is free again");
 
-    // Cancelled midway: every request ends once, either way.
+    // Cancelled midway: every request ends once, read or cancelled.
     let cancel = Arc::new(AtomicBool::new(false));
     let sink = Arc::new(Outcomes { cancel_at: Some((20, Arc::clone(&cancel))), ..Outcomes::default() });
     let mut leases: Vec<Lease> = (0..500).map(|_| rig.lease(16384)).collect();
@@ -194,7 +202,7 @@ fn leases_dropped_in_flight(on: On) {
     for round in 0..20 {
         let reads = (0..16).map(|i| read_into(&file, i * (64 << 10), &mut rig.lease(64 << 10), i)).collect();
         rig.shard.submit_wait(batch(reads, Priority::Demand, &sink));
-        // Whatever is free now is not being read into.
+        // No read in flight may write into pages that are free now.
         let mut fresh: Vec<Lease> = (0..4).map(|_| rig.lease(1 << 20)).collect();
         for lease in &mut fresh {
             lease.bytes_mut().expect("idle").fill(round);
@@ -237,7 +245,7 @@ fn submit_after_close(on: On) {
     assert_eq!(rig.arena.usage().leased_bytes, 0);
 }
 
-/// Holds the shard's thread until released.
+/// A sink that blocks the shard's thread until it is opened.
 struct Gate(Mutex<bool>, Condvar);
 
 impl Sink for Gate {
@@ -254,7 +262,7 @@ fn hold(rig: &Rig, file: &Arc<DeviceFile>) -> Arc<Gate> {
     let sink = Arc::clone(&gate) as Arc<dyn Sink>;
     let requests = vec![read_into(file, 0, &mut rig.lease(512), 0)];
     rig.shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel: None });
-    // Until the shard's thread stands in the gate.
+    // Waits until the shard's thread is blocked in the gate.
     while rig.counters.snapshot().reads == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -285,7 +293,7 @@ fn full_inbox_gives_the_batch_back(on: On) {
     assert_eq!((refused.requests.len(), refused.requests[0].tag), (1, accepted));
     assert_eq!(lock(&sink.seen).len(), 0);
     std::thread::scope(|scope| {
-        // Waits for room, which comes when the gate opens.
+        // Waits until the gate opens and the inbox has space.
         scope.spawn(|| rig.shard.submit_wait(refused));
         std::thread::sleep(Duration::from_millis(10));
         release(&gate);
@@ -356,7 +364,7 @@ fn demand_overtakes_queued_writes(on: On) {
     release(&gate);
     let seen = sink.wait_for(201);
     let place = seen.iter().position(|(tag, _)| *tag == 1000).expect("read");
-    // Behind no more than the writes that may be in flight neighbours a demand read, and one slice.
+    // Only the writes that may be in flight with a demand read, and one slice, may precede it.
     assert!(place <= 8 + 16, "the read came after {place} of 200 writes");
 }
 
@@ -364,7 +372,7 @@ fn panicking_sink(on: On) {
     struct Panics;
     impl Sink for Panics {
         fn complete(&self, _tag: u64, _outcome: Result<()>) {
-            std::panic::resume_unwind(Box::new("a sink's own fault"));
+            std::panic::resume_unwind(Box::new("a panic in a sink"));
         }
     }
     let rig = Rig::new(on);
@@ -378,7 +386,7 @@ fn poisoned_device_refuses_writes(on: On) {
     let rig = Rig::new(on);
     let file = rig.dir.create_file("f", 8192).expect("made");
     rig.write(&file, 0, &[1; 8192]).expect("written");
-    // A sync that fails: of a file that cannot be synced.
+    // This file cannot be synced, so its sync fails.
     let Ok(unsyncable) = std::fs::OpenOptions::new().read(true).open("/proc/self/stat") else {
         crate::io::tests::skipped("no /proc/self/stat");
         return;
@@ -440,7 +448,7 @@ fn read_bytes_agree_with_the_kernel(on: On) {
         return;
     }
     rig.write(&file, 0, &Random(9).bytes(32 << 20)).expect("written");
-    // Other tests read at the same time, so the kernel's figure may only be larger.
+    // Other tests read at the same time, so the kernel's count may only be larger.
     let kernel = || {
         let io = std::fs::read_to_string("/proc/self/io").ok()?;
         io.lines().find_map(|l| l.strip_prefix("read_bytes: ")).and_then(|v| v.parse::<u64>().ok())
@@ -460,7 +468,7 @@ fn read_bytes_agree_with_the_kernel(on: On) {
     assert_eq!((rig.counters.snapshot().reads, rig.counters.snapshot().short_completions), (256, 0));
 }
 
-fn trimmed_slabs_and_closed_files_are_let_go(on: On) {
+fn trimmed_slabs_and_closed_files_are_released(on: On) {
     let rig = Rig::new(on);
     for round in 0..3 {
         let name = format!("f{round}");
@@ -471,7 +479,7 @@ fn trimmed_slabs_and_closed_files_are_let_go(on: On) {
         drop(file);
         let path = rig.dir.path().to_owned();
         assert!(rig.arena.trim() >= 1);
-        // The last reference of a slab or file goes when the shard next looks.
+        // The shard drops the last reference to a slab or file at its next sweep.
         rig.shard.nudge();
         let deadline = Instant::now() + Duration::from_secs(20);
         while rig.arena.budget_used() > 0 {

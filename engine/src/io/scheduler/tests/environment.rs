@@ -1,4 +1,7 @@
-//! What the system around may do: limits, full disks, forbidden calls.
+//! Shards in hostile environments: resource limits, full disks, and system calls that the kernel refuses.
+//!
+//! A limit or a refused call holds for a whole process. A test that needs one runs in a child process: [`child`] starts
+//! this binary again with an environment variable that selects the child's part of the test.
 
 use super::*;
 use crate::error::ErrorKind;
@@ -15,7 +18,7 @@ fn one_system_call_per_batch_and_slice() {
         let reads = leases.iter_mut().zip(0..).map(|(lease, i)| read_into(&file, i * (256 << 10), lease, i)).collect();
         let (start, before) = (Instant::now(), rig.counters.snapshot().submissions);
         rig.shard.run(reads, Priority::Demand).expect("read");
-        // The call in which the shard sleeps again is counted too, or not yet.
+        // The call in which the shard sleeps again may be counted already.
         let made = rig.counters.snapshot().submissions - before;
         // On a busy device a slice may end early, but no earlier than after two milliseconds.
         let early = start.elapsed().as_millis() as u64 / 2;
@@ -29,7 +32,6 @@ fn one_system_call_per_batch_and_slice() {
 
 #[test]
 fn forbidden_io_uring_falls_back_and_says_so() {
-    // In a child of its own, because the limit holds for the whole process.
     if std::env::var_os("STRATAKV_TEST_NO_FILES").is_none() {
         return child("forbidden_io_uring_falls_back_and_says_so", "STRATAKV_TEST_NO_FILES");
     }
@@ -63,9 +65,9 @@ fn a_kernel_without_io_uring_falls_back_and_says_so() {
 }
 
 #[test]
-fn a_file_system_without_fallocate_is_told() {
+fn a_file_system_without_fallocate_sets_the_length_only() {
     if std::env::var_os("STRATAKV_TEST_NO_FALLOCATE").is_none() {
-        return child("a_file_system_without_fallocate_is_told", "STRATAKV_TEST_NO_FALLOCATE");
+        return child("a_file_system_without_fallocate_sets_the_length_only", "STRATAKV_TEST_NO_FALLOCATE");
     }
     sandbox::deny(libc::SYS_fallocate, libc::EOPNOTSUPP);
     let rig = Rig::new(DriverKind::Auto);
@@ -100,18 +102,18 @@ fn file_size_limit_is_no_space() {
 }
 
 #[test]
-fn low_memlock_goes_on_unregistered() {
+fn a_low_memlock_limit_leaves_slabs_unregistered() {
     let Some(at) = std::env::var_os("STRATAKV_TEST_MEMLOCK") else {
-        // Made here, because the child cannot remove what it gives to another user.
+        // The parent creates the directory, because the child cannot remove it after it changed the owner.
         let tmp = tempfile::tempdir().expect("temporary directory");
         open_to_all(tmp.path());
-        return child_at("low_memlock_goes_on_unregistered", "STRATAKV_TEST_MEMLOCK", tmp.path());
+        return child_at("a_low_memlock_limit_leaves_slabs_unregistered", "STRATAKV_TEST_MEMLOCK", tmp.path());
     };
     use rustix::process::{Resource, Rlimit, setrlimit};
     setrlimit(Resource::Memlock, Rlimit { current: Some(3 << 20), maximum: Some(3 << 20) }).expect("lowered");
     let tmp = tempfile::tempdir_in(at).expect("temporary directory");
     if rustix::process::geteuid().is_root() {
-        // Root's rings are not limited: go on as somebody else, on this thread and those it starts.
+        // The limit does not hold for root. This thread, and threads that it starts, continue as another user.
         std::os::unix::fs::chown(tmp.path(), Some(54321), None).expect("chown");
         sandbox::become_user(54321);
     }
@@ -172,7 +174,7 @@ fn modes_hold_under_any_umask_and_without_openat2() {
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         assert_eq!([mode(&root), mode(&root.join("sub")), mode(&root.join("sub/f"))], [0o700, 0o700, 0o600]);
         if umask == 0 {
-            // The second round went without openat2.
+            // The second round runs without openat2.
             assert!(std::os::unix::fs::symlink("/etc", root.join("link")).is_ok());
             assert!(dir.open_file("link/passwd", Access::ReadOnly).is_err());
             assert!(dir.open_file("sub/f", Access::ReadWrite).is_ok());
@@ -185,7 +187,7 @@ fn modes_hold_under_any_umask_and_without_openat2() {
 
 #[test]
 fn full_device_is_no_space() {
-    // A file system of 1 MiB, where one may be mounted.
+    // A file system of 1 MiB, if this process may mount one.
     let Ok(tmp) = tempfile::tempdir() else { return };
     let mount = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=1m,mode=0700", "none"])
@@ -216,12 +218,12 @@ impl Drop for Unmount {
     }
 }
 
-/// Runs one test of this binary in a process of its own, with a variable that tells it so.
+/// Runs one test of this binary in a child process, with an environment variable that tells it so.
 fn child(test: &str, variable: &str) {
     child_at(test, variable, std::path::Path::new("."));
 }
 
-/// The same, and the variable holds this path.
+/// Runs one test as [`child`] does. The variable holds `path`.
 fn child_at(test: &str, variable: &str, path: &std::path::Path) {
     let name = format!("io::scheduler::tests::environment::{test}");
     let run = std::process::Command::new(std::env::current_exe().expect("this binary"))
@@ -235,7 +237,7 @@ fn child_at(test: &str, variable: &str, path: &std::path::Path) {
     println!("{text}");
 }
 
-/// No kernel is asked for a quota: what it would say is said in its place.
+/// A seccomp filter answers as a kernel does whose quota is used up.
 #[test]
 fn a_quota_is_no_space() {
     if std::env::var_os("STRATAKV_TEST_QUOTA").is_none() {
@@ -247,7 +249,7 @@ fn a_quota_is_no_space() {
     let error = rig.dir.create_file("g", 1 << 20).map(|_| ()).expect_err("beyond");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert!(error.to_string().contains("quota"), "{error}");
-    rig.write(&file, 0, &[1; 64 << 10]).expect("what is there can be written");
+    rig.write(&file, 0, &[1; 64 << 10]).expect("reserved blocks can be written");
     assert_eq!(rig.read(&file, 0, 64 << 10).expect("intact"), [1; 64 << 10]);
     assert!(rig.dir.open_file("g", Access::ReadOnly).is_err(), "nothing is left of it");
 }

@@ -1,4 +1,4 @@
-//! Shards over drivers that misbehave.
+//! Shards over faulty drivers.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Wake for NoWake {
     fn wake(&self) {}
 }
 
-/// Completes this many operations, latest first, then breaks.
+/// A driver that completes `good` operations, the latest first, and then breaks.
 struct Breaks {
     good: usize,
     held: Vec<(u64, Op)>,
@@ -94,7 +94,7 @@ fn broken_driver_completes_everything_once() {
         assert!(seen.iter().map(|(tag, _)| *tag).eq(0..100), "each exactly once");
         assert_eq!(arena.usage().leased_bytes, 0);
         assert!(poison.check().is_err(), "nothing may be written through a broken driver");
-        // What comes later is told at once.
+        // A later batch completes at once.
         assert!(inbox.push(AcceptedBatch::new(batch(vec![sync_of(&file, 7)], Priority::Write, &sink))).is_ok());
         assert_eq!(lock(&sink.seen)[0].1.as_ref().expect_err("closed").kind(), ErrorKind::Closed);
     }
@@ -130,7 +130,7 @@ fn broken_driver_fails_every_device_of_its_thread() {
     }
 }
 
-/// Like the kernel: the first sync of a file reports the failure, every later one success.
+/// A driver that forgets failures like the kernel: the first sync fails, and every later sync succeeds.
 struct ForgetsFailures {
     held: Vec<(u64, Op)>,
     syncs_seen: Arc<Mutex<usize>>,
@@ -153,7 +153,7 @@ impl Driver for ForgetsFailures {
     }
 
     fn drive(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> Result<()> {
-        // Latest first: the worst order.
+        // The latest first, which is the worst order.
         while let Some((id, op)) = self.held.pop() {
             let mut seen = lock(&self.syncs_seen);
             *seen += usize::from(matches!(op, Op::Sync { .. }));
@@ -179,7 +179,7 @@ impl Driver for ForgetsFailures {
 }
 
 #[test]
-fn no_sync_is_believed_after_one_failed() {
+fn syncs_are_not_believed_after_one_failed() {
     let open = || std::fs::File::open("/dev/null").expect("exists");
     let file = |name| Arc::new(DeviceFile::new(open().into(), name, false, false));
     let (first, second) = (file("first"), file("second"));
@@ -206,12 +206,12 @@ fn no_sync_is_believed_after_one_failed() {
         let kind = outcome.as_ref().expect_err("a failed device").kind();
         assert_eq!(kind == ErrorKind::Io, *tag == 0, "{tag}: {kind:?}");
     }
-    // One of each file; the others of the first were never submitted.
+    // One sync of each file. The shard never submitted the other syncs of the first file.
     assert_eq!(*lock(&syncs_seen), 2);
 }
 
 #[test]
-fn submitters_racing_with_the_end_are_all_told() {
+fn submitters_that_race_with_the_end_hear_every_outcome() {
     let null = std::fs::File::open("/dev/null").expect("exists");
     let file = Arc::new(DeviceFile::new(null.into(), "null", false, false));
     for _ in 0..200 {

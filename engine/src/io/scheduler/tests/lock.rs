@@ -1,4 +1,4 @@
-//! The lock of a device outlives a killed process exactly as long as its writes.
+//! The lock of a device outlives a killed process as long as the writes of the process do.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -21,10 +21,10 @@ fn ring_holds_the_locks(on: On) {
         .filter(|info| info.contains("SqMask") && info.contains("UserFiles"))
         .collect();
     if rings.is_empty() {
-        crate::io::tests::skipped("the kernel does not tell what rings hold");
+        crate::io::tests::skipped("the kernel does not report the files of rings");
         return;
     }
-    // Each ring of this process (other tests run neighbours this one) lists the files it holds, the lock first.
+    // Each ring of this process lists the files that it holds, the locks first. Other tests have rings too.
     let dirs = rig.shard.neighbours.iter().map(|(_, dir, _)| dir).chain([&rig.dir]);
     let paths: Vec<String> = dirs.map(|dir| dir.path().display().to_string()).collect();
     let holds = |ring: &String, path: &String| {

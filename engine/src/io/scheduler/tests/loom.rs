@@ -1,4 +1,11 @@
-//! Every interleaving, up to a bound on preemptions, of the threads that meet at a shard: `.ci/loom` runs these.
+//! Loom models: every interleaving, up to a bound on preemptions, of the threads that use a shard. `.ci/loom` runs
+//! them.
+//!
+//! The models use the real inbox, registration queue, waiter and arena. A small loop takes the place of the shard's,
+//! and a [`Bell`] takes the place of the eventfd that wakes it. They check three invariants:
+//! - No wake-up is lost: a sleeping shard hears of every batch, device and closing.
+//! - Each request completes exactly once, also if the shard ends meanwhile.
+//! - A lease returns its pages after its last token.
 
 use crate::error::Result;
 use crate::io::buffer::SLAB_BYTES;
@@ -23,7 +30,7 @@ impl Sink for Count {
     }
 }
 
-/// What an eventfd does for a shard that sleeps.
+/// The bell that wakes a sleeping shard, as an eventfd does.
 struct Bell(Mutex<bool>, Condvar);
 
 impl Wake for Bell {
@@ -61,8 +68,8 @@ fn complete(mut batch: AcceptedBatch) {
     }
 }
 
-/// The loop of a shard whose driver is done at once: as `Shard::run`, for those devices and others that come through
-/// the registrations.
+/// Runs the loop of a shard as `Shard::run` does, with a driver that completes each operation at once. It serves these
+/// devices and those that register.
 fn shard(inboxes: &[Arc<Inbox>], registrations: &RegistrationQueue<Arc<Inbox>>, bell: &Bell) {
     let mut inboxes = inboxes.to_vec();
     loop {
@@ -150,7 +157,7 @@ fn loom_a_sleeping_shard_hears_of_every_batch() {
             let (inbox, bell) = (Arc::clone(&inbox), Arc::clone(&bell));
             thread::spawn(move || shard(&[inbox], &registrations(&bell), &bell))
         };
-        // More than the inbox holds.
+        // Two batches are more than the inbox holds under loom.
         inbox.push_wait(batch(&file, &count));
         inbox.push_wait(batch(&file, &count));
         inbox.close();
@@ -203,11 +210,11 @@ fn loom_a_device_that_joins_is_served_or_turned_away() {
                 }
             })
         };
-        // The last device of the thread goes meanwhile.
+        // The last device of the thread closes meanwhile.
         first.close();
         registration.join().expect("no panic");
         worker.join().expect("no panic");
-        // By the shard, or because nobody took it.
+        // The shard completed the batch, or the refused registration dropped it.
         assert_eq!(count.0.load(Ordering::Acquire), 1);
         assert!(registrations.push(inbox(&bell)).is_err());
     });
@@ -229,7 +236,7 @@ fn loom_a_closing_shard_completes_each_batch_once() {
         inbox.close();
         producer.join().expect("no panic");
         worker.join().expect("no panic");
-        // By the shard, by the one that buried it, or by the producer itself.
+        // The shard completed the batch, the end of the inbox, or the producer.
         assert_eq!(count.0.load(Ordering::Acquire), 1);
     });
 }
@@ -274,7 +281,7 @@ fn loom_a_lease_returns_with_its_last_token() {
         let target = lease.read_target(0..4096).expect("a target");
         assert!(lease.bytes().is_none());
         let driver = thread::spawn(move || drop(target));
-        // Either the read is in flight and the bytes are nobody's, or it is not.
+        // The bytes are out of reach as long as the read is in flight.
         let seen = lease.bytes().is_some();
         drop(lease);
         driver.join().expect("no panic");

@@ -1,4 +1,16 @@
-//! What every driver must do, run over each of them through a shard.
+//! Tests of the scheduler over the real drivers, over faulty drivers, and with loom.
+//!
+//! [`Rig`] is a device in a temporary directory with its shard. [`Outcomes`] is a sink that keeps every outcome.
+//!
+//! | Tests | File |
+//! |---|---|
+//! | the same tests on every driver | `conformance.rs` |
+//! | limits, full disks, refused system calls | `environment.rs` |
+//! | drivers that break or forget errors | `faults.rs` |
+//! | the device's lock after a kill | `lock.rs` |
+//! | interleavings of threads | `loom.rs` |
+//! | several devices on one thread | `shared.rs` |
+//! | speed against a bare io_uring loop | `speed.rs` |
 
 mod conformance;
 mod environment;
@@ -27,7 +39,7 @@ use crate::metrics::{DeviceCounters, MemoryBudget, lock};
 use crate::sync::{Guard, wait_for};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a test runs on.
+/// The driver and the neighbours of a test.
 #[derive(Clone, Copy)]
 struct On {
     kind: DriverKind,
@@ -41,7 +53,7 @@ impl From<DriverKind> for On {
     }
 }
 
-/// The shard of a test's device, with those of the devices that share its thread.
+/// The shard of a test's device, and the shards of the devices that share its thread.
 struct Shards {
     own: ShardHandle,
     neighbours: Vec<(ShardHandle, Arc<dyn Directory>, tempfile::TempDir)>,
@@ -57,7 +69,7 @@ impl Shards {
             let shard = threads.serve(&format!("{name}-{nth}"), Arc::clone(&dir), Arc::default()).expect("another");
             (shard, dir, tmp)
         };
-        // Some were there before it, some come later.
+        // Some neighbours are served before the device, some after it.
         shards.extend((0..on.neighbours / 2).map(other));
         let own = threads.serve(name, Arc::clone(dir), Arc::clone(counters)).expect("shard");
         shards.extend((on.neighbours / 2..on.neighbours).map(other));
@@ -76,7 +88,7 @@ impl Deref for Shards {
 
 /// A device in a temporary directory with its shard.
 struct Rig {
-    // Dropped in this order.
+    // The fields are dropped in this order.
     shard: Shards,
     dir: Arc<dyn Directory>,
     arena: Arena,
@@ -140,12 +152,12 @@ fn sync_of(file: &Arc<DeviceFile>, tag: u64) -> Request {
     Request { op: Op::Sync { file: Arc::clone(file) }, tag }
 }
 
-/// Keeps every outcome in the order of arrival.
+/// A sink that keeps every outcome in the order of arrival.
 #[derive(Default)]
 struct Outcomes {
     seen: Mutex<Vec<(u64, Result<()>)>>,
     more: Condvar,
-    /// Cancels a batch with so many of its outcomes.
+    /// Cancels a batch at the outcome with this number.
     cancel_at: Option<(usize, Arc<AtomicBool>)>,
 }
 
@@ -181,7 +193,7 @@ fn batch(requests: Vec<Request>, priority: Priority, sink: &Arc<Outcomes>) -> Ba
     Batch { requests, priority, sink: Arc::clone(sink) as Arc<dyn Sink>, cancel: None }
 }
 
-/// CPU time of this process's threads whose names start so, in nanoseconds.
+/// Returns the CPU time of this process's threads whose names start with `name`, in nanoseconds.
 fn cpu_ns(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
     tasks
@@ -192,7 +204,7 @@ fn cpu_ns(name: &str) -> u64 {
         .sum()
 }
 
-/// splitmix64
+/// Random numbers by splitmix64.
 struct Random(u64);
 
 impl Random {

@@ -1,11 +1,14 @@
-//! Several devices on one thread: what happens to one of them is no business of the others.
+//! Several devices on one thread: a device that hangs, fails, joins or leaves does not affect the others.
+//!
+//! [`Place`] holds the devices of a test with the thread that serves them. Each page of a device's file names the
+//! device and the page, so a read of the wrong place is noticed.
 
 use super::*;
 use crate::error::ErrorKind;
 
 /// Devices that one thread serves.
 struct Place {
-    // Dropped in this order.
+    // The fields are dropped in this order.
     shards: Vec<ShardHandle>,
     dirs: Vec<Arc<dyn Directory>>,
     counters: Vec<Arc<DeviceCounters>>,
@@ -38,12 +41,12 @@ impl Place {
         (self.threads.serve(&format!("shared-{device}"), Arc::clone(&dir), Arc::default()).expect("served"), dir)
     }
 
-    /// A file whose every page holds the number of its device and its own.
+    /// Writes a file in which each page holds the number of the device and its own number.
     fn file(&self, device: usize) -> Arc<DeviceFile> {
         let bytes: Vec<u8> = (0..FILE_BYTES / 4096).flat_map(|page| page_of(device, page)).collect();
         std::fs::write(self.dirs[device].path().join("f"), bytes).expect("written");
         let file = self.dirs[device].open_file("f", Access::ReadWrite).expect("opened");
-        // No read finds what is still to be written.
+        // No write-back is left that could delay a read.
         self.dirs[device].sync_small(&file).expect("synced");
         file
     }
@@ -60,26 +63,26 @@ fn page_of(device: usize, page: usize) -> Vec<u8> {
     [device as u8, page as u8, (page >> 8) as u8, 0x77].repeat(1024)
 }
 
-/// A file that no read of comes back from before the other end is dropped.
+/// Returns a file whose reads complete only after the other end is dropped.
 fn hanging() -> (Arc<DeviceFile>, std::io::PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     (Arc::new(DeviceFile::new(reader.into(), "hanging", false, false)), writer)
 }
 
 #[test]
-fn a_device_that_hangs_holds_nobody_up() {
+fn a_device_that_hangs_delays_no_other_device() {
     let mut place = Place::new(DriverKind::Uring, 3, Some(1));
     let files = [0, 1, 2].map(|device| place.file(device));
     let (hung, release) = hanging();
     let sink = Arc::new(Outcomes::default());
     let mut total = 0;
-    // As many as the ring takes of a device, and more that wait; then reads ahead behind them.
+    // More reads than the ring takes of a device: first prefetches, and then demand reads behind them.
     for priority in [Priority::Prefetch, Priority::Demand] {
         let requests: Vec<_> =
             (0..700).map(|tag| read_into(&hung, 0, &mut place.arena.lease(512).expect("room"), total + tag)).collect();
         total += requests.len() as u64;
         place.shards[1].submit_wait(batch(requests, priority, &sink));
-        // Those of the other devices do not wait for more than a slice that was begun.
+        // Reads of the other devices wait for a slice that has begun, and for no more.
         let mut took = Vec::new();
         for page in 0..200 {
             let start = Instant::now();
@@ -92,7 +95,7 @@ fn a_device_that_hangs_holds_nobody_up() {
         assert!(took[0] < Duration::from_micros(1500), "every read waited {:?} at least", took[0]);
     }
     assert_eq!(lock(&sink.seen).len(), 0);
-    // One leaves, one joins, while it hangs.
+    // One device leaves and another joins while this one hangs.
     drop(place.shards.remove(0));
     let (joined, _dir) = place.serve(7);
     assert_eq!(joined.thread_id(), place.shards[0].thread_id());
@@ -106,10 +109,10 @@ fn a_device_that_hangs_holds_nobody_up() {
 }
 
 #[test]
-fn threads_that_call_are_a_device_s_own() {
+fn posix_workers_belong_to_one_device() {
     let place = Place::new(DriverKind::Posix, 2, Some(1));
     let file = place.file(0);
-    // Slow: each takes milliseconds of computation.
+    // Slow reads: the kernel computes for milliseconds in each.
     let random = std::fs::File::open("/dev/urandom").expect("exists");
     let random = Arc::new(DeviceFile::new(random.into(), "random", false, false));
     let mut lease = place.arena.lease(SLAB_BYTES).expect("room");
@@ -127,8 +130,8 @@ fn threads_that_call_are_a_device_s_own() {
 }
 
 #[test]
-fn more_than_the_rings_hold_at_once() {
-    /// Lets completions pile up.
+fn devices_together_may_overflow_the_rings() {
+    /// A sink that lets completions pile up.
     struct Slow(Arc<Outcomes>);
     impl Sink for Slow {
         fn complete(&self, tag: u64, outcome: Result<()>) {
@@ -172,7 +175,7 @@ fn more_than_the_rings_hold_at_once() {
 }
 
 #[test]
-fn devices_come_and_go() {
+fn devices_join_and_leave_a_running_thread() {
     for kind in KINDS {
         let mut place = Place::new(kind, 3, Some(1));
         let files = [0, 1, 2].map(|device| place.file(device));
@@ -208,7 +211,7 @@ fn devices_come_and_go() {
                 }
                 assert_eq!(lock(&sink.seen).iter().filter(|(_, outcome)| outcome.is_ok()).count(), 64);
                 drop((file, dir));
-                // With its lock free at once: the same place again.
+                // The lock is free at once, so the same directory can be served again.
                 current = Some(place.serve(1));
             }
             drop(current);
@@ -218,14 +221,14 @@ fn devices_come_and_go() {
         assert!(rounds > 20, "{kind:?}: {rounds} reads of another device meanwhile");
         place.shards.clear();
         place.dirs.clear();
-        // The thread has ended with the last of them; another one takes its place.
+        // The thread has ended with its last device. Another thread takes its place.
         let (again, _dir) = place.serve(0);
         assert_ne!(again.thread_id(), stays);
     }
 }
 
 #[test]
-fn devices_are_dealt_over_threads() {
+fn devices_are_spread_over_threads() {
     for (most, wanted) in [(None, vec![1; 5]), (Some(1), vec![5]), (Some(2), vec![2, 3]), (Some(9), vec![1; 5])] {
         let mut place = Place::new(DriverKind::Auto, 5, most);
         let dealt = |place: &Place| {
@@ -239,7 +242,7 @@ fn devices_are_dealt_over_threads() {
             counts
         };
         assert_eq!(dealt(&place), wanted, "{most:?}");
-        // Who comes later goes where two have left.
+        // A later device joins the thread that two devices have left.
         if most == Some(2) {
             drop((place.shards.remove(4), place.shards.remove(2)));
             let (joined, _dir) = place.serve(9);
@@ -268,7 +271,7 @@ fn a_device_that_fails_a_sync_fails_alone() {
 }
 
 #[test]
-fn the_last_handle_may_go_on_the_thread_itself() {
+fn the_last_handle_may_be_dropped_on_the_shard_thread() {
     struct Holds(Mutex<Option<ShardHandle>>, std::sync::mpsc::Sender<()>);
     impl Sink for Holds {
         fn complete(&self, _tag: u64, _outcome: Result<()>) {

@@ -1,5 +1,7 @@
-//! The shard against a bare io_uring loop. Run alone, in release: `cargo test --release -p stratakv --lib speed --
-//! --ignored --nocapture`, with STRATAKV_TEST_NO_THP=1 on plain pages.
+//! The speed of a shard against a bare io_uring loop.
+//!
+//! Run it alone and in release: `cargo test --release -p stratakv --lib speed -- --ignored --nocapture`. The variable
+//! `STRATAKV_TEST_NO_THP=1` runs it on plain pages.
 
 use super::*;
 use crate::io::tests::bare;
@@ -8,7 +10,7 @@ const FILE_BYTES: u64 = 1 << 30;
 const BATCHES: usize = 120;
 const PER_BATCH: usize = 64;
 
-/// Seconds elapsed and seconds of CPU of the whole process.
+/// Returns the seconds elapsed and the seconds of CPU time of the whole process.
 fn timed(work: impl FnOnce()) -> (f64, f64) {
     let cpu = || cpu_ns("") as f64 / 1e9;
     let (wall, before) = (Instant::now(), cpu());
