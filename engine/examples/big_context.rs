@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, KvLayout, SelectOptions, Store, StoredSummary, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectOptions, Store, StoredSummary,
+    TensorView, attend,
 };
 
 const LAYERS: usize = 32;
@@ -74,7 +75,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let started = Instant::now();
     let store = open()?;
     let opened = started.elapsed();
-    let sequence = store.open_sequence("big")?;
+    let sequence = store.open_sequence("big", OpenSequence::new())?;
     println!("reopen: store {opened:.1?}, sequence of {} tokens {:.1?}", sequence.len(), started.elapsed() - opened);
     assert_eq!(sequence.len(), length);
     Ok(())

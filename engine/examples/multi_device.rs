@@ -3,7 +3,9 @@
 //! `cargo run --release -p stratakv --example multi_device`
 
 use std::path::{Path, PathBuf};
-use stratakv::{Budget, CreateOptions, Durability, KvLayout, Store, StoreOptions, StoredSummary, TensorView, attend};
+use stratakv::{
+    Budget, CreateOptions, Durability, KvLayout, OpenSequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+};
 
 const HEADS: usize = 4;
 const DIM: usize = 128;
@@ -11,7 +13,7 @@ const TOKENS: usize = 8192;
 
 /// Attends to 512 tokens of the sequence.
 fn step(store: &Store) -> stratakv::Result<Vec<f32>> {
-    let sequence = store.open_sequence("shared")?;
+    let sequence = store.open_sequence("shared", OpenSequence::new())?;
     let (query, mut out) = (vec![0.1; 16 * DIM], vec![0.0; 16 * DIM]);
     let selection = sequence.select(0, &query, Budget::tokens(512))?;
     let batch = store.read(&[&selection])?.wait()?;
@@ -53,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The background stores the lost copies on the devices that are left. `repair` waits for it.
     store.repair()?;
-    let copies = store.open_sequence("shared")?.group_devices(0, 7)?;
+    let copies = store.open_sequence("shared", OpenSequence::new())?.group_devices(0, 7)?;
     println!("after the repair, group 7 is stored on devices {copies:?}");
     assert!(copies.len() == 2 && !copies.contains(&lost));
     Ok(())

@@ -6,7 +6,8 @@
 //! 128 of 4096 tokens gives nearly the output of attention to all.
 
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, KvLayout, Sequence, Store, StoredSummary, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, StoredSummary, TensorView,
+    attend,
 };
 
 const LAYERS: usize = 2;
@@ -64,7 +65,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     store.close()?;
 
     let store = open()?;
-    let sequence = store.open_sequence("session-42")?;
+    let sequence = store.open_sequence("session-42", OpenSequence::new())?;
     assert_eq!((sequence.len(), sequence.state()), (TOKENS as u64, Some(&b"sampler state"[..])));
     let (resumed, _) = step(&store, &sequence, &query, Budget::tokens(128))?;
     assert_eq!(resumed, sparse);

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p stratakv --example sessions`
 
-use stratakv::{CreateOptions, Durability, KvLayout, Sequence, Store, TensorView};
+use stratakv::{CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, TensorView};
 
 const LAYERS: usize = 2;
 const HEADS: usize = 2;
@@ -49,7 +49,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:>8}: {} tokens", info.key, info.tokens);
     }
     assert_eq!(store.sequences().len(), 2);
-    let (chat, branch) = (store.open_sequence("chat")?, store.open_sequence("branch")?);
+    let (chat, branch) =
+        (store.open_sequence("chat", OpenSequence::new())?, store.open_sequence("branch", OpenSequence::new())?);
     assert_eq!((chat.len(), chat.state()), (92, Some(&b"turn 2"[..])));
     assert_eq!(chat.token_ids()[88..], [88, 89, 700, 701]);
     assert_eq!((branch.len(), branch.state()), (103, Some(&b"turn 2 of the branch"[..])));

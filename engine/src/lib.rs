@@ -5,7 +5,9 @@
 //! steps for a runtime, `docs/internals` the map of the engine, and `format-spec/SPEC.md` the bytes on disk.
 //!
 //! ```
-//! use stratakv::{Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, Store, StoredSummary, TensorView, attend};
+//! use stratakv::{
+//!     Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, OpenSequence, Store, StoredSummary, TensorView, attend,
+//! };
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     // 1. Open a store. A device is a directory: give one per SSD.
@@ -44,7 +46,7 @@
 //!
 //!     // 6. Resume in another process: tokens, summaries and your bytes are there.
 //!     let store = Store::options().device(&dir).open()?;
-//!     let sequence = store.open_sequence("session-42")?;
+//!     let sequence = store.open_sequence("session-42", OpenSequence::new())?;
 //!     assert_eq!((sequence.len(), sequence.state()), (1025, Some(&b"sampler state"[..])));
 //!     # drop(sequence);
 //!     # store.close()?;
@@ -98,7 +100,7 @@ pub use options::{
 };
 pub use plan::{PlaneSet, SelectOptions, Selection};
 pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, SelectionBlocks, attend, attend_with};
-pub use sequence::{OpenSequence, Sequence, SequenceReader};
+pub use sequence::{OpenSequence, Sequence, SequenceReader, SequenceRef};
 pub use store::{
     AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
     Usage,

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use std::path::Path;
 use stratakv::{
-    ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, Selection,
-    Sequence, Store, StoreOptions, TensorView, attend,
+    ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, OpenSequence,
+    Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -107,7 +107,7 @@ fn what_was_read_is_not_read_again() {
         append(&mut sequence, 100 * GROUP, 1);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
-        let sequence = store.open_sequence("s").unwrap();
+        let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
         let groups: Vec<u64> = (0..100).step_by(3).collect();
         let first = attended(&store, &sequence.select_groups(1, &groups).unwrap());
         let second = attended(&store, &sequence.select_groups(1, &groups).unwrap());
@@ -131,7 +131,7 @@ fn a_new_sequence_in_recycled_space_hits_nothing_of_the_old() {
         append(&mut sequence, 300 * GROUP, round);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
-        let mut sequence = store.open_sequence("k").unwrap();
+        let mut sequence = store.open_sequence("k", OpenSequence::new()).unwrap();
         let groups: Vec<u64> = (0..300).step_by(5).collect();
         let view = sequence.select_groups(0, &groups).unwrap();
         let (with, _) = attended(&store, &view);
@@ -204,7 +204,7 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
     append(&mut writer, 500 * GROUP, 1);
     writer.commit(Durability::Sync).unwrap();
     drop(writer);
-    let mut writer = store.open_sequence("s").unwrap();
+    let mut writer = store.open_sequence("s", OpenSequence::new()).unwrap();
     let reader = writer.reader().unwrap();
     let (own, others): (Vec<u64>, Vec<u64>) = ((0..200).collect(), (200..400).collect());
     for step in 0..6 {

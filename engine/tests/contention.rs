@@ -4,7 +4,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 use stratakv::{
-    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, Sequence, Store, StoreOptions, StoredSummary, TensorView,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store, StoreOptions,
+    StoredSummary, TensorView,
 };
 
 /// Each test on one device, and on three that one thread serves.
@@ -77,7 +78,7 @@ fn a_sequence_that_is_being_deleted_is_not_opened_again(devices: usize) {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 loop {
-                    match store.open_sequence("k") {
+                    match store.open_sequence("k", OpenSequence::new()) {
                         Ok(_) => panic!("round {round}: opened while it is being deleted"),
                         Err(e) if e.kind() == ErrorKind::NotFound => return,
                         Err(e) => assert_eq!(e.kind(), ErrorKind::InUse),
@@ -175,7 +176,7 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
     drop((held, view, one, sequence));
     store.close().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
-    let sequence = store.open_sequence("k").unwrap();
+    let sequence = store.open_sequence("k", OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), 40_010);
     let view = sequence.select_all(0).unwrap();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();

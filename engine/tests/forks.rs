@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use stratakv::pipeline::Pipeline;
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, KvLayout, ReadBatch, Selection, Sequence,
-    Store, StoreOptions, TensorView,
+    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, KvLayout, OpenSequence, ReadBatch,
+    Selection, Sequence, Store, StoreOptions, TensorView,
 };
 
 const HEADS: usize = 2;
@@ -34,7 +34,7 @@ fn filled(store: &Store) -> Sequence {
     }
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
-    store.open_sequence("s").unwrap()
+    store.open_sequence("s", OpenSequence::new()).unwrap()
 }
 
 /// The sequence and forks of it.
@@ -173,7 +173,7 @@ fn what_is_wrong_in_one_view_is_not_in_the_others() {
     std::fs::write(&path, &bytes).unwrap();
 
     let store = options(dir.path()).open().unwrap();
-    let mut first = store.open_sequence("s").unwrap();
+    let mut first = store.open_sequence("s", OpenSequence::new()).unwrap();
     let fork = first.fork().unwrap();
     let damaged = first.select_groups(0, &[5, 7, 9]).unwrap();
     let good = fork.select_groups(0, &[4, 9]).unwrap();

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Sequence, Store, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, TensorView};
 
 const HEADS: usize = 2;
 const GROUPS: u64 = 600;
@@ -28,7 +28,7 @@ fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> S
     }
     sequence.commit(Durability::Sync).unwrap();
     sequence.close().unwrap();
-    store.open_sequence("s").unwrap()
+    store.open_sequence("s", OpenSequence::new()).unwrap()
 }
 
 /// Requests and bytes read, and the widest gap that is worth reading.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use stratakv::{
-    Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, PlaneSet, SelectOptions, Sequence,
-    Store, StoreOptions, StoredSummary, TensorView, attend,
+    Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet,
+    SelectOptions, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -60,7 +60,7 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
         drop(sequence);
         store.close().unwrap();
         let store = options(dir.path()).open().unwrap();
-        let sequence = store.open_sequence("a").unwrap();
+        let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
         let groups = [0, 1, 2, 7, 11, 12, 24];
         for layer in 0..2 {
             let whole = sequence.select_groups(layer, &groups).unwrap();
@@ -132,7 +132,7 @@ fn damaged_keys_do_not_matter_to_values() {
         bytes[at + 77] ^= 4;
         std::fs::write(&path, &bytes).unwrap();
         let store = options(dir.path()).open().unwrap();
-        let sequence = store.open_sequence("a").unwrap();
+        let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
         let whole = sequence.select_groups(0, &[3]).unwrap();
         let values = sequence.select_planes(0, &[3], PlaneSet::ValuesOnly).unwrap();
         let batch = store.read(&[&whole, &values]).unwrap().wait().unwrap();

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use stratakv::retrieval::{HeadAggregation, ReconstructOptions, ShadowKv};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, LayerSpec, PlaneSet,
-    Rope, RopeScaling, SelectOptions, Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, LayerSpec,
+    OpenSequence, PlaneSet, Rope, RopeScaling, SelectOptions, Selection, Sequence, Store, StoreOptions, TensorView,
+    attend,
 };
 
 const HEADS: usize = 2;
@@ -256,7 +257,8 @@ fn it_is_made_anew_after_the_store_was_opened() {
             Some(cache) => options(dir.path()).cache(cache).open().unwrap(),
             None => options(dir.path()).open().unwrap(),
         };
-        let mut sequence = if opened == 0 { committed(&store, 333) } else { store.open_sequence("a").unwrap() };
+        let mut sequence =
+            if opened == 0 { committed(&store, 333) } else { store.open_sequence("a", OpenSequence::new()).unwrap() };
         let refused = sequence.select(1, &query(1), select).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert!(refused.to_string().contains("reconstruct_keys"), "{refused}");
@@ -307,8 +309,11 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
     let other = plain.rope(Rope::new(DIM as u16, 20_000.0)).build().unwrap();
-    assert_eq!(store.open_sequence_as("b", &other).unwrap_err().kind(), ErrorKind::LayoutMismatch);
-    assert_eq!(store.open_sequence_as("b", &good).unwrap().len(), 20);
+    assert_eq!(
+        store.open_sequence("b", OpenSequence::new().layout(&other)).unwrap_err().kind(),
+        ErrorKind::LayoutMismatch
+    );
+    assert_eq!(store.open_sequence("b", OpenSequence::new().layout(&good)).unwrap().len(), 20);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use stratakv::retrieval::{
     Oracle, Quest, ScoreRequest, Selector, ShadowKv, SignBits, SummarySpec, summary_as,
 };
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, Result, SelectOptions, Sequence, Store,
-    StoreOptions, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Result, SelectOptions, Sequence,
+    Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -143,7 +143,7 @@ fn summaries_are_the_same_however_the_tokens_came() {
     store.close().unwrap();
     // Built at once from what lies on the device.
     let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.open_sequence("a").unwrap();
+    let mut sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
     let rebuilt: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
     assert_eq!(grown, rebuilt);

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, SelectOptions,
-    Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, OpenSequence,
+    SelectOptions, Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -80,7 +80,7 @@ fn check_view(store: &Store, view: &Selection, seed: u64, tokens: usize) {
 }
 
 fn check(store: &Store, name: impl ToString, seed: u64, tokens: usize) {
-    let sequence = store.open_sequence(&name.to_string()).unwrap();
+    let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), tokens as u64);
     check_view(store, &sequence.select_all(0).unwrap(), seed, tokens);
 }
@@ -127,7 +127,7 @@ fn files_follow_what_is_deleted() {
     }
     let full = segments();
     for i in 0..56 {
-        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+        store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     // By itself, in the background.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
@@ -160,10 +160,10 @@ fn half_is_deleted_and_cleaned_and_the_rest_stays() {
         sound(&store, dir.path());
     }
     // An open sequence and a view of another stay as they are through it all.
-    let mut open = store.open_sequence("1").unwrap();
-    let pinned = store.open_sequence("3").unwrap().select_all(0).unwrap();
+    let mut open = store.open_sequence("1", OpenSequence::new()).unwrap();
+    let pinned = store.open_sequence("3", OpenSequence::new()).unwrap().select_all(0).unwrap();
     for i in (0..60).step_by(2) {
-        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+        store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     let before = sound(&store, dir.path());
     let done = store.clean().unwrap();
@@ -205,7 +205,7 @@ fn churn_far_beyond_the_capacity() {
             let at = (i * 7919 % alive.len() as u64) as usize;
             let gone: u64 = alive.remove(at).unwrap();
             bytes -= tokens(gone);
-            store.open_sequence(&gone.to_string()).unwrap().delete(Durability::Lazy).unwrap();
+            store.open_sequence(&gone.to_string(), OpenSequence::new()).unwrap().delete(Durability::Lazy).unwrap();
         }
         write(&store, key(i), i, tokens(i)).unwrap_or_else(|e| panic!("{i}: {e} {:#?}", store.usage()));
         bytes += tokens(i);
@@ -237,7 +237,7 @@ fn a_full_store_deletes_checkpoints_cleans_and_opens() {
     let store = open();
     // Every other one, so that no segment is free without cleaning.
     for i in (0..count).step_by(2) {
-        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+        store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     for i in 0..count / 3 {
         write(&store, key(1000 + i), i, 300).unwrap();
@@ -258,7 +258,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     let (own, again) = (Arc::clone(&seen), store.clone());
     store.on_eviction(move |event| {
         // It may use the store.
-        assert!(again.open_sequence(&event.key).is_err());
+        assert!(again.open_sequence(&event.key, OpenSequence::new()).is_err());
         own.lock().unwrap().push(event.clone());
     });
     for i in 0..80_u64 {
@@ -334,7 +334,7 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     held.commit(Durability::Sync).unwrap();
     std::thread::sleep(Duration::from_millis(5));
     store.run_maintenance().unwrap();
-    assert_eq!(store.open_sequence("short").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("short", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     // Not while somebody has it: then at once in the background, or where that comes too late when the store is opened.
     append(&mut held, 3, 10..20).unwrap();
     held.commit(Durability::Sync).unwrap();
@@ -349,7 +349,7 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     let store = options(dir.path()).open().unwrap();
     observe(&store);
     store.run_maintenance().unwrap();
-    assert_eq!(store.open_sequence("held").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("held", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     check(&store, "long", 2, 100);
     let seen: Vec<_> = seen.lock().unwrap().iter().filter(|event| event.key != "short").cloned().collect();
     assert!(matches!(&seen[..], [e] if e.key == "held" && e.reason == EvictionReason::Expired), "{seen:?}");
@@ -379,7 +379,7 @@ fn a_smaller_capacity_is_reached_by_cleaning() {
         write(&store, key(i), i, 400).unwrap();
     }
     for i in (0..100_u64).filter(|i| i % 4 != 1) {
-        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Lazy).unwrap();
+        store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Lazy).unwrap();
     }
     let before = sound(&store, dir.path());
     store.set_capacity(Some(segments(24))).unwrap();
@@ -405,7 +405,7 @@ fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
     for i in 0..12_u64 {
         let options = key(i).evictable(1);
         write(&store, options, i, 3000).unwrap();
-        views.push(store.open_sequence(&i.to_string()).unwrap().select_all(0).unwrap());
+        views.push(store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().select_all(0).unwrap());
     }
     // Whatever is cleaned and evicted, the segments stay with the views: no round makes a file less.
     assert_eq!(store.set_capacity(Some(segments(2))).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -428,7 +428,7 @@ fn a_slow_background_holds_up_neither_appends_nor_the_end() {
     for i in 0..200_u64 {
         if alive.len() == 50 {
             let gone = alive.remove((i * 7919 % 50) as usize);
-            store.open_sequence(&gone.to_string()).unwrap().delete(Durability::Lazy).unwrap();
+            store.open_sequence(&gone.to_string(), OpenSequence::new()).unwrap().delete(Durability::Lazy).unwrap();
         }
         write(&store, key(i), i, 500).unwrap_or_else(|e| panic!("{i}: {e} {:#?}", store.usage()));
         alive.push(i);
@@ -450,7 +450,7 @@ fn cleaning_takes_a_buffer_and_a_front_whatever_it_moves() {
         write(&store, key(i), i, 2000).unwrap();
     }
     for i in (0..48_u64).step_by(2) {
-        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+        store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     store.close().unwrap();
     let store = open();
@@ -467,7 +467,7 @@ fn closing_with_a_read_alive_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     write(&store, key("a"), 1, 100).unwrap();
-    let view = store.open_sequence("a").unwrap().select_all(0).unwrap();
+    let view = store.open_sequence("a", OpenSequence::new()).unwrap().select_all(0).unwrap();
     let ticket = store.read(&[&view]).unwrap();
     let error = store.close().unwrap_err();
     assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("is closed, but 1 reads"), "{error}");
@@ -483,11 +483,11 @@ fn a_selection_survives_the_move_of_its_groups() {
     for i in 0..40_u64 {
         write(&store, key(i).store_summary(stratakv::StoredSummary::MinMax), i, 300).unwrap();
     }
-    let sequence = store.open_sequence("21").unwrap();
+    let sequence = store.open_sequence("21", OpenSequence::new()).unwrap();
     let query = vec![0.5; HEADS * DIM];
     let before = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();
     for i in (0..40_u64).filter(|i| i % 5 != 1) {
-        store.open_sequence(&i.to_string()).unwrap().delete(Durability::Sync).unwrap();
+        store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     assert!(store.clean().unwrap().frames > 0);
     let after = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();

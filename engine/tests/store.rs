@@ -4,8 +4,8 @@ use half::f16;
 use std::path::Path;
 use stratakv::attention::MAX_Q_HEADS;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, LayerSpec, SelectOptions, Sequence, Store,
-    StoreOptions, StoredSummary, TensorView, attend,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, LayerSpec, OpenSequence, SelectOptions,
+    Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;
@@ -116,7 +116,7 @@ fn a_committed_sequence_comes_back() {
                 let options = CreateOptions::new().key("s").store_summary(StoredSummary::MinMax);
                 store.create_sequence(&layout(2, 8), options).unwrap()
             }
-            _ => store.open_sequence("s").unwrap(),
+            _ => store.open_sequence("s", OpenSequence::new()).unwrap(),
         };
         assert_eq!(sequence.len(), committed as u64, "round {round}");
         assert_eq!(sequence.token_ids(), ids);
@@ -221,16 +221,19 @@ fn bad_arguments_change_nothing() {
     assert_eq!(sequence.select(0, &query(2), Budget::tokens(0)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let options = CreateOptions::new().key("a");
     assert_eq!(store.create_sequence(&layout(1, 4), options).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    assert_eq!(store.open_sequence("nobody").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("nobody", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(sequence.len(), 10);
     check(&store, &sequence, 0, SelectOptions::new(Budget::All));
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
     let other = layout(1, 4);
-    store.open_sequence_as("a", &other).unwrap();
+    store.open_sequence("a", OpenSequence::new().layout(&other)).unwrap();
     let other =
         KvLayout::builder().layers(1).kv_heads(2).head_dim(16).group_tokens(4).fingerprint([1; 32]).build().unwrap();
-    assert_eq!(store.open_sequence_as("a", &other).unwrap_err().kind(), ErrorKind::LayoutMismatch);
+    assert_eq!(
+        store.open_sequence("a", OpenSequence::new().layout(&other)).unwrap_err().kind(),
+        ErrorKind::LayoutMismatch
+    );
 }
 
 #[test]
@@ -416,7 +419,7 @@ fn truncating_to_any_token_and_growing_again() {
                         store = open();
                     }
                     model.clone_from(&committed);
-                    sequence = match store.open_sequence("t") {
+                    sequence = match store.open_sequence("t", OpenSequence::new()) {
                         Ok(sequence) => sequence,
                         Err(e) => {
                             assert!(!stored && e.kind() == ErrorKind::NotFound, "{e}");
@@ -504,6 +507,6 @@ fn a_sequence_is_deleted_without_a_handle() {
     drop(sequence);
     store.delete_sequence_id(id, Durability::Sync).unwrap();
     assert_eq!(store.delete_sequence_id(id, Durability::Sync).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(store.open_sequence("x").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("x", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     assert!(store.sequences().is_empty());
 }

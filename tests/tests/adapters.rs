@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use stratakv::retrieval::{Adapter, Codebook, LayerAdapter, LowRankAdapter};
-use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, Store};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Store};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::Rng;
@@ -72,7 +72,7 @@ fn adapters_are_found_again_by_name_version_and_layout() {
     // They are no sequences.
     assert!(store.sequences().is_empty() && store.status().sequences == 0);
     let holder = stratakv::SequenceId(id);
-    assert_eq!(store.open_sequence_id(holder).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence(holder, OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(store.delete_sequence_id(holder, Durability::Sync).unwrap_err().kind(), ErrorKind::NotFound);
     let usage = store.usage().expect("usage");
     assert_eq!((usage.namespaces.len(), usage.namespaces[0].sequences, usage.namespaces[0].adapters), (1, 0, 4));

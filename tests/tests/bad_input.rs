@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoreOptions, StoredSummary,
-    TensorView,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoreOptions,
+    StoredSummary, TensorView,
 };
 use stratakv_format::features::Features;
 use stratakv_format::superblock::{SLOTS, Slot};
@@ -52,7 +52,7 @@ fn store_in(root: &Path, devices: usize) -> Vec<PathBuf> {
 /// The store of [`store_in`] still holds what it held.
 fn assert_kept(options: StoreOptions) {
     let store = options.create(false).open().expect("the store opens as before");
-    let sequence = store.open_sequence("kept").expect("the sequence");
+    let sequence = store.open_sequence("kept", OpenSequence::new()).expect("the sequence");
     shape().check_all(&store, &sequence, |_| seeds(1, 0..100));
 }
 
@@ -273,10 +273,13 @@ fn fill(options: impl Fn() -> StoreOptions, dirs: &[PathBuf]) {
     assert_clean(dirs, "full");
     let store = options().open().expect("a full store opens");
     for (key, name, tokens) in [("kept", 1, 100), ("filler", 3, to)] {
-        let sequence = store.open_sequence(key).expect("a sequence");
+        let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence");
         shape().check_all(&store, &sequence, |_| seeds(name, 0..tokens));
     }
-    assert_eq!(store.open_sequence("victim").map(|_| ()).expect_err("deleted").kind(), ErrorKind::NotFound);
+    assert_eq!(
+        store.open_sequence("victim", OpenSequence::new()).map(|_| ()).expect_err("deleted").kind(),
+        ErrorKind::NotFound
+    );
 }
 
 #[test]
@@ -440,7 +443,7 @@ fn token_ids_beyond_the_memory_are_refused_and_those_before_stay() {
     drop(sequence);
     store.close().unwrap();
     let store = options().open().unwrap();
-    let sequence = store.open_sequence("s").unwrap();
+    let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     assert_eq!((sequence.len(), sequence.token_ids().len()), (21, 21));
     shape().check_all(&store, &sequence, |_| seeds(1, 0..21));
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, Result, Sequence, Store, StoreOptions, TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Result, Sequence, Store,
+    StoreOptions, TensorView,
 };
 use stratakv_tests::damage::Log;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, skipped, small_options};
@@ -101,7 +102,7 @@ fn failed_store_left_visible() {
     sequence.commit(Durability::Sync).expect_err("a failed write");
     power_cut(&simulation, (sequence, store));
     let store = simulation.open(options()).expect("the store");
-    let sequence = store.open_sequence("a").expect("the sequence");
+    let sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
     assert!(sequence.len() == 8 || sequence.len() == 16, "{}", sequence.len());
     check(&store, &sequence, 1).expect("what is visible is whole");
 }
@@ -138,9 +139,9 @@ fn hash_collision_returned_the_wrong_value() {
         create(&store, key).commit_with(key.as_bytes(), Durability::Lazy).expect("a commit");
     }
     for key in &keys {
-        assert_eq!(store.open_sequence(key).expect("the sequence").state(), Some(key.as_bytes()));
+        assert_eq!(store.open_sequence(key, OpenSequence::new()).expect("the sequence").state(), Some(key.as_bytes()));
         let other = format!("{key} ");
-        assert_eq!(store.open_sequence(&other).err().map(|e| e.kind()), Some(ErrorKind::NotFound));
+        assert_eq!(store.open_sequence(&other, OpenSequence::new()).err().map(|e| e.kind()), Some(ErrorKind::NotFound));
     }
 }
 
@@ -165,12 +166,12 @@ fn cut_everywhere(mut after: impl FnMut(&Simulation, u64)) {
 fn append_after_a_partial_record_loses_later_data() {
     cut_everywhere(|simulation, _| {
         let store = simulation.open(options()).expect("the store");
-        let mut sequence = store.open_sequence("a").expect("the sequence");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
         append(&mut sequence, 1, 5).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
         let len = sequence.len();
         power_cut(simulation, (sequence, store));
         let store = simulation.open(options()).expect("the store");
-        let sequence = store.open_sequence("a").expect("the sequence");
+        let sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
         assert_eq!(sequence.len(), len);
         check(&store, &sequence, 1).expect("all of it");
     });
@@ -183,7 +184,7 @@ fn recovery_after_a_second_crash() {
         let half = simulation.open(options());
         power_cut(simulation, half);
         let store = simulation.open(options()).expect("the store");
-        let sequence = store.open_sequence("a").expect("the sequence");
+        let sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
         assert!(sequence.len() == 9 || sequence.len() == 18);
         check(&store, &sequence, 1).expect("all of it");
     });
@@ -233,7 +234,7 @@ fn file_length_not_durable() {
         append(&mut sequence, 1, 100).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
         power_cut(&simulation, (sequence, store));
         let store = simulation.open(options()).expect("the store");
-        let sequence = store.open_sequence("a").expect("the sequence");
+        let sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
         check(&store, &sequence, 1).expect("all of it");
         assert_eq!(sequence.len(), 100);
     }
@@ -252,7 +253,7 @@ fn enospc_then_open_panics() {
         }
         power_cut(&simulation, (sequence, store));
         let store = simulation.open(options()).expect("the store");
-        let sequence = store.open_sequence("a").expect("the sequence");
+        let sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
         assert!(sequence.len() >= 9);
         check(&store, &sequence, 1).expect("what was acknowledged");
     }
@@ -321,7 +322,7 @@ fn beyond_four_gibibytes() {
 
     assert_clean(&dirs, "after the frame was put beyond 4 GiB");
     let store = options(&dirs).open().expect("a store");
-    let mut sequence = store.open_sequence("a").expect("a sequence");
+    let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     check(&store, &sequence, 1).expect("read");
     append(&mut sequence, 1, 400).and_then(|()| sequence.commit(Durability::Sync)).expect("behind it");
     check(&store, &sequence, 1).expect("read");
@@ -329,7 +330,7 @@ fn beyond_four_gibibytes() {
     store.close().expect("closed");
     assert_clean(&dirs, "with frames behind it");
     let store = options(&dirs).open().expect("a store");
-    let sequence = store.open_sequence("a").expect("a sequence");
+    let sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     assert_eq!(sequence.len(), 800);
     check(&store, &sequence, 1).expect("read");
 }
@@ -367,7 +368,7 @@ fn repair_panics() {
             }
             // Nothing of the manifest is harmed.
             let store = small_options(&dirs).open().expect("a store");
-            let read = store.open_sequence("a").and_then(|sequence| check(&store, &sequence, 1));
+            let read = store.open_sequence("a", OpenSequence::new()).and_then(|sequence| check(&store, &sequence, 1));
             let first = store.repair().expect("a repair");
             let second = store.repair().expect("a repair");
             assert_eq!(
@@ -385,7 +386,7 @@ fn repair_panics() {
                 continue;
             }
             read.unwrap_or_else(|e| panic!("{what} {sides:?}: {e}"));
-            let sequence = store.open_sequence("a").expect("a sequence");
+            let sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
             check(&store, &sequence, 1).unwrap_or_else(|e| panic!("{what} {sides:?}: {e}"));
             drop(sequence);
             // Segments that nothing lives in any more go with what is wrong in them.
@@ -429,7 +430,7 @@ fn recycled_log_tail_adopted() {
         power_cut(&simulation, store);
         let store = simulation.open(options()).expect("the store");
         assert_eq!(store.sequences().len(), 1);
-        check(&store, &store.open_sequence("s29").expect("the last"), 29).expect("all of it");
+        check(&store, &store.open_sequence("s29", OpenSequence::new()).expect("the last"), 29).expect("all of it");
     }
 }
 
@@ -453,7 +454,7 @@ fn forged_frame_inside_a_value_adopted_by_a_scan() {
     let store = simulation.open(options()).expect("the store");
     let keys: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     assert_eq!(keys, ["real", "forger"]);
-    let real = store.open_sequence("real").expect("the real one");
+    let real = store.open_sequence("real", OpenSequence::new()).expect("the real one");
     assert_eq!((real.len(), real.state()), (40, Some(&b"real"[..])));
     check(&store, &real, 1).expect("its bytes");
 }
@@ -489,7 +490,7 @@ fn short_read_taken_for_success() {
         check(&store, &sequence, 1).expect("all of it");
         power_cut(&simulation, (sequence, store));
         let store = simulation.open(options()).expect("the store");
-        check(&store, &store.open_sequence("a").expect("the sequence"), 1).expect("all of it");
+        check(&store, &store.open_sequence("a", OpenSequence::new()).expect("the sequence"), 1).expect("all of it");
     }
 }
 
@@ -501,9 +502,9 @@ fn in_progress_restore_visible() {
     append(&mut sequence, 1, 9).expect("an append");
     // Neither listed nor opened before its first commit, and by one handle at a time after it.
     assert!(store.sequences().is_empty());
-    assert_eq!(store.open_sequence("a").err().map(|e| e.kind()), Some(ErrorKind::NotFound));
+    assert_eq!(store.open_sequence("a", OpenSequence::new()).err().map(|e| e.kind()), Some(ErrorKind::NotFound));
     sequence.commit(Durability::Sync).expect("a commit");
-    assert_eq!(store.open_sequence("a").err().map(|e| e.kind()), Some(ErrorKind::InUse));
+    assert_eq!(store.open_sequence("a", OpenSequence::new()).err().map(|e| e.kind()), Some(ErrorKind::InUse));
 }
 
 /// Seconds of computing that this process has used.

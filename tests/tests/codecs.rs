@@ -10,7 +10,7 @@ use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RANGE_CHANNELS, decode
 use stratakv::retrieval::{LeoAm, Quest, ReconstructOptions, Selector, ShadowKv};
 use stratakv::{
     ByteSize, CacheOptions, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec,
-    PlaneCodec, PlaneSet, Sequence, Store, StoredSummary, TensorView, attend,
+    OpenSequence, PlaneCodec, PlaneSet, Sequence, Store, StoredSummary, TensorView, attend,
 };
 use stratakv_tests::count_from_env;
 use stratakv_tests::damage::{Image, seal};
@@ -333,7 +333,7 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
                 assert_clean(&dirs, "between");
                 store = open(&dirs, cache);
                 let (kept, model) = durable.clone().unwrap_or_else(|| ("none".into(), Model::new(shape)));
-                sequence = match store.open_sequence_as(&kept, &layout) {
+                sequence = match store.open_sequence(&kept, OpenSequence::new().layout(&layout)) {
                     Ok(sequence) => sequence,
                     Err(e) => {
                         assert!(durable.is_none() && e.kind() == ErrorKind::NotFound, "{e}");
@@ -407,7 +407,7 @@ fn blocks_are_smaller_and_elements_within_their_bound() {
         let shape = Shape { layers: vec![layer; 2], dtype: DType::F16, group: 8, separate: false };
         let (_scratch, dirs, model) = stored(&shape, 515);
         let store = open(&dirs, false);
-        let sequence = store.open_sequence("a").expect("there");
+        let sequence = store.open_sequence("a", OpenSequence::new()).expect("there");
         let layout = sequence.layout().clone();
         let share = layout.stored_token_bytes() / layout.token_bytes() as f64;
         assert!(share < most && share > most - 0.02, "{share}");
@@ -452,7 +452,7 @@ fn bounds_hold_for_decoded_keys() {
     for shape in shapes() {
         let (_scratch, dirs, model) = stored(&shape, 215);
         let store = open(&dirs, true);
-        let mut sequence = store.open_sequence("a").expect("there");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("there");
         // One is built from the min/max records of the sequence, the other from its keys.
         let selectors: [Arc<dyn Selector>; 2] = [Arc::new(Quest), Arc::new(LeoAm::default())];
         for selector in selectors {
@@ -561,7 +561,7 @@ fn what_cannot_be_is_refused_by_name() {
     let mut file = Vec::new();
     sequence.export(&mut file).expect("exported");
     drop(sequence);
-    let mismatch = store.open_sequence_as("a", &plain).unwrap_err();
+    let mismatch = store.open_sequence("a", OpenSequence::new().layout(&plain)).unwrap_err();
     assert_eq!(
         (mismatch.kind(), mismatch.to_string().contains("codec")),
         (ErrorKind::LayoutMismatch, true),
@@ -593,7 +593,9 @@ fn the_feature_is_named_from_the_first_codec_on() {
     assert_eq!(features(&dirs), [1, 1]);
     commit("b", PlaneCodec::Int4);
     assert_eq!(features(&dirs), [5, 5]);
-    assert!(store.open_sequence("b").and_then(|sequence| sequence.delete(Durability::Sync)).is_ok());
+    assert!(
+        store.open_sequence("b", OpenSequence::new()).and_then(|sequence| sequence.delete(Durability::Sync)).is_ok()
+    );
     store.close().expect("closed");
     assert_clean(&dirs, "after codecs");
     let store = open(&dirs, false);
@@ -682,7 +684,7 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
         assert!(report.to_text().contains(&format!("{}", place + 2)), "{}", report.to_text());
 
         let store = open(&broken, plane == 0);
-        let mut sequence = store.open_sequence("a").expect("nothing of its groups is read");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("nothing of its groups is read");
         let view = sequence.select_all(0).expect("a view");
         let failed = store.read(&[&view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
         let error = failed.unwrap_err();
@@ -715,7 +717,10 @@ fn exports_with_ranges_that_are_no_numbers_are_refused() {
     let (_scratch, dirs, _) = stored(&shape, 50);
     let store = open(&dirs, false);
     let mut file = Vec::new();
-    store.open_sequence("a").and_then(|mut sequence| sequence.export(&mut file)).expect("an export");
+    store
+        .open_sequence("a", OpenSequence::new())
+        .and_then(|mut sequence| sequence.export(&mut file))
+        .expect("an export");
     let nonce = u64::from_le_bytes(file[64..72].try_into().expect("8 bytes"));
     let (mut at, mut index) = (PAGE_BYTES, 0);
     while at < file.len() {
@@ -738,5 +743,5 @@ fn exports_with_ranges_that_are_no_numbers_are_refused() {
     assert!(!report.clean && report.to_text().contains("not a finite number"), "{}", report.to_text());
     let refused = store.import(&file[..], &shape.layout(), ImportOptions::new().key("b")).unwrap_err();
     assert!(refused.kind() == ErrorKind::Corruption && refused.to_string().contains("finite"), "{refused}");
-    assert!(store.open_sequence("b").is_err());
+    assert!(store.open_sequence("b", OpenSequence::new()).is_err());
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stratakv::{CreateOptions, DType, Durability, KvLayout, Sequence, Store, TensorView};
+use stratakv::{CreateOptions, DType, Durability, KvLayout, OpenSequence, Sequence, Store, TensorView};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options, try_copy_devices};
 use stratakv_tests::rng::Rng;
 use tempfile::TempDir;
@@ -47,7 +47,8 @@ fn a_lazy_commit_is_durable_within_its_delay_and_nobody_calls() {
     let found = (0..).find_map(|turn| {
         std::thread::sleep(Duration::from_millis(20));
         let copied = try_copy_devices(&dirs, &scratch.path().join(format!("copy-{turn}")), &mut Rng(turn)).ok()?;
-        let there = small_options(&copied).open().expect("a copy of a store").open_sequence("a").ok();
+        let there =
+            small_options(&copied).open().expect("a copy of a store").open_sequence("a", OpenSequence::new()).ok();
         assert!(there.is_some() || Instant::now() < deadline, "a lazy commit does not become durable by itself");
         there
     });
@@ -79,7 +80,7 @@ fn a_commit_without_durability_syncs_nothing() {
     drop(sequence);
     store.close().expect("closed");
     let store = small_options(&dirs).open().expect("a store");
-    assert_eq!(store.open_sequence("a").expect("a sequence").len(), tokens);
+    assert_eq!(store.open_sequence("a", OpenSequence::new()).expect("a sequence").len(), tokens);
     drop(store);
     assert_clean(&dirs, "after commits without durability");
 }

@@ -4,7 +4,9 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoreOptions, StoredSummary};
+use stratakv::{
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoreOptions, StoredSummary,
+};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, device_dirs, skipped, small_options};
 use stratakv_tests::real::Small;
@@ -32,7 +34,7 @@ fn write(store: &Store, name: u64, tokens: usize) -> stratakv::Result<()> {
 
 /// Reads a sequence whole and compares it.
 fn check(store: &Store, name: u64, tokens: usize) {
-    let sequence = store.open_sequence(&name.to_string()).expect("a sequence");
+    let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).expect("a sequence");
     assert_eq!(sequence.len(), tokens as u64, "sequence {name}");
     shape().check_all(store, &sequence, |_| seeds(name, tokens));
 }
@@ -76,7 +78,9 @@ fn a_full_file_system_gives_back_what_is_deleted() {
         there.iter().for_each(|name| check(&store, *name, TOKENS));
         let gone: Vec<u64> = there.extract_if(.., |name| *name % 2 == 0).collect();
         for name in &gone {
-            let deleted = store.open_sequence(&name.to_string()).and_then(|one| one.delete(Durability::Sync));
+            let deleted = store
+                .open_sequence(&name.to_string(), OpenSequence::new())
+                .and_then(|one| one.delete(Durability::Sync));
             deleted.unwrap_or_else(|e| panic!("{file_system}: {e:?} {:#?}", store.usage()));
         }
         store.clean().expect("cleaning");
@@ -85,7 +89,7 @@ fn a_full_file_system_gives_back_what_is_deleted() {
             there.push(*name);
         }
         // Commits, until the manifest has to begin anew without any room for it, and then some.
-        let mut parent = store.open_sequence("1").expect("a sequence");
+        let mut parent = store.open_sequence("1", OpenSequence::new()).expect("a sequence");
         let mut refused = 0;
         for step in 0..1_200_u32 {
             let committed = parent.commit_with(&step.to_le_bytes(), Durability::Sync);
@@ -142,8 +146,8 @@ fn commits_and_checkpoints_without_space_fail_and_go_on() {
         assert_eq!((grown.len(), grown.committed()), (tokens as u64, tokens as u64 - 40), "{file_system}");
         shape().check_all(&store, grown, |_| all[..tokens].to_vec());
         assert!(store.health().read_only.is_none(), "{:#?}", store.health());
-        store.open_sequence("0").and_then(|one| one.delete(Durability::Sync)).expect("deleted");
-        store.open_sequence("1").and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+        store.open_sequence("0", OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+        store.open_sequence("1", OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
         grown.commit(Durability::Sync).expect("room again");
         // Forks cost no data, but words in the manifest.
         let mut forks = Vec::new();
@@ -191,7 +195,7 @@ fn lazy_commits_end_with_the_first_that_fails() {
     let delay = std::time::Duration::from_millis(50);
     let store = small_options(&dirs).lazy_delay(delay).open().expect("a store");
     write(&store, 1, 100).expect("a sequence");
-    let mut open = store.open_sequence("1").expect("a sequence");
+    let mut open = store.open_sequence("1", OpenSequence::new()).expect("a sequence");
     if let Err(why) = small.abort() {
         skipped(why);
         return;
@@ -226,7 +230,7 @@ fn a_file_system_that_goes_read_only_loses_nothing_acknowledged() {
     let dirs = device_dirs(&small.at(), 1);
     let store = small_options(&dirs).open().expect("a store");
     write(&store, 1, 300).expect("a sequence");
-    let mut open = store.open_sequence("1").expect("a sequence");
+    let mut open = store.open_sequence("1", OpenSequence::new()).expect("a sequence");
     if let Err(why) = small.abort() {
         skipped(why);
         return;
@@ -244,7 +248,7 @@ fn a_file_system_that_goes_read_only_loses_nothing_acknowledged() {
     let _ = store.close();
     small.mount().expect("mounted anew");
     let store = small_options(&dirs).open().expect("the store opens");
-    let sequence = store.open_sequence("1").expect("a sequence");
+    let sequence = store.open_sequence("1", OpenSequence::new()).expect("a sequence");
     let tokens = sequence.len() as usize;
     assert!(tokens == 300 || tokens == 500, "{tokens}");
     drop(sequence);
@@ -266,7 +270,7 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
     (0..SEQUENCES).for_each(|name| write(&store, name, 600).expect("a sequence"));
     let views: Vec<_> = (0..SEQUENCES)
         .map(|name| {
-            let sequence = store.open_sequence(&name.to_string()).expect("a sequence");
+            let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).expect("a sequence");
             (sequence.select_all(0).expect("a view"), sequence)
         })
         .collect();
@@ -331,7 +335,7 @@ fn a_limit_of_file_sizes_is_no_space() {
     let refused = (10..200).find_map(|name| write(&store, name, 400).err()).expect("a limit");
     assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused:?}");
     (0..4).for_each(|name| check(&store, name, 100));
-    store.open_sequence("3").and_then(|one| one.delete(Durability::Sync)).expect("a deletion");
+    store.open_sequence("3", OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).expect("a deletion");
     assert!(store.health().read_only.is_none(), "{:#?}", store.health());
     setrlimit(Resource::Fsize, before).expect("raised");
     write(&store, 500, 400).expect("room again");

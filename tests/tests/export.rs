@@ -6,7 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, Sequence, Store, StoredSummary,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, OpenSequence, Sequence, Store,
+    StoredSummary,
 };
 use stratakv_format::export::{ExportEnd, PIECE_END, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
@@ -120,7 +121,7 @@ fn history(store: &Store, shape: &Shape, key: &str, summary: bool, steps: &[Step
             Step::Reopen if committed == seeds && !seeds.is_empty() => {
                 sequence.commit(Durability::Sync).unwrap();
                 drop(sequence);
-                sequence = store.open_sequence(key).unwrap();
+                sequence = store.open_sequence(key, OpenSequence::new()).unwrap();
             }
             Step::Reopen => {}
         }
@@ -160,7 +161,7 @@ fn an_imported_sequence_is_the_exported_one() {
         store.close().unwrap();
         assert_clean(&b, "after an import");
         let store = options.open().unwrap();
-        let mut imported = store.open_sequence_as("session", &layout).unwrap();
+        let mut imported = store.open_sequence("session", OpenSequence::new().layout(&layout)).unwrap();
         prop_assert_eq!((imported.state(), imported.token_ids()), (sequence.state(), sequence.token_ids()));
         shape.check_all(&store, &imported, |_| seeds.clone());
         // Blocks, tails, summaries, ids and state, byte for byte.
@@ -196,7 +197,7 @@ fn small() -> (tempfile::TempDir, Store, Vec<u8>, KvLayout) {
 fn refused(store: &Store, file: &[u8], layout: &KvLayout) -> ErrorKind {
     let error = store.import(file, layout, ImportOptions::new()).expect_err("a damaged file");
     assert!(store.sequences().is_empty());
-    assert_eq!(store.open_sequence("session").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("session", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     error.kind()
 }
 

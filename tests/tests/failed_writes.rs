@@ -1,7 +1,7 @@
 //! Writes that fail between attempts to commit: what is acknowledged in the end is all there.
 
 use stratakv::sim::{Faults, Geometry, Simulation};
-use stratakv::{ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, Store, StoreOptions};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::rng::mix;
 
@@ -66,7 +66,10 @@ fn commit_in_parts(fillers: usize, write: u64) -> bool {
         }
     }
     for at in 0..fillers {
-        match store.open_sequence(&format!("filler {at}")).and_then(|filler| filler.delete(Durability::Lazy)) {
+        match store
+            .open_sequence(&format!("filler {at}"), OpenSequence::new())
+            .and_then(|filler| filler.delete(Durability::Lazy))
+        {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) if matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned) => return false,
             other => drop(failed(other, &mut io)),
@@ -93,7 +96,9 @@ fn commit_in_parts(fillers: usize, write: u64) -> bool {
     simulation.crash();
     simulation.restart();
     let store = simulation.open(options()).expect("the store opens");
-    let sequence = store.open_sequence("s").unwrap_or_else(|e| panic!("{fillers} fillers, write {write}: {e:?}"));
+    let sequence = store
+        .open_sequence("s", OpenSequence::new())
+        .unwrap_or_else(|e| panic!("{fillers} fillers, write {write}: {e:?}"));
     assert_eq!(sequence.len(), seeds.len() as u64);
     assert_eq!(sequence.token_ids(), ids);
     shape().check_all(&store, &sequence, |_| seeds.clone());

@@ -2,7 +2,7 @@
 //! reopened first.
 
 use std::path::PathBuf;
-use stratakv::{CreateOptions, DType, Durability, ErrorKind, Sequence, Store, StoredSummary};
+use stratakv::{CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoredSummary};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
@@ -55,7 +55,8 @@ impl World {
     }
 
     fn open(&self, key: &str, seeds: &[u64]) -> Pair {
-        let pair = Pair { sequence: self.store().open_sequence(key).expect(key), seeds: seeds.to_vec() };
+        let pair =
+            Pair { sequence: self.store().open_sequence(key, OpenSequence::new()).expect(key), seeds: seeds.to_vec() };
         self.check(&pair);
         pair
     }
@@ -240,7 +241,7 @@ fn a_fork_below_a_cut() {
     drop((parent, child));
     world.reopen(true);
     let child = world.open("child", &of_child);
-    let parent = world.store().open_sequence("parent").expect("the parent as its commit left it");
+    let parent = world.store().open_sequence("parent", OpenSequence::new()).expect("the parent as its commit left it");
     assert_eq!(parent.len(), 203);
     drop((child, parent));
 }

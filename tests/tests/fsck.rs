@@ -6,7 +6,9 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use stratakv::{ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, Store, StoreOptions, StoredSummary};
+use stratakv::{
+    ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions, StoredSummary,
+};
 use stratakv_tests::content::{LayerShape, Order, Shape, damaged_groups};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, small_options};
@@ -75,13 +77,13 @@ fn round(store: &Store, shape: &Shape, number: usize, expected: &mut Expected, m
         let key = format!("s{}", (index + number) % 5);
         let mut tokens = expected.get(&key).copied();
         if tokens.is_some() && rng.below(4) == 0 {
-            let sequence = store.open_sequence(&key).expect("the sequence");
+            let sequence = store.open_sequence(&key, OpenSequence::new()).expect("the sequence");
             sequence.delete(if rng.below(2) == 0 { Durability::Sync } else { Durability::Lazy }).expect("a delete");
             expected.remove(&key);
             tokens = None;
         }
         let mut sequence = match tokens {
-            Some(_) => store.open_sequence(&key).expect("the sequence"),
+            Some(_) => store.open_sequence(&key, OpenSequence::new()).expect("the sequence"),
             None => {
                 let options = CreateOptions::new().key(&key).store_summary(StoredSummary::MinMax);
                 store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence")
@@ -116,7 +118,7 @@ fn verify(store: &Store, shape: &Shape, expected: &Expected) {
     let keys: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     assert_eq!(keys.len(), expected.len(), "{keys:?}");
     for (key, tokens) in expected {
-        let sequence = store.open_sequence(key).expect("a sequence that was committed");
+        let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence that was committed");
         assert_eq!(sequence.state(), Some(format!("{key} has {tokens}").as_bytes()));
         assert!(sequence.token_ids().iter().copied().eq(0..*tokens as u32));
         shape.check_all(store, &sequence, |_| seeds(key, 0..*tokens));
@@ -201,7 +203,7 @@ fn clean_after_checkpoints() {
         let options = CreateOptions::new().key("long").store_summary(StoredSummary::MinMax);
         let mut sequence = match number {
             0 => store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence"),
-            _ => store.open_sequence("long").expect("the sequence"),
+            _ => store.open_sequence("long", OpenSequence::new()).expect("the sequence"),
         };
         assert_eq!(sequence.len(), length as u64);
         for _ in 0..600 {
@@ -312,7 +314,7 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
     assert_eq!(found[region.device], u64::from(metadata), "{what}: {found:?}");
     assert_eq!(store.sequences().len(), expected.len(), "{what}");
     for (key, tokens) in expected {
-        match store.open_sequence(key) {
+        match store.open_sequence(key, OpenSequence::new()) {
             Ok(sequence) => {
                 assert_eq!(sequence.len(), *tokens as u64, "{what}");
                 assert_eq!(sequence.state(), Some(format!("{key} has {tokens}").as_bytes()), "{what}");

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use stratakv::sim::{Geometry, Simulation};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, Sequence, SequenceId, Store, StoreOptions,
-    StoredSummary,
+    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Sequence, SequenceId, Store,
+    StoreOptions, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::rng::mix;
@@ -56,7 +56,7 @@ fn create(store: &Store, key: &str) -> Sequence {
 }
 
 fn check(store: &Store, key: &str, seeds: &[u64]) {
-    let sequence = store.open_sequence(key).expect(key);
+    let sequence = store.open_sequence(key, OpenSequence::new()).expect(key);
     assert_eq!(sequence.len(), seeds.len() as u64, "{key}");
     shape().check_all(store, &sequence, |_| seeds.to_vec());
 }
@@ -96,7 +96,7 @@ fn a_full_store_is_cut_inside_groups_and_deleted() {
     let mut whole = fill(&store);
     assert!(whole.len() > 4, "{}", whole.len());
     for (at, (key, seeds)) in whole.iter_mut().filter(|(_, seeds)| seeds.len() > 3).take(CUTS).enumerate() {
-        let mut sequence = store.open_sequence(key).expect(key);
+        let mut sequence = store.open_sequence(&*key, OpenSequence::new()).expect(key);
         // Inside a group, and below the last commit. The first gives no frame back.
         let left = if at == 0 { 58 } else { 8 * (1 + at % 6) + 3 };
         sequence.truncate(left as u64).expect("a cut");
@@ -113,7 +113,11 @@ fn a_full_store_is_cut_inside_groups_and_deleted() {
         nth % 2 == 1
     });
     for key in gone {
-        store.open_sequence(&key).expect("a sequence").delete(Durability::Sync).expect("a deletion");
+        store
+            .open_sequence(&key, OpenSequence::new())
+            .expect("a sequence")
+            .delete(Durability::Sync)
+            .expect("a deletion");
     }
     store.clean().expect("cleaning");
     let (mut more, mut seeds) = (create(&store, "more"), Vec::new());
@@ -127,7 +131,7 @@ fn a_full_store_is_cut_inside_groups_and_deleted() {
     let store = simulation.open(options(14)).expect("the store opens");
     for (key, seeds) in &whole {
         check(&store, key, seeds);
-        store.open_sequence(key).expect(key).delete(Durability::Sync).expect("a deletion");
+        store.open_sequence(key, OpenSequence::new()).expect(key).delete(Durability::Sync).expect("a deletion");
     }
     store.clean().expect("cleaning");
     let usage = store.usage().expect("usage");
@@ -172,7 +176,7 @@ fn forks_that_fill_the_manifest_are_deleted_again() {
         check(&store, "parent", &seeds);
         assert!(store.sequences().iter().filter(|info| info.key.is_empty()).count() <= 21);
         // As much as before fits again.
-        let mut parent = store.open_sequence("parent").expect("the parent");
+        let mut parent = store.open_sequence("parent", OpenSequence::new()).expect("the parent");
         for _ in 0..10 {
             parent.fork().and_then(|mut child| child.commit(Durability::Sync)).expect("room for a fork");
         }
@@ -198,7 +202,7 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
         parent.commit(Durability::Sync).expect("room");
     }
     for at in 0..8 {
-        let filler = store.open_sequence(&format!("filler {at}")).expect("a filler");
+        let filler = store.open_sequence(&format!("filler {at}"), OpenSequence::new()).expect("a filler");
         filler.delete(Durability::Sync).expect("a deletion");
     }
     let refused = (0..20_000).any(|_| no_space(&parent.fork().and_then(|mut child| child.commit(Durability::Sync))));
@@ -293,8 +297,8 @@ fn a_sequence_is_in_use_until_its_handle_goes() {
     };
     kept("long");
     kept("short");
-    let long = store.open_sequence("long").expect("a sequence");
-    drop(store.open_sequence("short").expect("a sequence"));
+    let long = store.open_sequence("long", OpenSequence::new()).expect("a sequence");
+    drop(store.open_sequence("short", OpenSequence::new()).expect("a sequence"));
     simulation.advance(1000);
     drop(long);
     let gone = Arc::new(Mutex::new(Vec::new()));

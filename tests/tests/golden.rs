@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stratakv::retrieval::{
     CodeSpec, KeyGroup, KeyShape, LayerAdapter, LowRankSpec, Selector, ShadowKv, SignBits, SummarySpec,
 };
-use stratakv::{Budget, ByteSize, SelectOptions, Store};
+use stratakv::{Budget, ByteSize, OpenSequence, SelectOptions, Store};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, files};
 
 fn golden(name: &str, root: &Path) -> Vec<PathBuf> {
@@ -52,7 +52,7 @@ fn stores_of_the_first_version() {
             let store = open(&dirs, read_only);
             assert!(store.adapters().is_empty());
             for (key, tokens) in [("golden", 10), ("golden-fork", 6)] {
-                let sequence = store.open_sequence(key).expect("a sequence");
+                let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence");
                 assert_eq!((sequence.len(), sequence.token_ids().len()), (tokens, tokens as usize), "{name} {key}");
                 let query = vec![0.5; 64];
                 let view = sequence.select(0, &query, SelectOptions::new(Budget::All)).expect("a view");
@@ -89,7 +89,7 @@ fn the_store_with_what_retrieval_keeps() {
             let records = from_keys(kind.as_ref(), layer);
             assert!(segment.windows(records.len()).any(|bytes| bytes == records), "{}", kind.id());
         }
-        let mut sequence = store.open_sequence("golden").expect("a sequence");
+        let mut sequence = store.open_sequence("golden", OpenSequence::new()).expect("a sequence");
         assert_eq!(sequence.len(), 8);
         // An adapter is of one kind in each layer here, so only the selectors without one suit both.
         let read = || store.status().devices[0].counters.read_bytes;
@@ -130,7 +130,7 @@ fn the_store_with_copies() {
             let options = dirs.iter().fold(Store::options(), |options, dir| options.device(dir));
             let options = options.memory_limit(ByteSize::mib(32)).allow_degraded(without.is_some());
             let store = options.read_only(read_only).open().expect("a store");
-            let sequence = store.open_sequence("golden").expect("a sequence");
+            let sequence = store.open_sequence("golden", OpenSequence::new()).expect("a sequence");
             assert_eq!(sequence.len(), 10);
             for layer in [0, 2] {
                 let view = sequence.select_all(layer).expect("a view");
@@ -167,7 +167,8 @@ fn the_store_with_planes_apart_and_rotations() {
     let layout = builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout");
     for read_only in [true, false] {
         let store = open(&dirs, read_only);
-        let sequence = store.open_sequence_as("golden", &layout).expect("a sequence of this layout");
+        let sequence =
+            store.open_sequence("golden", OpenSequence::new().layout(&layout)).expect("a sequence of this layout");
         assert_eq!(sequence.len(), 8);
         for layer in [0, 2, 3] {
             let view = sequence.select_planes(layer, &[0, 1], PlaneSet::ValuesOnly).expect("a view");
@@ -201,7 +202,8 @@ fn the_store_with_codecs() {
     let layout = builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout");
     for read_only in [true, false] {
         let store = open(&dirs, read_only);
-        let sequence = store.open_sequence_as("golden", &layout).expect("a sequence of this layout");
+        let sequence =
+            store.open_sequence("golden", OpenSequence::new().layout(&layout)).expect("a sequence of this layout");
         assert_eq!(sequence.len(), 19);
         for (layer, dim, levels) in [(0, 40, 256), (2, 33, 16), (3, 64, 256)] {
             let view = sequence.select_all(layer).expect("a view");

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Sequence, Store, StoreOptions, TensorView};
+use stratakv::{
+    ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, StoreOptions, TensorView,
+};
 use stratakv_tests::disk::skipped;
 
 const DIM: usize = 128;
@@ -168,7 +170,7 @@ fn recovers(disks: &[Disk], threads: Option<usize>, store: Store, sequence: Sequ
     store.close().unwrap();
     for left in 1..3 {
         let alone = options(&disks[left..=left], threads).read_only(true).allow_degraded(true).open().unwrap();
-        read_all(&alone, &alone.open_sequence("s").unwrap());
+        read_all(&alone, &alone.open_sequence("s", OpenSequence::new()).unwrap());
     }
 }
 
@@ -197,13 +199,13 @@ fn a_disk_is_unmounted_in_a_loop_of_reads(threads: Option<usize>) {
     assert!(options(&disks[1..], threads).open().is_err(), "a device is missing");
     let store = options(&disks[1..], threads).allow_degraded(true).open().unwrap();
     assert_eq!(store.health().lost, [0]);
-    let sequence = store.open_sequence("s").unwrap();
+    let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     read_all(&store, &sequence);
     assert_eq!(store.repair().unwrap().left, 0);
     drop(sequence);
     store.close().unwrap();
     for left in 1..3 {
         let alone = options(&disks[left..=left], threads).read_only(true).allow_degraded(true).open().unwrap();
-        read_all(&alone, &alone.open_sequence("s").unwrap());
+        read_all(&alone, &alone.open_sequence("s", OpenSequence::new()).unwrap());
     }
 }

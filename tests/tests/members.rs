@@ -1,7 +1,7 @@
 //! Members of a store on simulated disks: what becomes of the manifest when they fail, leave, or are full.
 
 use stratakv::sim::{Faults, Geometry, Simulation};
-use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, Store, StoreOptions};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::rng::mix;
 
@@ -39,7 +39,7 @@ fn write(store: &Store, name: u64, copies: u8) -> stratakv::Result<()> {
 }
 
 fn check(store: &Store, name: u64) {
-    let sequence = store.open_sequence(&name.to_string()).expect("a sequence");
+    let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).expect("a sequence");
     shape().check_all(store, &sequence, |_| seeds(name));
 }
 
@@ -94,7 +94,10 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     assert!(!store.health().is_well());
     // Deletions begin generations of their own.
     for name in there.extract_if(.., |name| *name % 3 == 0).collect::<Vec<_>>() {
-        store.open_sequence(&name.to_string()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+        store
+            .open_sequence(&name.to_string(), OpenSequence::new())
+            .and_then(|one| one.delete(Durability::Sync))
+            .expect("deleted");
     }
     simulation.crash();
     drop(store);
@@ -128,7 +131,7 @@ fn a_device_stays_as_long_as_it_alone_can_have_the_manifest(threads: Option<usiz
     assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
     assert_eq!(store.health().read_only, None);
     assert_eq!(store.health().lost, Vec::<u16>::new());
-    store.open_sequence("0").and_then(|one| one.delete(Durability::Sync)).expect("deleted");
+    store.open_sequence("0", OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
     (1..4).for_each(|name| check(&store, name));
     simulation.resize(400 * PAGE);
     store.remove_device(0).expect("removed");

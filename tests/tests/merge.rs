@@ -1,7 +1,9 @@
 //! Commits of few tokens: small frames that later commits merge into large ones, and all that may happen in between.
 
 use std::path::PathBuf;
-use stratakv::{Budget, ByteSize, CreateOptions, DType, Durability, Sequence, Store, StoreOptions, StoredSummary};
+use stratakv::{
+    Budget, ByteSize, CreateOptions, DType, Durability, OpenSequence, Sequence, Store, StoreOptions, StoredSummary,
+};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
@@ -68,7 +70,7 @@ fn a_commit_per_token_leaves_few_frames() {
         own.close().expect("close");
         assert_clean(&dirs, "closed");
         let own = store(&dirs);
-        check(&own, &own.open_sequence("k").expect("the sequence"), &shape, 600);
+        check(&own, &own.open_sequence("k", OpenSequence::new()).expect("the sequence"), &shape, 600);
     }
 }
 
@@ -120,7 +122,7 @@ fn a_crash_at_any_moment_loses_nothing_committed() {
         let image = copy_devices(&dirs, &root.path().join((round + 1).to_string()), &mut Rng(round));
         assert_clean(&image, "crashed");
         let crashed = store(&image);
-        let mut again = crashed.open_sequence("k").expect("the sequence");
+        let mut again = crashed.open_sequence("k", OpenSequence::new()).expect("the sequence");
         check(&crashed, &again, &shape, tokens);
         // It goes on as if nothing had been.
         decode(&mut again, &shape, tokens..tokens + round % 11);
@@ -145,7 +147,7 @@ fn summaries_of_groups_in_memory_are_those_of_groups_on_disk() {
     drop((whole, single));
     own.close().expect("close");
     let own = store(&dirs);
-    let open = |key| own.open_sequence(key).expect("a sequence");
+    let open = |key| own.open_sequence(key, OpenSequence::new()).expect("a sequence");
     let (whole, single) = (open("whole"), open("single"));
     for query in 0..20 {
         let query = shape.query(0, query);
@@ -183,8 +185,8 @@ fn cuts_forks_and_states_between_merges() {
         }
         assert_clean(&dirs, key);
         own = store(&dirs);
-        parent = own.open_sequence("parent").expect("the parent");
-        child = own.open_sequence("child").expect("the child");
+        parent = own.open_sequence("parent", OpenSequence::new()).expect("the parent");
+        child = own.open_sequence("child", OpenSequence::new()).expect("the child");
         let of = if key == "parent" { &parent } else { &child };
         check(&own, of, &shape, tokens);
         assert_eq!(of.state(), Some(&b"as of 20"[..]));
@@ -201,7 +203,7 @@ fn cuts_forks_and_states_between_merges() {
     own.close().expect("close");
     assert_clean(&dirs, "closed");
     let own = store(&dirs);
-    let child = own.open_sequence("child").expect("the child");
+    let child = own.open_sequence("child", OpenSequence::new()).expect("the child");
     check(&own, &child, &shape, 140);
     assert_eq!(child.state(), Some(&b"as of 20"[..]));
 }
@@ -225,6 +227,6 @@ fn many_sequences_gather_within_the_memory_there_is() {
     assert_clean(&dirs, "closed");
     let own = options().open().expect("the store opens");
     for nth in 0..24 {
-        check(&own, &own.open_sequence(&format!("{nth}")).expect("a sequence"), &shape, 63);
+        check(&own, &own.open_sequence(&format!("{nth}"), OpenSequence::new()).expect("a sequence"), &shape, 63);
     }
 }

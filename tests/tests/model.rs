@@ -6,8 +6,8 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use stratakv::{
-    Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, SelectOptions, Selection, Sequence, Store,
-    StoredSummary,
+    Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectOptions, Selection,
+    Sequence, Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -193,12 +193,14 @@ impl World {
             let name = format!("key-{key}");
             let handle = match slot.last() {
                 Some(snapshot) => {
-                    let handle = store.open_sequence(&name).expect("a sequence that was committed");
+                    let handle =
+                        store.open_sequence(&name, OpenSequence::new()).expect("a sequence that was committed");
                     assert_same(&handle, snapshot);
                     handle
                 }
                 None => {
-                    let missing = store.open_sequence(&name).expect_err("a sequence that does not exist");
+                    let missing =
+                        store.open_sequence(&name, OpenSequence::new()).expect_err("a sequence that does not exist");
                     assert_eq!(missing.kind(), ErrorKind::NotFound);
                     let seed = mix(self.tokens_given ^ key as u64);
                     let (shape, summary) = (seed as usize % self.shapes.len(), seed & 1 << 40 != 0);
@@ -460,7 +462,9 @@ impl World {
         let there: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
         for (key, slot) in &mut self.slots {
             let name = format!("key-{key}");
-            let found = there.contains(&name).then(|| store.open_sequence(&name).expect("a sequence that is listed"));
+            let found = there
+                .contains(&name)
+                .then(|| store.open_sequence(&name, OpenSequence::new()).expect("a sequence that is listed"));
             let held = match &found {
                 None => slot.candidates.iter().find(|c| c.is_none()).cloned(),
                 Some(found) => {

@@ -8,7 +8,7 @@ use stratakv::retrieval::ReconstructOptions;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind,
-    KvLayout, LayerSpec, PlaneSet, Result, Rope, SelectOptions, Selection, Sequence, Store, StoreOptions,
+    KvLayout, LayerSpec, OpenSequence, PlaneSet, Result, Rope, SelectOptions, Selection, Sequence, Store, StoreOptions,
     StoredSummary, TensorView, attend,
 };
 
@@ -102,7 +102,7 @@ fn prefill(store: &Store, tokens: usize) -> Vec<Sequence> {
         sequence.commit(Durability::Sync).unwrap();
         // Opened again: nothing is in memory.
         drop(sequence);
-        store.open_sequence(&format!("s{s}")).unwrap()
+        store.open_sequence(&format!("s{s}"), OpenSequence::new()).unwrap()
     };
     (0..SEQUENCES).map(one).collect()
 }
@@ -328,7 +328,7 @@ fn trusted_in_pairs(planes: PlaneSet) {
     (0..2).for_each(|layer| append_pairs(&mut sequence, layer, 8 * 40 + 7, layer as u64));
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
-    let mut sequence = store.open_sequence("pairs").unwrap();
+    let mut sequence = store.open_sequence("pairs", OpenSequence::new()).unwrap();
     sequence.reconstruct_keys(&ReconstructOptions::default().rank(ROW)).unwrap();
     let mut model = Pairs { step: 0, planes, predicted: RefCell::default(), attended: Vec::new() };
     let mut pipeline = Pipeline::new(&store, BUDGET).trust_predictions(true);
@@ -427,7 +427,7 @@ fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
     }
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
-    let sequence = store.open_sequence("wide").unwrap();
+    let sequence = store.open_sequence("wide", OpenSequence::new()).unwrap();
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let query = vec![0.1; 512];
     for round in 0..20 {
@@ -462,7 +462,7 @@ fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     }
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
-    let sequence = store.open_sequence("wide").unwrap();
+    let sequence = store.open_sequence("wide", OpenSequence::new()).unwrap();
     let first = |layer, groups: u64| sequence.select_groups(layer, &(0..groups).collect::<Vec<u64>>()).unwrap();
     let (now, next, other) = (first(0, 128), first(1, 40), first(1, 64));
     let mut pipeline = Pipeline::new(&store, Budget::All);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
-use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, Store, StoreOptions, StoredSummary};
+use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, Store, StoreOptions, StoredSummary};
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::superblock::{STATE_CLOSED, newest};
 use stratakv_tests::content::{LayerShape, Order, Shape};
@@ -68,11 +68,11 @@ fn check(store: &Store) {
     let keys: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     assert_eq!(keys, ["a", "b"]);
     for key in ["a", "b"] {
-        let sequence = store.open_sequence_as(key, &shape.layout().unwrap()).unwrap();
+        let sequence = store.open_sequence(key, OpenSequence::new().layout(&shape.layout().unwrap())).unwrap();
         assert_eq!((sequence.state(), sequence.token_ids()), (Some(key.as_bytes()), &[1, 2, 3][..]));
         shape.check_all(store, &sequence, |_| seeds(203, 1));
     }
-    assert_eq!(store.open_sequence("gone").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.open_sequence("gone", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 fn every_writing_call_is_refused(store: &Store) {
@@ -80,7 +80,7 @@ fn every_writing_call_is_refused(store: &Store) {
     let layout = shape.layout().unwrap();
     let refused = |what: &str, error: stratakv::Error| assert_eq!(error.kind(), ErrorKind::ReadOnly, "{what}: {error}");
     refused("create", store.create_sequence(&layout, CreateOptions::new()).unwrap_err());
-    let mut sequence = store.open_sequence("a").unwrap();
+    let mut sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     refused("append", shape.append(&mut sequence, 0, &[1], Order::TokenMajor).unwrap_err());
     refused("token ids", sequence.append_token_ids(&[9]).unwrap_err());
     refused("truncate", sequence.truncate(3).unwrap_err());

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use stratakv::retrieval::{Quest, Selector, SelectorId, ShadowKv, SignBits};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, Selection, Sequence, SequenceReader, Store,
-    StoredSummary,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Selection, Sequence, SequenceReader,
+    Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -342,7 +342,7 @@ fn closing_under_a_read_says_so() {
     assert_eq!(batch.get(0).unwrap().group(0).unwrap().0.len(), 2 * 16 * 4 * 2);
     assert_clean(&dirs, "closed under a read");
     let store = small_options(&dirs).open().unwrap();
-    assert_eq!(store.open_sequence("s").unwrap().len(), 300);
+    assert_eq!(store.open_sequence("s", OpenSequence::new()).unwrap().len(), 300);
 }
 
 fn _readers_move_and_are_shared() {

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use stratakv::{CreateOptions, DType, Durability, ErrorKind, KvLayout, Result, Store, StoreOptions, TensorView};
+use stratakv::{
+    CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Result, Store, StoreOptions, TensorView,
+};
 use stratakv_format::manifest::{self as m, Batch, BatchPlace, Kind, ManifestPage, encode_batch, encode_record};
 use stratakv_format::superblock::Slot;
 use stratakv_format::{PAGE_BYTES, Unverified};
@@ -31,7 +33,7 @@ fn commit(store: &Store, key: &str) {
 
 fn keys(store: &Store) -> BTreeSet<String> {
     for info in store.sequences() {
-        assert_eq!(store.open_sequence(&info.key).unwrap().len(), 6);
+        assert_eq!(store.open_sequence(&info.key, OpenSequence::new()).unwrap().len(), 6);
     }
     store.sequences().into_iter().map(|info| info.key).collect()
 }

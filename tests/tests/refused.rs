@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, Store, StoreOptions, TensorView};
+use stratakv::{
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Store, StoreOptions, TensorView,
+};
 use stratakv_format::manifest::{self as m, Kind, Record, encode_record};
 use stratakv_tests::damage::Log;
 use stratakv_tests::disk::{check, copy_devices, device_dirs, fast_scratch, small_options};
@@ -53,7 +55,7 @@ fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&Log)) {
         fs::write(path, bytes).unwrap();
     }
     let store = options(&dirs).create(false).open().unwrap();
-    assert_eq!(store.open_sequence("a").unwrap().state(), Some(&b"two"[..]), "{what}");
+    assert_eq!(store.open_sequence("a", OpenSequence::new()).unwrap().state(), Some(&b"two"[..]), "{what}");
 }
 
 #[test]
@@ -137,7 +139,7 @@ fn the_state_is_that_of_the_frame_which_the_commit_names() {
     let report = check(&dirs);
     assert!(report.exit_code != kvfsck::EXIT_DAMAGE, "{}", report.to_text());
     let store = options(&dirs).create(false).open().unwrap();
-    let sequence = store.open_sequence("a").unwrap();
+    let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     assert_eq!((sequence.len(), sequence.state()), (12, Some(&b"one"[..])));
 }
 
@@ -182,7 +184,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     assert_eq!(report.exit_code, kvfsck::EXIT_CLEAN, "{}", report.to_text());
     let open = || options(&dirs).create(false).open().unwrap();
     let store = open();
-    let sequence = store.open_sequence("a").unwrap();
+    let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), 10);
     let view = sequence.select_all(0).unwrap();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
@@ -206,7 +208,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     places.iter().for_each(|at| bytes[*at] ^= 1);
     fs::write(&path, bytes).unwrap();
     let store = open();
-    let error = store.open_sequence("a").map(drop).unwrap_err();
+    let error = store.open_sequence("a", OpenSequence::new()).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
     assert!(error.to_string().contains("segments/00000000"), "{error}");
     assert!(!store.health().is_well(), "{:?}", store.health());

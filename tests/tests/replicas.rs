@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use stratakv::{
-    BalancePolicy, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, Sequence, Store, StoreOptions, TensorView,
+    BalancePolicy, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store,
+    StoreOptions, TensorView,
 };
 use stratakv_format::manifest;
 use stratakv_format::superblock::newest;
@@ -164,7 +165,7 @@ fn copies_lie_on_distinct_devices_and_are_checked(threads: Option<usize>) {
     store.close().unwrap();
     assert_eq!(place.damage_found(), Vec::<String>::new());
     let store = place.options().open().unwrap();
-    let mut sequence = store.open_sequence("s").unwrap();
+    let mut sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     check(&store, &sequence, 6001).unwrap();
     append(&mut sequence, 6001..6500);
     sequence.commit(Durability::Sync).unwrap();
@@ -184,7 +185,7 @@ fn a_damaged_device_is_read_around_and_healed(threads: Option<usize>) {
         let damaged = place.damage_found().len();
         assert!(damaged > 0);
         let store = place.options().balance(policy).open().unwrap();
-        let sequence = store.open_sequence("s").unwrap();
+        let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
         assert_eq!(sequence.state(), Some(&b"state"[..]));
         check(&store, &sequence, 3000).unwrap();
         assert!(other_copies(&store) > 0);
@@ -219,7 +220,7 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usiz
         assert!(error.to_string().contains(&format!("device {lost} ")), "{error}");
     }
     let store = place.without(1).allow_degraded(true).open().unwrap();
-    let mut sequence = store.open_sequence("s").unwrap();
+    let mut sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     check(&store, &sequence, 4000).unwrap();
     append(&mut sequence, 4000..4400);
     sequence.commit(Durability::Sync).unwrap();
@@ -231,7 +232,7 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usiz
     assert!(place.check(Some(1)).findings.iter().all(|f| f.severity != kvfsck::Severity::Damage));
     // It is no member any more: the store is whole without it, and does not take it back as it is.
     let store = place.without(1).open().unwrap();
-    check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
+    check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 4400).unwrap();
     store.close().unwrap();
     let error = place.options().open().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StaleDevice);
@@ -239,7 +240,7 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usiz
     // And every frame has two copies again.
     let alone = || place.only(2);
     let store = alone().allow_degraded(true).open().unwrap();
-    check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
+    check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 4400).unwrap();
     // The one that is left has the manifest twice from now on, as one that was alone from the start.
     assert_eq!(store.health().owed_manifests, 0);
     store.close().unwrap();
@@ -248,7 +249,7 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usiz
     let first = manifest::file_name(slot.manifest_generation.get(), 0);
     fs::remove_file(place.devices[2].join(first)).unwrap();
     let store = alone().open().unwrap();
-    check(&store, &store.open_sequence("s").unwrap(), 4400).unwrap();
+    check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 4400).unwrap();
 }
 
 fn a_device_is_drained_and_removed(threads: Option<usize>) {
@@ -282,7 +283,7 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     drop(sequence);
     store.close().unwrap();
     let store = place.without(0).open().unwrap();
-    let sequence = store.open_sequence("s").unwrap();
+    let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     check(&store, &sequence, 4000).unwrap();
     let error = store.remove_device(1).and_then(|_| store.remove_device(2)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -311,14 +312,14 @@ fn cleaning_writes_nothing_to_a_device_that_is_to_go(threads: Option<usize>) {
     };
     let before = content();
     for at in (0..there).filter(|at| at % 4 != 0) {
-        store.open_sequence(&at.to_string()).and_then(|one| one.delete(Durability::Sync)).unwrap();
+        store.open_sequence(&at.to_string(), OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).unwrap();
     }
     let cleaned = store.clean().unwrap();
     for (path, bytes) in content() {
         assert!(before.get(&path) == Some(&bytes), "{} was written: {cleaned:?}", path.display());
     }
     for at in (0..there).step_by(4) {
-        check(&store, &store.open_sequence(&at.to_string()).unwrap(), 1000).unwrap();
+        check(&store, &store.open_sequence(&at.to_string(), OpenSequence::new()).unwrap(), 1000).unwrap();
     }
     // It is empty by now, or becomes so.
     match store.remove_device(0) {
@@ -359,10 +360,10 @@ fn forks_have_the_copies_of_what_they_share(threads: Option<usize>) {
         assert_eq!(place.damage_found(), Vec::<String>::new());
         place.damage(order % 2);
         let store = place.options().open().unwrap();
-        let fork = store.open_sequence("fork").unwrap();
+        let fork = store.open_sequence("fork", OpenSequence::new()).unwrap();
         check(&store, &fork, 3100).unwrap();
         if order > 0 {
-            check(&store, &store.open_sequence("s").unwrap(), 3000).unwrap();
+            check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 3000).unwrap();
         }
         drop(fork);
         store.close().unwrap();
@@ -388,7 +389,7 @@ fn a_device_stays_while_somebody_holds_what_no_commit_names(threads: Option<usiz
     drop(fork);
     store.close().unwrap();
     let store = place.without(1).open().unwrap();
-    check(&store, &store.open_sequence("fork").unwrap(), 6000).unwrap();
+    check(&store, &store.open_sequence("fork", OpenSequence::new()).unwrap(), 6000).unwrap();
 }
 
 fn a_device_goes_while_sequences_are_written(threads: Option<usize>) {
@@ -441,8 +442,8 @@ fn a_device_joins(threads: Option<usize>) {
     assert!(error.to_string().contains("is missing"), "{error}");
     place.damage(1);
     let store = place.options().open().unwrap();
-    check(&store, &store.open_sequence("copied").unwrap(), 3000).unwrap();
-    check(&store, &store.open_sequence("s").unwrap(), 2000).unwrap();
+    check(&store, &store.open_sequence("copied", OpenSequence::new()).unwrap(), 3000).unwrap();
+    check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 2000).unwrap();
 }
 
 fn a_device_that_was_lost_comes_back(threads: Option<usize>) {
@@ -451,7 +452,7 @@ fn a_device_that_was_lost_comes_back(threads: Option<usize>) {
     drop(create(&store, 2, 3000));
     store.close().unwrap();
     let store = place.without(1).allow_degraded(true).open().unwrap();
-    let mut sequence = store.open_sequence("s").unwrap();
+    let mut sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     append(&mut sequence, 3000..3500);
     sequence.commit(Durability::Sync).unwrap();
     assert_eq!(store.add_device(&place.devices[0]).unwrap_err().kind(), ErrorKind::InUse);
@@ -464,7 +465,7 @@ fn a_device_that_was_lost_comes_back(threads: Option<usize>) {
     assert_eq!(place.damage_found(), Vec::<String>::new());
     place.damage(0);
     let store = place.options().open().unwrap();
-    check(&store, &store.open_sequence("s").unwrap(), 3500).unwrap();
+    check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 3500).unwrap();
 }
 
 fn what_only_a_lost_device_has_is_saved_when_it_comes_back(threads: Option<usize>) {
@@ -474,10 +475,10 @@ fn what_only_a_lost_device_has_is_saved_when_it_comes_back(threads: Option<usize
     store.close().unwrap();
     let store = place.without(0).allow_degraded(true).open().unwrap();
     assert_eq!(store.health().lost, [0]);
-    assert_eq!(store.open_sequence("s").unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(store.open_sequence("s", OpenSequence::new()).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(store.add_device(&place.devices[0]).unwrap(), 2);
     assert_eq!(store.health().lost, Vec::<u16>::new());
-    check(&store, &store.open_sequence("s").unwrap(), 4000).unwrap();
+    check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 4000).unwrap();
     store.close().unwrap();
     assert_eq!(place.damage_found(), Vec::<String>::new());
 }
@@ -540,7 +541,7 @@ fn a_device_that_loses_its_files_is_not_missed_by_readers(threads: Option<usize>
     for lost in 1..3 {
         let left = place.only(lost);
         let store = left.read_only(true).allow_degraded(true).open().unwrap();
-        check(&store, &store.open_sequence("s").unwrap(), 6000).unwrap();
+        check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 6000).unwrap();
     }
 }
 
@@ -577,7 +578,7 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
     }
     assert_eq!(flipped, GROUPS);
     let store = place.options().open().unwrap();
-    let sequence = store.open_sequence("small").unwrap();
+    let sequence = store.open_sequence("small", OpenSequence::new()).unwrap();
     for _ in 0..4 {
         let view = sequence.select_all(0).unwrap();
         let batch = store.read(&[&view]).unwrap().wait().unwrap();

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 use stratakv::sim::{Faults, Geometry, Simulation};
-use stratakv::{ByteSize, CreateOptions, DType, Durability, Store, StoreOptions};
+use stratakv::{ByteSize, CreateOptions, DType, Durability, OpenSequence, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
@@ -51,7 +51,7 @@ fn sequence(store: &Store, key: &str, tokens: u64) -> stratakv::Sequence {
 }
 
 fn check(store: &Store, key: &str, tokens: u64) {
-    let sequence = store.open_sequence(key).expect(key);
+    let sequence = store.open_sequence(key, OpenSequence::new()).expect(key);
     assert_eq!(sequence.len(), tokens);
     shape().check_all(store, &sequence, |_| seeds(tokens));
 }

@@ -144,7 +144,7 @@ impl World {
                 self.store.take().expect("open").close().expect("closed");
                 let store = small_options(&self.dirs).open().expect("a store");
                 let options = OpenSequence::new().summary_residency(self.summaries);
-                self.sequence = Some(store.open_sequence_with(&key, options).expect("a sequence"));
+                self.sequence = Some(store.open_sequence(&key, options).expect("a sequence"));
                 self.pipeline = Some(Pipeline::new(&store, Budget::All));
                 self.store = Some(store);
                 self.attach();
@@ -255,9 +255,7 @@ fn roomy(dirs: &[PathBuf]) -> stratakv::StoreOptions {
 }
 
 fn streamed(store: &Store) -> Sequence {
-    store
-        .open_sequence_with("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed))
-        .expect("a sequence")
+    store.open_sequence("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed)).expect("a sequence")
 }
 
 fn read_bytes(store: &Store) -> u64 {
@@ -310,7 +308,7 @@ fn memory_is_that_of_one_layer_at_a_time() {
         memory.categories.iter().find(|c| c.category == stratakv::metrics::Category::Summaries).map(|c| c.used_bytes)
     };
     let store = roomy(&dirs).open().expect("a store");
-    let resident = store.open_sequence("a").expect("a sequence");
+    let resident = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     assert!(resident.summary_bytes() >= layer * LAYERS as u64);
     assert!(summaries(&store).expect("a category") as u64 >= layer * LAYERS as u64);
     let wanted: Vec<Vec<u64>> = (0..LAYERS)
@@ -322,7 +320,7 @@ fn memory_is_that_of_one_layer_at_a_time() {
     let limit = ByteSize(6 << 20);
     assert!(limit.0 / 2 < layer * LAYERS as u64);
     let store = roomy(&dirs).memory_limit(limit).open().expect("a store");
-    assert_eq!(store.open_sequence("a").expect_err("too much").kind(), ErrorKind::MemoryLimit);
+    assert_eq!(store.open_sequence("a", OpenSequence::new()).expect_err("too much").kind(), ErrorKind::MemoryLimit);
     let mut sequence = streamed(&store);
     let opened = summaries(&store).expect("a category");
     let leoam = sequence.attach(Arc::new(LeoAm::default())).expect("attached");
@@ -476,9 +474,8 @@ impl DecodeModel for Model {
 /// Two sequences through a pipeline: the hidden states in the end, and the bytes of records that were read ahead.
 fn decoded(dirs: &[PathBuf], limit: ByteSize, summaries: SummaryResidency, with_leoam: bool) -> (Vec<Vec<f32>>, u64) {
     let store = roomy(dirs).memory_limit(limit).open().expect("a store");
-    let open = |key: &str| {
-        store.open_sequence_with(key, OpenSequence::new().summary_residency(summaries)).expect("a sequence")
-    };
+    let open =
+        |key: &str| store.open_sequence(key, OpenSequence::new().summary_residency(summaries)).expect("a sequence");
     let (mut one, mut two) = (open("0"), open("1"));
     let attach =
         |sequence: &mut Sequence| with_leoam.then(|| sequence.attach(Arc::new(LeoAm::default())).expect("attached"));
@@ -560,7 +557,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
                 bytes[at] ^= 0x10;
                 std::fs::write(copied[0].join(&segment), bytes).expect("written");
                 let store = small_options(&copied).open().expect("a store");
-                let open = |summaries| store.open_sequence_with("a", OpenSequence::new().summary_residency(summaries));
+                let open = |summaries| store.open_sequence("a", OpenSequence::new().summary_residency(summaries));
                 tried += 1;
                 let in_memory = open(SummaryResidency::Resident).map(drop);
                 match open(SummaryResidency::Streamed) {
@@ -608,7 +605,7 @@ fn what_has_no_records_says_so() {
     Pipeline::new(&store, Budget::All).stream(0, &[&empty]).expect("nothing to read");
     empty.commit(Durability::Sync).expect("committed");
     drop(empty);
-    let open = |key| store.open_sequence_with(key, OpenSequence::new().summary_residency(SummaryResidency::Streamed));
+    let open = |key| store.open_sequence(key, OpenSequence::new().summary_residency(SummaryResidency::Streamed));
     assert!(open("empty").expect("a sequence").is_empty());
     assert_eq!(open("nobody").expect_err("no such key").kind(), ErrorKind::NotFound);
 }

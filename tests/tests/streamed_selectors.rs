@@ -83,7 +83,7 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     drop(sequence);
     // Opened again, nothing is kept, and attaching reads nothing.
     let open = |summaries| {
-        let open = store.open_sequence_with("a", OpenSequence::new().summary_residency(summaries));
+        let open = store.open_sequence("a", OpenSequence::new().summary_residency(summaries));
         open.expect("a sequence")
     };
     let mut sequence = open(SummaryResidency::Streamed);
@@ -199,8 +199,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
                 bytes[at] ^= 0x10;
                 std::fs::write(copied[0].join(&segment), bytes).expect("written");
                 let store = small_options(&copied).open().expect("a store");
-                let open =
-                    store.open_sequence_with("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed));
+                let open = store.open_sequence("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed));
                 tried += 1;
                 match open.and_then(|mut sequence| chosen(&mut sequence)) {
                     Ok(found) => assert_eq!(found, expected, "byte {at}"),

@@ -11,8 +11,8 @@ use stratakv::retrieval::{
     SelectorId, ShadowKv, SignBits, TransformCoded,
 };
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, PlaneCodec, Rope, Sequence, Store, StoreOptions,
-    StoredSummary, TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, PlaneCodec, Rope, Sequence, Store,
+    StoreOptions, StoredSummary, TensorView,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -161,7 +161,7 @@ impl World {
                 self.sequence = None;
                 self.store.take().expect("open").close().expect("closed");
                 let store = small_options(&self.dirs).open().expect("a store");
-                self.sequence = Some(store.open_sequence(&key).expect("a sequence"));
+                self.sequence = Some(store.open_sequence(&key, OpenSequence::new()).expect("a sequence"));
                 self.store = Some(store);
             }
         }
@@ -236,7 +236,7 @@ fn keys_are_not_read_where_summaries_are_stored() {
     let kv = 4000 * 2 * LAYERS as u64 * 48 * 2;
     let read = |selector: Arc<dyn Selector>| {
         let store = small_options(&dirs).open().expect("a store");
-        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
         let bytes = || store.status().devices[0].counters.read_bytes;
         let before = bytes();
         let id = sequence.attach(Arc::clone(&selector)).expect("attached");
@@ -289,7 +289,7 @@ fn damage_summaries(copies: usize) {
             assert!(!check(&copied).clean, "byte {at}");
             let store = small_options(&copied).open().expect("a store");
             // Where a header is hit the sequence does not open, and keys that are hit cannot be read: both say so.
-            if let Ok(mut sequence) = store.open_sequence("a") {
+            if let Ok(mut sequence) = store.open_sequence("a", OpenSequence::new()) {
                 for selector in selectors() {
                     let Ok(id) = sequence.attach(Arc::clone(&selector)) else { continue };
                     opened += 1;
@@ -312,7 +312,7 @@ fn adapters_are_told_apart_by_their_numbers() {
     let dirs = device_dirs(root.path(), 1);
     let tokens = written(&dirs, 100);
     let store = small_options(&dirs).open().expect("a store");
-    let mut sequence = store.open_sequence("a").expect("a sequence");
+    let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     let own: Vec<Arc<dyn Selector>> = vec![Arc::new(KvSwap::new(low_rank(1))), Arc::new(KvSwap::new(low_rank(77)))];
     let other = Adapter::new("codes", 1, codes().layers().iter().rev().cloned().collect()).expect("an adapter");
     let coded: Vec<Arc<dyn Selector>> =
@@ -355,7 +355,7 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
         store.close().expect("closed");
         assert_clean(&dirs, "with wide records");
         let store = options().open().expect("a store");
-        let sequence = store.open_sequence("a").expect("a sequence");
+        let sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
         shape.check_all(&store, &sequence, |_| seeds.clone());
         let front = store.status().devices[0].counters.read_bytes;
         let mut sequence = sequence;
@@ -419,7 +419,7 @@ fn values_between_large_planes_of_keys_are_left_out() {
         let dirs = device_dirs(root.path(), 1);
         let (.., known) = large(&dirs, group, codec);
         let store = large_options(&dirs).open().expect("a store");
-        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
         let groups = (LAYERS * GROUPS) as u64;
         let keys = keys.unwrap_or(block);
         let mut id = None;
@@ -458,7 +458,7 @@ fn damaged_values_fail_nothing_that_needs_keys() {
         let attach = |sequence: &mut Sequence| sequence.attach(Arc::new(ShadowKv::default()));
         assert_eq!(damage_rows(&dirs[0], &values, 3 * group), LAYERS);
         let store = large_options(&dirs).open().expect("a store");
-        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
         let id = attach(&mut sequence).expect("no value is needed");
         assert_eq!(found(&sequence, id), known);
         let rebuild = |share| ReconstructOptions::default().rank(4).outlier_share(share);
@@ -469,7 +469,7 @@ fn damaged_values_fail_nothing_that_needs_keys() {
         store.close().expect("closed");
         assert_eq!(damage_rows(&dirs[0], &keys, 5 * group), LAYERS);
         let store = large_options(&dirs).open().expect("a store");
-        let mut sequence = store.open_sequence("a").expect("a sequence");
+        let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
         let refused = attach(&mut sequence).expect_err("keys are needed");
         assert_eq!(refused.kind(), ErrorKind::Corruption);
     }
@@ -488,7 +488,7 @@ fn damaged_keys_are_read_from_another_copy_alone() {
         }
     }
     let store = large_options(&dirs).open().expect("a store");
-    let mut sequence = store.open_sequence("a").expect("a sequence");
+    let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     let id = sequence.attach(Arc::new(ShadowKv::default())).expect("another copy has the keys");
     assert_eq!(found(&sequence, id), known);
 }

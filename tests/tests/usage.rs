@@ -6,7 +6,8 @@ use proptest::test_runner::{Config, TestRunner};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, Sequence, SequenceInfo, Store, StoredSummary, Usage,
+    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Sequence, SequenceInfo, Store,
+    StoredSummary, Usage,
 };
 use stratakv_tests::content::{LayerShape, Order, Shape};
 use stratakv_tests::count_from_env;
@@ -161,7 +162,7 @@ impl World {
         if let Some(sequence) = self.slots[slot].take() {
             return sequence;
         }
-        match self.store().open_sequence(&slot.to_string()) {
+        match self.store().open_sequence(&slot.to_string(), OpenSequence::new()) {
             Ok(sequence) => sequence,
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::NotFound, "{e:?}");
@@ -205,7 +206,7 @@ impl World {
                 let (from, to) = (from, (to & !1) | (from & 1));
                 let mut sequence = self.take(from);
                 let taken = self.slots[to].is_some() || from == to;
-                if !taken && self.store().open_sequence(&to.to_string()).is_err() {
+                if !taken && self.store().open_sequence(&to.to_string(), OpenSequence::new()).is_err() {
                     let child = sequence.fork_as(&to.to_string());
                     self.slots[to] = self.allow(child);
                 }

@@ -24,7 +24,8 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, KvLayout, Selection, Sequence, Store, StoreOptions,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, KvLayout, OpenSequence, Selection, Sequence, Store,
+    StoreOptions,
 };
 
 /// Steps before the measured ones, which fill the caches.
@@ -160,8 +161,9 @@ impl DecodeCase<'_> {
     }
 
     fn state(&self, store: &Store) -> Result<DecodeState> {
-        let sequences: Vec<Sequence> =
-            (0..self.args.batch).map(|member| store.open_sequence(&key(member))).collect::<Result<_, _>>()?;
+        let sequences: Vec<Sequence> = (0..self.args.batch)
+            .map(|member| store.open_sequence(&key(member), OpenSequence::new()))
+            .collect::<Result<_, _>>()?;
         let groups = u64::from(self.stored / u32::from(self.args.group));
         let mut random = fastrand::Rng::with_seed(self.args.seed);
         let mut trace = || SelectionTrace::new(&mut random, groups, self.groups_selected(), self.args.overlap);

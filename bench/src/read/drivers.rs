@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
-use stratakv::{ByteSize, StoreOptions};
+use stratakv::{ByteSize, OpenSequence, StoreOptions};
 
 /// Medians of one driver and one way to call it.
 #[derive(Debug, Serialize)]
@@ -99,7 +99,7 @@ fn measure(args: &DriversArgs, block: ByteSize) -> Result<()> {
 fn turn(args: &DriversArgs, path: &Path, memory: ByteSize, candidate: &mut DriverCandidate) -> Result<()> {
     let options = StoreOptions::default().memory_limit(memory);
     let store = open_store_with(&args.common, Some(candidate.driver), path, options)?;
-    let sequence = store.open_sequence(KEY)?;
+    let sequence = store.open_sequence(KEY, OpenSequence::new())?;
     let length = Duration::from_secs_f64(args.reads.seconds);
     let mut random = fastrand::Rng::with_seed(candidate.turns.len() as u64);
     engine_turn(candidate.pattern, &store, &sequence, length / 4, &mut random)?;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
 use stratakv::metrics::Category;
-use stratakv::{ByteSize, CreateOptions, Sequence, Store, StoredSummary};
+use stratakv::{ByteSize, CreateOptions, OpenSequence, Sequence, Store, StoredSummary};
 
 /// The key of the sequence.
 const KEY: &str = "open";
@@ -160,7 +160,7 @@ impl OpenSamples {
         self.store_open_ms.push(milliseconds(start));
         let (read_before, index_before) = (read_bytes(&store), index_bytes(&store));
         let start = Instant::now();
-        let mut sequence = store.open_sequence(KEY)?;
+        let mut sequence = store.open_sequence(KEY, OpenSequence::new())?;
         self.open_ms.push(milliseconds(start));
         let (found, expected) = (sequence.len(), u64::from(args.tokens));
         ensure!(found == expected, "open: the sequence has {found} tokens, but {expected} were committed");

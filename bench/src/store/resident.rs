@@ -247,7 +247,7 @@ fn measure(args: &ResidentArgs, path: &Path, method: &ResidentMethod<'_>, limit:
     let cache_options = (args.cache_mib > 0).then(|| CacheOptions::new(cache).policy(CachePolicy::Lru));
     let options = StoreOptions { cache: cache_options, ..StoreOptions::default() }.memory_limit(limit);
     let store = open_store_with(&args.common, None, path, options)?;
-    let mut sequence = store.open_sequence_with(KEY, OpenSequence::new().summary_residency(args.summaries.into()))?;
+    let mut sequence = store.open_sequence(KEY, OpenSequence::new().summary_residency(args.summaries.into()))?;
     let selector = method.selector.map(|selector| sequence.attach(Arc::clone(selector))).transpose()?;
     let mut decoding = Decoding::new(args, &store, sequence, selector, method);
     let (mut process_peak, mut step_ms, read_before) = (None, Vec::new(), read_bytes(&store));

@@ -66,6 +66,6 @@ mod truncate;
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
 pub use handle::Sequence;
 pub(crate) use open::load;
-pub use open_options::OpenSequence;
+pub use open_options::{OpenSequence, SequenceRef};
 pub use reader::SequenceReader;
 pub(crate) use streams::SummaryStreams;

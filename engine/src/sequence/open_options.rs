@@ -1,9 +1,37 @@
-//! How a stored sequence is opened.
+//! Opening a stored sequence: how it is named, and with which options.
 
 use crate::layout::KvLayout;
 use crate::options::SummaryResidency;
+use stratakv_format::SequenceId;
 
-/// The options of an open.
+/// The name of a stored sequence: its key or its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceRef<'a> {
+    /// The key that [`CreateOptions::key`](crate::CreateOptions::key) gave it.
+    Key(&'a str),
+    /// The id of [`Sequence::id`](crate::Sequence::id). Sequences without a key have only this.
+    Id(SequenceId),
+}
+
+impl<'a> From<&'a str> for SequenceRef<'a> {
+    fn from(key: &'a str) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl<'a> From<&'a String> for SequenceRef<'a> {
+    fn from(key: &'a String) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl From<SequenceId> for SequenceRef<'_> {
+    fn from(id: SequenceId) -> Self {
+        Self::Id(id)
+    }
+}
+
+/// The options of [`Store::open_sequence`](crate::Store::open_sequence).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenSequence {
     pub(crate) summaries: SummaryResidency,

@@ -3,6 +3,7 @@
 use super::blocks::read_each;
 use super::caller_state::PreviousState;
 use super::handle::Sequence;
+use crate::OpenSequence;
 use crate::io::buffer::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
@@ -61,7 +62,7 @@ fn frames_with_a_state_of_a_failed_commit_are_released() {
     drop(sequence);
     store.close().unwrap();
     let store = options(dir.path()).open().unwrap();
-    let sequence = store.open_sequence("s").unwrap();
+    let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
     assert_eq!((sequence.len(), sequence.state()), (5, Some(&b"second"[..])));
 }
 

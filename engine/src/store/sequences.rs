@@ -8,7 +8,7 @@ use crate::layout::KvLayout;
 use crate::log::{SequenceIdentity, SequenceLock};
 use crate::metrics::lock;
 use crate::options::{CreateOptions, Durability, StoredSummary};
-use crate::sequence::{OpenSequence, Sequence, load};
+use crate::sequence::{OpenSequence, Sequence, SequenceRef, load};
 use stratakv_format::manifest::Kind;
 use stratakv_format::{LayoutId, SequenceId};
 
@@ -83,42 +83,46 @@ impl Store {
         })
     }
 
-    /// Opens a sequence by its key, as its last commit left it.
+    /// Opens a sequence by its key or its id, as its last commit left it.
+    ///
+    /// ```
+    /// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Store};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
+    /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
+    /// let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("chat"))?;
+    /// sequence.commit(Durability::Sync)?;
+    /// let id = sequence.id();
+    /// drop(sequence); // One handle per sequence.
+    ///
+    /// let sequence = store.open_sequence("chat", OpenSequence::new().layout(&layout))?;
+    /// drop(sequence);
+    /// let sequence = store.open_sequence(id, OpenSequence::new())?;
+    /// assert_eq!(sequence.key(), "chat");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: no sequence has the key. [`ErrorKind::InUse`]: it is open. [`ErrorKind::Corruption`]:
-    /// its frames are damaged.
-    pub fn open_sequence(&self, key: &str) -> Result<Sequence> {
-        self.open_sequence_with(key, OpenSequence::default())
+    /// [`ErrorKind::NotFound`]: no sequence has the key or the id. [`ErrorKind::InUse`]: it is open.
+    /// [`ErrorKind::LayoutMismatch`]: it was written with another layout than the options require.
+    /// [`ErrorKind::Corruption`]: its frames are damaged.
+    pub fn open_sequence<'a>(&self, sequence: impl Into<SequenceRef<'a>>, options: OpenSequence) -> Result<Sequence> {
+        match sequence.into() {
+            SequenceRef::Id(id) => self.open_by_id(id, options),
+            SequenceRef::Key(key) => {
+                self.inner.flush_others()?;
+                let id = lock(&self.inner.catalog).keys.get(key).copied();
+                let id = id.ok_or_else(|| {
+                    Error::new(ErrorKind::NotFound, format!("open sequence: no sequence has the key {key:?}"))
+                })?;
+                self.open_by_id(id, options)
+            }
+        }
     }
 
-    /// Opens a sequence by its key, with options.
-    ///
-    /// # Errors
-    /// Those of [`Store::open_sequence`]. [`ErrorKind::LayoutMismatch`]: it was written with another layout than the
-    /// options want.
-    pub fn open_sequence_with(&self, key: &str, options: OpenSequence) -> Result<Sequence> {
-        self.inner.flush_others()?;
-        let id = lock(&self.inner.catalog).keys.get(key).copied();
-        let id = id.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, format!("open sequence: no sequence has the key {key:?}"))
-        })?;
-        self.open_sequence_id_with(id, options)
-    }
-
-    /// Opens a sequence by its id.
-    ///
-    /// # Errors
-    /// Those of [`Store::open_sequence`].
-    pub fn open_sequence_id(&self, id: SequenceId) -> Result<Sequence> {
-        self.open_sequence_id_with(id, OpenSequence::default())
-    }
-
-    /// Opens a sequence by its id, with options.
-    ///
-    /// # Errors
-    /// Those of [`Store::open_sequence_with`].
-    pub fn open_sequence_id_with(&self, id: SequenceId, options: OpenSequence) -> Result<Sequence> {
+    fn open_by_id(&self, id: SequenceId, options: OpenSequence) -> Result<Sequence> {
         let claim = SequenceLock::new(&self.inner, id, "");
         // The last handle has queued its commit or its deletion. After a flush the catalog has it.
         self.inner.flush_others()?;
@@ -168,14 +172,6 @@ impl Store {
         let _claim = claim
             .ok_or_else(|| Error::new(ErrorKind::InUse, format!("sequence {id} is open; drop its handle first")))?;
         self.inner.delete_sequence(id, durability)
-    }
-
-    /// Opens the sequence with this key, which must have exactly this layout, fingerprint included.
-    ///
-    /// # Errors
-    /// Those of [`Store::open_sequence`]. [`ErrorKind::LayoutMismatch`]: it was written with another layout.
-    pub fn open_sequence_as(&self, key: &str, layout: &KvLayout) -> Result<Sequence> {
-        self.open_sequence_with(key, OpenSequence::new().layout(layout))
     }
 
     /// Returns the committed sequences, by id.

@@ -15,6 +15,7 @@ use crate::plan::{DeviceLoads, ReadPriority, plan};
 use crate::read::{AttendOptions, ReadBatch};
 use crate::sequence::Sequence;
 
+use crate::OpenSequence;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -257,7 +258,7 @@ fn gaps_make_no_part_longer_than_a_slab() {
     sequence.append(0, tokens, tokens).unwrap();
     sequence.commit(Durability::Sync).unwrap();
     sequence.close().unwrap();
-    let sequence = store.open_sequence("small").unwrap();
+    let sequence = store.open_sequence("small", OpenSequence::new()).unwrap();
     for step in [2, 5, 8, 9] {
         let groups: Vec<u64> = (0..256).map(|nth| nth * step).collect();
         let view = sequence.select_groups(0, &groups).unwrap();

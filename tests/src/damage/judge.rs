@@ -6,7 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use stratakv::sim::Simulation;
 use stratakv::{
-    CreateOptions, Durability, Error, ErrorKind, KvLayout, Sequence, SequenceId, Store, TensorView, attend,
+    CreateOptions, Durability, Error, ErrorKind, KvLayout, OpenSequence, Sequence, SequenceId, Store, TensorView,
+    attend,
 };
 
 /// What a store holds, by id of the sequence: key, tokens, a hash over all that can be read.
@@ -58,7 +59,7 @@ fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
 fn hold(store: &Store) -> Result<Held, Error> {
     let mut held = Held::new();
     for info in store.sequences() {
-        let sequence = store.open_sequence_id(SequenceId(info.id))?;
+        let sequence = store.open_sequence(SequenceId(info.id), OpenSequence::new())?;
         held.insert(info.id, (info.key.clone(), sequence.len(), read(store, &sequence)?));
     }
     Ok(held)
@@ -87,7 +88,7 @@ fn use_up(simulation: &Simulation) {
     looked(&store);
     for info in store.sequences() {
         let id = SequenceId(info.id);
-        let _ = store.open_sequence_id(id).and_then(|mut sequence| {
+        let _ = store.open_sequence(id, OpenSequence::new()).and_then(|mut sequence| {
             let fork = sequence.fork_as(&format!("fork of {id}"))?;
             add(&mut sequence)?;
             sequence.truncate(sequence.len() / 2)?;

@@ -4,7 +4,7 @@ use super::worker;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use stratakv::{ErrorKind, Store};
+use stratakv::{ErrorKind, OpenSequence, Store};
 
 /// One thing that a worker reports, before or after it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub fn check_store(store: &Store, known: &mut BTreeMap<u64, Known>) {
         assert!(known.contains_key(&name), "{name} was never committed");
     }
     for (name, known) in known.iter_mut() {
-        let sequence = match store.open_sequence(&worker::key(*name)) {
+        let sequence = match store.open_sequence(&worker::key(*name), OpenSequence::new()) {
             Ok(sequence) => sequence,
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::NotFound, "{name}: {e:?}");

@@ -6,7 +6,7 @@ use crate::disk::small_options;
 use crate::rng::{Rng, mix};
 use std::path::PathBuf;
 use std::time::Duration;
-use stratakv::{CreateOptions, DType, Durability, Result, Sequence, Store, StoredSummary};
+use stratakv::{CreateOptions, DType, Durability, OpenSequence, Result, Sequence, Store, StoredSummary};
 
 const LIVE_MAX: usize = 4;
 /// A sequence that grew beyond is deleted soon.
@@ -65,7 +65,7 @@ pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Li
     let mut live: Vec<(u64, Sequence)> = Vec::new();
     for info in store.sequences() {
         if let Some(name) = name(&info.key) {
-            live.push((name, store.open_sequence(&info.key)?));
+            live.push((name, store.open_sequence(&info.key, OpenSequence::new())?));
         }
     }
     report(Line::Ready);

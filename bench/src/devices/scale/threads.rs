@@ -9,7 +9,7 @@ use crate::support::report::{median, percentile, print, ratio, rounded};
 use anyhow::Result;
 use serde::Serialize;
 use std::path::PathBuf;
-use stratakv::{BalancePolicy, StoreOptions};
+use stratakv::{BalancePolicy, OpenSequence, StoreOptions};
 
 /// Devices that the store is on.
 const DEVICES: u32 = 4;
@@ -86,7 +86,7 @@ fn compare(args: &ScaleArgs, case: &ScaleCase, paths: &[PathBuf], limit: Option<
 fn turn_with(args: &ScaleArgs, case: &ScaleCase, paths: &[PathBuf], threads: u32) -> Result<ScaleTurn> {
     let options = store_options(args, BalancePolicy::EarliestFinish).shard_threads(threads as usize);
     let store = paths.iter().fold(options, StoreOptions::device).open()?;
-    let sequence = store.open_sequence(KEY)?;
+    let sequence = store.open_sequence(KEY, OpenSequence::new())?;
     let groups = first_copies(&store, &sequence)?;
     turn(args, &store, &sequence, case, &groups, args.seconds * WARM_UP)?;
     let measured = turn(args, &store, &sequence, case, &groups, args.seconds)?;

@@ -1,6 +1,7 @@
 //! Changes of copies as commits take them.
 
 use super::{GROUP, GROUPS, Store, filled};
+use crate::OpenSequence;
 use crate::catalog::FrameMeta;
 use crate::error::ErrorKind;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
@@ -47,7 +48,7 @@ fn two_changes_of_a_frame_in_one_commit() {
     let options = Store::options().device(dir.path().join("0")).device(dir.path().join("1"));
     let store = options.memory_limit(ByteSize::mib(32)).read_only(true).open().unwrap();
     assert_eq!(places(&lock(&store.inner.catalog).frames[&id]), wanted[0]);
-    assert_eq!(store.open_sequence("s").unwrap().len(), GROUPS * GROUP as u64);
+    assert_eq!(store.open_sequence("s", OpenSequence::new()).unwrap().len(), GROUPS * GROUP as u64);
 }
 
 /// A frame that is damaged in the same place of every copy is not copied over and over; whoever asks for a repair has

@@ -207,7 +207,7 @@ impl Backend {
     pub fn session(&self, name: &str) -> Result<StoreKv> {
         let key = format!("session/{name}");
         let options = OpenSequence::new().layout(&self.layout).summary_residency(self.summaries);
-        match self.store.open_sequence_with(&key, options) {
+        match self.store.open_sequence(&key, options) {
             Ok(sequence) => self.cache(sequence),
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
@@ -221,7 +221,7 @@ impl Backend {
     /// Fails if the store reports an error.
     pub fn create(&self, key: &str) -> Result<StoreKv> {
         if !key.is_empty() {
-            match self.store.open_sequence(key) {
+            match self.store.open_sequence(key, OpenSequence::new()) {
                 Ok(old) => old.delete(Durability::Lazy).map_err(engine_error)?,
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => return Err(engine_error(e)),

@@ -21,7 +21,7 @@ impl Runner<'_> {
         let start = self.simulation.now();
         let summaries = if self.case.streamed { SummaryResidency::Streamed } else { SummaryResidency::Resident };
         let made = match &known {
-            Some(_) => self.store()?.open_sequence_with(&key(slot), OpenSequence::new().summary_residency(summaries)),
+            Some(_) => self.store()?.open_sequence(&key(slot), OpenSequence::new().summary_residency(summaries)),
             None => {
                 let options = CreateOptions::new().key(key(slot)).replicas(self.case.copies);
                 let options = options.evictable(end.evictable);

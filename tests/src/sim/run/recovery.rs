@@ -7,7 +7,7 @@ use crate::sim::coverage;
 use crate::sim::model::{Candidate, Found};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use stratakv::{Error, ErrorKind, Sequence, Store, StoreOptions};
+use stratakv::{Error, ErrorKind, OpenSequence, Sequence, Store, StoreOptions};
 
 /// The same of stores that disks left or joined, which are fewer.
 const CHECK_EVERY_CHANGED: u64 = 4;
@@ -181,7 +181,7 @@ impl Runner<'_> {
             let Some(slot) = (0..SLOTS).find(|slot| key(*slot) == info.key) else {
                 return failed(format!("a sequence with the key {:?}", info.key));
             };
-            let sequence = match store.open_sequence(&info.key) {
+            let sequence = match store.open_sequence(&info.key, OpenSequence::new()) {
                 Ok(sequence) => sequence,
                 Err(e) => return Err(self.unreadable("open a sequence after recovery", &e)),
             };
