@@ -165,7 +165,7 @@ fn select_is_compared_with_memory() {
 
 #[test]
 fn select_runs_every_method() {
-    let methods = "records,quest,leoam,shadowkv,signs,oracle,kvswap:8,infinigen:8,infinigen:32,tck:64";
+    let methods = "records,quest,leoam,shadowkv,mean,signs,oracle,kvswap:8,infinigen:8,infinigen:32,tck:64";
     let found = results(&[
         "select",
         "--tokens",
@@ -189,7 +189,7 @@ fn select_runs_every_method() {
         // The bytes scanned of 512 tokens of 1024 joint elements in 64 groups, without the unused part of their memory.
         let expected = match result["method"].as_str().expect("a method") {
             "records" | "quest" | "leoam" => 64 * 2 * 1024 * 2,
-            "shadowkv" => 64 * (1024 * 2 + 4),
+            "shadowkv" | "mean" => 64 * (1024 * 2 + 4),
             "signs" => 512 * 8 * (16 + 2),
             "oracle" => 512 * 1024 * 2,
             "kvswap:8" | "infinigen:8" => 512 * 128 * 2,
@@ -202,6 +202,38 @@ fn select_runs_every_method() {
 }
 
 #[test]
+fn select_measures_a_method_in_the_form_that_it_names() {
+    let arguments =
+        ["select", "--tokens", "256", "--budget", "64", "--working-set", "64KiB", "--rounds", "2", "--json"];
+    let methods = "records,minmax:softmax,tck:64:group,signs";
+    let found = results(&[&arguments[..], &["--method", methods, "--form", "raw,softmax"]].concat());
+    let forms: Vec<_> = found.iter().map(|r| (r["method"].as_str().unwrap(), r["form"].as_str().unwrap())).collect();
+    let expected = [
+        ("records", "raw"),
+        ("minmax:softmax", "softmax"),
+        ("tck:64:group", "group-softmax"),
+        ("signs", "raw"),
+        ("signs", "softmax"),
+    ];
+    assert_eq!(forms, expected);
+}
+
+#[test]
+fn written_and_open_name_the_selector_as_the_registry_does() {
+    let sizes = ["--tokens", "256", "--layers", "2", "--per", "0", "--rounds", "1", "--json"];
+    for (name, printed) in
+        [("signs", "signs"), ("shadowkv", "shadowkv"), ("kvswap:32", "kvswap:32"), ("quest", "minmax")]
+    {
+        let opened = results(&[&["open", "--selector", name, "--stored"], &sizes[..]].concat());
+        assert_eq!((opened[0]["selector"].as_str(), opened[0]["stored"].as_bool()), (Some(printed), Some(true)));
+        assert_positive(&opened[0], &["attach_ms"]);
+        let written = results(&[&["written", "--selector", name], &sizes[..]].concat());
+        assert_eq!(written[0]["selector"].as_str(), Some(printed));
+        assert_positive(&written[0], &["selector_bytes"]);
+    }
+}
+
+#[test]
 fn wrong_arguments_end_with_an_error_and_without_a_panic() {
     let device = tempfile::tempdir().expect("a directory");
     for (arguments, what) in [
@@ -209,7 +241,7 @@ fn wrong_arguments_end_with_an_error_and_without_a_panic() {
         (&["read", "--block", "64KiB", "--size", "1MiB"], "too few blocks"),
         (&["read", "--seconds", "0"], "--seconds"),
         (&["ingest", "--size", "1KiB"], "less than a token"),
-        (&["select", "--tokens", "256", "--method", "best"], "no such method"),
+        (&["select", "--tokens", "256", "--method", "best"], "unknown name"),
         (&["select", "--tokens", "256", "--method", "kvswap:3"], "does not divide"),
         (&["ingest", "--size", "900TiB"], "free"),
         (&["churn", "--full", "0.99"], "--full"),

@@ -5,14 +5,14 @@
 //! the step, so that large summaries do not stay in a core's caches between two uses.
 
 use crate::decode::args::DecodeArgs;
-use crate::select::methods;
 use crate::support::directory::work_directory;
+use crate::support::method::{self, MethodArg};
 use crate::support::model::{KvSource, QUERY_HEADS, TOKEN_LAYER_BYTES, layout, random_query};
 use crate::support::store::open_store;
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stratakv::retrieval::SelectorId;
+use stratakv::retrieval::{HeadAggregation, SelectorId};
 use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, Store};
 use tempfile::TempDir;
 
@@ -39,10 +39,12 @@ impl Scorer {
     /// # Errors
     /// The method is unknown, or the store cannot hold the context.
     pub(crate) fn new(args: &DecodeArgs, method: &str, context: u32) -> Result<Option<Self>> {
-        if method == "none" {
-            return Ok(None);
-        }
-        let (name, form) = methods::split_form(method);
+        let spec = match MethodArg::parse(method)? {
+            MethodArg::None => return Ok(None),
+            MethodArg::Records(_) => bail!("--select {method}: the sequence has no records; give `minmax`"),
+            MethodArg::Registered(spec) => spec,
+        };
+        let form = spec.aggregation().unwrap_or(HeadAggregation::Softmax);
         let tokens = (context / u32::from(args.group)).max(1) as usize * usize::from(args.group);
         let bytes = tokens as u64 * TOKEN_LAYER_BYTES * u64::from(LAYERS);
         let directory = work_directory(&args.common.device, bytes + bytes / 8 + (256 << 20))?;
@@ -51,7 +53,7 @@ impl Scorer {
         let memory = (256 << 20) + bytes + tokens as u64 * QUERY_HEADS as u64 * 4;
         let store = open_store(&args.common, &directory.path().join("store"), ByteSize(memory))?;
         let mut sequence = store.create_sequence(&layout(LAYERS, args.group)?, CreateOptions::new())?;
-        let selector = sequence.attach(methods::selector(name, LAYERS)?)?;
+        let selector = sequence.attach(method::selector(&spec, LAYERS)?)?;
         eprintln!("kvbench: {method}: building summaries of {tokens} tokens in {LAYERS} layers");
         KvSource::new(CHUNK).append_by_layer(&mut sequence, tokens)?;
         let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(form);

@@ -4,15 +4,14 @@
 //! 2. In each round, let every method in every form select in each layer, and sum up as much memory by plain loads.
 //! 3. Leave the first round out, because it faults pages in, and report medians of the others.
 
-pub(crate) mod methods;
-
 use crate::support::args::{CommonArgs, between, size};
 use crate::support::directory::work_directory;
 use crate::support::interrupt::check_interrupt;
+use crate::support::method::{self, MethodArg, methods_help};
 use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout, random_query};
 use crate::support::report::{median, percentile, print, ratio, rounded};
 use crate::support::store::open_store;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::hint::black_box;
@@ -23,18 +22,21 @@ use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, StoredS
 const GROUP: u16 = 8;
 /// Tokens of one append.
 const CHUNK: usize = 1024;
-/// The method that scores the sequence's own min/max records.
-const RECORDS: &str = "records";
 
 /// Arguments of `kvbench select`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example: kvbench select --tokens 32768,131072 --method records,tck:64 --form raw,softmax --json
+    after_help = format!(
+        "Examples: kvbench select --tokens 32768,131072 --method records,tck:64 --form raw,softmax --json
+          kvbench select --method kvswap:32:raw,tck:64:group --json
 
-The methods select in rotation over the layers of one sequence. `records` scores the sequence's own min/max records,
-always raw. The others are selectors: quest, leoam, shadowkv, signs, oracle, kvswap:SIGMA, infinigen:SIGMA, tck:BITS.
-SIGMA is the ratio of joint key dimensions to the rank. Adapters are fitted to random keys, which changes the choice
-but not its cost."
+The methods select in rotation over the layers of one sequence. A method that names its HEADS is measured in that form
+alone, the others in each --form. `records` scores the sequence's own min/max records, raw unless it names another form.
+Adapters are fitted to random keys, which changes the choice but not its cost.
+
+{}",
+        methods_help()
+    )
 )]
 pub(crate) struct SelectArgs {
     #[command(flatten)]
@@ -45,7 +47,7 @@ pub(crate) struct SelectArgs {
     /// Tokens to select.
     #[arg(long, default_value_t = 400)]
     pub(crate) budget: u32,
-    /// Methods, separated by commas.
+    /// Methods, separated by commas; they are listed below.
     #[arg(long, value_delimiter = ',', default_value = "records")]
     pub(crate) method: Vec<String>,
     /// Ways to aggregate the scores of query heads, separated by commas.
@@ -67,13 +69,12 @@ pub(crate) enum FormArg {
     GroupSoftmax,
 }
 
-impl FormArg {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Softmax => "softmax",
-            Self::GroupSoftmax => "group-softmax",
-        }
+/// Returns the name of a form in results.
+fn form_name(form: HeadAggregation) -> &'static str {
+    match form {
+        HeadAggregation::Sum => "raw",
+        HeadAggregation::Softmax => "softmax",
+        HeadAggregation::GroupSoftmax => "group-softmax",
     }
 }
 
@@ -121,7 +122,7 @@ struct MethodSamples {
     method: String,
     /// None for the records.
     selector: Option<SelectorId>,
-    form: FormArg,
+    form: HeadAggregation,
     layer_us: Vec<f64>,
 }
 
@@ -165,7 +166,7 @@ fn measure(args: &SelectArgs, sizes: &SelectSizes) -> Result<Vec<SelectResult>> 
     let kv_bytes = sizes.kv_bytes();
     let dir = work_directory(&args.common.device, kv_bytes + kv_bytes / 4 + (256 << 20))?;
     // A method holds at most all keys, which are half of the bytes, and its memory grows in steps.
-    let selectors = args.method.iter().filter(|method| *method != RECORDS).count() as u64;
+    let selectors = args.method.iter().filter(|method| !method.starts_with("records")).count() as u64;
     let memory = (256 << 20) + 2 * sizes.all_record_bytes() + selectors * kv_bytes;
     let store = open_store(&args.common, &dir.path().join("store"), ByteSize(memory))?;
     let options = CreateOptions::new().key("select").store_summary(StoredSummary::MinMax);
@@ -183,7 +184,7 @@ fn measure(args: &SelectArgs, sizes: &SelectSizes) -> Result<Vec<SelectResult>> 
         let gb_per_s = summary_bytes as f64 / 1e3 / p50_us;
         Ok(SelectResult {
             method: samples.method,
-            form: samples.form.name(),
+            form: form_name(samples.form),
             tokens: sizes.tokens,
             budget_tokens: args.budget,
             layers: sizes.layers,
@@ -209,14 +210,18 @@ fn attach(args: &SelectArgs, sequence: &mut Sequence, layers: u16) -> Result<Vec
     let mut samples = Vec::new();
     for method in &args.method {
         check_interrupt()?;
-        let selector = match method.as_str() {
-            RECORDS => None,
-            _ => Some(sequence.attach(methods::selector(method, layers)?)?),
+        let parsed = MethodArg::parse(method)?;
+        let (selector, forms) = match &parsed {
+            MethodArg::None => bail!("--method none: nothing is scored; give `records` or a method"),
+            MethodArg::Records(_) => (None, vec![HeadAggregation::Sum]),
+            MethodArg::Registered(spec) => {
+                let forms = args.form.iter().map(|form| HeadAggregation::from(*form)).collect();
+                (Some(sequence.attach(method::selector(spec, layers)?)?), forms)
+            }
         };
-        // The records are scored in one form only.
-        let forms = if selector.is_some() { args.form.as_slice() } else { &[FormArg::Raw] };
-        let of_form = |&form| MethodSamples { method: method.clone(), selector, form, layer_us: Vec::new() };
-        samples.extend(forms.iter().map(of_form));
+        let forms = parsed.aggregation().map_or(forms, |named| vec![named]);
+        let of_form = |form| MethodSamples { method: method.clone(), selector, form, layer_us: Vec::new() };
+        samples.extend(forms.into_iter().map(of_form));
     }
     Ok(samples)
 }
@@ -236,7 +241,7 @@ fn measure_rounds(
             for layer in 0..usize::from(sizes.layers) {
                 check_interrupt()?;
                 let query = random_query(&mut random);
-                let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(own.form.into());
+                let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(own.form);
                 let start = Instant::now();
                 black_box(match own.selector {
                     Some(selector) => sequence.select_with(selector, layer, &query, options)?,

@@ -1,11 +1,11 @@
 //! `kvbench open` measures how long a stored sequence takes to open, by the pace of its commits, and to fork.
 
-use crate::select::methods::StoredMethod;
 use crate::store::paced_append::{CHUNK, append_at_pace};
 use crate::store::result::SequenceSetup;
 use crate::support::args::{CommonArgs, between, between_u16};
 use crate::support::directory::{drop_caches, work_directory};
 use crate::support::interrupt::check_interrupt;
+use crate::support::method;
 use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout};
 use crate::support::report::{median, percentile, print, rounded};
 use crate::support::store::{open_store, read_bytes};
@@ -13,8 +13,10 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 use stratakv::metrics::Category;
+use stratakv::retrieval::{MethodSpec, Selector};
 use stratakv::{ByteSize, CreateOptions, OpenSequence, Sequence, Store, StoredSummary};
 
 /// The key of the sequence.
@@ -43,9 +45,10 @@ pub(crate) struct OpenArgs {
     /// Store min/max summaries, which are read when the sequence is opened.
     #[arg(long)]
     pub(crate) summary: bool,
-    /// Selector to attach after opening; the attachment is measured.
-    #[arg(long, value_enum)]
-    pub(crate) selector: Option<StoredMethod>,
+    /// Method whose selector is attached after opening, such as `signs`, `shadowkv` or `kvswap:32`. The attachment is
+    /// measured.
+    #[arg(long, value_name = "METHOD", value_parser = method::registered)]
+    pub(crate) selector: Option<MethodSpec>,
     /// Write the selector's summaries with the groups.
     #[arg(long, requires = "selector")]
     pub(crate) stored: bool,
@@ -122,13 +125,14 @@ pub(crate) fn run(args: &OpenArgs) -> Result<()> {
     let kv_bytes = u64::from(args.tokens) * TOKEN_LAYER_BYTES * u64::from(args.layers);
     let dir = work_directory(&args.common.device, 5 * kv_bytes / 2 + (512 << 20))?;
     let memory = ByteSize((512 << 20) + if args.summary { kv_bytes / 4 } else { 0 });
+    let selector = args.selector.map(|spec| method::selector(&spec, args.layers)).transpose()?;
     for per in &args.per {
         let path = dir.path().join("store");
-        write(args, &path, *per, memory)?;
+        write(args, &path, (*per, memory), selector.as_ref().filter(|_| args.stored))?;
         let mut samples = OpenSamples::default();
         for _ in 0..args.common.rounds {
             check_interrupt()?;
-            samples.round(args, &path, memory)?;
+            samples.round(args, &path, memory, selector.as_ref())?;
         }
         print(args.common.json, &format!("open, a commit per {per} tokens"), &samples.result(args, *per))?;
         std::fs::remove_dir_all(&path)?;
@@ -136,15 +140,19 @@ pub(crate) fn run(args: &OpenArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes a store with one sequence.
-fn write(args: &OpenArgs, path: &Path, per: u32, memory: ByteSize) -> Result<()> {
+/// Writes a store with one sequence, and the records of a selector if one is given.
+fn write(
+    args: &OpenArgs,
+    path: &Path,
+    (per, memory): (u32, ByteSize),
+    stored: Option<&Arc<dyn Selector>>,
+) -> Result<()> {
     let store = open_store(&args.common, path, memory)?;
     let options = CreateOptions::new().key(KEY);
     let options = if args.summary { options.store_summary(StoredSummary::MinMax) } else { options };
     let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
-    if let Some(method) = args.selector.filter(|_| args.stored) {
-        let selector = method.selector(sequence.layout())?;
-        sequence.attach_stored(selector)?;
+    if let Some(selector) = stored {
+        sequence.attach_stored(Arc::clone(selector))?;
     }
     append_at_pace(&mut sequence, &mut KvSource::new(CHUNK), args.tokens, per)?;
     drop(sequence);
@@ -153,7 +161,13 @@ fn write(args: &OpenArgs, path: &Path, per: u32, memory: ByteSize) -> Result<()>
 
 impl OpenSamples {
     /// Opens the store and the sequence with cold caches, attaches the selector, and forks.
-    fn round(&mut self, args: &OpenArgs, path: &Path, memory: ByteSize) -> Result<()> {
+    fn round(
+        &mut self,
+        args: &OpenArgs,
+        path: &Path,
+        memory: ByteSize,
+        selector: Option<&Arc<dyn Selector>>,
+    ) -> Result<()> {
         self.cold = drop_caches(path)?;
         let start = Instant::now();
         let store = open_store(&args.common, path, memory)?;
@@ -168,10 +182,9 @@ impl OpenSamples {
         self.index_bytes = index_bytes(&store).saturating_sub(index_before);
         self.summary_bytes = sequence.summary_bytes();
         self.frames = store.sequences().first().map_or(0, |info| info.frames);
-        if let Some(method) = args.selector {
-            let selector = method.selector(sequence.layout())?;
+        if let Some(selector) = selector {
             let (before, start) = (read_bytes(&store), Instant::now());
-            sequence.attach(selector)?;
+            sequence.attach(Arc::clone(selector))?;
             self.attach_ms.push(milliseconds(start));
             self.attach_read_bytes = read_bytes(&store) - before;
         }
@@ -209,7 +222,7 @@ impl OpenSamples {
                 summary_bytes: self.summary_bytes,
             },
             attachment: AttachFigures {
-                selector: args.selector.map(|method| format!("{method:?}")),
+                selector: args.selector.map(|spec| spec.to_string()),
                 stored: args.stored,
                 attach_ms: rounded(median(&self.attach_ms)),
                 attach_read_bytes: self.attach_read_bytes,

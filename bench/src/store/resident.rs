@@ -8,11 +8,11 @@
 //!
 //! Keys and queries are random, because the bytes held do not depend on them.
 
-use crate::select::methods::{self, split_form};
 use crate::support::args::{CommonArgs, Switch, between, between_u16, size};
 use crate::support::directory::work_directory;
 use crate::support::interrupt::check_interrupt;
 use crate::support::measure::process_resident_bytes;
+use crate::support::method::{self, MethodArg};
 use crate::support::model::{HEAD_DIM, KvSource, QUERY_HEADS, TOKEN_LAYER_BYTES, layout, random_query};
 use crate::support::report::{median, print, rounded};
 use crate::support::store::{open_store, open_store_with, read_bytes};
@@ -24,7 +24,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{HeadAggregation, Selector, SelectorId};
+use stratakv::retrieval::{HeadAggregation, MethodSpec, Selector, SelectorId};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, OpenSequence,
     SelectOptions, Selection, Sequence, Store, StoreOptions, StoredSummary, SummaryResidency,
@@ -171,16 +171,26 @@ pub(crate) fn run(args: &ResidentArgs) -> Result<()> {
     let dir = work_directory(&args.common.device, bytes + bytes / 2 + (256 << 20))?;
     let path = dir.path().join("store");
     // The adapters are fitted first, so that the growth of the process does not include the fitting.
-    let mut selectors: BTreeMap<&str, Arc<dyn Selector>> = BTreeMap::new();
-    for name in args.method.iter().map(|method| split_form(method).0) {
-        if !matches!(name, "none" | "records") && !selectors.contains_key(name) {
-            selectors.insert(name, methods::selector(name, args.layers)?);
+    let mut selectors: BTreeMap<(&str, Option<usize>), Arc<dyn Selector>> = BTreeMap::new();
+    let identity = |spec: &MethodSpec| (spec.method().name, spec.parameter());
+    let mut methods = Vec::new();
+    for name in &args.method {
+        let parsed = MethodArg::parse(name)?;
+        if let MethodArg::Registered(spec) = &parsed
+            && !selectors.contains_key(&identity(spec))
+        {
+            selectors.insert(identity(spec), method::selector(spec, args.layers)?);
         }
+        methods.push((name, parsed));
     }
     write(args, &path, tokens as usize, selectors.values())?;
-    for name in &args.method {
-        let (selector, form) = split_form(name);
-        let method = ResidentMethod { name, selector: selectors.get(selector), form, scores: name != "none" };
+    for (name, parsed) in methods {
+        let selector = match &parsed {
+            MethodArg::None | MethodArg::Records(_) => None,
+            MethodArg::Registered(spec) => selectors.get(&identity(spec)),
+        };
+        let form = parsed.aggregation().unwrap_or(HeadAggregation::Softmax);
+        let method = ResidentMethod { name, selector, form, scores: !matches!(parsed, MethodArg::None) };
         let result = measure_within(args, &path, &method, bytes)?;
         print(args.common.json, &format!("resident {name} {tokens} tokens"), &result)?;
     }

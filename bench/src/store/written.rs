@@ -1,12 +1,12 @@
 //! `kvbench written` measures the bytes that the devices receive for a prefill, and for decodes that commit at some
 //! pace. It compares them with the bytes of keys, values and summaries.
 
-use crate::select::methods::StoredMethod;
 use crate::store::paced_append::{CHUNK, append_at_pace};
 use crate::store::result::{SequenceSetup, WriteAmplification};
 use crate::support::args::{CommonArgs, between, between_u16};
 use crate::support::directory::work_directory;
 use crate::support::measure::process_written_bytes;
+use crate::support::method;
 use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout};
 use crate::support::report::{print, rounded};
 use crate::support::store::open_store;
@@ -15,7 +15,7 @@ use clap::Args;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::retrieval::SelectorId;
+use stratakv::retrieval::{MethodSpec, SelectorId};
 use stratakv::{ByteSize, CreateOptions, Sequence, StoredSummary};
 
 /// Arguments of `kvbench written`.
@@ -39,9 +39,9 @@ pub(crate) struct WrittenArgs {
     /// Store no min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
-    /// Selector whose summaries are written with the groups.
-    #[arg(long, value_enum)]
-    pub(crate) selector: Option<StoredMethod>,
+    /// Method whose summaries are written with the groups, such as `signs`, `shadowkv` or `kvswap:32`.
+    #[arg(long, value_name = "METHOD", value_parser = method::registered)]
+    pub(crate) selector: Option<MethodSpec>,
 }
 
 /// Bytes and times of one sequence that was written at one pace.
@@ -104,7 +104,7 @@ fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<W
     let options = CreateOptions::new().key("written");
     let options = if summary { options.store_summary(StoredSummary::MinMax) } else { options };
     let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
-    let selector = args.selector.map(|method| method.selector(sequence.layout())).transpose()?;
+    let selector = args.selector.map(|spec| method::selector(&spec, args.layers)).transpose()?;
     let attached = selector.map(|selector| sequence.attach_stored(selector)).transpose()?;
     let mut source = KvSource::new(CHUNK);
     let written = || store.usage().map(|usage| usage.lifetime_bytes);
@@ -123,7 +123,7 @@ fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<W
         payload: WrittenPayload {
             kv_bytes,
             summary_bytes,
-            selector: args.selector.map(|method| format!("{method:?}")),
+            selector: args.selector.map(|spec| spec.to_string()),
             selector_bytes,
         },
         device_bytes,

@@ -10,6 +10,7 @@ pub(crate) mod directory;
 pub(crate) mod fio;
 pub(crate) mod interrupt;
 pub(crate) mod measure;
+pub(crate) mod method;
 pub(crate) mod model;
 pub(crate) mod report;
 pub(crate) mod store;

@@ -1,10 +1,10 @@
 //! `kvbench scale` measures reads from several devices of a known speed, which it makes and removes.
 //!
-//! Three series of cases:
+//! There are three series of cases:
 //!
-//! 1. `devices`: batches over 1, 2 and 4 devices.
-//! 2. `skew`: a selection of which most has its first copy on one device of four, with one copy and with two.
-//! 3. `slow`: one of two devices at a quarter of the other's speed, with two copies of everything.
+//! 1. `devices` reads batches over 1, 2 and 4 devices.
+//! 2. `skew` reads a selection of which most has its first copy on one device of four. Frames have one copy or two.
+//! 3. `slow` slows one of two devices to a quarter of the other's speed. Frames have two copies.
 //!
 //! With `--shard-threads` it measures numbers of threads on four devices instead.
 
