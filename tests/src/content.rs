@@ -1,4 +1,11 @@
-//! What a test appends and what must come back: every token has a seed, and every element follows from it.
+//! The tokens that a test appends, and the checks of what a read must return.
+//!
+//! Every token has a seed. Each element of its keys and values is a hash of that seed and of the element's place, so
+//! a check needs the seeds alone:
+//! 1. [`SequenceShape::append`] writes the elements of tokens in one of three orders.
+//! 2. [`SequenceShape::check_blocks`] compares each group byte by byte, and attention with a naive one in f64.
+//! 3. [`SequenceShape::check_all`] does this for all layers of a sequence in one read.
+//! 4. [`damaged_groups`] reads each group by itself and returns the places of the damaged ones.
 
 use crate::rng::mix;
 use half::{bf16, f16};
@@ -8,39 +15,39 @@ use stratakv::{
     TensorView, attend_with,
 };
 
-/// Geometry of one layer.
+/// The geometry of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {
-    /// KV heads; 0 for a layer without keys and values.
+    /// The KV heads; 0 for a layer without keys and values.
     pub heads: u16,
-    /// Head dim of keys.
+    /// The head dim of keys.
     pub key_dim: u16,
-    /// Head dim of values; 0 where values are a prefix of the keys.
+    /// The head dim of values; 0 if values are a prefix of the keys.
     pub value_dim: u16,
-    /// Sliding window in tokens.
+    /// The sliding window in tokens.
     pub window: Option<u32>,
 }
 
 impl LayerShape {
-    /// A layer with these heads and one dim for keys and values.
+    /// Returns a layer with these heads and one dim for keys and values.
     #[must_use]
     pub const fn full(heads: u16, dim: u16) -> Self {
         Self { heads, key_dim: dim, value_dim: dim, window: None }
     }
 }
 
-/// Geometry of a sequence.
+/// The geometry of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// By layer.
+pub struct SequenceShape {
+    /// The geometry of each layer.
     pub layers: Vec<LayerShape>,
-    /// Element type on disk.
+    /// The element type on disk.
     pub dtype: DType,
-    /// Tokens of a group.
+    /// The tokens of a group.
     pub group: usize,
 }
 
-/// How an append hands its tensors over.
+/// The memory order of the tensors of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// `[tokens, heads, dim]`.
@@ -52,7 +59,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// All three in turn.
+    /// Returns order `n % 3`, so that consecutive numbers use all three.
     #[must_use]
     pub const fn nth(n: usize) -> Self {
         match n % 3 {
@@ -63,14 +70,14 @@ impl Order {
     }
 }
 
-/// Element `i` of head `head` of a token: in (-4, 4), with all bits of the mantissa in use.
+/// Returns element `i` of head `head` of a token: a number in (-4, 4) that uses all bits of the mantissa.
 #[must_use]
 pub fn element(seed: u64, layer: usize, plane: usize, head: usize, i: usize) -> f32 {
     let x = mix(seed ^ mix((layer as u64) << 40 | (plane as u64) << 32 | (head as u64) << 16 | i as u64));
     ((x >> 40) as f32 / (1_u64 << 24) as f32 - 0.5) * 8.0
 }
 
-/// The bytes of `x` as they are stored.
+/// Returns the bytes of `x` as they are stored.
 #[must_use]
 pub fn encode(x: f32, dtype: DType) -> Vec<u8> {
     match dtype {
@@ -80,7 +87,7 @@ pub fn encode(x: f32, dtype: DType) -> Vec<u8> {
     }
 }
 
-/// `x` as it is stored, for arithmetic.
+/// Returns `x` rounded to `dtype`, for arithmetic.
 #[must_use]
 pub fn rounded(x: f32, dtype: DType) -> f64 {
     match dtype {
@@ -90,11 +97,11 @@ pub fn rounded(x: f32, dtype: DType) -> f64 {
     }
 }
 
-impl Shape {
-    /// The layout.
+impl SequenceShape {
+    /// Builds the layout.
     ///
     /// # Errors
-    /// As [`stratakv::KvLayoutBuilder::build`].
+    /// The layout is invalid, as in [`stratakv::KvLayoutBuilder::build`].
     pub fn layout(&self) -> Result<KvLayout> {
         let spec = |layer: &LayerShape| {
             let spec = match (layer.heads, layer.window) {
@@ -111,7 +118,7 @@ impl Shape {
             .build()
     }
 
-    /// Layers with keys and values.
+    /// Iterates over the layers with keys and values.
     pub fn kv_layers(&self) -> impl Iterator<Item = usize> + Clone + '_ {
         (0..self.layers.len()).filter(|layer| self.layers[*layer].heads > 0)
     }
@@ -129,7 +136,7 @@ impl Shape {
             Order::Strided => (heads * (dim + 3) + 5, dim + 3),
         };
         let len = (seeds.len() - 1) * token_stride + (heads - 1) * head_stride + dim;
-        // Gaps hold what must never arrive anywhere.
+        // Gaps hold NaN, which must never reach the store.
         let mut data = vec![f32::NAN; len];
         for (token, seed) in seeds.iter().enumerate() {
             for head in 0..heads {
@@ -145,10 +152,10 @@ impl Shape {
     /// Appends tokens with these seeds to a layer.
     ///
     /// # Errors
-    /// As [`Sequence::append`].
+    /// The append fails, as in [`Sequence::append`].
     pub fn append(&self, sequence: &mut Sequence, layer: usize, seeds: &[u64], order: Order) -> Result<()> {
         if seeds.is_empty() {
-            return sequence.append(layer, self.nothing(layer, 0), self.nothing(layer, 1));
+            return sequence.append(layer, self.empty_tensor(layer, 0), self.empty_tensor(layer, 1));
         }
         let heads = usize::from(self.layers[layer].heads);
         let (keys, values) = (self.tensor(layer, 0, seeds, order), self.tensor(layer, 1, seeds, order));
@@ -165,14 +172,14 @@ impl Shape {
         sequence.append(layer, view(&keys, of(0), order), view(&values, of(1), order))
     }
 
-    fn nothing(&self, layer: usize, plane: usize) -> TensorView<'static> {
+    fn empty_tensor(&self, layer: usize, plane: usize) -> TensorView<'static> {
         match self.dim(layer, plane) {
             0 => TensorView::empty(0),
             dim => TensorView::token_major::<f32>(&[], 0, usize::from(self.layers[layer].heads), dim),
         }
     }
 
-    /// The K and V plane of the group of these tokens, as they are stored.
+    /// Returns the K and V plane of the group of these tokens, as they are stored.
     #[must_use]
     pub fn block(&self, layer: usize, seeds: &[u64]) -> [Vec<u8>; 2] {
         [0, 1].map(|plane| {
@@ -188,14 +195,14 @@ impl Shape {
         })
     }
 
-    /// A query for a layer: two query heads per KV head.
+    /// Returns a query for a layer, with two query heads per KV head.
     #[must_use]
     pub fn query(&self, layer: usize, seed: u64) -> Vec<f32> {
         let len = 2 * usize::from(self.layers[layer].heads) * self.dim(layer, 0);
         (0..len).map(|i| element(seed, layer, 2, 0, i)).collect()
     }
 
-    /// Naive softmax attention in f64 over tokens with these seeds; also the largest |V|.
+    /// Computes naive softmax attention in f64 over tokens with these seeds. Also returns the largest |V|.
     #[must_use]
     pub fn attention(&self, layer: usize, query: &[f32], seeds: &[u64]) -> (Vec<f64>, f64) {
         let (key_dim, value_dim) = (self.dim(layer, 0), self.value_out(layer));
@@ -220,7 +227,7 @@ impl Shape {
         (out, largest)
     }
 
-    /// Elements of an output head: the value dim, or half of the key where values are a prefix of it.
+    /// Returns the elements of an output head: the value dim, or half the key dim if values are a prefix of the keys.
     fn value_out(&self, layer: usize) -> usize {
         match self.dim(layer, 1) {
             0 => self.dim(layer, 0) / 2,
@@ -228,11 +235,11 @@ impl Shape {
         }
     }
 
-    /// Holds what a read brought for a view against the tokens the layer had when the view was taken: every group's
-    /// bytes, and attention over all of it against the naive one.
+    /// Compares the blocks that a read returned for a selection with the layer's tokens at that time. Every group's
+    /// bytes must be equal, and attention over the selection must agree with the naive one.
     ///
     /// # Panics
-    /// Something is wrong: that is the point.
+    /// A comparison fails.
     pub fn check_blocks(&self, layer: usize, seeds: &[u64], view: &Selection, blocks: SelectionBlocks<'_>) {
         for (nth, group) in view.groups().enumerate() {
             let start = group as usize * self.group;
@@ -259,11 +266,11 @@ impl Shape {
         }
     }
 
-    /// Reads everything a sequence holds, all layers in one call, and holds it against the seeds of its tokens by
+    /// Reads all layers of a sequence in one call and compares them with the seeds of their tokens. `seeds` takes a
     /// layer.
     ///
     /// # Panics
-    /// Something is wrong: that is the point.
+    /// A comparison fails.
     pub fn check_all(&self, store: &Store, sequence: &Sequence, seeds: impl Fn(usize) -> Vec<u64>) {
         let layers: Vec<usize> = self.kv_layers().collect();
         let views: Vec<_> = layers.iter().filter_map(|layer| sequence.select_all(*layer).ok()).collect();
@@ -284,14 +291,14 @@ impl Shape {
     }
 }
 
-/// Reads every group of every layer by itself. Gives the places of those that are damaged, and holds all others against
+/// Reads every group of every layer by itself. Returns the places of the damaged groups and compares all others with
 /// the seeds of their tokens.
 ///
 /// # Panics
-/// A block has other bytes, or another error than damage.
+/// A block has wrong bytes, or its read fails with another error than corruption.
 #[must_use]
 pub fn damaged_groups(
-    shape: &Shape,
+    shape: &SequenceShape,
     store: &Store,
     sequence: &Sequence,
     seeds: impl Fn(usize) -> Vec<u64>,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use stratakv::{ByteSize, StoreOptions};
 use tempfile::TempDir;
 
-/// A directory in memory where there is one, for tests that copy and sync thousands of times.
+/// Makes a scratch directory, in memory if the machine has `/dev/shm`, because some tests copy and sync thousands of
+/// times.
 ///
 /// # Panics
 /// No directory can be made.
@@ -17,15 +18,16 @@ pub fn fast_scratch() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a scratch directory")
 }
 
-/// Says what a test left out, past the test runner, which keeps what tests print that pass.
+/// Prints what a test left out. Writes to the standard error itself, because the test runner hides what passing tests
+/// print.
 pub fn skipped(why: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
-/// Fresh device directories under `root`.
+/// Makes empty device directories under `root`.
 ///
 /// # Panics
-/// They cannot be made.
+/// A directory cannot be made.
 #[must_use]
 pub fn device_dirs(root: &Path, count: usize) -> Vec<PathBuf> {
     let make = |index: usize| {
@@ -42,7 +44,7 @@ fn restrict(dir: &Path) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("permissions");
 }
 
-/// Options with small segments and frames on these devices. Nothing is committed because it is time.
+/// Returns options with small segments and frames on these devices. No lazy commit falls due during a test.
 #[must_use]
 pub fn small_options(dirs: &[PathBuf]) -> StoreOptions {
     let options = dirs.iter().fold(StoreOptions::default(), |o, dir| o.device(dir));
@@ -53,10 +55,10 @@ pub fn small_options(dirs: &[PathBuf]) -> StoreOptions {
         .lazy_delay(Duration::from_secs(3600))
 }
 
-/// Every file below `dir`, as paths inside it, in order.
+/// Returns the paths of all files below `dir`, relative to it and sorted.
 ///
 /// # Panics
-/// It cannot be listed.
+/// The directory cannot be listed.
 #[must_use]
 pub fn files(dir: &Path) -> Vec<PathBuf> {
     fn walk(root: &Path, dir: &Path, out: &mut Vec<PathBuf>) {
@@ -75,13 +77,13 @@ pub fn files(dir: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// Copies device directories, file after file in an order that `rng` chooses.
+/// Copies device directories one file at a time, in an order that `rng` chooses.
 ///
 /// # Errors
-/// A file cannot be copied, because it went meanwhile, say.
+/// A file cannot be copied, for example because the store deleted it meanwhile.
 ///
 /// # Panics
-/// The directories cannot be made.
+/// The target directories cannot be made.
 pub fn try_copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> std::io::Result<Vec<PathBuf>> {
     let targets = device_dirs(to, dirs.len());
     let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
@@ -101,19 +103,20 @@ pub fn try_copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> std::io::
     Ok(targets)
 }
 
-/// [`try_copy_devices`] of a store that nobody writes.
+/// Calls [`try_copy_devices`] for a store without a writer.
 ///
 /// # Panics
-/// It fails.
+/// The copy fails.
 #[must_use]
 pub fn copy_devices(dirs: &[PathBuf], to: &Path, rng: &mut Rng) -> Vec<PathBuf> {
     try_copy_devices(dirs, to, rng).expect("a copy")
 }
 
-/// Runs kvfsck. The last writes of a process that was killed keep its lock a moment longer: waits for that.
+/// Runs kvfsck. Waits up to ten seconds for the lock, because the last writes of a killed process hold it a moment
+/// longer.
 ///
 /// # Panics
-/// It cannot check the store at all.
+/// kvfsck cannot check the store at all.
 #[must_use]
 pub fn check(dirs: &[PathBuf]) -> kvfsck::Report {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -128,10 +131,10 @@ pub fn check(dirs: &[PathBuf]) -> kvfsck::Report {
     }
 }
 
-/// Runs kvfsck, which must find nothing.
+/// Runs kvfsck and requires a clean report.
 ///
 /// # Panics
-/// It finds something.
+/// kvfsck finds something.
 pub fn assert_clean(dirs: &[PathBuf], when: &str) {
     let report = check(dirs);
     assert!(report.clean && report.exit_code == kvfsck::EXIT_CLEAN, "kvfsck {when}:\n{}", report.to_text());

@@ -1,4 +1,6 @@
-//! Where the live bytes of a closed store are: a third reader, as simple as it can be, which believes what it reads.
+//! Finds the live bytes of a closed store.
+//!
+//! This is a third reader beside the engine and kvfsck. It is as simple as possible and trusts what it reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +9,7 @@ use stratakv_format::manifest::{self as m, Batch, BatchPlace, ManifestPage, Reco
 use stratakv_format::superblock::{self, SLOTS};
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, Unverified, segment};
 
-/// What a live region is part of.
+/// The part of the format that a live region belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// A slot of a superblock.
@@ -20,43 +22,43 @@ pub enum Part {
     SegmentHeader,
     /// The last page of a segment.
     SegmentTrailer,
-    /// Header pages of a frame.
+    /// The header pages of a frame.
     FrameHeader,
-    /// A summary, tail, token ids or caller state.
-    Front,
+    /// A summary, tail, token ids or caller state of a frame.
+    Metadata,
     /// An extent of groups, its padding included.
     Groups,
-    /// Between and behind the extents of a frame.
+    /// The padding between and after the extents of a frame.
     FramePadding,
 }
 
-/// Live bytes of one file.
+/// A range of live bytes of one file.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// Device, as index of the directories given.
+    /// The device, as an index into the given directories.
     pub device: usize,
-    /// File inside the device directory.
+    /// The file inside the device directory.
     pub file: String,
-    /// First byte.
+    /// The first byte.
     pub start: usize,
-    /// Bytes.
+    /// The length in bytes.
     pub len: usize,
-    /// What it is.
+    /// The part that they belong to.
     pub part: Part,
 }
 
 #[derive(Default)]
-struct State {
-    /// Generation and nonce of the segments that are not free.
+struct ManifestState {
+    /// Generation, nonce and pages of each segment that is not free, by device and segment id.
     segments: BTreeMap<(u16, u32), (u64, u64, u32)>,
     frames: BTreeMap<u64, Location>,
     refs: BTreeSet<(u64, u64)>,
 }
 
-/// The live regions of a store that was closed, its devices by index.
+/// Returns the live regions of a closed store. `dirs` are its devices in the order of their indices.
 ///
 /// # Panics
-/// It cannot be read: it must be whole.
+/// The store cannot be read. It must be undamaged.
 #[must_use]
 pub fn live_regions(dirs: &[PathBuf]) -> Vec<Region> {
     let mut regions = Vec::new();
@@ -75,12 +77,12 @@ pub fn live_regions(dirs: &[PathBuf]) -> Vec<Region> {
         }));
     }
     let (store_id, generation, nonce) = place.expect("a device");
-    let mut state = State::default();
+    let mut state = ManifestState::default();
     for (device, dir) in dirs.iter().enumerate() {
         for copy in 0..2 {
             let file = m::file_name(generation, copy);
             if dir.join(&file).exists() {
-                state = State::default();
+                state = ManifestState::default();
                 let bytes = read(dir, &file);
                 walk(&bytes, generation, nonce, &mut state, |start, len, part| {
                     regions.push(Region { device, file: file.clone(), start, len, part });
@@ -106,7 +108,13 @@ fn read(dir: &Path, file: &str) -> Vec<u8> {
     std::fs::read(dir.join(file)).unwrap_or_else(|e| panic!("{}/{file}: {e}", dir.display()))
 }
 
-fn walk(bytes: &[u8], generation: u64, nonce: u64, state: &mut State, mut found: impl FnMut(usize, usize, Part)) {
+fn walk(
+    bytes: &[u8],
+    generation: u64,
+    nonce: u64,
+    state: &mut ManifestState,
+    mut found: impl FnMut(usize, usize, Part),
+) {
     let header = Unverified::<ManifestPage>::at_front(&bytes[..PAGE_BYTES], "manifest").and_then(|page| page.verify());
     let mut sequence = header.expect("a manifest header").first_batch.get();
     found(0, PAGE_BYTES, Part::ManifestPage);
@@ -122,7 +130,7 @@ fn walk(bytes: &[u8], generation: u64, nonce: u64, state: &mut State, mut found:
     }
 }
 
-impl State {
+impl ManifestState {
     fn apply(&mut self, record: &Record<'_>) {
         match record {
             Record::SegmentOpen(open) => {
@@ -150,7 +158,13 @@ impl State {
     }
 }
 
-fn frame_regions(dirs: &[PathBuf], store_id: [u8; 16], state: &State, location: Location, regions: &mut Vec<Region>) {
+fn frame_regions(
+    dirs: &[PathBuf],
+    store_id: [u8; 16],
+    state: &ManifestState,
+    location: Location,
+    regions: &mut Vec<Region>,
+) {
     let DeviceIndex(device) = location.device;
     let file = segment::file_name(location.segment);
     let bytes = read(&dirs[usize::from(device)], &file);
@@ -162,7 +176,7 @@ fn frame_regions(dirs: &[PathBuf], store_id: [u8; 16], state: &State, location: 
     let header = FrameView::claimed_header_pages(bytes).expect("a frame header") as usize * PAGE_BYTES;
     let mut spans = vec![(0, header, Part::FrameHeader)];
     for descriptor in view.descriptors() {
-        let part = if descriptor.kind.get() == KIND_GROUPS { Part::Groups } else { Part::Front };
+        let part = if descriptor.kind.get() == KIND_GROUPS { Part::Groups } else { Part::Metadata };
         spans.push((descriptor.offset.get() as usize, descriptor.bytes.get() as usize, part));
     }
     spans.sort_unstable();

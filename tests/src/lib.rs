@@ -10,8 +10,9 @@ pub mod rng;
 pub mod sim;
 pub mod soak;
 
-/// Makes tests of functions that take how many threads serve the devices at most: with one for each device, and with
-/// one for all.
+/// Makes two tests of each function: one thread per device (`None`) and one thread for all devices (`Some(1)`).
+///
+/// The functions take the largest number of threads that serve the devices.
 #[macro_export]
 macro_rules! on_threads {
     ($($name:ident),+ $(,)?) => {
@@ -24,7 +25,7 @@ macro_rules! on_threads {
     };
 }
 
-/// A number from the environment, to make a test run longer than in the ordinary suite.
+/// Returns a number from the environment, so that a test can run longer than in the ordinary suite.
 #[must_use]
 pub fn count_from_env(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

@@ -1,10 +1,10 @@
-//! A small generator, so that a seed is a history.
+//! A small random number generator: one seed gives one history.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
-/// One step of SplitMix64 as a hash.
+/// Hashes `x` with one step of SplitMix64.
 #[must_use]
 pub fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -14,14 +14,14 @@ pub fn mix(x: u64) -> u64 {
 }
 
 impl Rng {
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         let out = mix(self.0);
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         out
     }
 
-    /// A number below `n`, which is not zero.
+    /// Returns a number below `n`. `n` must not be zero.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next_u64() % n as u64) as usize
     }

@@ -1,9 +1,9 @@
-//! Crash tests for hours: every layer in turn with seeds that no run had before, until the time is over.
+//! Runs all crash tests for hours, with new seeds in every share of work.
 //!
-//! 1. Each layer does a share of work of about a minute with its next seeds: simulated cases, kills, replayed images,
-//!    and histories against the model.
-//! 2. A failure is written to a directory with the command that repeats it. The run goes on with the next share.
-//! 3. The run ends when the time is over, with the share that is under way, or on an interrupt.
+//! 1. Each layer does a share of about a minute with its next seeds. The layers are simulated cases, kills, replayed
+//!    images, and histories compared with the model.
+//! 2. A failure is written to a directory with the command that repeats it. The run continues with the next share.
+//! 3. The run ends on an interrupt, or after the share during which its time ran out.
 
 use crate::real::{kill, replay};
 use crate::sim::{Case, Coverage, History, minimise, run_many};
@@ -13,65 +13,66 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Simulated cases of a share, per thread.
+/// The simulated cases of a share, per thread.
 const CASES: u64 = 20_000;
 /// Failed cases after which a share ends.
 const FAILURES_MAX: usize = 5;
-/// Kills of a share.
+/// The kills of a share.
 const KILLS: u64 = 400;
-/// Replayed images of a share: a recording under each file system.
+/// The replayed images of a share: one recording under each file system.
 const IMAGES: u64 = 500;
-/// Histories of a share that are held against the model.
+/// The histories of a share that are compared with the model.
 const HISTORIES: u64 = 2_000;
 
-/// What to do.
+/// The settings of a soak run.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// How long.
+pub struct SoakPlan {
+    /// The duration of the run.
     pub time: Duration,
-    /// First seed of every layer.
+    /// The first seed of every layer.
     pub seed: u64,
-    /// Directory for what fails; made when something does.
+    /// The directory for failures. The first failure creates it.
     pub keep: PathBuf,
-    /// Directory for the stores of killed processes.
+    /// The directory for the stores of killed processes.
     pub dir: PathBuf,
-    /// Threads of the simulator.
+    /// The threads of the simulator.
     pub jobs: usize,
     /// This program, which runs the workers that are killed.
     pub program: PathBuf,
 }
 
-/// What one layer did.
+/// The counts of one layer.
 #[derive(Clone, Debug, Default)]
-pub struct Done {
-    /// Cases, kills, images or histories that passed.
+pub struct LayerTotals {
+    /// The cases, kills, images or histories that passed.
     pub passed: u64,
-    /// Shares or cases that failed.
+    /// The shares or cases that failed.
     pub failed: u64,
-    /// Seconds of wall time.
+    /// The wall time in seconds.
     pub seconds: f64,
 }
 
-/// How the run went.
+/// The result of a soak run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// By name of the layer.
-    pub layers: BTreeMap<&'static str, Done>,
-    /// Layers that cannot run here, with the reason.
+pub struct SoakReport {
+    /// The counts by name of the layer.
+    pub layers: BTreeMap<&'static str, LayerTotals>,
+    /// The layers that cannot run here, with the reason.
     pub skipped: BTreeMap<&'static str, String>,
-    /// Files with what failed.
+    /// The files that hold the failures.
     pub kept: Vec<PathBuf>,
-    /// What the simulator saw.
+    /// The events that the simulator counted.
     pub coverage: Coverage,
 }
 
-/// What a share brought: how many passed, and each failure with the file name and the text that keep it.
+/// The result of a share: the number that passed, and the file name and text of each failure.
 type Share = (u64, Vec<(String, String)>);
 
-/// Runs all layers in turn until the time is over or `stop` is set. Calls `progress` with a line after every share.
+/// Runs one share of each layer after another until the time is over or `stop` is set. Calls `progress` with a line
+/// after every share.
 #[must_use]
-pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&str)) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &SoakPlan, stop: &AtomicBool, mut progress: impl FnMut(&str)) -> SoakReport {
+    let mut outcome = SoakReport::default();
     let file_systems = replay::possible();
     if let Err(why) = &file_systems {
         outcome.skipped.insert("replay", why.clone());
@@ -120,7 +121,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&str)) -> Ou
     outcome
 }
 
-/// The root of this workspace, where the test binary of the model is built.
+/// Returns the root of this workspace, where the test binary of the model is built.
 fn workspace() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     if !root.join("Cargo.toml").exists() {
@@ -144,7 +145,7 @@ fn simulate(seed: u64, jobs: usize, coverage: &mut Coverage) -> Share {
     let mut kept = Vec::new();
     for failure in failures {
         let why = failure.what.lines().next().unwrap_or_default().to_owned();
-        // A case that fails only once is kept as it was generated.
+        // A case that does not fail a second time is kept as generated.
         let case =
             minimise(&Case::generate(failure.seed)).map_or_else(|| Case::generate(failure.seed), |(case, _)| case);
         kept.push((format!("seed-{}.json", failure.seed), History { why, mutant: None, case }.text()));
@@ -152,21 +153,21 @@ fn simulate(seed: u64, jobs: usize, coverage: &mut Coverage) -> Share {
     (passed, kept)
 }
 
-/// The text of failures, with the command that repeats them.
+/// Formats failures with the command that repeats them.
 fn repeatable(layer: &str, seed: u64, command: &str, failures: &[String]) -> Vec<(String, String)> {
     let text = || format!("repeat with: {command}\n{}\n", failures.join("\n"));
     if failures.is_empty() { Vec::new() } else { vec![(format!("{layer}-{seed}.txt"), text())] }
 }
 
-fn kill_processes(plan: &Plan, seed: u64, stop: &AtomicBool) -> Share {
-    let Plan { dir, program, jobs, .. } = plan.clone();
-    let outcome = kill::run(&kill::Plan { cycles: KILLS, dir, seed, jobs: 2 * jobs, program }, stop);
+fn kill_processes(plan: &SoakPlan, seed: u64, stop: &AtomicBool) -> Share {
+    let SoakPlan { dir, program, jobs, .. } = plan.clone();
+    let outcome = kill::run(&kill::KillPlan { cycles: KILLS, dir, seed, jobs: 2 * jobs, program }, stop);
     let command = format!("crash kill --cycles {KILLS} --seed {seed}");
     (outcome.passed, repeatable("kill", seed, &command, &outcome.failures))
 }
 
 fn replay_images(file_systems: Vec<String>, seed: u64, stop: &AtomicBool) -> Share {
-    let outcome = replay::run(&replay::Plan { images: IMAGES, seed, file_systems, mutant: None }, stop);
+    let outcome = replay::run(&replay::ReplayPlan { images: IMAGES, seed, file_systems, mutant: None }, stop);
     let command = format!("crash replay --images {IMAGES} --seed {seed}");
     (outcome.passed, repeatable("replay", seed, &command, &outcome.failures))
 }

@@ -3,12 +3,12 @@
 use std::path::Path;
 use stratakv::retrieval::{Adapter, Codebook, LayerAdapter, LowRankAdapter};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Store};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::Rng;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 64)], dtype: DType::F16, group: 4 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 64)], dtype: DType::F16, group: 4 }
 }
 
 fn low_rank(rank: usize, salt: f32) -> LayerAdapter {
@@ -90,7 +90,7 @@ fn adapters_are_found_again_by_name_version_and_layout() {
         assert_eq!(store.adapters(), listed);
         assert_eq!(store.adapter(&layout, "kvswap", None).expect("read"), second);
         assert_eq!(store.adapter(&layout, "kvswap", Some(1)).expect("read"), first);
-        let larger = Shape { group: 8, ..shape() }.layout().expect("a layout");
+        let larger = SequenceShape { group: 8, ..shape() }.layout().expect("a layout");
         for (layout, name, version) in
             [(&larger, "kvswap", None), (&layout, "other", None), (&layout, "kvswap", Some(3))]
         {

@@ -11,13 +11,13 @@ use stratakv::{
 use stratakv_format::features::Features;
 use stratakv_format::superblock::{SLOTS, Slot};
 use stratakv_format::{PAGE_BYTES, Unverified};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, skipped, small_options};
 use stratakv_tests::rng::{Rng, mix};
 use tempfile::TempDir;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(2, 32)], dtype: DType::F16, group: 8 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 32), LayerShape::full(2, 32)], dtype: DType::F16, group: 8 }
 }
 
 fn seeds(name: u64, tokens: std::ops::Range<usize>) -> Vec<u64> {

@@ -11,7 +11,7 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Result, Sequence, Store,
     StoreOptions, TensorView,
 };
-use stratakv_tests::damage::Log;
+use stratakv_tests::damage::ManifestLog;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, skipped, small_options};
 use stratakv_tests::image::{Part, live_regions};
 use stratakv_tests::rng::mix;
@@ -291,7 +291,7 @@ fn beyond_four_gibibytes() {
     }
     std::fs::write(&superblock, slots).expect("written");
 
-    let log = Log::of(&dirs[0]);
+    let log = ManifestLog::of(&dirs[0]);
     let (mut frame, mut nonce) = (None, 0);
     log.records(&mut |record| match record {
         Record::Frame(own) => frame = Some(**own),

@@ -7,15 +7,15 @@ use std::path::Path;
 use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoreOptions, StoredSummary,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, device_dirs, skipped, small_options};
-use stratakv_tests::real::Small;
+use stratakv_tests::real::SmallFileSystem;
 use stratakv_tests::rng::mix;
 
 const MIB: u64 = 1 << 20;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 64), LayerShape::full(2, 64)], dtype: DType::F16, group: 8 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 64), LayerShape::full(2, 64)], dtype: DType::F16, group: 8 }
 }
 
 fn seeds(name: u64, tokens: usize) -> Vec<u64> {
@@ -39,8 +39,8 @@ fn check(store: &Store, name: u64, tokens: usize) {
     shape().check_all(store, &sequence, |_| seeds(name, tokens));
 }
 
-fn small(file_system: &str, bytes: u64) -> Option<Small> {
-    Small::new(file_system, bytes).inspect_err(|why| skipped(why)).ok()
+fn small(file_system: &str, bytes: u64) -> Option<SmallFileSystem> {
+    SmallFileSystem::new(file_system, bytes).inspect_err(|why| skipped(why)).ok()
 }
 
 /// A file of somebody else takes what is left.

@@ -11,14 +11,14 @@ use stratakv::{
 };
 use stratakv_format::export::{ExportEnd, PIECE_END, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
 use zerocopy::IntoBytes;
 
-fn shapes() -> [Shape; 6] {
-    let layers = |layers: Vec<LayerShape>, dtype, group| Shape { layers, dtype, group };
+fn shapes() -> [SequenceShape; 6] {
+    let layers = |layers: Vec<LayerShape>, dtype, group| SequenceShape { layers, dtype, group };
     [
         layers(vec![LayerShape::full(2, 16), LayerShape::full(1, 8)], DType::F16, 4),
         layers(vec![LayerShape::full(2, 64)], DType::F32, 8),
@@ -88,7 +88,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Makes a sequence by these steps; the seeds of its tokens.
-fn history(store: &Store, shape: &Shape, key: &str, summary: bool, steps: &[Step]) -> (Sequence, Vec<u64>) {
+fn history(store: &Store, shape: &SequenceShape, key: &str, summary: bool, steps: &[Step]) -> (Sequence, Vec<u64>) {
     let mut options = CreateOptions::new().key(key);
     if summary {
         options = options.store_summary(StoredSummary::MinMax);
@@ -409,7 +409,7 @@ fn an_import_cut_short_leaves_nothing() {
 
 #[test]
 fn a_store_with_little_memory_moves_a_long_sequence() {
-    let shape = Shape { layers: vec![LayerShape::full(4, 64); 3], dtype: DType::F16, group: 8 };
+    let shape = SequenceShape { layers: vec![LayerShape::full(4, 64); 3], dtype: DType::F16, group: 8 };
     let scratch = fast_scratch();
     let tight = |name: &str| {
         let dirs = device_dirs(&scratch.path().join(name), 1);

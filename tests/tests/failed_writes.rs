@@ -2,7 +2,7 @@
 
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Store, StoreOptions};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::rng::mix;
 
 const SEGMENT: u64 = 64 << 10;
@@ -11,8 +11,8 @@ const MANIFEST_PAGES: u64 = 12;
 /// Token ids of a frame: more than half a segment, so that each takes one.
 const IDS: usize = 6000;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 128)], dtype: DType::F32, group: 8 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 128)], dtype: DType::F32, group: 8 }
 }
 
 fn options() -> StoreOptions {

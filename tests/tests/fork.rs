@@ -3,13 +3,13 @@
 
 use std::path::PathBuf;
 use stratakv::{CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoredSummary};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
 use tempfile::TempDir;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
 }
 
 struct World {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use stratakv::{
     ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions, StoredSummary,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape, damaged_groups};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape, damaged_groups};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::image::{Part, Region, live_regions};
@@ -44,7 +44,7 @@ impl Case {
         small_options(dirs).checksum(self.checksum)
     }
 
-    fn shape(self) -> Shape {
+    fn shape(self) -> SequenceShape {
         let layers = if self.pages {
             vec![LayerShape::full(2, 64), LayerShape { value_dim: 48, ..LayerShape::full(3, 80) }]
         } else {
@@ -55,7 +55,7 @@ impl Case {
                 LayerShape { window: Some(37), value_dim: 8, ..LayerShape::full(1, 16) },
             ]
         };
-        Shape { layers, dtype: self.dtype, group: if self.pages { 16 } else { 5 } }
+        SequenceShape { layers, dtype: self.dtype, group: if self.pages { 16 } else { 5 } }
     }
 }
 
@@ -71,7 +71,13 @@ fn seeds(key: &str, tokens: std::ops::Range<usize>) -> Vec<u64> {
 }
 
 /// One round on an open store: sequences grow, come and go. `report` hears of what is durable.
-fn round(store: &Store, shape: &Shape, number: usize, expected: &mut Expected, mut report: impl FnMut(&Expected)) {
+fn round(
+    store: &Store,
+    shape: &SequenceShape,
+    number: usize,
+    expected: &mut Expected,
+    mut report: impl FnMut(&Expected),
+) {
     let mut rng = Rng(number as u64 * 77 + 5);
     for index in 0..4 {
         let key = format!("s{}", (index + number) % 5);
@@ -114,7 +120,7 @@ fn round(store: &Store, shape: &Shape, number: usize, expected: &mut Expected, m
 }
 
 /// Everything a store must hold is there.
-fn verify(store: &Store, shape: &Shape, expected: &Expected) {
+fn verify(store: &Store, shape: &SequenceShape, expected: &Expected) {
     let keys: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     assert_eq!(keys.len(), expected.len(), "{keys:?}");
     for (key, tokens) in expected {

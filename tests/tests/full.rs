@@ -6,7 +6,7 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Sequence, SequenceId, Store,
     StoreOptions, StoredSummary,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::rng::mix;
 
 const SEGMENT: u64 = 64 << 10;
@@ -14,8 +14,8 @@ const MANIFEST_PAGES: u64 = 12;
 /// As many as the reserve has room for the tails of.
 const CUTS: usize = 8;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 8 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 8 }
 }
 
 fn simulation(seed: u64) -> Simulation {

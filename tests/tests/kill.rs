@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use stratakv_tests::count_from_env;
-use stratakv_tests::real::kill::{Plan, run};
+use stratakv_tests::real::kill::{KillPlan, run};
 
 #[test]
 fn killed_at_any_moment() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
-    let plan = Plan {
+    let plan = KillPlan {
         cycles: count_from_env("STRATAKV_TEST_KILLS", 60) as u64,
         dir: scratch.path().to_path_buf(),
         seed: count_from_env("STRATAKV_TEST_KILL_SEED", 7) as u64,

@@ -2,7 +2,7 @@
 
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::rng::mix;
 
 const PAGE: u64 = 4096;
@@ -14,8 +14,8 @@ stratakv_tests::on_threads!(
     a_device_stays_as_long_as_it_alone_can_have_the_manifest,
 );
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
 }
 
 fn geometry(devices: usize, device_bytes: u64) -> Geometry {

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, OpenSequence, Sequence, Store, StoreOptions, StoredSummary,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
 /// Tokens that commits gather before one writes their groups.
 const GATHERED: u64 = 64;
 
-fn shape(group: usize) -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group }
+fn shape(group: usize) -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group }
 }
 
-fn create(store: &Store, shape: &Shape, key: &str) -> Sequence {
+fn create(store: &Store, shape: &SequenceShape, key: &str) -> Sequence {
     let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
     store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence")
 }
@@ -25,7 +25,7 @@ fn seeds(tokens: u64) -> Vec<u64> {
 }
 
 /// Appends tokens `range` one by one, with their ids, and commits after each.
-fn decode(sequence: &mut Sequence, shape: &Shape, range: std::ops::Range<u64>) {
+fn decode(sequence: &mut Sequence, shape: &SequenceShape, range: std::ops::Range<u64>) {
     for token in range {
         for layer in shape.kv_layers() {
             shape.append(sequence, layer, &[mix(token)], Order::nth(layer)).expect("an append");
@@ -35,7 +35,7 @@ fn decode(sequence: &mut Sequence, shape: &Shape, range: std::ops::Range<u64>) {
     }
 }
 
-fn check(store: &Store, sequence: &Sequence, shape: &Shape, tokens: u64) {
+fn check(store: &Store, sequence: &Sequence, shape: &SequenceShape, tokens: u64) {
     assert_eq!(sequence.len(), tokens);
     assert_eq!(sequence.token_ids(), (0..tokens as u32).collect::<Vec<_>>());
     shape.check_all(store, sequence, |_| seeds(tokens));
@@ -77,7 +77,7 @@ fn a_commit_per_token_leaves_few_frames() {
 #[test]
 fn write_amplification_of_commits() {
     let layers = vec![LayerShape::full(8, 128); 32];
-    let shape = Shape { layers, dtype: DType::F16, group: 8 };
+    let shape = SequenceShape { layers, dtype: DType::F16, group: 8 };
     let root = fast_scratch();
     let kv = |tokens: u64| tokens * 32 * 4096;
     for (per, tokens, most) in [(1, 192_u64, 2.2), (64, 192, 1.05 + 7.0 / 64.0), (192, 192, 1.02)] {
@@ -210,7 +210,8 @@ fn cuts_forks_and_states_between_merges() {
 
 #[test]
 fn many_sequences_gather_within_the_memory_there_is() {
-    let (root, shape) = (fast_scratch(), Shape { layers: vec![LayerShape::full(8, 64)], dtype: DType::F32, group: 8 });
+    let (root, shape) =
+        (fast_scratch(), SequenceShape { layers: vec![LayerShape::full(8, 64)], dtype: DType::F32, group: 8 });
     let dirs = device_dirs(root.path(), 1);
     let options = || small_options(&dirs).segment_bytes(ByteSize::mib(8)).memory_limit(ByteSize::mib(16));
     let own = options().open().expect("a store");

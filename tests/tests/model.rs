@@ -9,7 +9,7 @@ use stratakv::{
     Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectOptions, Selection,
     Sequence, Store, StoredSummary,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options, try_copy_devices};
 use stratakv_tests::rng::{Rng, mix};
@@ -18,8 +18,8 @@ use tempfile::TempDir;
 const KEYS: usize = 4;
 const VIEWS_MAX: usize = 12;
 
-fn shapes() -> [Shape; 5] {
-    let layers = |layers: Vec<LayerShape>, dtype, group| Shape { layers, dtype, group };
+fn shapes() -> [SequenceShape; 5] {
+    let layers = |layers: Vec<LayerShape>, dtype, group| SequenceShape { layers, dtype, group };
     [
         layers(vec![LayerShape::full(2, 16), LayerShape::full(1, 8)], DType::F16, 4),
         layers(vec![LayerShape::full(2, 64)], DType::F32, 8),
@@ -143,7 +143,7 @@ struct World {
     slots: BTreeMap<usize, Slot>,
     views: Vec<Held>,
     store: Option<Store>,
-    shapes: [Shape; 5],
+    shapes: [SequenceShape; 5],
     dirs: Vec<PathBuf>,
     crc32: bool,
     tokens_given: u64,
@@ -278,7 +278,12 @@ impl World {
         slot.candidates.push(Some(slot.now.committed()));
     }
 
-    fn select(&mut self, key: usize, layer: usize, choose: impl FnOnce(&Sequence, usize, &Shape) -> Option<Selection>) {
+    fn select(
+        &mut self,
+        key: usize,
+        layer: usize,
+        choose: impl FnOnce(&Sequence, usize, &SequenceShape) -> Option<Selection>,
+    ) {
         let shapes = self.shapes.clone();
         let slot = self.slot(key);
         let shape = &shapes[slot.now.shape];

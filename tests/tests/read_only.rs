@@ -9,14 +9,14 @@ use std::time::SystemTime;
 use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, Store, StoreOptions, StoredSummary};
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::superblock::{STATE_CLOSED, newest};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::damage::seal_page;
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, skipped, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
-fn shape() -> Shape {
+fn shape() -> SequenceShape {
     let layers = vec![LayerShape::full(2, 16), LayerShape { window: Some(40), ..LayerShape::full(1, 24) }];
-    Shape { layers, dtype: stratakv::DType::F16, group: 4 }
+    SequenceShape { layers, dtype: stratakv::DType::F16, group: 4 }
 }
 
 /// Bytes, mode and time of every file below some directories.

@@ -8,17 +8,17 @@ use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Selection, Sequence, SequenceReader,
     Store, StoredSummary,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
-fn shape() -> Shape {
+fn shape() -> SequenceShape {
     let layers = vec![LayerShape::full(2, 16), LayerShape { window: Some(40), ..LayerShape::full(1, 24) }];
-    Shape { layers, dtype: DType::F16, group: 4 }
+    SequenceShape { layers, dtype: DType::F16, group: 4 }
 }
 
-fn append(shape: &Shape, sequence: &mut Sequence, seeds: &mut Vec<u64>, more: usize, rng: &mut Rng) {
+fn append(shape: &SequenceShape, sequence: &mut Sequence, seeds: &mut Vec<u64>, more: usize, rng: &mut Rng) {
     let new: Vec<u64> = (0..more).map(|_| rng.next_u64()).collect();
     for layer in shape.kv_layers() {
         shape.append(sequence, layer, &new, Order::nth(rng.below(3))).unwrap();
@@ -27,7 +27,7 @@ fn append(shape: &Shape, sequence: &mut Sequence, seeds: &mut Vec<u64>, more: us
 }
 
 /// Everything a reader sees, against the seeds of its tokens.
-fn check(shape: &Shape, store: &Store, reader: &SequenceReader, seeds: &[u64]) {
+fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &[u64]) {
     assert_eq!(reader.len(), seeds.len() as u64);
     assert_eq!(reader.state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
     let layers: Vec<usize> = shape.kv_layers().collect();
@@ -50,7 +50,7 @@ fn commit(sequence: &mut Sequence, durability: Durability) {
     sequence.commit_with(&state, durability).unwrap();
 }
 
-fn sequence(store: &Store, shape: &Shape, key: &str) -> Sequence {
+fn sequence(store: &Store, shape: &SequenceShape, key: &str) -> Sequence {
     let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
     store.create_sequence(&shape.layout().unwrap(), options).unwrap()
 }

@@ -7,7 +7,7 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Store, StoreOptions, TensorView,
 };
 use stratakv_format::manifest::{self as m, Kind, Record, encode_record};
-use stratakv_tests::damage::Log;
+use stratakv_tests::damage::ManifestLog;
 use stratakv_tests::disk::{check, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::Rng;
 
@@ -40,10 +40,10 @@ fn killed(root: &Path) -> Vec<PathBuf> {
 
 /// Refused with this kind, by kvfsck too, and without a change: what was there before is whole again once the manifest
 /// is.
-fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&Log)) {
+fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&ManifestLog)) {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());
-    let log = Log::of(&dirs[0]);
+    let log = ManifestLog::of(&dirs[0]);
     let before: Vec<_> = log.files.iter().map(|path| fs::read(path).unwrap()).collect();
     damage(&log);
     let e = options(&dirs).create(false).open().map(drop).expect_err(what);
@@ -67,7 +67,7 @@ fn a_last_batch_of_another_version_is_not_cut() {
 }
 
 /// The record that created the sequence, for another one.
-fn create(log: &Log, change: impl Fn(&mut m::SequenceCreate)) {
+fn create(log: &ManifestLog, change: impl Fn(&mut m::SequenceCreate)) {
     let mut found = None;
     log.records(&mut |record| {
         if let Record::SequenceCreate(create, _) = record {
@@ -95,7 +95,7 @@ fn sequences_of_another_version_are_refused() {
 #[test]
 fn segments_are_of_the_store() {
     let open = |pages: u32, kind: u8| {
-        move |log: &Log| {
+        move |log: &ManifestLog| {
             let open = m::SegmentOpen {
                 generation: 1.into(),
                 nonce: 77.into(),
@@ -118,7 +118,7 @@ fn segments_are_of_the_store() {
 fn the_state_is_that_of_the_frame_which_the_commit_names() {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());
-    let log = Log::of(&dirs[0]);
+    let log = ManifestLog::of(&dirs[0]);
     let mut commits = Vec::new();
     log.records(&mut |record| {
         if let Record::SequenceCommit(commit) = record {
@@ -147,7 +147,7 @@ fn the_state_is_that_of_the_frame_which_the_commit_names() {
 fn the_state_of_another_sequence_is_a_finding() {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());
-    let log = Log::of(&dirs[0]);
+    let log = ManifestLog::of(&dirs[0]);
     let mut last = None;
     log.records(&mut |record| {
         if let Record::SequenceCommit(commit) = record {
@@ -156,7 +156,7 @@ fn the_state_of_another_sequence_is_a_finding() {
     });
     let last = last.expect("a commit");
     create(&log, |_| {});
-    let log = Log::of(&dirs[0]);
+    let log = ManifestLog::of(&dirs[0]);
     let other = m::SequenceCommit {
         sequence: (last.sequence.get() + 1000).into(),
         tokens: 0.into(),
@@ -179,7 +179,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     let cut = m::SequenceTruncate { sequence: 1.into(), tokens: 10.into() };
     let mut record = Vec::new();
     encode_record(&mut record, Kind::SequenceTruncate, &cut, &[]);
-    Log::of(&dirs[0]).append(&record, 1);
+    ManifestLog::of(&dirs[0]).append(&record, 1);
     let report = check(&dirs);
     assert_eq!(report.exit_code, kvfsck::EXIT_CLEAN, "{}", report.to_text());
     let open = || options(&dirs).create(false).open().unwrap();

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, OpenSequence, Store, StoreOptions};
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
 
@@ -12,8 +12,8 @@ const SEGMENT: u64 = 64 << 10;
 const MANIFEST_PAGES: u64 = 12;
 const TOKENS: u64 = 40;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 32)], dtype: DType::F16, group: 8 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 32)], dtype: DType::F16, group: 8 }
 }
 
 fn simulation(seed: u64) -> Simulation {

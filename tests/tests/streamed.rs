@@ -15,15 +15,15 @@ use stratakv::{
     AttendOptions, Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout,
     OpenSequence, SelectOptions, Selection, Sequence, Store, StoredSummary, SummaryResidency, TensorView, attend,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::Rng;
 
-fn shape(dtype: DType) -> Shape {
+fn shape(dtype: DType) -> SequenceShape {
     let mut windowed = LayerShape::full(1, 16);
     windowed.window = Some(50);
-    Shape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48), windowed], dtype, group: 4 }
+    SequenceShape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48), windowed], dtype, group: 4 }
 }
 
 /// Those that choose by bounds come first.
@@ -72,7 +72,7 @@ struct World {
     summaries: SummaryResidency,
     /// Records of selectors are written with the groups.
     stored: bool,
-    shape: Shape,
+    shape: SequenceShape,
     pipeline: Option<Pipeline>,
     next: u64,
 }
@@ -82,7 +82,7 @@ impl World {
         root: &std::path::Path,
         (devices, copies): (usize, u8),
         summaries: (SummaryResidency, bool),
-        shape: Shape,
+        shape: SequenceShape,
     ) -> Self {
         let (summaries, stored) = summaries;
         let dirs = device_dirs(root, devices);

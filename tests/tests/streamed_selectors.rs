@@ -10,7 +10,7 @@ use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store,
     StoreOptions, SummaryResidency, TensorView,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::Rng;
 
@@ -158,7 +158,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
     let mut windowed = LayerShape::full(1, 16);
     windowed.window = Some(50);
     let layers = vec![LayerShape::full(2, 24), LayerShape::full(1, 48), windowed];
-    let small = Shape { layers, dtype: DType::F16, group: 4 };
+    let small = SequenceShape { layers, dtype: DType::F16, group: 4 };
     for copies in [1, 2] {
         let root = fast_scratch();
         let dirs = device_dirs(root.path(), copies);

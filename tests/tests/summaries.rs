@@ -14,15 +14,15 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, PlaneCodec, Rope, Sequence, Store,
     StoreOptions, StoredSummary, TensorView,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
 use stratakv_tests::rng::Rng;
 
 const LAYERS: usize = 2;
 
-fn shape() -> Shape {
-    Shape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48)], dtype: DType::F16, group: 4 }
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48)], dtype: DType::F16, group: 4 }
 }
 
 fn noise(salt: usize, count: usize) -> Vec<f32> {
@@ -334,7 +334,7 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
     const WIDTH: usize = 64;
     // 2 bytes of each rank of each token of a group.
     let rank = stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX as usize / (2 * GROUP) + 1;
-    let shape = Shape { layers: vec![LayerShape::full(1, WIDTH as u16)], dtype: DType::F16, group: GROUP };
+    let shape = SequenceShape { layers: vec![LayerShape::full(1, WIDTH as u16)], dtype: DType::F16, group: GROUP };
     let adapter = |rank| {
         let layer = LowRankAdapter::new(WIDTH, rank, noise(rank, WIDTH * rank)).expect("a matrix");
         Arc::new(Adapter::new("wide", 1, vec![layer.into()]).expect("an adapter"))

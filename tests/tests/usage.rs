@@ -9,7 +9,7 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Sequence, SequenceInfo, Store,
     StoredSummary, Usage,
 };
-use stratakv_tests::content::{LayerShape, Order, Shape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::mix;
@@ -52,10 +52,14 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Two models: two namespaces.
-fn shape(slot: usize) -> Shape {
+fn shape(slot: usize) -> SequenceShape {
     match slot % 2 {
-        0 => Shape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 4 },
-        _ => Shape { layers: vec![LayerShape::full(1, 64)], dtype: DType::F32, group: 8 },
+        0 => SequenceShape {
+            layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)],
+            dtype: DType::F16,
+            group: 4,
+        },
+        _ => SequenceShape { layers: vec![LayerShape::full(1, 64)], dtype: DType::F32, group: 8 },
     }
 }
 

@@ -1,6 +1,13 @@
-//! `crash sim`: crash cases on simulated devices. `crash mutants`: faults planted in the engine, which `sim` must find.
-//! `crash soak`: all layers in turn, for hours. `crash kill`: processes killed on the real driver. `crash replay`:
-//! power failures under real file systems.
+//! The command line of the crash tests.
+//!
+//! - `crash sim` runs crash cases on simulated devices.
+//! - `crash mutants` plants faults in the engine; the simulator must find each.
+//! - `crash kill` kills processes that use the real driver.
+//! - `crash replay` cuts the power of a block device under real file systems.
+//! - `crash soak` runs all of them for hours.
+//! - `crash history` runs histories that are kept as files.
+//!
+//! A panic is a failure of its case. The process exits with a failure if any case fails.
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -23,78 +30,77 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Random histories on simulated devices, each cut by power failures and compared with a model.
+    /// Runs random histories on simulated devices, cuts each by power failures, and compares it with a model.
     Sim {
-        /// Cases; one seed is one case.
+        /// Number of cases; one seed is one case.
         #[arg(long, default_value_t = 10_000)]
         cases: u64,
         /// First seed.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Failures after which to stop.
+        /// Number of failures after which to stop.
         #[arg(long, default_value_t = 5)]
         failures: usize,
         /// Threads; 0 for one per core.
         #[arg(long, default_value_t = 0)]
         jobs: usize,
-        /// One line of JSON at the end instead of text.
+        /// Ends with one line of JSON instead of text.
         #[arg(long)]
         json: bool,
     },
-    /// Faults planted in the engine: each must be found.
+    /// Plants faults in the engine; the simulator must find each.
     Mutants {
         /// First seed.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Writes the smallest history that finds each into this directory.
+        /// Writes the smallest history that finds each fault into this directory.
         #[arg(long)]
         record: Option<PathBuf>,
     },
-    /// Processes on the real driver, killed at any moment; their stores checked, opened and compared.
+    /// Kills processes on the real driver at any moment, then checks, opens and compares their stores.
     Kill {
-        /// Kills.
+        /// Number of kills.
         #[arg(long, default_value_t = 500)]
         cycles: u64,
-        /// Where the stores lie; they go at the end.
+        /// Directory for the stores; they are deleted at the end.
         #[arg(long, default_value = "/tmp")]
         dir: PathBuf,
         /// First seed.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Processes at a time; 0 for two per core.
+        /// Number of processes at a time; 0 for two per core.
         #[arg(long, default_value_t = 0)]
         jobs: usize,
     },
-    /// Power failures of a block device under ext4 and xfs: what it may have kept is mounted, checked, opened and
-    /// compared. Takes root.
+    /// Cuts the power of a block device under ext4 and xfs. Mounts, checks, opens and compares images that the device
+    /// may have kept. Needs root.
     Replay {
-        /// Images.
+        /// Number of images.
         #[arg(long, default_value_t = 500)]
         images: u64,
         /// First seed.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// A fault planted in the engine, by its name in `mutants`: the run must fail.
+        /// A fault to plant in the engine, by its name in `mutants`; the run must fail.
         #[arg(long)]
         mutant: Option<String>,
     },
-    /// Every layer in turn with seeds from the clock, for as long as asked: sim, kill, replay (where root) and the
-    /// model.
+    /// Runs sim, kill, replay (if root) and the model tests one after another for hours, with seeds from the clock.
     ///
-    /// What fails is kept as a file: a simulated case as a history for `crash history`, everything else with its seed
-    /// and the command that repeats it. Ctrl-C ends the run early.
+    /// Each failure is kept as a file. A simulated case is kept as a history for `crash history`, any other failure
+    /// with its seed and the command that repeats it. Ctrl-C ends the run early.
     #[command(after_help = "Example: crash soak --hours 8 --keep found --dir /mnt/scratch --json")]
     Soak {
-        /// Hours, as a decimal number. The share of work that is under way at the end is finished.
+        /// Hours, as a decimal number. The run finishes the share of work during which the time ends.
         #[arg(long)]
         hours: f64,
-        /// Directory for what fails.
+        /// Directory for failures.
         #[arg(long, default_value = "soak")]
         keep: PathBuf,
-        /// Directory for the stores of killed processes; they go at the end.
+        /// Directory for the stores of killed processes; they are deleted at the end.
         #[arg(long, default_value = "/tmp")]
         dir: PathBuf,
-        /// First seed; from the clock when left out.
+        /// First seed; from the clock if left out.
         #[arg(long)]
         seed: Option<u64>,
         /// Threads; 0 for one per core.
@@ -104,27 +110,27 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// The process that `kill` kills.
+    /// Works on a store until `kill` kills this process.
     #[command(hide = true)]
     Worker {
-        /// Decides what it does.
+        /// Seed of everything the worker does.
         seed: u64,
-        /// First new name.
+        /// First name for new sequences.
         next: u64,
-        /// Devices.
+        /// Number of devices.
         devices: usize,
-        /// Their parent.
+        /// Parent directory of the devices.
         dir: PathBuf,
     },
-    /// Histories kept as files, each run on devices that behave in many ways.
+    /// Runs histories that are kept as files, each on devices that behave in many ways.
     History {
-        /// Files.
+        /// Files to run.
         files: Vec<PathBuf>,
     },
 }
 
 fn main() -> ExitCode {
-    // What panics is a failure of its case and reported with it.
+    // A panic is reported with the failure of its case.
     std::panic::set_hook(Box::new(|_| {}));
     let good = match Arguments::parse().command {
         Command::Sim { cases, seed, failures, jobs, json } => simulate(cases, seed, failures, cores(jobs), json),
@@ -145,7 +151,7 @@ fn cores(jobs: usize) -> usize {
     if jobs > 0 { jobs } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
-/// Seconds of computing that this process has used.
+/// Returns the CPU seconds that this process has used.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -166,20 +172,23 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, jobs: usize, json: bool)
                 let steps: usize = case.rounds.iter().map(|round| round.operations.len()).sum();
                 let (rounds, layout) = (case.rounds.len(), case.layout);
                 eprintln!(
-                    "FAILED {failure}\n  minimised to {steps} steps in {rounds} rounds, {:?}, layout {layout:?}, {} segment pages, {:?}:\n  {smallest}",
+                    "FAILED {failure}\n  minimised to {steps} steps in {rounds} rounds, {:?}, layout {layout:?}, \
+                     {} segment pages, {:?}:\n  {smallest}",
                     case.regime, case.segment_pages, case.geometry
                 );
                 let why = failure.what.lines().next().unwrap_or_default().to_owned();
                 eprintln!("  to keep it: {}", History { why, mutant: None, case }.text());
             }
-            None => eprintln!("FAILED {failure}\n  and did not fail again: something is not decided by the seed"),
+            None => eprintln!("FAILED {failure}\n  and did not fail again: the seed does not decide everything"),
         }
     }
     if json {
         let report = serde_json::json!({
-            "passed": passed, "failed": failures.len(), "first_seed": seed, "seconds": seconds, "cpu_seconds": cpu, "cases_per_minute": per_minute, "cases_per_minute_of_one_core": per_core, "jobs": jobs,
+            "passed": passed, "failed": failures.len(), "first_seed": seed, "seconds": seconds, "cpu_seconds": cpu,
+            "cases_per_minute": per_minute, "cases_per_minute_of_one_core": per_core, "jobs": jobs,
             "failed_seeds": failures.iter().map(|failure| failure.seed).collect::<Vec<_>>(),
-            "operations": coverage.operations, "crashes": coverage.crashes, "trace": format!("{:016x}", coverage.traces), "seen": coverage.seen, "never_seen": missing,
+            "operations": coverage.operations, "crashes": coverage.crashes,
+            "trace": format!("{:016x}", coverage.traces), "seen": coverage.seen, "never_seen": missing,
         });
         println!("{report}");
     } else {
@@ -188,14 +197,15 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, jobs: usize, json: bool)
             println!("never seen: {}", missing.join(", "));
         }
         println!(
-            "{seconds:.1} s, {per_minute:.0} cases a minute on {jobs} threads, {per_core:.0} a minute of computing\n{passed} passed, {} failed",
+            "{seconds:.1} s, {per_minute:.0} cases a minute on {jobs} threads, {per_core:.0} a minute of CPU time\n\
+             {passed} passed, {} failed",
             failures.len()
         );
     }
     failures.is_empty() && missing.is_empty()
 }
 
-/// Set by Ctrl-C: what is under way ends, and everything is put away.
+/// True after Ctrl-C. The work in progress ends and cleans up.
 static STOP: AtomicBool = AtomicBool::new(false);
 
 fn end_on_interrupt() {
@@ -215,7 +225,7 @@ fn kill_processes(cycles: u64, dir: PathBuf, seed: u64, jobs: usize) -> bool {
     };
     let start = Instant::now();
     let jobs = if jobs > 0 { jobs } else { 2 * cores(0) };
-    let outcome = kill::run(&kill::Plan { cycles, dir, seed, jobs, program }, &STOP);
+    let outcome = kill::run(&kill::KillPlan { cycles, dir, seed, jobs, program }, &STOP);
     let seconds = start.elapsed().as_secs_f64();
     outcome.failures.iter().for_each(|failure| println!("FAILED {failure}"));
     println!(
@@ -228,10 +238,14 @@ fn kill_processes(cycles: u64, dir: PathBuf, seed: u64, jobs: usize) -> bool {
     outcome.failures.is_empty() && outcome.passed == cycles
 }
 
-/// A first seed from the clock: microseconds, so that runs that follow each other share none.
+/// Returns a first seed from the clock, in microseconds, so that consecutive runs share no seed.
 fn seed_from_clock() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.as_micros() as u64
+}
+
+fn totals_json(soak::LayerTotals { passed, failed, seconds }: &soak::LayerTotals) -> serde_json::Value {
+    serde_json::json!({ "passed": passed, "failed": failed, "seconds": seconds })
 }
 
 fn soak_for(hours: f64, keep: PathBuf, dir: PathBuf, seed: Option<u64>, jobs: usize, json: bool) -> bool {
@@ -252,20 +266,20 @@ fn soak_for(hours: f64, keep: PathBuf, dir: PathBuf, seed: Option<u64>, jobs: us
     end_on_interrupt();
     let seed = seed.unwrap_or_else(seed_from_clock);
     eprintln!("first seed {seed}");
-    let outcome = soak::run(&soak::Plan { time, seed, keep, dir, jobs, program }, &STOP, |line| eprintln!("{line}"));
+    let outcome =
+        soak::run(&soak::SoakPlan { time, seed, keep, dir, jobs, program }, &STOP, |line| eprintln!("{line}"));
     let failed: u64 = outcome.layers.values().map(|done| done.failed).sum();
     let missing = outcome.coverage.missing();
     if json {
-        let layer = |done: &soak::Done| serde_json::json!({ "passed": done.passed, "failed": done.failed, "seconds": done.seconds });
         let layers: serde_json::Map<_, _> =
-            outcome.layers.iter().map(|(name, done)| ((*name).to_owned(), layer(done))).collect();
+            outcome.layers.iter().map(|(name, totals)| ((*name).to_owned(), totals_json(totals))).collect();
         let report = serde_json::json!({
-            "hours": hours, "first_seed": seed, "jobs": jobs, "layers": layers, "skipped": outcome.skipped, "failed": failed,
-            "kept": outcome.kept, "never_seen": missing,
+            "hours": hours, "first_seed": seed, "jobs": jobs, "layers": layers, "skipped": outcome.skipped,
+            "failed": failed, "kept": outcome.kept, "never_seen": missing,
         });
         println!("{report}");
     } else {
-        for (name, soak::Done { passed, failed, seconds }) in &outcome.layers {
+        for (name, soak::LayerTotals { passed, failed, seconds }) in &outcome.layers {
             println!("{name}: {passed} passed, {failed} failed, {seconds:.0} s");
         }
         if !missing.is_empty() {
@@ -281,7 +295,7 @@ fn replay_images(images: u64, seed: u64, mutant: Option<&str>) -> bool {
     let mutant = match mutant.map(|name| named(name).ok_or(name)).transpose() {
         Ok(mutant) => mutant,
         Err(name) => {
-            eprintln!("there is no planted fault {name}");
+            eprintln!("replay: no planted fault is named {name}");
             return false;
         }
     };
@@ -293,16 +307,17 @@ fn replay_images(images: u64, seed: u64, mutant: Option<&str>) -> bool {
         }
     };
     for missing in ["ext4", "xfs"].iter().filter(|fs| !file_systems.iter().any(|found| found == *fs)) {
-        println!("skipped: {missing}, there is no mkfs.{missing}");
+        println!("skipped: {missing}, because mkfs.{missing} is missing");
     }
     end_on_interrupt();
     let start = Instant::now();
-    let outcome = replay::run(&replay::Plan { images, seed, file_systems, mutant }, &STOP);
+    let outcome = replay::run(&replay::ReplayPlan { images, seed, file_systems, mutant }, &STOP);
     let seconds = start.elapsed().as_secs_f64();
     outcome.failures.iter().for_each(|failure| println!("FAILED {failure}"));
     outcome.by_file_system.iter().for_each(|(name, count)| println!("{name}: {count} images"));
     println!(
-        "{} recordings of {} requests, {} with a failed write or flush; {} images that the file system refused after it\n{seconds:.1} s, {:.0} images a minute",
+        "{} recordings of {} requests, {} with a failed write or flush; {} images that the file system refused after \
+         it\n{seconds:.1} s, {:.0} images a minute",
         outcome.recordings.0,
         outcome.entries,
         outcome.recordings.1,

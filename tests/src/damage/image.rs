@@ -1,4 +1,9 @@
-//! The bytes of a store, and edits of them.
+//! An image holds the bytes of a store; edits damage it.
+//!
+//! 1. [`Image::base`] makes a store on simulated devices and copies its files. The bytes are the same in every run.
+//! 2. [`Edit::many`] derives edits from any bytes, so that a fuzzer can choose them.
+//! 3. [`Image::edit`] applies an edit. Places out of range wrap around, so that every edit is valid.
+//! 4. [`Image::simulate`] and [`Image::write`] hand the image to the engine and to kvfsck.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, OpenOptions};
@@ -12,72 +17,73 @@ use stratakv::{
 };
 use stratakv_format::PAGE_BYTES;
 
-/// The files of a store.
+/// The files of a store as bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Device, path inside its directory, bytes: whole pages.
+    /// The device, the path inside its directory, and the bytes of each file. Files are whole pages.
     pub files: Vec<(usize, String, Vec<u8>)>,
-    /// Devices.
+    /// The number of devices.
     pub devices: usize,
 }
 
-/// One change. Files count in the order of [`Image::files`], modulo their number; places modulo the bytes in use.
+/// One change of an image. A file is an index into [`Image::files`], modulo their number. A place is modulo the bytes
+/// in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Edit {
     /// Flips bits of a byte.
     Flip {
-        /// File.
+        /// The file.
         file: usize,
-        /// Byte.
+        /// The byte.
         at: usize,
-        /// Bits.
+        /// The mask of flipped bits.
         bits: u8,
     },
     /// Writes a number, little-endian.
     Number {
-        /// File.
+        /// The file.
         file: usize,
-        /// First byte; a multiple of 4.
+        /// The first byte; a multiple of 4.
         at: usize,
-        /// What is written.
+        /// The number.
         value: u64,
-        /// 1, 2, 4 or 8 bytes of it.
+        /// How many of its bytes are written: 1, 2, 4 or 8.
         bytes: usize,
     },
-    /// A page takes the bytes of another, of the same file or not.
+    /// Copies a page over another, of the same file or of another file.
     Page {
-        /// File.
+        /// The file.
         file: usize,
-        /// Page written.
+        /// The page that is written.
         to: usize,
-        /// File read.
+        /// The file that is read.
         from_file: usize,
-        /// Page read.
+        /// The page that is read.
         from: usize,
     },
-    /// A page of zeros.
+    /// Zeroes a page.
     Zero {
-        /// File.
+        /// The file.
         file: usize,
-        /// Page.
+        /// The page.
         page: usize,
     },
-    /// The file ends here.
+    /// Truncates a file.
     Cut {
-        /// File.
+        /// The file.
         file: usize,
-        /// Pages left.
+        /// The pages that remain.
         pages: usize,
     },
-    /// The file is gone.
+    /// Removes a file.
     Remove {
-        /// File.
+        /// The file.
         file: usize,
     },
 }
 
-/// Numbers that are at the border of something.
+/// Numbers at the limits of integer types, lengths and page sizes.
 const BORDERS: [u64; 16] = [
     0,
     1,
@@ -98,7 +104,7 @@ const BORDERS: [u64; 16] = [
 ];
 
 impl Edit {
-    /// Edits from any bytes: 8 each.
+    /// Derives edits from any bytes, one from every eight, at most 32.
     #[must_use]
     pub fn many(bytes: &[u8]) -> Vec<Self> {
         let (chunks, _) = bytes.as_chunks::<8>();
@@ -121,21 +127,21 @@ impl Edit {
     }
 }
 
-/// Bytes up to the last that is not zero, in whole pages; at least one.
+/// Returns the length up to the last byte that is not zero, rounded up to whole pages, and at least 1.
 fn used(bytes: &[u8]) -> usize {
     let end = bytes.iter().rposition(|byte| *byte != 0).map_or(1, |last| last + 1);
     end.next_multiple_of(PAGE_BYTES).min(bytes.len()).max(1)
 }
 
 impl Image {
-    /// Dimensions of a key and of a value.
+    /// The head dim of keys and values.
     pub const HEAD_DIM: usize = 16;
 
-    /// A store of a few sequences with everything the format can say so far, on one device or two. Always the same
-    /// bytes.
+    /// Returns a store of a few sequences on one device or two: grown, deleted and truncated ones. The bytes are always
+    /// the same.
     ///
     /// # Panics
-    /// It cannot be made: that is a defect.
+    /// The store cannot be made, which is a defect of the engine.
     #[must_use]
     pub fn base(devices: usize) -> Self {
         static BASES: [OnceLock<Image>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -143,13 +149,13 @@ impl Image {
         BASES[devices - 1].get_or_init(|| Self::make(devices).expect("a store on simulated devices")).clone()
     }
 
-    /// Sizes of the simulated devices that hold such an image.
+    /// Returns the sizes of the simulated devices that hold such an image.
     #[must_use]
     pub fn geometry(devices: usize) -> Geometry {
         Geometry { devices, device_bytes: 16 << 20, manifest_pages: 24, batch_bytes: 12_000, whole: false }
     }
 
-    /// Options to open it with.
+    /// Returns the options to open such an image with.
     #[must_use]
     pub fn options() -> StoreOptions {
         let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::kib(64));
@@ -196,7 +202,7 @@ impl Image {
         Ok(Self { files, devices })
     }
 
-    /// Makes a change. One that finds no file or no such place does nothing.
+    /// Applies an edit. An edit without a file or place to apply to does nothing.
     pub fn edit(&mut self, edit: &Edit) {
         if self.files.is_empty() {
             return;
@@ -242,16 +248,16 @@ impl Image {
         }
     }
 
-    /// Puts the image on simulated devices.
+    /// Writes the image to simulated devices.
     #[must_use]
     pub fn simulate(&self, seed: u64) -> Simulation {
         Simulation::with_files(&Self::geometry(self.devices), seed, &self.files)
     }
 
-    /// Writes the files below `root`; gives the device directories.
+    /// Writes the files below `root` and returns the device directories.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// A directory or file cannot be written.
     pub fn write(&self, root: &Path) -> io::Result<Vec<PathBuf>> {
         let mut directories = DirBuilder::new();
         directories.mode(0o700).recursive(true);

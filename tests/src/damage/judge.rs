@@ -1,4 +1,4 @@
-//! What the engine and kvfsck make of an image.
+//! Asks the engine and kvfsck about an image.
 
 use super::image::Image;
 use std::collections::BTreeMap;
@@ -10,27 +10,27 @@ use stratakv::{
     attend,
 };
 
-/// What a store holds, by id of the sequence: key, tokens, a hash over all that can be read.
-pub type Held = BTreeMap<u64, (String, u64, u64)>;
+/// The content of a store by sequence id: key, tokens, and a hash of everything that can be read.
+pub type StoreContents = BTreeMap<u64, (String, u64, u64)>;
 
-/// Both readers' words.
+/// The answers of both readers.
 #[derive(Debug)]
 pub struct Judgement {
-    /// kvfsck's report, or why there is none.
+    /// The report of kvfsck, or the reason why it has none.
     pub check: Result<kvfsck::Report, kvfsck::CheckError>,
-    /// What the engine reads, or its first error.
-    pub held: Result<Held, Error>,
+    /// The content that the engine reads, or its first error.
+    pub held: Result<StoreContents, Error>,
 }
 
 impl Judgement {
-    /// Whether kvfsck found nothing.
+    /// Returns whether kvfsck found nothing.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.check.as_ref().is_ok_and(|report| report.clean)
     }
 }
 
-/// Everything that can be read, hashed.
+/// Hashes everything that can be read of a sequence.
 fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
     let mut hash = DefaultHasher::new();
     sequence.state().hash(&mut hash);
@@ -45,7 +45,7 @@ fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
         for nth in 0..view.groups().len() {
             blocks.group(nth)?.hash(&mut hash);
         }
-        // The tail shows in attention only; a layout that was changed may have other dimensions than the image had.
+        // Only attention shows the tail. An edited layout may have other dimensions than the image had.
         let mut out = [0.0; Image::HEAD_DIM];
         match attend(&[0.5; Image::HEAD_DIM], &view, blocks, &mut out) {
             Ok(()) => out.iter().for_each(|x| x.to_bits().hash(&mut hash)),
@@ -56,8 +56,8 @@ fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
     Ok(hash.finish())
 }
 
-fn hold(store: &Store) -> Result<Held, Error> {
-    let mut held = Held::new();
+fn hold(store: &Store) -> Result<StoreContents, Error> {
+    let mut held = StoreContents::new();
     for info in store.sequences() {
         let sequence = store.open_sequence(SequenceId(info.id), OpenSequence::new())?;
         held.insert(info.id, (info.key.clone(), sequence.len(), read(store, &sequence)?));
@@ -65,12 +65,12 @@ fn hold(store: &Store) -> Result<Held, Error> {
     Ok(held)
 }
 
-/// Opens the store on these devices and reads everything; for reading only where it has features of a later version
-/// that readers may ignore and writers may not.
+/// Opens the store on these devices and reads everything. Opens it read-only if it has features of a later version that
+/// readers may ignore and writers may not.
 ///
 /// # Errors
-/// The engine's.
-pub fn recover(simulation: &Simulation) -> Result<Held, Error> {
+/// The first error of the engine.
+pub fn recover(simulation: &Simulation) -> Result<StoreContents, Error> {
     let options = Image::options().create(false);
     let store = match simulation.open(options.clone()) {
         Err(e) if e.kind() == ErrorKind::Unsupported => simulation.open(options.read_only(true)).map_err(|_| e)?,
@@ -79,7 +79,7 @@ pub fn recover(simulation: &Simulation) -> Result<Held, Error> {
     hold(&store)
 }
 
-/// Opens the store, and does everything with it that there is to do. Any of it may fail, and none of it may panic.
+/// Opens the store and calls most of its operations. Each may fail, but none may panic.
 fn use_up(simulation: &Simulation) {
     let Ok(store) = simulation.open(Image::options().create(false)) else { return };
     let looked = |store: &Store| {
@@ -96,7 +96,7 @@ fn use_up(simulation: &Simulation) {
             fork.close()
         });
         looked(&store);
-        // Every other one stays, to be moved.
+        // Sequences with odd ids stay, so that cleaning has frames to move.
         if info.id % 2 == 0 {
             let _ = store.delete_sequence_id(id, Durability::Sync);
         }
@@ -123,7 +123,7 @@ fn add(sequence: &mut Sequence) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens the store while the power goes at the `operations`-th device operation, and lets it come back.
+/// Opens the store, cuts the power at the `operations`-th device operation, and restarts the devices.
 pub fn recover_cut(simulation: &Simulation, operations: u64) {
     simulation.crash_in(operations);
     drop(simulation.open(Image::options().create(false)));
@@ -131,7 +131,7 @@ pub fn recover_cut(simulation: &Simulation, operations: u64) {
     simulation.restart();
 }
 
-/// Asks both readers, each with its own copy of the image, and uses the store where it opens: nothing may panic.
+/// Asks both readers, each with its own copy of the image. Also uses the store if it opens; nothing may panic.
 ///
 /// # Panics
 /// The image cannot be written for kvfsck.

@@ -1,4 +1,4 @@
-//! The manifest of a store, for edits that leave every checksum right.
+//! Edits of a store's manifest that keep every checksum valid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,25 +7,25 @@ use stratakv_format::manifest::{self as m, Batch, BatchPlace, ManifestPage, Reco
 use stratakv_format::superblock::Slot;
 use stratakv_format::{PAGE_BYTES, Unverified};
 
-/// The manifest in force, and where it ends.
-pub struct Log {
-    /// Its copies.
+/// The manifest that the superblock names.
+pub struct ManifestLog {
+    /// The files of its copies.
     pub files: Vec<PathBuf>,
-    /// Of the generation.
+    /// The nonce of the generation.
     pub nonce: u64,
-    /// Number of the generation.
+    /// The number of the generation.
     pub generation: u64,
-    /// Pages and numbers of its batches.
+    /// The page and the number of each batch.
     pub batches: Vec<(usize, u64)>,
-    /// The first page behind them.
+    /// The first page after the batches.
     pub next_page: usize,
 }
 
-impl Log {
-    /// That of a store of one device.
+impl ManifestLog {
+    /// Reads the manifest of a store of one device.
     ///
     /// # Panics
-    /// There is none.
+    /// The store has no valid manifest.
     #[must_use]
     pub fn of(dir: &Path) -> Self {
         let superblock = fs::read(dir.join("superblock")).unwrap();
@@ -50,7 +50,7 @@ impl Log {
     /// Changes every copy.
     ///
     /// # Panics
-    /// It cannot be read or written.
+    /// A copy cannot be read or written.
     pub fn edit(&self, edit: impl Fn(&mut Vec<u8>)) {
         for path in &self.files {
             let mut bytes = fs::read(path).unwrap();
@@ -59,10 +59,10 @@ impl Log {
         }
     }
 
-    /// Changes the last batch, which nothing says was durable, and makes its checksum right again.
+    /// Changes the last batch, which no later batch or superblock calls durable, and updates its checksum.
     ///
     /// # Panics
-    /// There is none.
+    /// The manifest has no batch.
     pub fn change_last(&self, change: impl Fn(&mut [u8])) {
         let (page, _) = self.batches[self.batches.len() - 1];
         self.edit(|bytes| {
@@ -73,10 +73,10 @@ impl Log {
         });
     }
 
-    /// One batch more.
+    /// Appends a batch to every copy.
     ///
     /// # Panics
-    /// It is too large.
+    /// The batch is too large.
     pub fn append(&self, records: &[u8], count: u32) {
         let (_, last) = self.batches[self.batches.len() - 1];
         let place = BatchPlace { generation: self.generation, nonce: self.nonce, sequence: last + 1 };
@@ -84,10 +84,10 @@ impl Log {
         self.edit(|bytes| bytes[self.next_page * PAGE_BYTES..][..batch.len()].copy_from_slice(&batch));
     }
 
-    /// Shows every record.
+    /// Calls `each` with every record.
     ///
     /// # Panics
-    /// One is damaged.
+    /// A record is damaged.
     pub fn records(&self, each: &mut dyn FnMut(&Record<'_>)) {
         let bytes = fs::read(&self.files[0]).unwrap();
         for &(page, sequence) in &self.batches {

@@ -1,4 +1,4 @@
-//! Images of stores that are broken on purpose: what both readers, the engine and kvfsck, make of them.
+//! Stores that are damaged on purpose, and what the two readers, the engine and kvfsck, say about them.
 
 mod image;
 mod judge;
@@ -6,6 +6,6 @@ mod log;
 mod seal;
 
 pub use image::{Edit, Image};
-pub use judge::{Held, Judgement, judge, recover, recover_cut};
-pub use log::Log;
+pub use judge::{Judgement, StoreContents, judge, recover, recover_cut};
+pub use log::ManifestLog;
 pub use seal::{seal, seal_page, seal_seeded};

@@ -1,4 +1,4 @@
-//! Right checksums over wrong bytes, so that what lies behind the checksums is reached.
+//! Computes valid checksums over damaged bytes, so that a test reaches the checks after the checksums.
 
 use super::image::Image;
 use std::collections::HashMap;
@@ -9,10 +9,10 @@ use stratakv_format::page::{PAGE_CRC_OFFSET, SECTOR_BYTES};
 use stratakv_format::segment::SegmentPage;
 use zerocopy::FromBytes;
 
-/// Bytes of the header of a batch.
+/// The bytes of a batch header.
 const BATCH_HEADER_BYTES: usize = 56;
 
-/// Puts the right CRC into a page of a superblock, manifest or segment. Shorter input stays as it is.
+/// Writes the valid CRC into a page of a superblock, manifest or segment. Shorter input stays as it is.
 pub fn seal_page(page: &mut [u8]) {
     if let Some(page) = page.first_chunk_mut::<PAGE_BYTES>() {
         let crc = stratakv_format::checksum::page_crc(page);
@@ -20,7 +20,8 @@ pub fn seal_page(page: &mut [u8]) {
     }
 }
 
-/// Puts the right CRC at offset 4 over the pages that the number at `pages_at` claims, if they are there; gives it.
+/// Writes the valid CRC at offset 4, over the number of pages that the field at `pages_at` claims, and returns it.
+/// Returns none if `bytes` is shorter.
 pub fn seal_seeded(bytes: &mut [u8], pages_at: usize, nonce: u64) -> Option<u32> {
     let pages = u32::from_le_bytes(*bytes.get(pages_at..)?.first_chunk()?) as usize;
     let whole = bytes.get_mut(..pages.checked_mul(PAGE_BYTES)?).filter(|whole| !whole.is_empty())?;
@@ -34,10 +35,10 @@ pub fn seal_seeded(bytes: &mut [u8], pages_at: usize, nonce: u64) -> Option<u32>
     Some(crc)
 }
 
-/// Where a frame begins: device, segment, page.
-type Front = (u16, u32, u32);
+/// The start of a frame: device, segment, page.
+type FrameStart = (u16, u32, u32);
 
-/// Puts right every checksum of metadata, those of frame headers inside the manifest's records too.
+/// Updates every checksum of metadata, and the checksums of frame headers that manifest records hold.
 pub fn seal(image: &mut Image) {
     let mut crcs = HashMap::new();
     for (device, name, bytes) in &mut image.files {
@@ -54,7 +55,7 @@ pub fn seal(image: &mut Image) {
     }
 }
 
-fn seal_segment(device: u16, bytes: &mut [u8], crcs: &mut HashMap<Front, u32>) {
+fn seal_segment(device: u16, bytes: &mut [u8], crcs: &mut HashMap<FrameStart, u32>) {
     let Ok((header, _)) = SegmentPage::read_from_prefix(bytes) else { return };
     let pages = bytes.len() / PAGE_BYTES;
     for page in 0..pages {
@@ -69,7 +70,7 @@ fn seal_segment(device: u16, bytes: &mut [u8], crcs: &mut HashMap<Front, u32>) {
     }
 }
 
-fn seal_manifest(bytes: &mut [u8], crcs: &HashMap<Front, u32>) {
+fn seal_manifest(bytes: &mut [u8], crcs: &HashMap<FrameStart, u32>) {
     let Ok((header, _)) = ManifestPage::read_from_prefix(bytes) else { return };
     seal_page(bytes);
     let mut rest = bytes.get_mut(PAGE_BYTES..).unwrap_or_default();
@@ -81,8 +82,8 @@ fn seal_manifest(bytes: &mut [u8], crcs: &HashMap<Front, u32>) {
     }
 }
 
-/// Records that name a frame header's CRC name the one it has now.
-fn seal_records(mut records: &mut [u8], crcs: &HashMap<Front, u32>) {
+/// Updates the frame header CRCs that manifest records hold.
+fn seal_records(mut records: &mut [u8], crcs: &HashMap<FrameStart, u32>) {
     while let Ok((header, _)) = RecordHeader::read_from_prefix(records) {
         let Some(kind) = Kind::from_code(header.kind.get()) else { break };
         let padded = (header.bytes.get() as usize).next_multiple_of(8);

@@ -1,7 +1,10 @@
-//! Processes on the real driver, killed at any moment: kvfsck, open, compare, and on with the same store.
+//! Kills processes on the real driver at any moment.
+//!
+//! After each kill, kvfsck checks the store, and an open compares it with the ledger. The next worker then continues
+//! with the same store.
 
 use super::worker;
-use super::{Job, Known, Line, check_store, learn, told};
+use super::{Job, LedgerEntry, WorkerReport, apply_report, catch_panic, check_store};
 use crate::disk::{check, device_dirs};
 use crate::rng::Rng;
 use std::collections::BTreeMap;
@@ -12,45 +15,45 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A store is left for a fresh one after this many cycles, so that histories stay short.
+/// A new store replaces the old one after this many cycles, so that histories stay short.
 const CYCLES_PER_STORE: u64 = 40;
 
-/// What to do.
+/// The settings of a kill run.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// Kills in all.
+pub struct KillPlan {
+    /// The number of kills.
     pub cycles: u64,
-    /// Where the stores lie; they go at the end.
+    /// The directory for the stores. They are deleted at the end.
     pub dir: PathBuf,
-    /// First seed.
+    /// The first seed.
     pub seed: u64,
-    /// Processes at a time.
+    /// The number of processes at a time.
     pub jobs: usize,
     /// The program that runs a worker as `PROGRAM worker SEED NEXT DEVICES DIR`.
     pub program: PathBuf,
 }
 
-/// How it went.
+/// The result of a kill run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Kills after which everything was as acknowledged.
+pub struct KillReport {
+    /// The kills after which the store held everything acknowledged.
     pub passed: u64,
-    /// What was not, each with its seed and the last reports.
+    /// The failures, each with its seed and the last reports.
     pub failures: Vec<String>,
-    /// Durable commits acknowledged.
+    /// The acknowledged durable commits.
     pub commits: u64,
-    /// Kills before the store was open.
+    /// The kills before the store was open.
     pub early: u64,
 }
 
-/// The program of one worker: reports on standard output until it is killed.
+/// Runs one worker. It reports on standard output until it is killed.
 ///
 /// # Errors
-/// Those of the store, as text.
+/// An operation of the store fails; the error is its text.
 pub fn worker(job: &Job) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
-    let mut report = |line: Line| {
-        // The one that listens is gone: nobody is left to work for.
+    let mut report = |line: WorkerReport| {
+        // The parent process is gone, so the worker exits.
         if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
             std::process::exit(3);
         }
@@ -58,11 +61,11 @@ pub fn worker(job: &Job) -> Result<(), String> {
     super::work(job, || false, &mut report).map_err(|e| e.to_string())
 }
 
-/// Kills and checks until all is done, something fails, or `stop` is set.
+/// Kills and checks until all cycles are done, a check fails, or `stop` is set.
 #[must_use]
-pub fn run(plan: &Plan, stop: &AtomicBool) -> Outcome {
+pub fn run(plan: &KillPlan, stop: &AtomicBool) -> KillReport {
     let next = AtomicU64::new(0);
-    let total = Mutex::new(Outcome::default());
+    let total = Mutex::new(KillReport::default());
     let stores = plan.cycles.div_ceil(CYCLES_PER_STORE);
     let work = || loop {
         let store = next.fetch_add(1, Ordering::Relaxed);
@@ -82,8 +85,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Outcome {
     total.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn one_store(plan: &Plan, seed: u64, cycles: u64, stop: &AtomicBool) -> Outcome {
-    let mut outcome = Outcome::default();
+fn one_store(plan: &KillPlan, seed: u64, cycles: u64, stop: &AtomicBool) -> KillReport {
+    let mut outcome = KillReport::default();
     let root = match tempfile::Builder::new().prefix("stratakv-kill-").tempdir_in(&plan.dir) {
         Ok(root) => root,
         Err(e) => {
@@ -94,7 +97,8 @@ fn one_store(plan: &Plan, seed: u64, cycles: u64, stop: &AtomicBool) -> Outcome 
     let mut rng = Rng(seed);
     let devices = 1 + rng.below(2);
     let dirs = device_dirs(root.path(), devices);
-    // The store exists: a creation over several devices that is cut short must be emptied by hand.
+    // The store is created before the first kill, because an interrupted creation over several devices must be removed
+    // by hand.
     if let Err(e) = worker::open(&dirs) {
         outcome.failures.push(format!("seed {seed}: create: {e:?}"));
         return outcome;
@@ -107,9 +111,9 @@ fn one_store(plan: &Plan, seed: u64, cycles: u64, stop: &AtomicBool) -> Outcome 
         let next = known.keys().max().map_or(1, |name| name + 100);
         let ended = cut_short(plan, root.path(), devices, &mut rng, next);
         let checked = ended.and_then(|lines| {
-            outcome.early += u64::from(!lines.contains(&Line::Ready));
-            outcome.commits += lines.iter().filter(|line| matches!(line, Line::Committed(..))).count() as u64;
-            lines.iter().for_each(|line| learn(&mut known, *line));
+            outcome.early += u64::from(!lines.contains(&WorkerReport::Ready));
+            outcome.commits += lines.iter().filter(|line| matches!(line, WorkerReport::Committed(..))).count() as u64;
+            lines.iter().for_each(|line| apply_report(&mut known, *line));
             verify(&dirs, &mut known, &mut rng).map_err(|e| {
                 let last: Vec<String> = lines.iter().rev().take(12).rev().map(ToString::to_string).collect();
                 format!("{e}\n    {}", last.join("\n    "))
@@ -126,8 +130,14 @@ fn one_store(plan: &Plan, seed: u64, cycles: u64, stop: &AtomicBool) -> Outcome 
     outcome
 }
 
-/// Runs a worker and kills it at any moment: mostly in its work, sometimes while it opens the store.
-fn cut_short(plan: &Plan, root: &Path, devices: usize, rng: &mut Rng, next: u64) -> Result<Vec<Line>, String> {
+/// Runs a worker and kills it: four times in five during its work, otherwise while it may still open the store.
+fn cut_short(
+    plan: &KillPlan,
+    root: &Path,
+    devices: usize,
+    rng: &mut Rng,
+    next: u64,
+) -> Result<Vec<WorkerReport>, String> {
     let failed = |e: std::io::Error| format!("{}: {e}", plan.program.display());
     let mut child = Command::new(&plan.program)
         .args(["worker", &rng.next_u64().to_string(), &next.to_string(), &devices.to_string()])
@@ -143,7 +153,7 @@ fn cut_short(plan: &Plan, root: &Path, devices: usize, rng: &mut Rng, next: u64)
         if early {
             std::thread::sleep(Duration::from_micros(wait / 2));
         } else {
-            // Ready, or the end of one that failed.
+            // The line is `Ready`, or the output ends because the worker failed.
             let _ = out.read_line(&mut text);
             std::thread::sleep(Duration::from_micros(wait));
         }
@@ -162,18 +172,18 @@ fn cut_short(plan: &Plan, root: &Path, devices: usize, rng: &mut Rng, next: u64)
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
-fn verify(dirs: &[PathBuf], known: &mut BTreeMap<u64, Known>, rng: &mut Rng) -> Result<(), String> {
+fn verify(dirs: &[PathBuf], known: &mut BTreeMap<u64, LedgerEntry>, rng: &mut Rng) -> Result<(), String> {
     let clean = |when: &str| {
-        let report = told(|| check(dirs))?;
+        let report = catch_panic(|| check(dirs))?;
         if report.clean { Ok(()) } else { Err(format!("kvfsck {when}:\n{}", report.to_text())) }
     };
     if rng.below(4) == 0 {
         clean("after the kill")?;
     }
-    // Sometimes the next worker finds what the last one left.
+    // One time in four the check is skipped, so that the next worker recovers the store itself.
     if rng.below(4) > 0 {
         let store = worker::open(dirs).map_err(|e| format!("open: {e:?}"))?;
-        told(|| check_store(&store, known))?;
+        catch_panic(|| check_store(&store, known))?;
         drop(store);
         if rng.below(8) == 0 {
             clean("after it was opened again")?;

@@ -1,4 +1,4 @@
-//! What a process that was cut short had been told: the commits and deletions it asked for, and those acknowledged.
+//! The ledger of a worker: the commits and deletions that it asked for, and those that the store acknowledged.
 
 use super::worker;
 use std::collections::BTreeMap;
@@ -6,22 +6,22 @@ use std::fmt;
 use std::str::FromStr;
 use stratakv::{ErrorKind, OpenSequence, Store};
 
-/// One thing that a worker reports, before or after it happens.
+/// A report of a worker, written before or after an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
-    /// A commit of this sequence at this length is asked for.
+pub enum WorkerReport {
+    /// The worker is about to commit this sequence at this length.
     Committing(u64, usize),
-    /// It is durable.
+    /// The commit is durable.
     Committed(u64, usize),
-    /// A deletion is asked for.
+    /// The worker is about to delete this sequence.
     Deleting(u64),
-    /// It is durable.
+    /// The deletion is durable.
     Deleted(u64),
     /// The store is open.
     Ready,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for WorkerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Committing(name, tokens) => write!(f, "!committing {name} {tokens}."),
@@ -33,10 +33,10 @@ impl fmt::Display for Line {
     }
 }
 
-impl FromStr for Line {
+impl FromStr for WorkerReport {
     type Err = ();
 
-    /// The full stop tells a whole line from one that was cut short.
+    /// Parses a line of the worker's output. The full stop at its end distinguishes a whole line from a torn one.
     fn from_str(line: &str) -> Result<Self, ()> {
         let line = line.strip_prefix('!').and_then(|line| line.strip_suffix('.')).ok_or(())?;
         let mut words = line.split(' ');
@@ -53,33 +53,33 @@ impl FromStr for Line {
     }
 }
 
-/// What is known of a sequence.
+/// The reports about one sequence.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// Tokens that were acknowledged durably.
+pub struct LedgerEntry {
+    /// The tokens of the last acknowledged durable commit.
     durable: usize,
-    /// Lengths that some commit was asked for, since it was last seen.
+    /// The lengths that commits asked for since the last check.
     asked: Vec<usize>,
     delete_asked: bool,
     deleted: bool,
 }
 
-/// Takes a report in.
-pub fn learn(known: &mut BTreeMap<u64, Known>, line: Line) {
+/// Adds a report to the ledger.
+pub fn apply_report(known: &mut BTreeMap<u64, LedgerEntry>, line: WorkerReport) {
     match line {
-        Line::Committing(name, tokens) => known.entry(name).or_default().asked.push(tokens),
-        Line::Committed(name, tokens) => known.entry(name).or_default().durable = tokens,
-        Line::Deleting(name) => known.entry(name).or_default().delete_asked = true,
-        Line::Deleted(name) => known.entry(name).or_default().deleted = true,
-        Line::Ready => {}
+        WorkerReport::Committing(name, tokens) => known.entry(name).or_default().asked.push(tokens),
+        WorkerReport::Committed(name, tokens) => known.entry(name).or_default().durable = tokens,
+        WorkerReport::Deleting(name) => known.entry(name).or_default().delete_asked = true,
+        WorkerReport::Deleted(name) => known.entry(name).or_default().deleted = true,
+        WorkerReport::Ready => {}
     }
 }
 
-/// Holds a store against what is known, and learns what it holds.
+/// Compares a store with the ledger, then replaces the ledger by what the store holds.
 ///
 /// # Panics
-/// Something acknowledged is missing, or something is there that nobody asked for.
-pub fn check_store(store: &Store, known: &mut BTreeMap<u64, Known>) {
+/// Something acknowledged is missing, or the store holds something that the worker did not ask for.
+pub fn check_store(store: &Store, known: &mut BTreeMap<u64, LedgerEntry>) {
     for info in &store.sequences() {
         let name = worker::name(&info.key).expect("a key of the worker");
         assert!(known.contains_key(&name), "{name} was never committed");
@@ -90,7 +90,7 @@ pub fn check_store(store: &Store, known: &mut BTreeMap<u64, Known>) {
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::NotFound, "{name}: {e:?}");
                 assert!(known.durable == 0 || known.delete_asked || known.deleted, "{name} is lost, {known:?}");
-                // What is gone once never comes back.
+                // A sequence that is missing once must not reappear.
                 known.deleted = true;
                 continue;
             }
@@ -99,7 +99,7 @@ pub fn check_store(store: &Store, known: &mut BTreeMap<u64, Known>) {
         let tokens = worker::verify(store, &sequence, *name);
         assert!(tokens >= known.durable, "{name} has {tokens} tokens of {}", known.durable);
         assert!(known.asked.contains(&tokens), "{name} has {tokens} tokens, which no commit asked for");
-        // What was found once stays.
-        *known = Known { durable: tokens, asked: vec![tokens], ..Known::default() };
+        // Later checks must find at least this length.
+        *known = LedgerEntry { durable: tokens, asked: vec![tokens], ..LedgerEntry::default() };
     }
 }

@@ -1,11 +1,11 @@
-//! Loop devices and mounts that go when their guard goes.
+//! Guards of loop devices and mounts. Dropping a guard detaches or unmounts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Runs a program; its standard output.
+/// Runs a program and returns its standard output.
 pub(super) fn call(program: &str, arguments: &[&str]) -> Result<String, String> {
     let out = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     if out.status.success() {
@@ -14,8 +14,8 @@ pub(super) fn call(program: &str, arguments: &[&str]) -> Result<String, String> 
     Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&out.stderr).trim()))
 }
 
-/// Tries until it works, for about two seconds.
-fn insist(mut attempt: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+/// Repeats `attempt` until it succeeds, for about two seconds.
+fn retry(mut attempt: impl FnMut() -> Result<(), String>) -> Result<(), String> {
     let mut last = Ok(());
     for _ in 0..200 {
         last = attempt();
@@ -31,10 +31,10 @@ fn insist(mut attempt: impl FnMut() -> Result<(), String>) -> Result<(), String>
 pub(super) struct Loop(pub(super) String);
 
 impl Loop {
-    /// One for this file, with sectors of a page.
+    /// Attaches a loop device to this file, with sectors of 4096 bytes.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// `losetup` fails.
     pub(super) fn new(file: &Path) -> Result<Self, String> {
         let file = file.to_string_lossy();
         call("losetup", &["--find", "--show", "--direct-io=on", "--sector-size", "4096", &file]).map(Self)
@@ -43,27 +43,27 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        if let Err(e) = insist(|| call("losetup", &["--detach", &self.0]).map(|_| ())) {
-            eprintln!("{} stays: {e}", self.0);
+        if let Err(e) = retry(|| call("losetup", &["--detach", &self.0]).map(|_| ())) {
+            eprintln!("{} remains attached: {e}", self.0);
         }
     }
 }
 
 /// A mounted file system.
 pub(super) struct Mounted {
-    /// Where.
+    /// The mount point.
     pub(super) at: PathBuf,
-    /// Behind the mount: detached after it.
+    /// The mounted device. It is detached after the unmount.
     _device: Loop,
 }
 
 impl Mounted {
-    /// Mounts what is on a device.
+    /// Mounts the file system on a device.
     ///
     /// # Errors
-    /// It cannot be mounted.
+    /// The mount fails.
     pub(super) fn new(device: Loop, file_system: &str, at: &Path) -> Result<Self, String> {
-        // A second file system with the same identity is a copy of the first, here on purpose.
+        // An image has the UUID of the file system that it is a copy of, which xfs refuses by default.
         let data = if file_system == "xfs" { c"nouuid" } else { c"" };
         let flags = rustix::mount::MountFlags::NOATIME;
         rustix::mount::mount(device.0.as_str(), at, file_system, flags, data)
@@ -72,68 +72,68 @@ impl Mounted {
     }
 }
 
-/// A small file system in a file, which goes with its guard.
-pub struct Small {
+/// A small file system in a file. Dropping it unmounts it and deletes the file.
+pub struct SmallFileSystem {
     mounted: Option<Mounted>,
     file_system: String,
     place: TempDir,
 }
 
-impl Small {
-    /// Makes and mounts one of so many bytes.
+impl SmallFileSystem {
+    /// Makes and mounts a file system of `bytes` bytes.
     ///
     /// # Errors
-    /// Why it cannot be had here.
+    /// The reason why this machine cannot do so.
     pub fn new(file_system: &str, bytes: u64) -> Result<Self, String> {
         if !super::replay::possible()?.iter().any(|found| found == file_system) {
-            return Err(format!("there is no mkfs.{file_system}"));
+            return Err(format!("mkfs.{file_system} is missing"));
         }
         let failed = |e: std::io::Error| format!("a scratch file: {e}");
         let place = tempfile::tempdir().map_err(failed)?;
         let mut small = Self { mounted: None, file_system: file_system.into(), place };
         std::fs::create_dir(small.at()).map_err(failed)?;
         std::fs::File::create(small.image()).and_then(|file| file.set_len(bytes)).map_err(failed)?;
-        // On the device: the sectors of the file are smaller.
+        // mkfs runs on the loop device, because the sectors of the file itself are smaller.
         let device = Loop::new(&small.image())?;
         call(&format!("mkfs.{file_system}"), &["-q", &device.0])?;
         small.mounted = Some(Mounted::new(device, file_system, &small.at())?);
         Ok(small)
     }
 
-    /// The file behind it.
+    /// Returns the file that holds the file system.
     #[must_use]
     pub fn image(&self) -> PathBuf {
         self.place.path().join("image")
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     #[must_use]
     pub fn at(&self) -> PathBuf {
         self.place.path().join("mounted")
     }
 
-    /// Mounts it again.
+    /// Unmounts the file system and mounts it again.
     ///
     /// # Errors
-    /// It cannot be mounted.
+    /// The mount fails.
     pub fn mount(&mut self) -> Result<(), String> {
         self.mounted = None;
         self.mounted = Some(Mounted::new(Loop::new(&self.image())?, &self.file_system, &self.at())?);
         Ok(())
     }
 
-    /// What an error of its own does to ext4: it is read-only, whatever is open.
+    /// Makes the file system read-only although files are open, as ext4 does after an internal error.
     ///
     /// # Errors
-    /// It goes on.
+    /// The remount fails.
     pub fn abort(&self) -> Result<(), String> {
         call("mount", &["-o", "remount,abort", &self.at().to_string_lossy()]).map(|_| ())
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallFileSystem {
     fn drop(&mut self) {
-        // Before its directory.
+        // The unmount must precede the removal of the directory.
         self.mounted = None;
     }
 }
@@ -141,7 +141,7 @@ impl Drop for Small {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let unmount = |flags| rustix::mount::unmount(&self.at, flags).map_err(|e| e.to_string());
-        if insist(|| unmount(rustix::mount::UnmountFlags::empty())).is_err() {
+        if retry(|| unmount(rustix::mount::UnmountFlags::empty())).is_err() {
             let _ = unmount(rustix::mount::UnmountFlags::DETACH);
         }
     }

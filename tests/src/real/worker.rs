@@ -1,7 +1,7 @@
-//! The work that is cut short: sequences that grow, are committed and deleted, on a store with small segments.
+//! The work that crash tests interrupt: sequences grow, are committed and deleted on a store with small segments.
 
-use super::ledger::Line;
-use crate::content::{LayerShape, Order, Shape};
+use super::ledger::WorkerReport;
+use crate::content::{LayerShape, Order, SequenceShape};
 use crate::disk::small_options;
 use crate::rng::{Rng, mix};
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use std::time::Duration;
 use stratakv::{CreateOptions, DType, Durability, OpenSequence, Result, Sequence, Store, StoredSummary};
 
 const LIVE_MAX: usize = 4;
-/// A sequence that grew beyond is deleted soon.
+/// A sequence with more tokens than this is deleted when it is next chosen.
 const TOKENS_MAX: usize = 1500;
 
-/// What a worker does.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Device directories.
+    /// The device directories.
     pub dirs: Vec<PathBuf>,
-    /// Decides everything.
+    /// The seed of everything the worker does.
     pub seed: u64,
-    /// Names from here on are new.
+    /// The first name for new sequences.
     pub next: u64,
 }
 
-pub(super) fn shape() -> Shape {
+pub(super) fn shape() -> SequenceShape {
     let window = LayerShape { window: Some(50), ..LayerShape::full(1, 24) };
-    Shape { layers: vec![LayerShape::full(2, 32), window], dtype: DType::F16, group: 6 }
+    SequenceShape { layers: vec![LayerShape::full(2, 32), window], dtype: DType::F16, group: 6 }
 }
 
 fn seeds(name: u64, tokens: std::ops::Range<usize>) -> Vec<u64> {
@@ -44,7 +44,7 @@ pub(super) fn name(key: &str) -> Option<u64> {
     key.strip_prefix('n').and_then(|name| name.parse().ok())
 }
 
-/// Length, token ids and state say the same, and every byte is what was appended.
+/// Checks that length, token ids and state agree and that every byte is what was appended. Returns the length.
 pub(super) fn verify(store: &Store, sequence: &Sequence, name: u64) -> usize {
     let tokens = sequence.len() as usize;
     assert!(sequence.token_ids().iter().copied().eq((0..tokens as u32).map(|t| t ^ name as u32)), "{name}: token ids");
@@ -54,11 +54,11 @@ pub(super) fn verify(store: &Store, sequence: &Sequence, name: u64) -> usize {
     tokens
 }
 
-/// Works until `stop`, telling before and after whatever is to last.
+/// Works until `stop` returns true. Reports before and after every operation that is to be durable.
 ///
 /// # Errors
-/// Those of the store.
-pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Line)) -> Result<()> {
+/// An operation of the store fails.
+pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(WorkerReport)) -> Result<()> {
     let store = open(&job.dirs)?;
     let mut rng = Rng(job.seed);
     let mut next = job.next;
@@ -68,7 +68,7 @@ pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Li
             live.push((name, store.open_sequence(&info.key, OpenSequence::new())?));
         }
     }
-    report(Line::Ready);
+    report(WorkerReport::Ready);
     let shape = shape();
     let layout = shape.layout()?;
     while !stop() {
@@ -81,11 +81,11 @@ pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Li
         let long = live[at].1.len() as usize > TOKENS_MAX;
         if long || live.len() > 1 && rng.below(15) == 0 {
             let (name, sequence) = live.swap_remove(at);
-            report(Line::Deleting(name));
+            report(WorkerReport::Deleting(name));
             let level = [Durability::Sync, Durability::Lazy][rng.below(2)];
             sequence.delete(level)?;
             if level == Durability::Sync {
-                report(Line::Deleted(name));
+                report(WorkerReport::Deleted(name));
             }
             continue;
         }
@@ -101,10 +101,10 @@ pub fn work(job: &Job, mut stop: impl FnMut() -> bool, mut report: impl FnMut(Li
         }
         let tokens = sequence.len() as usize;
         let level = [Durability::Sync, Durability::Sync, Durability::Lazy, Durability::None][rng.below(4)];
-        report(Line::Committing(*name, tokens));
+        report(WorkerReport::Committing(*name, tokens));
         sequence.commit_with(&tokens.to_le_bytes(), level)?;
         if level == Durability::Sync {
-            report(Line::Committed(*name, tokens));
+            report(WorkerReport::Committed(*name, tokens));
         }
     }
     Ok(())

@@ -1,4 +1,10 @@
-//! What a case is: everything that happens, decided from its seed before it starts.
+//! A case: everything that happens, decided from the seed before the case starts.
+//!
+//! 1. [`Case::generate`] draws the regime, geometry, layout and settings, then the rounds.
+//! 2. A [`Round`] is a list of operations, a crash, and what follows it: crashes during recovery, bit rot, a lost disk.
+//! 3. [`Case::from_bytes`] takes settings from a seed and operations from bytes, so that a fuzzer can choose them.
+//!
+//! Settings added later draw from generators of their own, so that older seeds keep their histories.
 
 use super::operation::Operation;
 use serde::{Deserialize, Serialize};
@@ -6,92 +12,92 @@ use std::borrow::Cow;
 use stratakv::DType;
 use stratakv::sim::{Faults, Geometry, Rng};
 
-/// Sequences that a case uses at most at a time.
+/// The largest number of sequences that a case uses at a time.
 pub(super) const SLOTS: usize = 4;
 
-/// What goes wrong besides the power.
+/// The faults of a case besides power failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Regime {
     /// Nothing.
     Plain,
-    /// Little space.
+    /// Space is short.
     Tight,
-    /// Errors of reads, writes, syncs, and of files and their names.
+    /// Reads, writes, syncs and changes of files and names fail.
     Errors,
     /// Bits flip on the medium while the power is off.
     Rot,
-    /// Writes land elsewhere or nowhere, and report success.
+    /// Writes report success but reach another place or none.
     Astray,
-    /// A read brings a wrong bit once.
+    /// One read returns a wrong bit.
     Flips,
 }
 
-/// Operations up to a crash, and what follows it.
+/// The operations up to a crash, and what follows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
-    /// Steps.
+    /// The operations.
     pub operations: Vec<Operation>,
-    /// The power goes in this step or later: index, and device operations from its start.
+    /// The power failure: the index of an operation, and the number of device operations from its start.
     pub crash: (usize, u64),
-    /// Crashes during recovery, at that many device operations.
+    /// Power failures during recovery, each after this many device operations.
     pub again: Vec<u64>,
-    /// Faults from the given step on.
+    /// Faults, with the operation before which they are set.
     pub faults: Option<(usize, Faults)>,
     /// Bit rot while the power is off: path prefix, copies, and offset limit.
     pub rot: Option<(Cow<'static, str>, usize, u64)>,
-    /// Before it is opened for good the store is opened for reading only.
+    /// True if the store is opened read-only before it is recovered.
     #[serde(default)]
     pub look: bool,
-    /// A disk that does not come back with the power, if there are copies of everything.
+    /// A disk that is missing after the power failure. Ignored unless everything has copies.
     #[serde(default)]
     pub lost: Option<usize>,
 }
 
-/// What ends a sequence besides its deletion.
+/// The expiry and eviction settings of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
-    /// Time to live in milliseconds; 0 for none.
+pub struct Lifetime {
+    /// The time to live in milliseconds; 0 for none.
     pub ttl: u64,
-    /// Priority of eviction; 0 for none.
+    /// The priority of eviction; 0 if the sequence is not evictable.
     pub evictable: u8,
 }
 
 /// One history.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Case {
-    /// Where it comes from; also seeds what the devices do.
+    /// The seed of the case, and of the behaviour of its devices.
     pub seed: u64,
-    /// What goes wrong.
+    /// The faults besides power failures.
     pub regime: Regime,
-    /// Sizes of the simulation.
+    /// The sizes of the simulation.
     pub geometry: Geometry,
-    /// Pages of a segment.
+    /// The pages of a segment.
     pub segment_pages: u64,
-    /// Capacity in segments.
+    /// The capacity in segments.
     pub capacity: Option<u64>,
     /// Layers, KV heads, head dim, group tokens.
     pub layout: (u16, u16, u16, u16),
-    /// Element type.
+    /// The element type.
     #[serde(with = "dtype")]
     pub dtype: DType,
-    /// Bits per element of groups under a codec, 0 for none; the share of the layers.
+    /// The bits per element of encoded groups, 0 for raw groups; and the share of encoded layers.
     #[serde(default)]
     pub codec: (u8, f64),
-    /// With min/max summaries.
+    /// True if sequences store min/max summaries.
     pub summaries: bool,
-    /// Which are streamed.
+    /// True if selections stream these summaries.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub streamed: bool,
-    /// By slot what ends the sequences made in it; nothing beyond.
+    /// The lifetimes of sequences by slot. Further slots have none.
     #[serde(default)]
-    pub ends: Vec<End>,
-    /// Copies of each sequence.
+    pub ends: Vec<Lifetime>,
+    /// The copies of each sequence.
     #[serde(default = "one")]
     pub copies: u8,
-    /// Shards that serve the disks at most; none: one for each.
+    /// The largest number of shards that serve the disks; none for one per disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<usize>,
-    /// What happens.
+    /// The rounds in order.
     pub rounds: Vec<Round>,
 }
 
@@ -122,7 +128,7 @@ pub(super) fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 }
 
 impl Case {
-    /// The case of this seed.
+    /// Generates the case of this seed.
     #[must_use]
     pub fn generate(seed: u64) -> Self {
         let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0xca5e);
@@ -141,7 +147,7 @@ impl Case {
         let full = tight && rng.one_in(2);
         let whole = full && rng.one_in(2);
         let manifest_pages = pick(rng, &[4, 4, 5, 6, 24]);
-        // Two generations of two copies, with the state at its largest.
+        // The space of two manifest generations of two copies, with the largest state.
         let metadata = if whole { 4096 * (2 + 4 * (manifest_pages + 24)) } else { 0 };
         let geometry = Geometry {
             devices,
@@ -150,22 +156,24 @@ impl Case {
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
             whole,
         };
-        // Of its own numbers: the rest of the case is what it was before there were codecs.
+        // A generator of its own, so that seeds keep the histories that they had without codecs.
         let mut own = Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xc0dec);
         let codec = pick(&mut own, &[(0, 1.0), (0, 1.0), (0, 1.0), (8, 1.0), (8, 0.5), (4, 1.0)]);
         let copies = if devices > 1 && rng.one_in(2) { 2 + rng.below(devices as u64 - 1) as u8 } else { 1 };
-        // Not of the same numbers: a case of before is the same case with other shards.
+        // A generator of its own, so that seeds keep the histories that they had without shards.
         let mut of_shards = Rng::new(seed.wrapping_mul(0x9e6c_63d0_76cc_4b6d) ^ 0x5a4d);
         let shards = (devices > 1 && of_shards.one_in(3)).then(|| 1 + of_shards.below(2) as usize);
         let rounds = 2 + rng.below(2) as usize;
         let length = 20_u64.div_ceil(rounds as u64) + rng.below(12);
         let ending = rng.one_in(if tight { 2 } else { 4 });
-        // A cache: what goes first is a question only where there is a choice.
+        // A cache uses all slots, because the order of eviction shows only among several sequences.
         let cache = tight && ending;
         let slots = if cache { SLOTS } else { 1 + rng.below(SLOTS as u64) as usize };
         let ends = if ending {
-            let end =
-                |rng: &mut Rng| End { ttl: pick(rng, &[0, 0, 5_000, 30_000]), evictable: pick(rng, &[0, 1, 1, 2]) };
+            let end = |rng: &mut Rng| Lifetime {
+                ttl: pick(rng, &[0, 0, 5_000, 30_000]),
+                evictable: pick(rng, &[0, 1, 1, 2]),
+            };
             (0..slots).map(|_| end(rng)).collect()
         } else {
             Vec::new()
@@ -194,14 +202,14 @@ impl Case {
             shards,
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
         };
-        // By the seed itself: cases of before are what they were in everything else.
+        // From the seed itself, so that seeds keep the histories that they had without streaming.
         Self { streamed: case.summaries && seed % 2 == 1, ..case }
     }
 }
 
 impl Case {
-    /// A case from any bytes: the first eight are a seed, the rest replaces its operations, four bytes each, and the
-    /// crashes during recovery.
+    /// Builds a case from any bytes. The first eight are a seed, the next three the crashes during recovery. The rest
+    /// replaces the operations, four bytes each.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let (seed, rest) = bytes.split_at(bytes.len().min(8));
@@ -226,7 +234,7 @@ impl Case {
 impl Round {
     fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize, cache: bool) -> Self {
         let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots, devices, cache)).collect();
-        // Late in the round: what came before is what can be lost.
+        // The crash is late in the round, because only earlier operations can be lost.
         let crash_at = operations.len() - 1 - (rng.below(length) * rng.below(length) / length) as usize;
         let again = match rng.below(8) {
             0..=4 => Vec::new(),
@@ -247,7 +255,7 @@ impl Round {
     fn faults(rng: &mut Rng, regime: Regime, devices: usize) -> Option<Faults> {
         let within = |rng: &mut Rng, most| rng.one_in(2).then(|| rng.below(most));
         let mut faults = Faults::default();
-        // What nobody may notice, in any regime.
+        // Faults that the engine must hide, in any regime.
         if rng.one_in(4) {
             faults.short = within(rng, 40);
             faults.interrupted = within(rng, 40);

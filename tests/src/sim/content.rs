@@ -1,4 +1,11 @@
-//! Keys and values that say where they belong, and reading them back.
+//! The keys and values of a case, and the checks of what a read returns.
+//!
+//! An element is a hash of its token's salt, layer, plane and index, so a wrong place shows as wrong bytes.
+//!
+//! - Raw planes are compared bit by bit.
+//! - Encoded planes are compared within the rounding error of their codec. A truncation moves decoded tokens from a
+//!   full group to the tail, and the next group rounds them again. [`Token`] counts these roundings.
+//! - Attention over a whole layer is compared with a naive one over the elements that were read.
 
 use super::case::Case;
 use crate::content::encode;
@@ -6,26 +13,26 @@ use std::ops::Range;
 use stratakv::retrieval::KeyShape;
 use stratakv::{DType, KvLayout, PlaneCodec, Selection, Sequence, Store, TensorView, attend};
 
-/// Shapes of a case.
-pub(super) struct Shape {
+/// The layout of a case, with what the checks need of it.
+pub(super) struct CaseShape {
     pub(super) layout: KvLayout,
     pub(super) layers: usize,
     heads: usize,
     dim: usize,
     pub(super) group: usize,
     dtype: DType,
-    /// By layer, of K and V.
+    /// The codecs of K and V by layer.
     codecs: Vec<[PlaneCodec; 2]>,
-    /// Some layer is under a codec: elements are few and far between, so that rounding never makes one of another.
+    /// True if the case has a codec. Elements are then whole steps apart, so that rounding never makes one of another.
     encoded: bool,
 }
 
-/// How far a decoded element may be from what was appended at most: elements under a codec are whole steps of 1 apart.
+/// The largest distance of a decoded element from the appended one. Elements under a codec are multiples of 1 apart.
 const ROUNDING: f32 = 0.45;
-/// How far the elements of a range under a codec are apart at most, with what earlier roundings add.
+/// The largest difference of two elements of an encoded range, earlier roundings included.
 const SPREAD: f32 = 3.0 + ROUNDING;
 
-/// The element of a token: exact in every dtype.
+/// Returns an element of a token. It is exact in every dtype.
 fn element(salt: u64, layer: usize, plane: usize, index: usize, encoded: bool) -> f32 {
     let place = (layer as u64) << 40 | (plane as u64) << 32 | index as u64;
     let mut x = salt ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -33,7 +40,7 @@ fn element(salt: u64, layer: usize, plane: usize, index: usize, encoded: bool) -
     if encoded { (x >> 62) as f32 - 1.5 } else { ((x >> 56) as f32 - 128.0) / 64.0 }
 }
 
-/// The elements of a row as numbers.
+/// Converts the elements of a row to numbers.
 fn numbers(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     fn each<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
         bytes.as_chunks::<N>().0.iter().zip(out).for_each(|(bytes, out)| *out = number(*bytes));
@@ -45,16 +52,16 @@ fn numbers(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     }
 }
 
-/// A token as it was appended.
+/// An appended token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token {
-    /// What its elements follow from.
+    /// The seed of its elements.
     pub(super) salt: u64,
-    /// How often a cut took it out of a full group. A codec has rounded it as often, at most.
+    /// The number of truncations that moved it from a full group to the tail. A codec rounded it at most as often.
     roundings: u8,
 }
 
-/// Tokens are equal when the same elements were appended.
+/// Tokens are equal if the same elements were appended.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         self.salt == other.salt
@@ -64,13 +71,13 @@ impl PartialEq for Token {
 impl Eq for Token {}
 
 impl Token {
-    /// A token that was just appended.
+    /// Returns a token that no codec has rounded.
     pub(super) const fn new(salt: u64) -> Self {
         Self { salt, roundings: 0 }
     }
 
-    /// Cuts a layer to its first `len` tokens. Those that stay of a full group are in the tail from now on, as the
-    /// group has them.
+    /// Truncates a layer to its first `len` tokens. If this splits a full group, its remaining tokens become the tail,
+    /// with the values that the group decodes to.
     pub(super) fn cut(tokens: &mut Vec<Self>, len: usize, group: usize) {
         let first = len / group * group;
         if len < tokens.len() && first + group <= tokens.len() {
@@ -82,12 +89,12 @@ impl Token {
     }
 }
 
-/// What a read of a whole layer brought: K and V, `[tokens, kv_heads, head_dim]` each.
+/// The result of reading a whole layer: K and V, `[tokens, kv_heads, head_dim]` each.
 pub(super) struct Contents {
     planes: [Vec<f32>; 2],
 }
 
-impl Shape {
+impl CaseShape {
     pub(super) fn new(case: &Case) -> Result<Self, String> {
         let (layers, heads, dim, group) = case.layout;
         let builder = KvLayout::builder().layers(layers).kv_heads(heads).head_dim(dim).group_tokens(group);
@@ -110,17 +117,17 @@ impl Shape {
         element(salt, layer, plane, index, self.encoded)
     }
 
-    /// Whether a plane of a layer's groups is under a codec.
+    /// Returns whether groups of a layer encode this plane.
     pub(super) fn encodes(&self, layer: usize, plane: usize) -> bool {
         self.codecs[layer][plane] != PlaneCodec::Raw
     }
 
-    /// What summaries know of the keys.
+    /// Returns the shape of the keys for summaries.
     pub(super) fn keys(&self) -> KeyShape {
         KeyShape { kv_heads: self.heads, key_dim: self.dim, group_tokens: self.group, dtype: self.dtype }
     }
 
-    /// The K plane of the group of these tokens, as it is stored.
+    /// Returns the K plane of the group of these tokens, as it is stored.
     pub(super) fn key_plane(&self, layer: usize, tokens: &[Token]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for head in 0..self.heads {
@@ -133,7 +140,7 @@ impl Shape {
         bytes
     }
 
-    /// Elements of the keys of a token.
+    /// Returns the elements of the keys of a token.
     pub(super) fn width(&self) -> usize {
         self.heads * self.dim
     }
@@ -151,13 +158,13 @@ impl Shape {
         sequence.append(layer, view(&keys), view(&values))
     }
 
-    /// Whether a plane of a layer's groups is rounded.
+    /// Returns whether groups of a layer encode either plane.
     pub(super) fn is_encoded(&self, layer: usize) -> bool {
         (0..2).any(|plane| self.encodes(layer, plane))
     }
 
-    /// Reads a whole layer and compares every token with what was appended. `Ok(Err)` is an error of the store.
-    /// `select` takes a view of the whole layer.
+    /// Reads a whole layer and compares every token with what was appended. `select` selects all tokens of a layer.
+    /// `Ok(Err)` is an error of the store.
     pub(super) fn check(
         &self,
         store: &Store,
@@ -171,8 +178,8 @@ impl Shape {
         }
     }
 
-    /// Reads a whole layer. Compares the groups with what was appended, and attention with the naive one over what was
-    /// read. The tail is left to [`Self::compare_tail`].
+    /// Reads a whole layer. Compares its groups with what was appended, and attention with a naive one over the
+    /// elements that were read. Does not compare the tail: [`Self::compare_tail`] does.
     pub(super) fn read(
         &self,
         store: &Store,
@@ -232,22 +239,22 @@ impl Shape {
         Ok(Ok(contents))
     }
 
-    /// Compares everything that was read of a layer with these tokens.
+    /// Compares the contents of a layer with these tokens.
     pub(super) fn compare_all(&self, layer: usize, contents: &Contents, tokens: &[Token]) -> Result<(), String> {
         self.compare(layer, contents, tokens, 0..tokens.len())
     }
 
-    /// Compares the tail that was read of a layer with these tokens.
+    /// Compares the tail of a layer with these tokens.
     pub(super) fn compare_tail(&self, layer: usize, contents: &Contents, tokens: &[Token]) -> Result<(), String> {
         self.compare(layer, contents, tokens, self.sealed(tokens)..tokens.len())
     }
 
-    /// Tokens in full groups.
+    /// Returns the number of tokens in full groups.
     fn sealed(&self, tokens: &[Token]) -> usize {
         tokens.len() / self.group * self.group
     }
 
-    /// Compares the tokens of a range: exactly, but for what a codec rounded.
+    /// Compares the tokens of a range, exactly unless a codec rounded them.
     fn compare(&self, layer: usize, contents: &Contents, tokens: &[Token], range: Range<usize>) -> Result<(), String> {
         let (width, sealed) = (self.width(), self.sealed(tokens));
         for (plane, found) in contents.planes.iter().enumerate() {
@@ -270,7 +277,7 @@ impl Shape {
         Ok(())
     }
 
-    /// How far an element may be from what was appended, after a codec rounded it so many times; 0: not at all.
+    /// Returns the largest distance of an element from the appended one after `roundings` roundings; 0 for equality.
     fn bound(&self, codec: PlaneCodec, roundings: u8) -> f32 {
         let levels = match codec {
             PlaneCodec::Raw => return 0.0,
@@ -282,12 +289,12 @@ impl Shape {
             DType::Bf16 => 1.0 / 128.0,
             _ => 1.0 / 1024.0,
         };
-        // Half of a step, which is rounded up to the dtype, and the rounding of the element to the dtype.
+        // Half a quantisation step, rounded up in the dtype, plus the rounding of the element to the dtype.
         let once = SPREAD / levels * (1.0 + dtype) / 2.0 + SPREAD / 2.0 * dtype;
         (once * f32::from(roundings)).min(ROUNDING)
     }
 
-    /// Takes the elements of a plane of a block, `[heads, group, dim]`, of the tokens of a range from its start on.
+    /// Decodes a stored plane `[heads, group, dim]` into the tokens of a range, from its start on.
     fn take_plane(&self, bytes: &[u8], range: Range<usize>, out: &mut [f32]) -> Result<(), String> {
         let row = self.dim * self.dtype.bytes();
         if bytes.len() != self.heads * self.group * row {

@@ -1,13 +1,13 @@
-//! What a run must have seen to count.
+//! Counts of the events of a run. A long run passes only if it has seen every event.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use stratakv::sim::Event;
 
-/// Cases from which on everything must have been seen.
+/// The number of cases from which a run must have seen every event.
 const GATE_CASES: u64 = 10_000;
 
-/// Names of what is counted outside of the engine.
+/// Names of events that the harness counts itself. [`Event`] names the events of the engine.
 pub(super) const DOUBLE_CRASH: &str = "crash during recovery";
 pub(super) const NO_SPACE: &str = "no space";
 pub(super) const POISONED: &str = "poisoned by a failed sync";
@@ -39,18 +39,18 @@ pub(super) const DISK_GIVEN_UP: &str = "disk given up after a failure";
 pub(super) const DISK_REMOVED: &str = "disk removed";
 pub(super) const DISK_BACK: &str = "disk came back with an old state";
 
-/// Counts of what was seen.
+/// The counts of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
-    /// Cases run.
+    /// The number of cases.
     pub cases: u64,
-    /// Crashes.
+    /// The number of crashes.
     pub crashes: u64,
-    /// Operations of the histories.
+    /// The number of operations of the histories.
     pub operations: u64,
-    /// The sum of the trace hashes of all cases, in any order.
+    /// The wrapping sum of the trace hashes of all cases, which does not depend on their order.
     pub traces: u64,
-    /// What was seen, how often.
+    /// The count of each event by its name.
     pub seen: BTreeMap<&'static str, u64>,
 }
 
@@ -71,7 +71,7 @@ impl Coverage {
         }
     }
 
-    /// Adds what another run saw.
+    /// Adds the counts of another run.
     pub(super) fn merge(&mut self, other: Self) {
         self.cases += other.cases;
         self.crashes += other.crashes;
@@ -82,7 +82,7 @@ impl Coverage {
         }
     }
 
-    /// What was never seen although it had to be.
+    /// Returns the events that a long run must see but did not. Returns none for a short run.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         if self.cases < GATE_CASES {

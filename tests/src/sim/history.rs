@@ -1,5 +1,4 @@
-//! Histories kept as files: minimised cases that once found something. They stay what they are when the generator
-//! changes.
+//! Histories kept as files: minimised cases that once failed. They stay the same when the generator changes.
 
 use super::case::Case;
 use super::coverage::Coverage;
@@ -8,32 +7,33 @@ use super::run::{Failure, run};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Ways of the devices that are tried with one history: what they do depends on everything the engine asks of them.
+/// The number of device seeds that are tried with one history, because a change of the engine's requests changes what
+/// the devices do with them.
 const WAYS: u64 = 200;
 
-/// A history with what it is about.
+/// A kept case and the reason for keeping it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct History {
-    /// What it found.
+    /// The failure that it found.
     pub why: String,
-    /// The planted fault that it must find, by name; without one it only must pass.
+    /// The name of the planted fault that it must find. Without one, the case must only pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutant: Option<String>,
-    /// What happens.
+    /// The case.
     pub case: Case,
 }
 
 impl History {
-    /// Reads a file.
+    /// Reads a history from a file.
     ///
     /// # Errors
-    /// It cannot be read or is none.
+    /// The file cannot be read or is not a history.
     pub fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
     }
 
-    /// As text for a file.
+    /// Returns the text of the file.
     #[must_use]
     pub fn text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default() + "\n"
@@ -43,20 +43,20 @@ impl History {
         Case { seed: self.case.seed.wrapping_add(way.wrapping_mul(0x9e37_79b9)), ..self.case.clone() }
     }
 
-    /// Runs it with devices that behave in many ways: it must pass in all, and fail in one with its fault planted.
+    /// Runs the case with many device seeds. It must pass with all, and fail with one if its fault is planted.
     ///
     /// # Errors
-    /// Why not.
+    /// The first failure, or that the planted fault is not found.
     pub fn check(&self) -> Result<(), String> {
         let fails = |way| -> Option<Failure> { run(&self.way(way), &mut Coverage::default()).err() };
         if let Some(failure) = (0..WAYS).find_map(fails) {
             return Err(failure.to_string());
         }
         let Some(name) = &self.mutant else { return Ok(()) };
-        let mutant = named(name).ok_or_else(|| format!("there is no planted fault {name}"))?;
+        let mutant = named(name).ok_or_else(|| format!("no planted fault is named {name}"))?;
         match with_mutant(mutant, || (0..WAYS).find_map(fails)) {
             Some(_) => Ok(()),
-            None => Err(format!("does not find {name} any more")),
+            None => Err(format!("no longer finds {name}")),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The shortest history that still fails.
+//! Shrinks a failing case.
 
 use super::case::Case;
 use super::coverage::Coverage;
 use super::run::{Failure, run, run_verbose};
 
-/// Runs tried at most.
+/// The largest number of runs.
 const RUNS_MAX: usize = 400;
 
-/// Leaves steps, rounds and crashes out of a failing case as long as it fails, and runs what is left once more for its
-/// history. None when the case does not fail.
+/// Removes operations, rounds and crashes from a failing case as long as it fails. Runs the result once more for its
+/// history. Returns none if the case does not fail.
 #[must_use]
 pub fn minimise(case: &Case) -> Option<(Case, Failure)> {
     let fails = |case: &Case| run(case, &mut Coverage::default()).err();

@@ -1,5 +1,12 @@
-//! Crash cases on simulated devices: a random history, the power cut in the middle of it, recovery by the product's own
-//! code, and a full comparison with a model. One seed is one case.
+//! Crash cases on simulated devices. One seed is one case.
+//!
+//! 1. `case` and `operation` generate a random history and its faults from the seed.
+//! 2. `run` executes the history with the engine, cuts the power, and lets the engine recover.
+//! 3. `model` says which states the recovery may produce. Every byte is compared with one of them.
+//! 4. `minimise` shrinks a failing case, and `history` keeps it as a file.
+//! 5. `mutants` plants faults in the engine. `coverage` counts the events that a run must have seen.
+//!
+//! Everything that a case does and finds depends on its seed alone. A hash over all device operations shows it.
 
 mod case;
 mod content;
@@ -11,7 +18,7 @@ mod mutants;
 mod operation;
 mod run;
 
-pub use case::{Case, End, Regime, Round};
+pub use case::{Case, Lifetime, Regime, Round};
 pub use coverage::Coverage;
 pub use history::History;
 pub use minimise::minimise;
@@ -21,11 +28,11 @@ pub use run::{Failure, Verdict, run, run_verbose};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Cases that a thread takes at a time.
+/// The cases that a thread takes at a time.
 const CHUNK: u64 = 64;
 
-/// Runs the cases of seeds `first..first + count` on `jobs` threads; how many passed, and the seeds that failed, with
-/// why. What a case does and finds depends on its seed alone.
+/// Runs the cases of seeds `first..first + count` on `jobs` threads. Returns the number that passed, and the failures
+/// in order of their seeds.
 #[must_use]
 pub fn run_many(
     first: u64,

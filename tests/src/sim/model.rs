@@ -1,71 +1,82 @@
-//! What must be there: the history of commits and deletions, and how much of it is known durable.
+//! The model: which states a store may have, while it runs and after a crash.
+//!
+//! 1. The model logs commits and deletions in order, as [`ModelEntry`] values after the base state.
+//! 2. `floor` counts the entries that the store acknowledged as durable. It never decreases within a round.
+//! 3. Each sync is an [`Attempt`]: a crash may leave the state at its end. An attempt may also have evicted sequences.
+//! 4. After a crash, [`Model::candidates`] lists the states that hold exactly the sequences found: an attempt at or
+//!    after the floor, less expired and possibly evicted sequences.
+//! 5. [`Model::continue_from`] makes the state that was found the base of the next round.
+//!
+//! A creation that was interrupted has no known id. The model gives it an id from [`UNKNOWN_ID`] on until the store
+//! shows its own.
 
-use super::case::End;
+use super::case::Lifetime;
 use super::content::Token;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-/// Ids from here on stand for sequences that an operation cut short may have made: nobody was told theirs, which is
-/// above the last one told before.
-const UNTOLD: u64 = 1 << 63;
+/// The first id for sequences that an interrupted operation may have made. Such an id is this constant plus the last id
+/// known before; the store's own id is larger than that last id.
+const UNKNOWN_ID: u64 = 1 << 63;
 
-/// What a sequence holds with a commit.
+/// The content of a sequence at a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Version {
-    /// Per layer what its tokens hold.
+    /// The tokens of each layer.
     pub(super) layers: Vec<Vec<Token>>,
     pub(super) ids: Vec<u32>,
     pub(super) state: Option<Vec<u8>>,
 }
 
 impl Version {
-    /// Tokens that all layers have.
+    /// Returns the number of tokens that all layers have.
     pub(super) fn tokens(&self) -> usize {
         self.layers.iter().map(Vec::len).min().unwrap_or(0)
     }
 
-    /// Keeps so many tokens of every layer, whose groups have `group` tokens.
+    /// Truncates every layer to `tokens` tokens. `group` is the number of tokens of a group.
     pub(super) fn cut(&mut self, tokens: usize, group: usize) {
         self.layers.iter_mut().for_each(|layer| Token::cut(layer, tokens, group));
     }
 }
 
-/// One sequence from creation to deletion, by its id.
+/// A sequence from its creation to its deletion.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Life {
+pub(super) struct ModelSequence {
     pub(super) slot: usize,
-    /// As its handle has it.
+    /// The content that its handle shows.
     pub(super) now: Version,
-    /// Tokens and token ids of a commit at `None` that nothing has carried on yet.
+    /// The tokens and token ids of a commit at `Durability::None` that no later commit or close has written.
     pub(super) owed: Option<(usize, usize)>,
-    pub(super) end: End,
-    /// When it was created, as far as that is known.
+    pub(super) end: Lifetime,
+    /// The earliest and the latest possible time of its creation.
     pub(super) created: (u64, u64),
-    /// The step of its last opening, commit or closing, at the earliest and at the latest.
+    /// The earliest and the latest possible step of its last open, commit or close.
     pub(super) used: (u64, u64),
 }
 
-impl Life {
-    /// What a commit of it now holds, in groups of `group` tokens.
+impl ModelSequence {
+    /// Returns the content that a commit would hold now. `group` is the number of tokens of a group.
     pub(super) fn committed(&self, group: usize) -> Version {
         let mut version = self.now.clone();
         version.cut(version.tokens(), group);
         version
     }
 
-    /// Back to a committed version.
+    /// Resets the handle's content to a committed version.
     pub(super) fn back_to(&mut self, version: &Version) {
         self.now.clone_from(version);
         self.owed = None;
     }
 
-    /// What is left of its time by then at the latest, or at the earliest, is nothing.
+    /// Returns whether the sequence may have expired at time `by`.
     fn may_be_over(&self, by: u64) -> bool {
         self.end.ttl > 0 && self.created.0 + self.end.ttl <= by
     }
 
+    /// Returns whether the sequence has expired at time `by`, however late it was created.
     fn must_be_over(&self, by: u64) -> bool {
         self.end.ttl > 0 && self.created.1 + self.end.ttl <= by
     }
@@ -73,24 +84,24 @@ impl Life {
 
 /// An entry of the history.
 #[derive(Clone, Debug)]
-enum Entry {
+enum ModelEntry {
     Commit { id: u64, version: Rc<Version> },
     Delete { id: u64 },
 }
 
-/// Where a durable commit may have ended.
+/// A sync that may have become durable.
 #[derive(Clone, Debug)]
 struct Attempt {
     end: usize,
-    /// Sequences that it may have evicted besides.
+    /// The sequences that it may have evicted.
     evicted: Vec<u64>,
 }
 
-/// Committed sequences by id.
-pub(super) type Committed = BTreeMap<u64, Rc<Version>>;
+/// CommittedVersions sequences by id.
+pub(super) type CommittedVersions = BTreeMap<u64, Rc<Version>>;
 
-/// A sequence as a store was found to have it.
-pub(super) struct Found {
+/// A sequence that a store was found to hold.
+pub(super) struct FoundSequence {
     pub(super) id: u64,
     pub(super) slot: usize,
     pub(super) tokens: usize,
@@ -98,7 +109,7 @@ pub(super) struct Found {
     pub(super) state: Option<Vec<u8>>,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for FoundSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, slot, tokens, ids, state } = self;
         let state = state.as_ref().map(Vec::len);
@@ -109,48 +120,48 @@ impl fmt::Display for Found {
 /// A state that the store may be in after a crash.
 pub(super) struct Candidate {
     end: usize,
-    /// What each sequence that was found must hold.
+    /// The content that each found sequence must have.
     pub(super) versions: Vec<Rc<Version>>,
-    /// Its id in the model.
+    /// The id of each found sequence in the model.
     ids: Vec<u64>,
 }
 
 #[derive(Default)]
 pub(super) struct Model {
-    /// At the start of the round.
-    base: Committed,
-    entries: Vec<Entry>,
-    /// Entries below this are acknowledged durable.
+    /// The state at the start of the round.
+    base: CommittedVersions,
+    entries: Vec<ModelEntry>,
+    /// The number of entries that are acknowledged as durable.
     floor: usize,
     attempts: Vec<Attempt>,
-    pub(super) lives: HashMap<u64, Life>,
-    /// No id is given out twice.
+    pub(super) lives: HashMap<u64, ModelSequence>,
+    /// The last id that the store assigned. Later ids must be larger.
     id_last: u64,
-    /// Counts steps.
+    /// The number of operations so far.
     pub(super) step: u64,
 }
 
 impl Model {
-    /// Notes a new sequence.
-    pub(super) fn born(&mut self, id: u64, life: Life) -> Result<(), String> {
-        if id <= self.id_last || id >= UNTOLD {
-            return Err(format!("sequence id {id} was given out after {}", self.id_last));
+    /// Records a new sequence.
+    pub(super) fn created(&mut self, id: u64, life: ModelSequence) -> Result<(), String> {
+        if id <= self.id_last || id >= UNKNOWN_ID {
+            return Err(format!("sequence id {id} was assigned after {}", self.id_last));
         }
         self.id_last = id;
-        self.lives.insert(id, Life { used: (self.step, self.step), ..life });
+        self.lives.insert(id, ModelSequence { used: (self.step, self.step), ..life });
         Ok(())
     }
 
-    /// Notes a sequence that may have been made, with its only commit.
-    pub(super) fn may_be_born(&mut self, life: Life, version: Version) {
-        let id = UNTOLD + self.id_last;
+    /// Records a sequence that may have been created, with its only commit.
+    pub(super) fn maybe_created(&mut self, life: ModelSequence, version: Version) {
+        let id = UNKNOWN_ID + self.id_last;
         self.lives.insert(id, life);
         self.commit(id, version);
     }
 
-    /// The id under which a sequence is known, once its own is: `id`.
-    pub(super) fn told(&mut self, known: u64, id: u64) -> u64 {
-        if known < UNTOLD || !self.is_later(id, known) {
+    /// Returns the id of a sequence in the model, once the store shows it as `id`. Replaces an unknown id by `id`.
+    pub(super) fn resolve_id(&mut self, known: u64, id: u64) -> u64 {
+        if known < UNKNOWN_ID || !self.is_later(id, known) {
             return known;
         }
         self.id_last = self.id_last.max(id);
@@ -159,49 +170,51 @@ impl Model {
         }
         for entry in &mut self.entries {
             match entry {
-                Entry::Commit { id: own, .. } | Entry::Delete { id: own } if *own == known => *own = id,
+                ModelEntry::Commit { id: own, .. } | ModelEntry::Delete { id: own } if *own == known => *own = id,
                 _ => {}
             }
         }
         id
     }
 
-    /// Whether an id may be that of a sequence whose own was not told.
-    fn is_later(&self, id: u64, untold: u64) -> bool {
-        id > untold - UNTOLD && !self.lives.contains_key(&id)
+    /// Returns whether `id` may be the store's id of the sequence that the model knows as `unknown_id`.
+    fn is_later(&self, id: u64, unknown_id: u64) -> bool {
+        id > unknown_id - UNKNOWN_ID && !self.lives.contains_key(&id)
     }
 
-    /// Notes a commit that was handed over.
+    /// Records a commit that the store accepted.
     pub(super) fn commit(&mut self, id: u64, version: Version) {
         if let Some(life) = self.lives.get_mut(&id) {
             life.used = (self.step, self.step);
             life.owed = None;
         }
-        self.entries.push(Entry::Commit { id, version: Rc::new(version) });
+        self.entries.push(ModelEntry::Commit { id, version: Rc::new(version) });
     }
 
-    /// Notes that the handle of a sequence went. One that only a queued commit names counts from that.
-    pub(super) fn let_go(&mut self, id: u64) {
+    /// Records that the handle of a sequence was dropped. If only a queued commit names the sequence, its last use may
+    /// be that commit or now.
+    pub(super) fn handle_dropped(&mut self, id: u64) {
         let known = self.state_at(self.floor).contains_key(&id);
         if let Some(life) = self.lives.get_mut(&id) {
             life.used = (if known { self.step } else { life.used.0 }, self.step);
         }
     }
 
-    /// Notes a deletion that was handed over.
+    /// Records a deletion that the store accepted.
     pub(super) fn delete(&mut self, id: u64) {
-        self.entries.push(Entry::Delete { id });
+        self.entries.push(ModelEntry::Delete { id });
     }
 
-    /// A sync of all entries so far was tried.
-    pub(super) fn attempted(&mut self, acknowledged: bool) {
+    /// Records a sync of all entries so far, and whether the store acknowledged it.
+    pub(super) fn sync_attempted(&mut self, acknowledged: bool) {
         self.attempts.push(Attempt { end: self.entries.len(), evicted: Vec::new() });
         if acknowledged {
             self.floor = self.entries.len();
         }
     }
 
-    /// An operation that may evict was cut short: any of what may go, and nobody has `open`, may be gone.
+    /// Records that an interrupted operation may have evicted any evictable sequences without a handle. `open` are the
+    /// sequences with a handle.
     pub(super) fn may_have_evicted(&mut self, open: &[u64]) {
         let all: Vec<u64> =
             self.visible().into_keys().filter(|id| !open.contains(id) && self.evictable(*id) > 0).collect();
@@ -215,17 +228,17 @@ impl Model {
         self.lives.get(&id).map_or(0, |life| life.end.evictable)
     }
 
-    /// Notes that the store said it let these go, `over` because their time was over, while the handles of `open` were
-    /// there.
-    pub(super) fn went(&mut self, gone: &[(u64, bool, u64)], open: &[u64], now: u64) -> Result<(), String> {
+    /// Records the sequences that the store reported as gone, and checks that each was allowed to go. An element of
+    /// `gone` is the id, whether it expired, and its tokens. `open` are the sequences with a handle.
+    pub(super) fn evicted(&mut self, gone: &[(u64, bool, u64)], open: &[u64], now: u64) -> Result<(), String> {
         let visible = self.visible();
         let settled = self.state_at(self.floor);
         for (id, over, tokens) in gone {
             let (Some(life), Some(version)) = (self.lives.get(id), visible.get(id)) else {
-                return Err(format!("sequence {id} is said to be evicted, and there is none"));
+                return Err(format!("sequence {id} was reported as evicted but does not exist"));
             };
             if open.contains(id) {
-                return Err(format!("sequence {id} was evicted under its handle"));
+                return Err(format!("sequence {id} was evicted although it has a handle"));
             }
             if version.tokens() as u64 != *tokens {
                 return Err(format!("sequence {id} was evicted with {tokens} tokens, not {}", version.tokens()));
@@ -237,14 +250,14 @@ impl Model {
                 continue;
             }
             if life.end.evictable == 0 {
-                return Err(format!("sequence {id} was evicted and is not evictable"));
+                return Err(format!("sequence {id} was evicted although it is not evictable"));
             }
-            // What a queued commit changes may come before or after the choice.
+            // A queued commit may take effect before or after the choice, so only settled sequences are compared.
             let stays = |other: &u64| {
                 let same = settled.get(other).is_some_and(|version| visible.get(other) == Some(version));
                 same && !open.contains(other) && !gone.iter().any(|(gone, ..)| gone == other)
             };
-            let sooner = |other: &Life| {
+            let sooner = |other: &ModelSequence| {
                 let (own, theirs) = (life.end.evictable, other.end.evictable);
                 theirs > own || (theirs == own && other.used.1 < life.used.0 && settled.get(id) == Some(version))
             };
@@ -255,12 +268,12 @@ impl Model {
         }
         gone.iter().for_each(|(id, ..)| self.delete(*id));
         if !gone.is_empty() {
-            self.attempted(true);
+            self.sync_attempted(true);
         }
         Ok(())
     }
 
-    /// A sequence that must be gone by `now`, once the store has looked after it.
+    /// Returns a sequence that should have expired by `now` but is still there after a maintenance run.
     pub(super) fn overdue(&self, open: &[u64], now: u64) -> Option<u64> {
         let visible = self.visible();
         let settled = self.state_at(self.floor);
@@ -268,14 +281,14 @@ impl Model {
         settled.into_keys().find(|id| visible.contains_key(id) && over(id))
     }
 
-    fn state_at(&self, end: usize) -> Committed {
+    fn state_at(&self, end: usize) -> CommittedVersions {
         let mut state = self.base.clone();
         for entry in &self.entries[..end] {
             match entry {
-                Entry::Commit { id, version } => {
+                ModelEntry::Commit { id, version } => {
                     state.insert(*id, Rc::clone(version));
                 }
-                Entry::Delete { id } => {
+                ModelEntry::Delete { id } => {
                     state.remove(id);
                 }
             }
@@ -283,27 +296,32 @@ impl Model {
         state
     }
 
-    /// What a running store shows.
-    pub(super) fn visible(&self) -> Committed {
+    /// Returns the state that a running store shows.
+    pub(super) fn visible(&self) -> CommittedVersions {
         self.state_at(self.entries.len())
     }
 
-    /// The sequence that a running store has in a slot.
+    /// Returns the sequence that a running store has in a slot.
     pub(super) fn in_slot(&self, slot: usize) -> Option<(u64, Rc<Version>)> {
         let here = |(id, _): &(u64, Rc<Version>)| self.lives.get(id).is_some_and(|life| life.slot == slot);
         self.visible().into_iter().find(here)
     }
 
-    /// Whether a sequence has a commit, deleted or not.
+    /// Returns whether a sequence was ever committed, even if it was deleted since.
     pub(super) fn is_committed(&self, id: u64) -> bool {
-        let in_entries = |entry: &Entry| matches!(entry, Entry::Commit { id: other, .. } if *other == id);
+        let in_entries = |entry: &ModelEntry| matches!(entry, ModelEntry::Commit { id: other, .. } if *other == id);
         self.base.contains_key(&id) || self.entries.iter().any(in_entries)
     }
 
-    /// States that some whole commit left, the last one acknowledged or a later one, and that have the sequences
-    /// `found`, the latest first. `expires`: a store that was opened at this time, and has let go of what was over by
-    /// then.
-    pub(super) fn candidates(&self, found: &[Found], expires: Option<RangeInclusive<u64>>, now: u64) -> Vec<Candidate> {
+    /// Returns the states that a whole sync left, at or after the last acknowledged one, and that hold exactly the
+    /// sequences `found`. The latest state is first. `expires` is the time of a writable open, which removes expired
+    /// sequences.
+    pub(super) fn candidates(
+        &self,
+        found: &[FoundSequence],
+        expires: Option<RangeInclusive<u64>>,
+        now: u64,
+    ) -> Vec<Candidate> {
         let at_all =
             |attempt: &&Attempt| attempt.end > self.floor || (attempt.end == self.floor && !attempt.evicted.is_empty());
         let floor = Attempt { end: self.floor, evicted: Vec::new() };
@@ -314,7 +332,7 @@ impl Model {
     fn candidate(
         &self,
         attempt: &Attempt,
-        found: &[Found],
+        found: &[FoundSequence],
         expires: Option<&RangeInclusive<u64>>,
         now: u64,
     ) -> Option<Candidate> {
@@ -323,8 +341,9 @@ impl Model {
         let (mut ids, mut versions) = (Vec::new(), Vec::new());
         for found in found {
             let here = |id: &u64| self.lives.get(id).is_some_and(|life| life.slot == found.slot);
-            let untold = || state.keys().copied().find(|id| *id >= UNTOLD && self.is_later(found.id, *id) && here(id));
-            let id = state.contains_key(&found.id).then_some(found.id).or_else(untold).filter(here)?;
+            let unknown =
+                || state.keys().copied().find(|id| *id >= UNKNOWN_ID && self.is_later(found.id, *id) && here(id));
+            let id = state.contains_key(&found.id).then_some(found.id).or_else(unknown).filter(here)?;
             if expires.is_some_and(|at| self.lives.get(&id).is_some_and(|life| life.must_be_over(*at.start()))) {
                 return None;
             }
@@ -340,7 +359,7 @@ impl Model {
         state.keys().all(over).then_some(Candidate { end: attempt.end, versions, ids })
     }
 
-    /// What is known of the history, for people.
+    /// Describes the history for a failure message.
     pub(super) fn describe(&self) -> String {
         let short = |version: &Version| {
             format!(
@@ -350,9 +369,9 @@ impl Model {
                 version.state.as_ref().map(Vec::len)
             )
         };
-        let entry = |entry: &Entry| match entry {
-            Entry::Commit { id, version } => format!("commit of {id}: {}", short(version)),
-            Entry::Delete { id } => format!("deletion of {id}"),
+        let entry = |entry: &ModelEntry| match entry {
+            ModelEntry::Commit { id, version } => format!("commit of {id}: {}", short(version)),
+            ModelEntry::Delete { id } => format!("deletion of {id}"),
         };
         let floor: Vec<String> =
             self.state_at(self.floor).iter().map(|(id, version)| format!("{id}: {}", short(version))).collect();
@@ -360,9 +379,9 @@ impl Model {
         format!("acknowledged {floor:?}\n  {} entries, later {later:?}\n  tried {:?}", self.floor, self.attempts)
     }
 
-    /// After a crash: the history goes on from what was found. Gives how many entries were kept, and of how many in
-    /// doubt.
-    pub(super) fn go_on(&mut self, found: &[Found], candidate: &Candidate) -> (usize, usize) {
+    /// Makes the state found after a crash the base of the next round. Returns how many unacknowledged entries were
+    /// kept and how many there were.
+    pub(super) fn continue_from(&mut self, found: &[FoundSequence], candidate: &Candidate) -> (usize, usize) {
         let counts = (candidate.end - self.floor.min(candidate.end), self.entries.len() - self.floor);
         self.base.clear();
         let mut lives = HashMap::new();

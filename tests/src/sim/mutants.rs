@@ -1,11 +1,11 @@
-//! Faults planted in the engine: the simulator must find each within its budget.
+//! Faults planted in the engine. The simulator must find each within its budget.
 
 use super::case::Case;
 use super::coverage::Coverage;
 use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
-/// Each planted fault, with the cases within which it must be found.
+/// Each planted fault with its budget: the number of cases within which the simulator must find it.
 const BUDGETS: [(Mutant, u64); 29] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
@@ -38,18 +38,18 @@ const BUDGETS: [(Mutant, u64); 29] = [
     (Mutant::StaleTail, 10_000),
 ];
 
-/// How the search for one of them went.
+/// The result of the search for one fault.
 #[derive(Clone, Debug)]
 pub struct MutantOutcome {
     /// The fault.
     pub mutant: Mutant,
-    /// Cases allowed.
+    /// The largest number of cases.
     pub budget: u64,
-    /// Cases run until it was found, and how it showed.
+    /// The cases run until one failed, and its failure.
     pub found: Option<(u64, Failure)>,
 }
 
-/// Searches for every planted fault from this seed on.
+/// Searches for every planted fault, starting at this seed.
 #[must_use]
 pub fn mutants(first: u64) -> Vec<MutantOutcome> {
     let search = |(mutant, budget)| {
@@ -60,7 +60,7 @@ pub fn mutants(first: u64) -> Vec<MutantOutcome> {
     BUDGETS.into_iter().map(search).collect()
 }
 
-/// Does something with a fault planted.
+/// Calls `f` with a fault planted.
 pub fn with_mutant<T>(mutant: Mutant, f: impl FnOnce() -> T) -> T {
     set_mutant(Some(mutant));
     let out = f();
@@ -68,7 +68,7 @@ pub fn with_mutant<T>(mutant: Mutant, f: impl FnOnce() -> T) -> T {
     out
 }
 
-/// The planted fault of this name.
+/// Returns the planted fault of this name.
 #[must_use]
 pub fn named(name: &str) -> Option<Mutant> {
     BUDGETS.into_iter().map(|(mutant, _)| mutant).find(|mutant| format!("{mutant:?}") == name)

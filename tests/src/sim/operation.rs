@@ -1,71 +1,71 @@
-//! The steps of a history.
+//! The operations of a history.
 
 use super::case::{SLOTS, pick};
 use serde::{Deserialize, Serialize};
 use stratakv::Durability;
 use stratakv::sim::Rng;
 
-/// One step. A slot is a key; what is missing for a step (an open handle, the sequence) is made first, and what is in
-/// the way of a new sequence is deleted.
+/// One operation of a history. A slot is a key. The runner first opens or creates the sequence of a slot if it has no
+/// handle, and deletes a sequence whose slot a new one takes.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are the words of the sentence above them")]
+#[allow(missing_docs, reason = "the comment of each variant names its fields")]
 pub enum Operation {
     /// Appends tokens to the layers of the mask.
     Append { slot: usize, tokens: usize, layers: u8 },
     /// Appends tokens one by one to all layers, with their ids, and commits after each.
     Decode { slot: usize, tokens: usize, durability: Durability },
-    /// Appends tokens to all layers, commits, and gives the handle back: what a cache does with a prompt.
+    /// Appends tokens to all layers, commits, and closes the handle, as a cache does with a prompt.
     Keep { slot: usize, tokens: usize, durability: Durability },
-    /// Gives token ids.
+    /// Appends token ids.
     Ids { slot: usize, count: usize },
     /// Commits, with a state of this many bytes.
     Commit { slot: usize, durability: Durability, state: Option<usize> },
-    /// Cuts this many tokens off, or all there are.
+    /// Truncates by this many tokens, or to zero.
     Truncate { slot: usize, back: usize },
     /// Forks the sequence of one slot into another.
     Fork { slot: usize, to: usize },
     /// Deletes the sequence.
     Delete { slot: usize, durability: Durability },
-    /// Reads everything and compares.
+    /// Reads the sequence and compares it.
     Check { slot: usize },
-    /// Gives the handle back.
+    /// Closes the handle.
     Close { slot: usize },
-    /// Makes a reader of what the sequence is now.
+    /// Makes a reader of the sequence.
     Reader { slot: usize },
     /// Reads through all readers and compares.
     CheckReaders,
     /// Drops all readers.
     DropReaders,
-    /// Exports the sequence of a slot and imports it into another; only so many thousandths of the file, where given.
+    /// Exports the sequence of a slot and imports it into another. Imports only `part` thousandths of the file, if set.
     Carry { slot: usize, to: usize, part: Option<u16> },
-    /// Stores the adapter of a version, or deletes it.
+    /// Stores or deletes the adapter of a version.
     Adapter { version: u32, put: bool },
-    /// Attaches a selector whose summaries are stored with the groups.
+    /// Attaches a selector with stored summaries.
     Attach { slot: usize, landmarks: bool },
     /// Makes lazy commits durable.
     Flush,
     /// Closes the store and opens it again.
     Reopen,
-    /// Cleans all that is dead.
+    /// Cleans all dead bytes.
     Clean,
-    /// Does what is due: what has expired goes, what is evictable above the watermark, what is dead.
+    /// Runs maintenance: removes expired sequences, evicts above the watermark, and cleans dead bytes.
     Tend,
     /// Sets the capacity, in segments.
     Capacity { segments: Option<u64> },
-    /// Time passes.
+    /// Advances the clock.
     Wait { milliseconds: u64 },
-    /// A disk rots; what is read meanwhile is read around it and healed.
+    /// Damages a disk. Reads use other copies and repair the damage.
     Heal { slot: usize },
     /// Declares a disk lost.
     Lose { disk: usize },
-    /// Drains a disk and takes it out.
+    /// Drains a disk and removes it.
     Remove { disk: usize },
-    /// Adds a disk that left, as it was left.
+    /// Adds a disk that was removed or lost, with its old content.
     Add { disk: usize },
 }
 
 impl Operation {
-    /// Any step, from any bytes.
+    /// Derives an operation from any bytes.
     pub(super) fn from_bytes([what, place, size, more]: [u8; 4]) -> Self {
         let slot = usize::from(place) % SLOTS;
         let to = usize::from(more) % SLOTS;
@@ -107,7 +107,7 @@ impl Operation {
         }
     }
 
-    /// `cache`: most sequences are kept for later use and closed, so that they can go.
+    /// Generates an operation. With `cache`, most sequences are committed and closed, so that they can be evicted.
     pub(super) fn generate(rng: &mut Rng, slots: usize, devices: usize, cache: bool) -> Self {
         let slot = rng.below(slots as u64) as usize;
         let to = |rng: &mut Rng| rng.below(slots as u64) as usize;

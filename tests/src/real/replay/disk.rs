@@ -1,8 +1,13 @@
-//! A block device in memory that remembers: a FUSE file system of two files, behind which loop devices stand.
+//! A block device in memory that logs its requests: a FUSE file system of two files, each used by a loop device.
 //!
-//! `disk` logs every write, discard and flush at its completion, refuses what is not aligned, and fails on demand.
-//! `image` is a state that `disk` may have been left in by a power failure; what is written to it is forgotten with the
-//! next one.
+//! - `disk` logs every write, discard and flush at its completion. It refuses requests that are not aligned to sectors,
+//!   and fails one request on demand.
+//! - `image` is a state that a power failure may have left on `disk`. [`Device::cut`] replaces it and discards what was
+//!   written to it.
+//!
+//! How [`Device::cut`] makes an image of the first `cut` requests:
+//! 1. Everything up to the last flush among them is durable and is applied in order.
+//! 2. The requests after it are applied not at all, all, as a prefix, as a random subset, or torn.
 
 use crate::rng::Rng;
 use fuser::{
@@ -15,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 const PAGE: usize = 4096;
-/// What lands or not as a whole.
+/// The unit that a torn write keeps or loses as a whole.
 const SECTOR: usize = 512;
 const DISK: u64 = 2;
 const IMAGE: u64 = 3;
@@ -24,7 +29,7 @@ const FALLOC_KEEP_SIZE: i32 = 1;
 const FALLOC_PUNCH_HOLE: i32 = 2;
 const FALLOC_ZERO_RANGE: i32 = 16;
 
-/// Bytes by page; what is absent is zero.
+/// The bytes by page. An absent page is zero.
 #[derive(Clone, Default)]
 struct Pages(HashMap<u64, Arc<[u8; PAGE]>>);
 
@@ -59,23 +64,23 @@ impl Pages {
     }
 }
 
-/// What reached the device, in order of completion.
-enum Entry {
+/// A request that the device completed.
+enum DeviceRequest {
     Write {
         offset: u64,
         bytes: Vec<u8>,
     },
-    /// Discarded or zeroed.
+    /// A discarded or zeroed range.
     Zero {
         offset: u64,
         bytes: u64,
     },
-    /// Everything in front of it is durable.
+    /// A flush: every request before it is durable.
     Flush,
 }
 
-impl Entry {
-    fn land(&self, on: &mut Pages, below: Option<&Pages>) {
+impl DeviceRequest {
+    fn apply(&self, on: &mut Pages, below: Option<&Pages>) {
         match self {
             Self::Write { offset, bytes } => on.write(below, *offset, bytes),
             Self::Zero { offset, bytes } => {
@@ -88,8 +93,8 @@ impl Entry {
         }
     }
 
-    fn land_torn(&self, on: &mut Pages, below: &Pages, rng: &mut Rng) {
-        let Self::Write { offset, bytes } = self else { return self.land(on, Some(below)) };
+    fn apply_torn(&self, on: &mut Pages, below: &Pages, rng: &mut Rng) {
+        let Self::Write { offset, bytes } = self else { return self.apply(on, Some(below)) };
         let sectors = bytes.len() / SECTOR;
         let (cut, shape) = (rng.below(sectors + 1), rng.below(3));
         for (index, sector) in bytes.chunks(SECTOR).enumerate() {
@@ -105,76 +110,76 @@ impl Entry {
     }
 }
 
-/// A fault to come.
+/// A planned failure of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The write behind this many fails.
+    /// The number of writes that succeed first, and the errno of the next one.
     Write(u64, i32),
-    /// The flush behind this many fails.
+    /// The number of flushes that succeed first, and the errno of the next one.
     Flush(u64, i32),
 }
 
 #[derive(Default)]
-struct State {
+struct DeviceState {
     bytes: u64,
     disk: Pages,
-    /// What `disk` held when the log began, brought forward to the flush at `durable_at` for the images.
+    /// The content of `disk` after the first `durable_at` requests of the log.
     durable: Pages,
     durable_at: usize,
-    log: Option<Vec<Entry>>,
+    log: Option<Vec<DeviceRequest>>,
     fault: Option<Fault>,
     fault_hit: bool,
     misaligned: u64,
     image: Pages,
 }
 
-/// The device. Clones are the same one.
+/// A handle to the device. Clones share its state.
 #[derive(Clone, Default)]
-pub(super) struct Device(Arc<Mutex<State>>);
+pub(super) struct Device(Arc<Mutex<DeviceState>>);
 
 impl Device {
     pub(super) fn new(bytes: u64) -> Self {
-        Self(Arc::new(Mutex::new(State { bytes, ..State::default() })))
+        Self(Arc::new(Mutex::new(DeviceState { bytes, ..DeviceState::default() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DeviceState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the log. Everything so far is durable.
+    /// Begins the log. Everything written before is durable.
     pub(super) fn record(&self, fault: Option<Fault>) {
         let mut state = self.state();
         state.durable = state.disk.clone();
         (state.durable_at, state.log, state.fault, state.fault_hit) = (0, Some(Vec::new()), fault, false);
     }
 
-    /// Ends the log: what follows is not part of it.
+    /// Cancels a fault that has not struck. Returns whether it struck.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state();
         state.fault = None;
         state.fault_hit
     }
 
-    /// Entries so far.
+    /// Returns the number of logged requests.
     pub(super) fn position(&self) -> usize {
         self.state().log.as_ref().map_or(0, Vec::len)
     }
 
-    /// Requests that were not whole sectors.
+    /// Returns the number of requests that were not whole sectors.
     pub(super) fn misaligned(&self) -> u64 {
         self.state().misaligned
     }
 
-    /// Makes `image` what a power failure behind `cut` entries may leave: all that a flush covered, and any part of the
-    /// rest. Cuts only grow from one call to the next.
+    /// Makes `image` a state that a power failure after `cut` requests may leave. It holds everything that a flush
+    /// covered, and any part of the rest. `cut` must not decrease from one call to the next.
     pub(super) fn cut(&self, cut: usize, rng: &mut Rng) {
         let mut state = self.state();
-        let State { durable, durable_at, log, image, .. } = &mut *state;
+        let DeviceState { durable, durable_at, log, image, .. } = &mut *state;
         let Some(log) = log else { return };
         let cut = cut.min(log.len());
-        while let Some(next) = log[*durable_at..cut].iter().position(|entry| matches!(entry, Entry::Flush)) {
+        while let Some(next) = log[*durable_at..cut].iter().position(|entry| matches!(entry, DeviceRequest::Flush)) {
             let end = *durable_at + next + 1;
-            log[*durable_at..end].iter().for_each(|entry| entry.land(durable, None));
+            log[*durable_at..end].iter().for_each(|entry| entry.apply(durable, None));
             *durable_at = end;
         }
         image.0.clear();
@@ -184,17 +189,17 @@ impl Device {
         for (index, entry) in rest.iter().enumerate() {
             match shape {
                 0 => {}
-                1 => entry.land(image, Some(durable)),
-                2 if index < front => entry.land(image, Some(durable)),
-                3 if rng.below(2) == 0 => entry.land(image, Some(durable)),
-                4 => entry.land_torn(image, durable, rng),
+                1 => entry.apply(image, Some(durable)),
+                2 if index < front => entry.apply(image, Some(durable)),
+                3 if rng.below(2) == 0 => entry.apply(image, Some(durable)),
+                4 => entry.apply_torn(image, durable, rng),
                 _ => {}
             }
         }
     }
 }
 
-/// Whether a countdown ended.
+/// Counts a request down. Returns the errno if the fault strikes it.
 fn strikes(fault: &mut Option<Fault>, write: bool) -> Option<Errno> {
     match fault {
         Some(Fault::Write(left, errno)) if write => {
@@ -238,28 +243,28 @@ impl Device {
         }
     }
 
-    fn put(&self, ino: u64, entry: Entry) -> Result<(), Errno> {
+    fn put(&self, ino: u64, entry: DeviceRequest) -> Result<(), Errno> {
         let mut state = self.state();
         let (offset, bytes) = match &entry {
-            Entry::Write { offset, bytes } => (*offset, bytes.len() as u64),
-            Entry::Zero { offset, bytes } => (*offset, *bytes),
-            Entry::Flush => (0, 0),
+            DeviceRequest::Write { offset, bytes } => (*offset, bytes.len() as u64),
+            DeviceRequest::Zero { offset, bytes } => (*offset, *bytes),
+            DeviceRequest::Flush => (0, 0),
         };
         if !offset.is_multiple_of(SECTOR as u64) || !bytes.is_multiple_of(SECTOR as u64) {
             state.misaligned += 1;
             return Err(Errno::EINVAL);
         }
-        let State { disk, durable, image, log, fault, fault_hit, .. } = &mut *state;
+        let DeviceState { disk, durable, image, log, fault, fault_hit, .. } = &mut *state;
         if ino == IMAGE {
-            entry.land(image, Some(durable));
+            entry.apply(image, Some(durable));
             return Ok(());
         }
-        if let Some(errno) = strikes(fault, !matches!(entry, Entry::Flush)) {
+        if let Some(errno) = strikes(fault, !matches!(entry, DeviceRequest::Flush)) {
             *fault = None;
             *fault_hit = true;
             return Err(errno);
         }
-        entry.land(disk, None);
+        entry.apply(disk, None);
         if let Some(log) = log {
             log.push(entry);
         }
@@ -317,7 +322,7 @@ impl Filesystem for Device {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.put(ino.into(), Entry::Write { offset, bytes: data.to_vec() }) {
+        match self.put(ino.into(), DeviceRequest::Write { offset, bytes: data.to_vec() }) {
             Ok(()) => reply.written(data.len() as u32),
             Err(e) => reply.error(e),
         }
@@ -328,7 +333,7 @@ impl Filesystem for Device {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        match self.put(ino.into(), Entry::Flush) {
+        match self.put(ino.into(), DeviceRequest::Flush) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e),
         }
@@ -347,7 +352,7 @@ impl Filesystem for Device {
         if mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE) == 0 || mode & FALLOC_KEEP_SIZE == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
-        match self.put(ino.into(), Entry::Zero { offset, bytes: length }) {
+        match self.put(ino.into(), DeviceRequest::Zero { offset, bytes: length }) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e),
         }

@@ -1,10 +1,13 @@
-//! The real driver on a real file system on a block device that remembers every write and flush: any state that a power
-//! failure may have left is mounted, checked, opened and compared with what was acknowledged by then.
+//! Power failures of a block device under a real file system and the real driver.
+//!
+//! 1. A recording makes a file system on the device of [`disk`], works on a store, and logs every write and flush.
+//! 2. Each image is a state that a power failure at a random request may have left.
+//! 3. The image is mounted, checked with kvfsck, opened, and compared with the reports before that request.
 
 mod disk;
 
 use super::mount::{Loop, Mounted, call};
-use super::{Job, Known, Line, check_store, learn, told, work, worker};
+use super::{Job, LedgerEntry, WorkerReport, apply_report, catch_panic, check_store, work, worker};
 use crate::disk::{check, device_dirs};
 use crate::rng::Rng;
 use disk::{Device, Fault};
@@ -14,66 +17,67 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use stratakv::sim::{Mutant, set_mutant};
 
-/// Images of one recording.
+/// The images of one recording.
 const IMAGES_PER_RECORDING: u64 = 250;
-/// How long a recording works.
+/// The working time of a recording.
 const RECORDING: Duration = Duration::from_millis(600);
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// What to do.
+/// The settings of a replay run.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// Images in all.
+pub struct ReplayPlan {
+    /// The number of images.
     pub images: u64,
-    /// First seed.
+    /// The first seed.
     pub seed: u64,
-    /// File systems, in turn.
+    /// The file systems. Recordings use one after another.
     pub file_systems: Vec<String>,
-    /// A fault planted in the engine while it is recorded, to show that it is found.
+    /// A fault planted in the engine during the recording, to show that the run finds it.
     pub mutant: Option<Mutant>,
 }
 
-/// How it went.
+/// The result of a replay run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Images that held all that was acknowledged.
+pub struct ReplayReport {
+    /// The images that held everything acknowledged.
     pub passed: u64,
-    /// Those that did not, with seed and reports.
+    /// The failures, each with its seed and the last reports.
     pub failures: Vec<String>,
-    /// Images by file system.
+    /// The images by file system.
     pub by_file_system: BTreeMap<String, u64>,
-    /// Recordings, and those in which a write or flush failed.
+    /// The recordings, and those in which a write or flush failed.
     pub recordings: (u64, u64),
-    /// Images of a device that had failed which the file system itself refuses to mount.
+    /// The images of a failed device that the file system itself refuses to mount.
     pub unmountable: u64,
-    /// Writes, discards and flushes recorded.
+    /// The recorded writes, discards and flushes.
     pub entries: u64,
 }
 
-/// Why it cannot run here, if it cannot, and the file systems that can be made.
+/// Returns the file systems that this machine can make.
 ///
 /// # Errors
-/// What is missing.
+/// The machine lacks something that every recording needs.
 pub fn possible() -> Result<Vec<String>, String> {
     if !rustix::process::geteuid().is_root() {
-        return Err("it takes root, for loop devices and mounts".into());
+        return Err("loop devices and mounts need root".into());
     }
     for device in ["/dev/fuse", "/dev/loop-control"] {
         if !Path::new(device).exists() {
-            return Err(format!("there is no {device}"));
+            return Err(format!("{device} is missing"));
         }
     }
     call("losetup", &["--version"])?;
     let can_make = |fs: &&str| call(&format!("mkfs.{fs}"), &["-V"]).is_ok();
     let found: Vec<String> = ["ext4", "xfs"].into_iter().filter(can_make).map(ToString::to_string).collect();
-    if found.is_empty() { Err("neither mkfs.ext4 nor mkfs.xfs is here".into()) } else { Ok(found) }
+    if found.is_empty() { Err("mkfs.ext4 and mkfs.xfs are missing".into()) } else { Ok(found) }
 }
 
-/// Records and replays until all is done, something fails, or `stop` is set. Leaves no mount and no loop device behind.
+/// Records and replays until all images are done, a check fails, or `stop` is set. Leaves no mount and no loop device
+/// behind.
 #[must_use]
-pub fn run(plan: &Plan, stop: &AtomicBool) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &ReplayPlan, stop: &AtomicBool) -> ReplayReport {
+    let mut outcome = ReplayReport::default();
     let mut recording = 0;
     while outcome.passed < plan.images && !stop.load(Ordering::Relaxed) && outcome.failures.is_empty() {
         let images = IMAGES_PER_RECORDING.min(plan.images - outcome.passed);
@@ -88,12 +92,12 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Outcome {
 }
 
 fn one_recording(
-    plan: &Plan,
+    plan: &ReplayPlan,
     file_system: &str,
     seed: u64,
     images: u64,
     stop: &AtomicBool,
-    outcome: &mut Outcome,
+    outcome: &mut ReplayReport,
 ) -> Result<(), String> {
     let failed = |what: &str| {
         let what = what.to_owned();
@@ -106,7 +110,7 @@ fn one_recording(
         Ok(path)
     };
     let (fuse, mounted_at, image_at) = (place("fuse")?, place("mounted")?, place("image")?);
-    // An xfs takes 300 MiB at least; memory is taken for what is written only.
+    // An xfs needs at least 300 MiB. The device takes memory only for written pages.
     let device = Device::new(if file_system == "xfs" { 320 << 20 } else { 96 << 20 });
     let _session = Session(Some(
         fuser::spawn_mount(device.clone(), &fuse, &fuser::Config::default()).map_err(failed("a FUSE mount"))?,
@@ -132,7 +136,7 @@ fn one_recording(
         let mut known = BTreeMap::new();
         let mounted = Loop::new(&fuse.join("image")).and_then(|device| Mounted::new(device, file_system, &image_at));
         let mounted = match mounted {
-            // A device that failed may have cost the file system its own metadata.
+            // The failed request may have been metadata of the file system.
             Err(_) if faulty => {
                 outcome.unmountable += 1;
                 continue;
@@ -140,11 +144,11 @@ fn one_recording(
             other => other?,
         };
         let reported = lines.iter().take_while(|(at, _)| *at <= cut);
-        reported.clone().for_each(|(_, line)| learn(&mut known, *line));
+        reported.clone().for_each(|(_, line)| apply_report(&mut known, *line));
         if let Err(e) = check_image(mounted, &mut known) {
             let last: Vec<String> = reported.map(|(at, line)| format!("[{at}] {line}")).collect();
             let last = last.iter().rev().take(16).rev().cloned().collect::<Vec<_>>().join("\n    ");
-            return Err(format!("image {nth}, cut behind {cut} of {end} requests: {e}\n    {last}"));
+            return Err(format!("image {nth}, cut after {cut} of {end} requests: {e}\n    {last}"));
         }
         outcome.passed += 1;
         *outcome.by_file_system.entry(file_system.to_owned()).or_default() += 1;
@@ -152,27 +156,27 @@ fn one_recording(
     Ok(())
 }
 
-/// The FUSE mount; unmounted at its end.
+/// The FUSE mount. Dropping it unmounts.
 struct Session(Option<fuser::BackgroundSession>);
 
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(Err(e)) = self.0.take().map(fuser::BackgroundSession::umount_and_join) {
-            eprintln!("the FUSE mount stays: {e}");
+            eprintln!("the FUSE mount remains: {e}");
         }
     }
 }
 
-/// Makes a file system with a store, and works on it; what was reported, each with the requests that had completed by
-/// then.
+/// Makes a file system with a store and works on it. Returns the reports, each with the number of requests that had
+/// completed before it.
 fn record(
     file_system: &str,
     device: &Device,
     file: &Path,
     at: &Path,
     rng: &mut Rng,
-    outcome: &mut Outcome,
-) -> Result<Vec<(usize, Line)>, String> {
+    outcome: &mut ReplayReport,
+) -> Result<Vec<(usize, WorkerReport)>, String> {
     let backing = Loop::new(file)?;
     let quiet = if file_system == "xfs" { "-q" } else { "-Fq" };
     call(&format!("mkfs.{file_system}"), &[quiet, &backing.0])?;
@@ -194,14 +198,15 @@ fn record(
     loop {
         let next = 1 + lines.len() as u64 * 100;
         let job = Job { dirs: dirs.clone(), seed, next };
-        // Several lives of one store: some are closed in the middle of the recording.
+        // The store is closed and opened again several times during a recording.
         let life = Instant::now() + Duration::from_millis(50 + rng.below(300) as u64);
-        let worked =
-            told(|| work(&job, || Instant::now() > end.min(life), |line| lines.push((device.position(), line))))?;
+        let worked = catch_panic(|| {
+            work(&job, || Instant::now() > end.min(life), |line| lines.push((device.position(), line)))
+        })?;
         match worked {
             Ok(()) if Instant::now() < end => seed = rng.next_u64(),
             Ok(()) => break,
-            // A device that failed: what was acknowledged before counts all the same.
+            // The device failed. Everything acknowledged before must still be there.
             Err(_) if fault.is_some() => break,
             Err(e) => return Err(format!("work: {e:?}")),
         }
@@ -211,19 +216,19 @@ fn record(
     outcome.entries += device.position() as u64;
     let cut = device.position();
     drop(mounted);
-    // What the unmount wrote is part of the log; what was reported is not touched by it.
+    // The writes of the unmount are part of the log, after all reports.
     debug_assert!(device.position() >= cut);
     Ok(lines)
 }
 
-fn check_image(mounted: Mounted, known: &mut BTreeMap<u64, Known>) -> Result<(), String> {
+fn check_image(mounted: Mounted, known: &mut BTreeMap<u64, LedgerEntry>) -> Result<(), String> {
     let dirs = device_dirs(&mounted.at, 1);
-    let report = told(|| check(&dirs))?;
+    let report = catch_panic(|| check(&dirs))?;
     if !report.clean {
         return Err(format!("kvfsck:\n{}", report.to_text()));
     }
     let store = worker::open(&dirs).map_err(|e| format!("open: {e:?}"))?;
-    told(|| check_store(&store, known))?;
+    catch_panic(|| check_store(&store, known))?;
     drop(store);
     drop(mounted);
     Ok(())

@@ -1,27 +1,27 @@
-//! Disks that rot, are lost, leave and come back, beside copies of everything.
+//! Disks that are damaged, lost, removed and added again, in stores with several copies.
 
-use super::{Runner, Stop, Stopped, failed};
+use super::{Runner, StepResult, Stop, failed};
 use crate::sim::case::{Regime, SLOTS};
 use crate::sim::coverage;
 use stratakv::sim::{Event, events};
 use stratakv::{Error, ErrorKind, Store, StoreOptions};
 
-/// How often what is rotten is looked for, at most.
+/// The largest number of rounds of reading and repair after a disk was damaged.
 const HEALINGS: usize = 8;
 
 impl Runner<'_> {
-    /// Whether every frame has all the copies that were asked for, and more than one.
+    /// Returns whether every frame has all its copies, and more than one.
     fn has_copies(&self) -> bool {
         let roomy = !self.limited && self.case.regime == Regime::Plain;
         self.case.copies > 1 && roomy && !self.changed
     }
 
-    /// Whether a disk can be lost without loss.
+    /// Returns whether the loss of a disk loses no data.
     pub(super) fn may_lose(&self, disk: usize) -> bool {
         self.has_copies() && !self.flipped && self.disks.len() > 1 && self.disks.contains(&disk)
     }
 
-    /// Takes note of a disk that the store gave up by itself.
+    /// Records that the store gave up a disk after a failure.
     pub(super) fn note_given_up(&mut self) {
         let lost = self.store.as_ref().is_some_and(|store| !store.health().lost.is_empty());
         if lost && !self.changed {
@@ -30,8 +30,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Opens the store without a disk.
-    pub(super) fn open_without(&mut self, disk: usize) -> Stopped {
+    /// Opens the store without a disk. An open that does not allow this must fail.
+    pub(super) fn open_without(&mut self, disk: usize) -> StepResult {
         self.note(|| format!("disk {disk} does not come back"));
         self.disks.retain(|own| *own != disk);
         let refused = self.simulation.open_on(self.options(), &self.disks).err().map(|e| e.kind());
@@ -44,14 +44,14 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Repairs until nothing is left to be done, which must be possible.
-    pub(super) fn repair_all(&mut self) -> Stopped {
+    /// Repairs the store. The repair must leave nothing to do.
+    pub(super) fn repair_all(&mut self) -> StepResult {
         self.mark_commits();
         let repaired = self.store()?.repair();
         self.by_itself(0, repaired.is_ok())?;
-        // It commits only where it has something to do, and then all that waits.
+        // A repair commits only if it has something to do, and then commits all queued changes too.
         if repaired.is_ok() && events(Event::GroupCommit) > self.commits {
-            self.model.attempted(true);
+            self.model.sync_attempted(true);
         }
         match repaired {
             Ok(done) if done.left == 0 => Ok(()),
@@ -61,16 +61,16 @@ impl Runner<'_> {
         }
     }
 
-    fn other_copies(&self) -> Stopped<u64> {
+    fn other_copies(&self) -> StepResult<u64> {
         Ok(self.store()?.status().devices.iter().map(|device| device.counters.other_copies).sum())
     }
 
-    /// A bit in every page of every segment of a disk rots.
+    /// Flips a bit in every page of every segment of a disk.
     fn rot_disk(&self, disk: usize) {
         for path in self.simulation.files(disk).into_iter().filter(|path| path.starts_with("segments/")) {
             let Some(mut bytes) = self.simulation.contents(disk, &path) else { continue };
             let pages = bytes.len() / 4096;
-            // Not the header and trailer of the segment, which no copy makes good.
+            // The header and trailer of a segment stay, because they have no copies.
             for (nth, page) in bytes.chunks_mut(4096).enumerate().take(pages.saturating_sub(1)).skip(1) {
                 page[(nth * 331 + self.case.seed as usize) % 4096] ^= 4;
             }
@@ -78,20 +78,20 @@ impl Runner<'_> {
         }
     }
 
-    /// A disk rots; everything is read all the same, and after a repair from where it was to be read.
-    pub(super) fn heal(&mut self, slot: usize) -> Stopped {
+    /// Damages a disk. All reads must still succeed, and after repairs no read may need another copy.
+    pub(super) fn heal(&mut self, slot: usize) -> StepResult {
         if !self.has_copies() || self.flipped {
             return self.check(slot);
         }
-        // What is written is on the medium.
+        // The damage must hit the medium, so everything is written first.
         self.close_all()?;
         let flushed = self.store()?.flush();
-        self.model.attempted(flushed.is_ok());
+        self.model.sync_attempted(flushed.is_ok());
         flushed.or_else(|e| self.fault("flush", &e))?;
         self.flipped = true;
         self.rot_disk(self.disks[slot % self.disks.len()]);
         let mut found = false;
-        // What is healed lies elsewhere, and other copies are read then, which may be rotten as well.
+        // A repaired copy has a new place. Later reads may choose other copies, which may be damaged too.
         for _ in 0..HEALINGS {
             let before = self.other_copies()?;
             self.check(slot)?;
@@ -112,17 +112,17 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// The index in the store of a disk; none when it is no device of it.
-    fn index(&self, disk: usize) -> Stopped<Option<u16>> {
+    /// Returns the device index of a disk, or none if it is not a device of the store.
+    fn index(&self, disk: usize) -> StepResult<Option<u16>> {
         let path = format!("simulated-{disk}");
         Ok(self.store()?.status().devices.iter().find(|device| device.path == path).map(|device| device.index))
     }
 
-    fn close_all(&mut self) -> Stopped {
+    fn close_all(&mut self) -> StepResult {
         (0..SLOTS).try_for_each(|slot| self.close(slot))
     }
 
-    pub(super) fn lose(&mut self, disk: usize) -> Stopped {
+    pub(super) fn lose(&mut self, disk: usize) -> StepResult {
         if !self.may_lose(disk) {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl Runner<'_> {
         self.changed = true;
         let lost = self.store()?.declare_lost(index);
         self.by_itself(0, lost.is_ok())?;
-        self.model.attempted(lost.is_ok());
+        self.model.sync_attempted(lost.is_ok());
         match lost {
             Ok(()) => self.coverage.add(coverage::DISK_LOST),
             Err(e) => return self.fault("declare a disk lost", &e),
@@ -143,7 +143,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn remove(&mut self, disk: usize) -> Stopped {
+    pub(super) fn remove(&mut self, disk: usize) -> StepResult {
         if self.disks.len() < 2 || !self.disks.contains(&disk) {
             return Ok(());
         }
@@ -152,14 +152,14 @@ impl Runner<'_> {
         self.changed = true;
         let removed = self.store()?.remove_device(index);
         self.by_itself(0, removed.is_ok())?;
-        self.model.attempted(removed.is_ok());
+        self.model.sync_attempted(removed.is_ok());
         match removed {
             Ok(_) => {
                 self.coverage.add(coverage::DISK_REMOVED);
                 self.disks.retain(|own| *own != disk);
                 Ok(())
             }
-            // The others are full, damaged, or gone.
+            // The other disks are full, damaged or missing.
             Err(e) if matches!(e.kind(), ErrorKind::InvalidArgument | ErrorKind::Busy | ErrorKind::NoSpace) => {
                 self.note(|| format!("disk {disk} stays: {e:?}"));
                 Ok(())
@@ -168,16 +168,16 @@ impl Runner<'_> {
         }
     }
 
-    pub(super) fn add(&mut self, disk: usize) -> Stopped {
+    pub(super) fn add(&mut self, disk: usize) -> StepResult {
         if disk >= self.case.geometry.devices || self.disks.contains(&disk) || self.index(disk)?.is_some() {
             return Ok(());
         }
-        // Whether the store has it if the power goes is for the next open to say.
+        // If the power fails now, only the next open tells whether the disk is a member.
         self.disks.push(disk);
         self.disks.sort_unstable();
         let added = self.simulation.add_device(self.store()?, disk);
         self.by_itself(0, added.is_ok())?;
-        self.model.attempted(added.is_ok());
+        self.model.sync_attempted(added.is_ok());
         match added {
             Ok(_) => {
                 self.coverage.add(coverage::DISK_BACK);
@@ -187,7 +187,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Opens the store on the disks that it still has: one that left, or did not quite join, is refused by its name.
+    /// Opens the store on its disks. Drops each disk that the error names, because it left or its joining was
+    /// interrupted.
     pub(super) fn open_store(&mut self, options: &StoreOptions) -> Result<Store, Error> {
         loop {
             let opened = self.simulation.open_on(options.clone(), &self.disks);
@@ -210,7 +211,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether the manifest may be beyond reading: the one disk that is left has one copy of it.
+    /// Returns whether the manifest may be unreadable, because the only remaining disk holds its only copy.
     pub(super) fn manifest_may_be_gone(&self, e: &Error) -> bool {
         let text = e.to_string();
         let unreadable = e.kind() == ErrorKind::Io && text.contains("every copy of the manifest");

@@ -1,18 +1,19 @@
-//! Steps that make sequences, or look at them.
+//! Operations that create, open, fork, import and read sequences.
 
 use super::write::is_doubtful;
-use super::{Runner, Stopped, failed, key};
+use super::{Runner, StepResult, failed, key};
 use crate::sim::coverage;
-use crate::sim::model::{Life, Version};
+use crate::sim::model::{ModelSequence, Version};
 use std::time::Duration;
 use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, StoredSummary, SummaryResidency};
 
-/// Readers at a time.
+/// The largest number of readers at a time.
 const READERS_MAX: usize = 3;
 
 impl Runner<'_> {
-    /// The id behind the open handle of a slot; opens or creates the sequence. None when that failed as it may.
-    pub(super) fn handle(&mut self, slot: usize) -> Stopped<Option<u64>> {
+    /// Returns the id of the open handle of a slot. Opens or creates the sequence if the slot has no handle. Returns
+    /// none if a fault prevented this.
+    pub(super) fn handle(&mut self, slot: usize) -> StepResult<Option<u64>> {
         if let Some((id, _)) = &self.handles[slot] {
             return Ok(Some(*id));
         }
@@ -31,7 +32,7 @@ impl Runner<'_> {
                 self.store()?.create_sequence(&self.shape.layout, options)
             }
         };
-        self.model.attempted(made.is_ok());
+        self.model.sync_attempted(made.is_ok());
         let sequence = match made {
             Ok(sequence) => sequence,
             Err(e) => {
@@ -44,10 +45,12 @@ impl Runner<'_> {
             None => {
                 let created = (start, self.simulation.now());
                 let now = Version { layers: vec![Vec::new(); self.shape.layers], ..Version::default() };
-                self.model.born(id, Life { slot, now, end, created, ..Life::default() }).or_else(failed)?;
+                self.model
+                    .created(id, ModelSequence { slot, now, end, created, ..ModelSequence::default() })
+                    .or_else(failed)?;
             }
             Some((known, version)) => {
-                let known = self.model.told(known, id);
+                let known = self.model.resolve_id(known, id);
                 let step = self.model.step;
                 let Some(life) = self.model.lives.get_mut(&known) else {
                     return failed(format!("the model has no sequence {known}"));
@@ -67,8 +70,8 @@ impl Runner<'_> {
         Ok(Some(id))
     }
 
-    /// Deletes what is in a slot. False when that failed as it may.
-    fn vacate(&mut self, slot: usize) -> Stopped<bool> {
+    /// Deletes the sequence in a slot. Returns false if a fault prevented this.
+    fn vacate(&mut self, slot: usize) -> StepResult<bool> {
         if self.handles[slot].is_none() && self.model.in_slot(slot).is_none() {
             return Ok(true);
         }
@@ -76,7 +79,7 @@ impl Runner<'_> {
         Ok(self.handles[slot].is_none() && self.model.in_slot(slot).is_none())
     }
 
-    pub(super) fn fork(&mut self, slot: usize, to: usize) -> Stopped {
+    pub(super) fn fork(&mut self, slot: usize, to: usize) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         if slot == to || !self.vacate(to)? {
             return Ok(());
@@ -90,11 +93,11 @@ impl Runner<'_> {
             Ok(fork) => fork,
             Err(e) => return self.fault("fork", &e),
         };
-        // Its key is free, durably.
-        self.model.attempted(true);
+        // The fork succeeded, so the deletion of the key's previous sequence is durable.
+        self.model.sync_attempted(true);
         let Some(parent) = self.model.lives.get(&id) else { return failed("the model has no parent") };
         let created = (start, self.simulation.now());
-        let life = Life { slot: to, created, owed: None, ..parent.clone() };
+        let life = ModelSequence { slot: to, created, owed: None, ..parent.clone() };
         let lengths: Vec<_> = (0..self.shape.layers).map(|layer| fork.layer_len(layer).ok()).collect();
         if lengths.iter().zip(&life.now.layers).any(|(len, own)| *len != Some(own.len() as u64))
             || (fork.token_ids(), fork.state()) != (&life.now.ids[..], life.now.state.as_deref())
@@ -106,12 +109,12 @@ impl Runner<'_> {
         } else {
             coverage::FORKED_BETWEEN
         });
-        self.model.born(fork.id().0, life).or_else(failed)?;
+        self.model.created(fork.id().0, life).or_else(failed)?;
         self.handles[to] = Some((fork.id().0, fork));
         Ok(())
     }
 
-    pub(super) fn check(&mut self, slot: usize) -> Stopped {
+    pub(super) fn check(&mut self, slot: usize) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         for layer in 0..self.shape.layers {
             let (Some((_, sequence)), Some(life)) = (&self.handles[slot], self.model.lives.get(&id)) else { break };
@@ -125,7 +128,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn reader(&mut self, slot: usize) -> Stopped {
+    pub(super) fn reader(&mut self, slot: usize) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let (Some((_, sequence)), Some(life)) = (&mut self.handles[slot], self.model.lives.get(&id)) else {
             return Ok(());
@@ -142,7 +145,7 @@ impl Runner<'_> {
         }
     }
 
-    pub(super) fn check_readers(&mut self) -> Stopped {
+    pub(super) fn check_readers(&mut self) -> StepResult {
         for nth in 0..self.readers.len() {
             let (reader, version) = &self.readers[nth];
             let same = reader.len() as usize == version.tokens()
@@ -165,7 +168,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn carry(&mut self, slot: usize, to: usize, part: Option<u16>) -> Stopped {
+    pub(super) fn carry(&mut self, slot: usize, to: usize, part: Option<u16>) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let (Some((_, sequence)), Some(life)) = (&mut self.handles[slot], self.model.lives.get(&id)) else {
             return Ok(());
@@ -187,26 +190,26 @@ impl Runner<'_> {
         let imported = self.store()?.import(&file[..], &self.shape.layout, options);
         self.by_itself(u64::from(imported.is_ok()), imported.is_ok())?;
         let created = (start, self.simulation.now());
-        let life = Life { slot: to, now, end, created, ..Life::default() };
+        let life = ModelSequence { slot: to, now, end, created, ..ModelSequence::default() };
         let version = life.committed(self.shape.group);
         match imported {
             Ok(_) if part.is_some() => failed("a part of an export was imported"),
             Ok(sequence) => {
                 let id = sequence.id().0;
-                self.model.born(id, life).or_else(failed)?;
+                self.model.created(id, life).or_else(failed)?;
                 self.model.commit(id, version);
-                self.model.attempted(true);
+                self.model.sync_attempted(true);
                 self.handles[to] = Some((id, sequence));
                 self.coverage.add(coverage::CARRIED);
                 Ok(())
             }
             Err(e) if e.kind() == ErrorKind::Corruption && part.is_some() => Ok(()),
             Err(e) => {
-                // Its commit may have been on its way, or that of another was in front of it.
+                // The commit of the import may be in progress, or wait behind another commit.
                 let own = e.to_string().contains("commit of sequence");
                 if part.is_none() && (self.simulation.is_down() || (own && is_doubtful(&e))) {
-                    self.model.may_be_born(life, version);
-                    self.model.attempted(false);
+                    self.model.maybe_created(life, version);
+                    self.model.sync_attempted(false);
                 }
                 self.fault("import", &e)
             }

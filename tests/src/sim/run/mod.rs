@@ -1,4 +1,16 @@
-//! Running a case: operations, crash, recovery, comparison, and on.
+//! Runs a case.
+//!
+//! 1. The runner creates the store, and on one device first interrupts the creation.
+//! 2. For each round, it executes the operations with the engine and notes them in the model.
+//! 3. It cuts the power, applies bit rot and lost disks, and interrupts the recovery.
+//! 4. It opens the store, reads all of it, and finds the state of the model that holds exactly that.
+//!
+//! Invariants checked after each operation:
+//! - An error has a cause: a fault, a power failure, or a limit.
+//! - Every failed device operation shows in the counters of its device.
+//! - The files do not exceed the capacity.
+//!
+//! A step ends early with a [`Stop`]. [`Runner::fault`] decides what an error of the store means.
 
 mod adapters;
 mod disks;
@@ -9,7 +21,7 @@ mod summaries;
 mod write;
 
 use super::case::{Case, Regime, Round, SLOTS};
-use super::content::Shape;
+use super::content::CaseShape;
 use super::coverage::{self, Coverage};
 use super::model::{Model, Version};
 use super::operation::Operation;
@@ -20,27 +32,27 @@ use std::sync::{Arc, Mutex};
 use stratakv::sim::{Event, Rng, Simulation, events};
 use stratakv::{ByteSize, Error, ErrorKind, Evicted, Sequence, SequenceReader, Store, StoreOptions};
 
-/// How a case ended that did not fail.
+/// The end of a case that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Everything was as the model has it.
+    /// The store agreed with the model.
     Passed,
-    /// Damage of the medium was reported.
+    /// The store reported damage of the medium.
     Reported,
 }
 
 /// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its seed.
+    /// The seed.
     pub seed: u64,
-    /// Round and step.
+    /// The round and the step.
     pub place: (usize, usize),
-    /// What is wrong.
+    /// The failed check.
     pub what: String,
-    /// What happened before, where asked for.
+    /// The events before, if the run kept them.
     pub history: Vec<String>,
-    /// Hash over all device operations.
+    /// The hash over all device operations.
     pub trace: u64,
 }
 
@@ -52,80 +64,80 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Why a round ends early.
+/// The reason why a round ends early.
 enum Stop {
-    /// The power is gone.
+    /// The power is cut.
     Down,
     /// The store is read-only after a fault.
     Broken,
-    /// Damage of the medium was reported.
+    /// The store reported damage of the medium.
     Reported,
     /// The case failed.
     Failed(String),
 }
 
-type Stopped<T = ()> = Result<T, Stop>;
+type StepResult<T = ()> = Result<T, Stop>;
 
-fn failed<T>(what: impl Into<String>) -> Stopped<T> {
+fn failed<T>(what: impl Into<String>) -> StepResult<T> {
     Err(Stop::Failed(what.into()))
 }
 
 struct Runner<'c> {
     case: &'c Case,
     coverage: &'c mut Coverage,
-    shape: Shape,
+    shape: CaseShape,
     simulation: Simulation,
     model: Model,
     store: Option<Store>,
     handles: [Option<(u64, Sequence)>; SLOTS],
-    /// The sequence whose handle is given back.
+    /// The sequence whose handle is being closed.
     closing: Option<u64>,
-    /// With what each must go on seeing.
+    /// The readers, each with the content that it must keep showing.
     readers: Vec<(SequenceReader, Version)>,
     adapters: adapters::Adapters,
     salts: Rng,
     rotten: bool,
     history: Option<Vec<String>>,
     place: (usize, usize),
-    /// Group commits before the operation under way.
+    /// The group commits before the current operation.
     commits: u64,
-    /// Sequences that the store said went, and that the model does not know about yet.
+    /// The sequences that the store reported as gone and the model does not know yet.
     gone: Arc<Mutex<Vec<Evicted>>>,
-    /// When the store was opened, from and to.
+    /// The simulated times before and after the open.
     opened: RangeInclusive<u64>,
-    /// The most bytes of all files, as the open store was told.
+    /// The capacity of the open store in bytes.
     capacity: Option<u64>,
-    /// The bytes of all files when they were last above it.
+    /// The bytes of all files when they were last above the capacity.
     above: u64,
-    /// A capacity was set at some time.
+    /// True if a capacity was ever set.
     limited: bool,
-    /// How often a manifest took more than the capacity leaves, as it must where the state alone does.
+    /// How often a manifest exceeded the capacity, which it may if its state alone does.
     exceeded: u64,
-    /// Disks of the store, as far as is known.
+    /// The disks of the store that the runner knows of.
     disks: Vec<usize>,
-    /// Once disks left or joined: those that are members and not lost, and the bytes of their files when that was
-    /// looked at.
+    /// After a disk left or joined: the disks that are members and not lost, and the bytes of their files at the last
+    /// check.
     held: (Vec<usize>, u64),
-    /// Operations of devices that had failed when the store was opened.
+    /// The device operations that had failed when the store was opened.
     failed: u64,
-    /// Disks left or joined: not everything has all its copies for sure.
+    /// True after a disk left or joined. Some frames may then lack copies.
     changed: bool,
-    /// A copy was made to rot.
+    /// True after the runner damaged a disk.
     flipped: bool,
 }
 
 /// Runs a case.
 ///
 /// # Errors
-/// What is not as it must be.
+/// The failed check.
 pub fn run(case: &Case, coverage: &mut Coverage) -> Result<Verdict, Failure> {
     run_with(case, coverage, false).1
 }
 
-/// Runs a case and keeps its history. The trace hash comes along.
+/// Runs a case and keeps its history. Also returns the trace hash.
 ///
 /// # Errors
-/// What is not as it must be.
+/// The failed check.
 pub fn run_verbose(case: &Case, coverage: &mut Coverage) -> (u64, Result<Verdict, Failure>) {
     run_with(case, coverage, true)
 }
@@ -133,7 +145,7 @@ pub fn run_verbose(case: &Case, coverage: &mut Coverage) -> (u64, Result<Verdict
 fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result<Verdict, Failure>) {
     coverage.cases += 1;
     let failure = |what| Failure { seed: case.seed, place: (0, 0), what, history: Vec::new(), trace: 0 };
-    let shape = match Shape::new(case) {
+    let shape = match CaseShape::new(case) {
         Ok(shape) => shape,
         Err(e) => return (0, Err(failure(e))),
     };
@@ -174,13 +186,13 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
     runner.coverage.add_many(coverage::ASTRAY, runner.simulation.astray_hit());
     runner.coverage.add_many(coverage::FLIPPED, runner.simulation.flips_hit());
     runner.simulation.crash();
-    runner.let_go();
+    runner.drop_store();
     let trace = runner.simulation.trace();
     runner.coverage.traces = runner.coverage.traces.wrapping_add(trace);
     let outcome = match outcome {
         Ok(()) => Ok(Verdict::Passed),
         Err(Stop::Reported) => Ok(Verdict::Reported),
-        Err(Stop::Down) => Err("the power is gone although nobody cut it".into()),
+        Err(Stop::Down) => Err("the power is off although the case did not cut it".into()),
         Err(Stop::Broken) => Err("the store is read-only although nothing failed".into()),
         Err(Stop::Failed(what)) => Err(what),
     };
@@ -194,7 +206,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
     (trace, outcome)
 }
 
-/// Keys short and long: with long ones a batch of the manifest goes over several sectors.
+/// Returns the key of a slot, long for odd slots. Long keys make a manifest batch span several sectors.
 fn key(slot: usize) -> String {
     format!("s{slot}{}", "-".repeat(slot % 2 * 450))
 }
@@ -206,23 +218,23 @@ impl Runner<'_> {
         }
     }
 
-    fn store(&self) -> Stopped<&Store> {
+    fn store(&self) -> StepResult<&Store> {
         self.store.as_ref().ok_or_else(|| Stop::Failed("no store is open".into()))
     }
 
-    /// Drops the store and all that it gave.
-    fn let_go(&mut self) {
+    /// Drops the store with all its handles and readers.
+    fn drop_store(&mut self) {
         self.readers.clear();
         self.handles = [const { None }; SLOTS];
         self.store = None;
     }
 
-    /// Ids of the sequences that have a handle.
+    /// Returns the ids of the sequences that have a handle.
     fn open_ids(&self) -> Vec<u64> {
         self.handles.iter().flatten().map(|(id, _)| *id).chain(self.closing).collect()
     }
 
-    /// Bytes of a capacity in segments: beside these the files of two manifest generations.
+    /// Returns the bytes of a capacity in segments: the segments and the files of two manifest generations.
     fn capacity_bytes(&self, segments: u64) -> u64 {
         let devices = self.case.geometry.devices;
         let copies = if devices == 1 { 2 } else { devices.min(3) } as u64;
@@ -240,8 +252,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether an error may be: why the round goes on or ends.
-    fn fault(&mut self, doing: &str, e: &Error) -> Stopped {
+    /// Decides whether an error has a cause. Returns `Ok` if the round continues after it.
+    fn fault(&mut self, doing: &str, e: &Error) -> StepResult {
         self.note(|| format!("{doing}: {e:?}"));
         if self.simulation.is_down() {
             return Err(Stop::Down);
@@ -278,7 +290,7 @@ impl Runner<'_> {
         }
     }
 
-    fn run(&mut self) -> Stopped {
+    fn run(&mut self) -> StepResult {
         let case = self.case;
         if let Some(first) = case.rounds.first().filter(|_| case.geometry.devices == 1) {
             self.crash_while_opening(&first.again)?;
@@ -299,7 +311,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn round(&mut self, round: &Round) -> Stopped {
+    fn round(&mut self, round: &Round) -> StepResult {
         for (step, operation) in round.operations.iter().enumerate() {
             self.place.1 = step;
             self.coverage.operations += 1;
@@ -322,8 +334,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Every operation of a device that failed since the store was opened shows in the counters of its device.
-    fn counted(&mut self) -> Stopped {
+    /// Checks that the counters of the devices show every device operation that failed since the open.
+    fn counted(&mut self) -> StepResult {
         let Some(store) = self.store.as_ref().filter(|_| !self.changed && !self.simulation.is_down()) else {
             return Ok(());
         };
@@ -335,7 +347,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn step(&mut self, operation: Operation) -> Stopped {
+    fn step(&mut self, operation: Operation) -> StepResult {
         match operation {
             Operation::Append { slot, tokens, layers } => self.append(slot, tokens, layers),
             Operation::Decode { slot, tokens, durability } => {
@@ -370,7 +382,7 @@ impl Runner<'_> {
             Operation::Adapter { version, put: false } => self.delete_adapter(version),
             Operation::Flush => {
                 let flushed = self.store()?.flush();
-                self.model.attempted(flushed.is_ok());
+                self.model.sync_attempted(flushed.is_ok());
                 flushed.or_else(|e| self.fault("flush", &e))
             }
             Operation::Clean => self.clean(),

@@ -1,24 +1,33 @@
-//! The power goes, the store is opened again, and must be as the model has it.
+//! Crashes and recovery.
+//!
+//! 1. [`Runner::crash`] cuts the power, applies bit rot, and restarts the devices.
+//! 2. In some cases, kvfsck checks the image, or a read-only open must leave every byte as it is.
+//! 3. [`Runner::crash_while_opening`] cuts the power again during recovery.
+//! 4. The store is opened, without a lost disk if the round has one. After a power failure alone, no metadata may be
+//!    damaged.
+//! 5. [`Runner::verify`] reads the whole store and finds the state of the model that holds exactly that. The model
+//!    continues from there.
 
-use super::{Runner, Stop, Stopped, failed, key};
+use super::{Runner, StepResult, Stop, failed, key};
 use crate::sim::case::{Regime, Round, SLOTS};
 use crate::sim::content::Contents;
 use crate::sim::coverage;
-use crate::sim::model::{Candidate, Found};
+use crate::sim::model::{Candidate, FoundSequence};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use stratakv::{Error, ErrorKind, OpenSequence, Sequence, Store, StoreOptions};
 
-/// The same of stores that disks left or joined, which are fewer.
+/// kvfsck checks the crash images of one case in this many, of those in which a disk left or joined. They are rare.
 const CHECK_EVERY_CHANGED: u64 = 4;
-/// One crash image in this many cases goes through kvfsck.
+/// kvfsck checks the crash images of one case in this many.
 const CHECK_EVERY: u64 = 32;
 
 impl Runner<'_> {
-    /// The power goes, the machine comes back, perhaps several times, and the store must be as the model has it.
-    pub(super) fn crash(&mut self, round: &Round) -> Stopped {
+    /// Cuts the power, restarts the devices, perhaps several times, and checks the store against the model.
+    pub(super) fn crash(&mut self, round: &Round) -> StepResult {
         if round.rot.as_ref().is_some_and(|(_, copies, _)| *copies > 1) {
-            // Damage of every copy is told from a torn tail only where a superblock says how far the manifest goes.
+            // The reader can tell damage of every copy from a torn tail only if a superblock records the manifest's
+            // synced length. A close writes it.
             match self.close_store() {
                 Ok(()) | Err(Stop::Broken) => {}
                 Err(other) => return Err(other),
@@ -27,7 +36,7 @@ impl Runner<'_> {
         self.note_given_up();
         self.simulation.crash();
         self.note(|| "power cut".into());
-        self.let_go();
+        self.drop_store();
         self.gone_now().clear();
         self.coverage.crashes += 1;
         self.simulation.restart();
@@ -59,14 +68,14 @@ impl Runner<'_> {
         }
         let sound = unharmed && self.changed && self.simulation.faults_hit() == 0;
         if self.case.seed.is_multiple_of(CHECK_EVERY_CHANGED) && sound {
-            // With the disks that it has by now, which only the open has said.
+            // Only the open tells which disks the store has now.
             self.check_image()?;
             self.coverage.add(coverage::CHECKED_CHANGED);
         }
         Ok(())
     }
 
-    pub(super) fn crash_while_opening(&mut self, again: &[u64]) -> Stopped {
+    pub(super) fn crash_while_opening(&mut self, again: &[u64]) -> StepResult {
         for &operations in again {
             self.simulation.crash_in(operations);
             self.note(|| format!("power goes {operations} device operations into the recovery"));
@@ -89,11 +98,11 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn open(&mut self) -> Stopped {
+    pub(super) fn open(&mut self) -> StepResult {
         self.open_with(self.options())
     }
 
-    pub(super) fn open_with(&mut self, options: StoreOptions) -> Stopped {
+    pub(super) fn open_with(&mut self, options: StoreOptions) -> StepResult {
         self.above = self.simulation.take_peak_bytes();
         self.held = (Vec::new(), 0);
         self.capacity = self.case.capacity.map(|segments| self.capacity_bytes(segments));
@@ -114,14 +123,14 @@ impl Runner<'_> {
             Err(e) if self.manifest_may_be_gone(&e) => Err(Stop::Reported),
             Err(e) => {
                 self.fault("open", &e)?;
-                // A fault struck while it was opening: the next attempt must succeed.
+                // A fault struck during the open. The next attempt must succeed.
                 Err(Stop::Broken)
             }
         }
     }
 
-    /// A power failure damages nothing: what it tears is no metadata that was known durable.
-    fn nothing_damaged(&self) -> Stopped {
+    /// Checks that a power failure alone damaged no metadata. It may tear only metadata that was not known durable.
+    fn nothing_damaged(&self) -> StepResult {
         let unharmed = matches!(self.case.regime, Regime::Plain | Regime::Tight) && !self.flipped && !self.rotten;
         let Some(store) = self.store.as_ref().filter(|_| unharmed && self.simulation.faults_hit() == 0) else {
             return Ok(());
@@ -133,13 +142,13 @@ impl Runner<'_> {
         }
     }
 
-    /// Opens the store for reading only: it shows what a recovery may bring, and leaves every byte as it is.
-    fn look(&mut self) -> Stopped {
+    /// Opens the store read-only. It must show a state that a recovery may produce, and leave every byte as it is.
+    fn look(&mut self) -> StepResult {
         let (before, bytes) = (self.simulation.changes(), self.simulation.take_peak_bytes());
         let opened = self.open_store(&self.options().read_only(true));
         let store = match opened {
             Ok(store) => store,
-            // No store was there yet.
+            // The power failed before the store was created.
             Err(e) if e.kind() == ErrorKind::Configuration && self.model.visible().is_empty() => return Ok(()),
             Err(e) => return self.fault("open for reading only", &e),
         };
@@ -158,13 +167,13 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Reads the whole store and holds it against the model, which goes on from there.
-    pub(super) fn verify(&mut self) -> Stopped {
+    /// Reads the whole store and compares it with the model, which continues from there.
+    pub(super) fn verify(&mut self) -> StepResult {
         let store = self.store()?.clone();
         let (found, candidate) = self.read_store(&store, Some(self.opened.clone()))?;
-        // What the store let go of while it opened is not there, as was just seen.
+        // The comparison accounts for sequences that expired during the open.
         self.gone_now().clear();
-        let (kept, doubtful) = self.model.go_on(&found, &candidate);
+        let (kept, doubtful) = self.model.continue_from(&found, &candidate);
         if kept > 0 {
             self.coverage.add(coverage::LANDED);
         }
@@ -174,9 +183,13 @@ impl Runner<'_> {
         self.check_adapters()
     }
 
-    /// Reads the whole store: what it holds, and the state of the model that has exactly that.
-    fn read_store(&mut self, store: &Store, expires: Option<RangeInclusive<u64>>) -> Stopped<(Vec<Found>, Candidate)> {
-        let (mut found, mut sequences): (Vec<Found>, Vec<Sequence>) = (Vec::new(), Vec::new());
+    /// Reads the whole store. Returns the sequences found and the state of the model that holds exactly these.
+    fn read_store(
+        &mut self,
+        store: &Store,
+        expires: Option<RangeInclusive<u64>>,
+    ) -> StepResult<(Vec<FoundSequence>, Candidate)> {
+        let (mut found, mut sequences): (Vec<FoundSequence>, Vec<Sequence>) = (Vec::new(), Vec::new());
         for info in store.sequences() {
             let Some(slot) = (0..SLOTS).find(|slot| key(*slot) == info.key) else {
                 return failed(format!("a sequence with the key {:?}", info.key));
@@ -185,7 +198,7 @@ impl Runner<'_> {
                 Ok(sequence) => sequence,
                 Err(e) => return Err(self.unreadable("open a sequence after recovery", &e)),
             };
-            found.push(Found {
+            found.push(FoundSequence {
                 id: info.id,
                 slot,
                 tokens: sequence.len() as usize,
@@ -206,7 +219,7 @@ impl Runner<'_> {
                 Err(e) => wrong = e,
             }
         }
-        // Other states may have the same groups: the tails decide, without another read.
+        // Several states may have equal groups. Their tails decide, without another read.
         if let Some((at, contents)) = read {
             for candidate in candidates.into_iter().skip(at) {
                 match self.compare(&sequences, &candidate, &contents) {
@@ -219,17 +232,17 @@ impl Runner<'_> {
         failed(format!("recovered {found:?}: {wrong}\n  {}", self.model.describe()))
     }
 
-    /// Reads all sequences and compares their groups with a state. Returns what is in their layers, or what is not as
-    /// in the state.
+    /// Reads all sequences and compares their groups with a state. Returns the contents of their layers, or the first
+    /// difference.
     ///
-    /// A tail under a codec is not compared here. The order of reads decides what the devices do, and recorded
-    /// histories must stay what they are: a state that differs in such a tail alone is read to its end.
+    /// Tails of encoded layers are not compared here, so a state that differs only in such a tail is read to its end.
+    /// The order of reads decides what the devices do, and must not change for kept histories.
     fn read_as(
         &mut self,
         store: &Store,
         sequences: &[Sequence],
         candidate: &Candidate,
-    ) -> Stopped<Result<Vec<Contents>, String>> {
+    ) -> StepResult<Result<Vec<Contents>, String>> {
         let mut all = Vec::new();
         for (sequence, version) in sequences.iter().zip(&candidate.versions) {
             for (layer, tokens) in version.layers.iter().enumerate() {
@@ -248,7 +261,7 @@ impl Runner<'_> {
         Ok(Ok(all))
     }
 
-    /// Compares everything that was read of all sequences with a state.
+    /// Compares the contents of all sequences with a state.
     fn compare(&self, sequences: &[Sequence], candidate: &Candidate, contents: &[Contents]) -> Result<(), String> {
         let mut contents = contents.iter();
         for (sequence, version) in sequences.iter().zip(&candidate.versions) {
@@ -260,7 +273,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// An error of a read that can only come from the medium.
+    /// Converts the error of a read, which only the medium may cause, into a stop.
     pub(super) fn unreadable(&mut self, doing: &str, e: &Error) -> Stop {
         match self.fault(doing, e) {
             Err(stop) => stop,
@@ -269,7 +282,7 @@ impl Runner<'_> {
         }
     }
 
-    fn check_image(&mut self) -> Stopped {
+    fn check_image(&mut self) -> StepResult {
         let failed = |e: std::io::Error| Stop::Failed(format!("dump of the image: {e}"));
         let memory = Path::new("/dev/shm");
         let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };

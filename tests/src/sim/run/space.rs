@@ -1,6 +1,6 @@
-//! What a store does to keep in shape, asked or by itself.
+//! Maintenance: cleaning, eviction, expiry and the capacity, on request or by the store itself.
 
-use super::{Runner, Stopped, failed};
+use super::{Runner, StepResult, failed};
 use crate::sim::coverage;
 use std::sync::{MutexGuard, PoisonError};
 use stratakv::sim::{Event, events};
@@ -11,13 +11,16 @@ impl Runner<'_> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of what the store did by itself in an operation, before the operation's own entries. Out of space, it
-    /// commits what waits, to have segments freed, and evicts: a crash may leave either, but only if that happened.
-    /// `own`: commits of the operation itself. `whole`: nothing failed.
-    pub(super) fn by_itself(&mut self, own: u64, whole: bool) -> Stopped {
+    /// Records what the store did by itself during an operation, before the operation's own entries.
+    ///
+    /// A store without space commits queued changes to free segments, and evicts. A crash may leave either state, but
+    /// only if the store did so.
+    ///
+    /// `own` is the number of commits of the operation itself. `whole` is true if the operation succeeded.
+    pub(super) fn by_itself(&mut self, own: u64, whole: bool) -> StepResult {
         self.note_gone()?;
         if events(Event::GroupCommit) > self.commits + own {
-            self.model.attempted(false);
+            self.model.sync_attempted(false);
             if !whole && self.is_short() {
                 self.model.may_have_evicted(&self.open_ids());
             }
@@ -25,47 +28,47 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Whether space may be short: there is a limit, or a device said so.
+    /// Returns whether space may be short, because of a capacity or a fault of a device.
     fn is_short(&self) -> bool {
         self.limited || self.simulation.faults_hit() > 0
     }
 
-    /// Takes note of sequences that went.
-    fn note_gone(&mut self) -> Stopped {
+    /// Records the sequences that the store evicted or that expired.
+    fn note_gone(&mut self) -> StepResult {
         let events = std::mem::take(&mut *self.gone_now());
         let gone: Vec<(u64, bool, u64)> =
             events.iter().map(|event| (event.id, event.reason == EvictionReason::Expired, event.tokens)).collect();
         if let Some(event) = events.iter().find(|event| event.reason == EvictionReason::Space && !self.is_short()) {
-            return failed(format!("evicted although there is space: {event:?}"));
+            return failed(format!("evicted although space is not short: {event:?}"));
         }
         self.note(|| format!("went: {gone:?}"));
         let open = self.open_ids();
-        self.model.went(&gone, &open, self.simulation.now()).or_else(failed)
+        self.model.evicted(&gone, &open, self.simulation.now()).or_else(failed)
     }
 
-    pub(super) fn clean(&mut self) -> Stopped {
+    pub(super) fn clean(&mut self) -> StepResult {
         let cleaned = self.store()?.clean();
-        self.model.attempted(cleaned.is_ok());
+        self.model.sync_attempted(cleaned.is_ok());
         match cleaned {
             Ok(_) => self.account(),
             Err(e) => self.fault("clean", &e),
         }
     }
 
-    pub(super) fn run_maintenance(&mut self) -> Stopped {
+    pub(super) fn run_maintenance(&mut self) -> StepResult {
         let start = self.simulation.now();
         let tended = self.store()?.run_maintenance();
         self.by_itself(0, tended.is_ok())?;
         match tended {
             Ok(_) => match self.model.overdue(&self.open_ids(), start) {
-                Some(id) => failed(format!("sequence {id} is there although its time was over")),
+                Some(id) => failed(format!("sequence {id} is there although it has expired")),
                 None => self.account(),
             },
             Err(e) => self.fault("tend", &e),
         }
     }
 
-    pub(super) fn set_capacity(&mut self, segments: Option<u64>) -> Stopped {
+    pub(super) fn set_capacity(&mut self, segments: Option<u64>) -> StepResult {
         let capacity = segments.map(|segments| self.capacity_bytes(segments));
         self.limited |= capacity.is_some();
         self.capacity = capacity;
@@ -87,10 +90,11 @@ impl Runner<'_> {
         }
     }
 
-    /// The files grow to the capacity and no further, and where they are beyond it not at all. Once a disk left or
-    /// joined, those of the disks that are members now, as they are when an operation ends. The state of a manifest
-    /// that the capacity leaves too little for is written all the same, and counted.
-    pub(super) fn within_capacity(&mut self) -> Stopped {
+    /// Checks that the files do not grow beyond the capacity, and do not grow at all if they already exceed it.
+    ///
+    /// After a disk left or joined, only the members' files at the end of an operation count. A manifest whose state
+    /// does not fit into the capacity is written anyway and counted as [`Event::CapacityExceeded`].
+    pub(super) fn within_capacity(&mut self) -> StepResult {
         self.note_given_up();
         let peak = self.simulation.take_peak_bytes();
         let exceeded = events(Event::CapacityExceeded);
@@ -104,14 +108,14 @@ impl Runner<'_> {
         }
         let most = capacity.max(self.above);
         if peak > most {
-            return failed(format!("files of {peak} bytes, of {most} that may be"));
+            return failed(format!("the files have {peak} bytes, but at most {most} are allowed"));
         }
         self.above = self.above.min(self.simulation.take_peak_bytes());
         Ok(())
     }
 
-    /// The same for the disks that are members. `exceeded`: as the state alone must.
-    fn members_within(&mut self, capacity: u64, exceeded: bool) -> Stopped {
+    /// Checks the capacity for the disks that are members. `exceeded` is true if a manifest's state alone exceeds it.
+    fn members_within(&mut self, capacity: u64, exceeded: bool) -> StepResult {
         let Some(store) = self.store.as_ref().filter(|_| !self.simulation.is_down()) else { return Ok(()) };
         let (status, lost) = (store.status(), store.health().lost);
         let members = status.devices.iter().filter(|device| !lost.contains(&device.index));
@@ -121,15 +125,15 @@ impl Runner<'_> {
         let (before, held) = std::mem::replace(&mut self.held, (disks, bytes));
         if !exceeded && before == self.held.0 && bytes > capacity.max(held) {
             return failed(format!(
-                "files of {bytes} bytes on disks {before:?}, of {capacity} that may be, after {held}"
+                "the files on disks {before:?} have {bytes} bytes, after {held}, but the capacity is {capacity}"
             ));
         }
         self.coverage.add(coverage::MEMBERS_WITHIN);
         Ok(())
     }
 
-    /// All bytes are somewhere.
-    fn account(&mut self) -> Stopped {
+    /// Checks that the parts of the usage add up to the capacity.
+    fn account(&mut self) -> StepResult {
         if self.simulation.is_down() {
             return Ok(());
         }

@@ -1,6 +1,6 @@
-//! Selectors whose summaries stand with the groups: they know what the keys give, wherever it came from.
+//! Selectors with stored summaries. Their summaries must equal those computed from the keys.
 
-use super::{Runner, Stop, Stopped, failed};
+use super::{Runner, StepResult, Stop, failed};
 use crate::sim::coverage;
 use std::sync::Arc;
 use stratakv::Budget;
@@ -10,9 +10,9 @@ use stratakv::retrieval::{
 };
 
 impl Runner<'_> {
-    /// Attaches a selector of calibration-free summaries to the sequence of a slot, and holds what they know against
-    /// the keys.
-    pub(super) fn attach(&mut self, slot: usize, landmarks: bool) -> Stopped {
+    /// Attaches a selector that needs no calibration to the sequence of a slot, and compares its summaries with those
+    /// computed from the keys.
+    pub(super) fn attach(&mut self, slot: usize, landmarks: bool) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
         let selector: Arc<dyn Selector> = if landmarks { Arc::new(ShadowKv::default()) } else { Arc::new(SignBits) };
@@ -22,7 +22,7 @@ impl Runner<'_> {
         };
         let Some(life) = self.model.lives.get(&id) else { return Ok(()) };
         let wrong = |e: stratakv::Error| Stop::Failed(format!("summary: {e}"));
-        // Rounded keys are not known here.
+        // The model does not know the rounded keys of an encoded layer.
         let exact = |layer: &usize| !self.shape.encodes(*layer, 0);
         for (layer, tokens) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
             let keys = self.shape.keys();
@@ -34,7 +34,7 @@ impl Runner<'_> {
                 own.push(&KeyGroup::new(keys, &plane, group as u64).map_err(wrong)?);
             }
             if self.case.streamed {
-                // It keeps the newest alone: what it chooses by shows in what it chooses.
+                // A streamed selector keeps only its suffix in memory, so its selection is checked instead.
                 if let Some((query, budget)) = asked(keys, layer, tokens.len()) {
                     let chosen: Vec<u64> = match sequence.select_with(attached, layer, &query, budget) {
                         Ok(view) => view.groups().collect(),
@@ -57,8 +57,8 @@ impl Runner<'_> {
         if self.case.streamed { self.choose(slot, id) } else { Ok(()) }
     }
 
-    /// Chooses by records that are streamed, and holds what is chosen against the bounds of the keys.
-    fn choose(&mut self, slot: usize, id: u64) -> Stopped {
+    /// Selects with streamed summaries, and compares the selection with the bounds of the keys.
+    fn choose(&mut self, slot: usize, id: u64) -> StepResult {
         let Some(life) = self.model.lives.get(&id) else { return Ok(()) };
         let wrong = |e: stratakv::Error| Stop::Failed(format!("bounds: {e}"));
         let keys = self.shape.keys();
@@ -83,13 +83,13 @@ impl Runner<'_> {
     }
 }
 
-/// A query of a layer and a budget of half of its tokens, where that leaves a choice.
+/// Returns a query of a layer and a budget of half its tokens. Returns none if that leaves no choice.
 fn asked(keys: KeyShape, layer: usize, tokens: usize) -> Option<(Vec<f32>, Budget)> {
     let query = (0..keys.width()).map(|i| ((i * 7 + layer) % 5) as f32 - 2.0).collect();
     (tokens / keys.group_tokens >= 3).then(|| (query, Budget::tokens(tokens / 2)))
 }
 
-/// Whether no group that was left scores more than one that was chosen, the newest aside.
+/// Checks that no unselected group scores higher than a selected one, apart from the newest group.
 fn best_are_chosen(
     selector: &dyn Selector,
     own: &dyn LayerSummary,
@@ -97,7 +97,7 @@ fn best_are_chosen(
     chosen: &[u64],
 ) -> Result<(), String> {
     let groups = tokens / keys.group_tokens;
-    // The newest is part of it whatever it scores, where there is no tail.
+    // Without a tail, the newest group is selected whatever it scores.
     let newest = usize::from(tokens.is_multiple_of(keys.group_tokens));
     let (form, forced, count) =
         (HeadAggregation::Sum, [0..0, groups - newest..groups], chosen.len().saturating_sub(newest));

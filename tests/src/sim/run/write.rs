@@ -1,17 +1,17 @@
-//! Steps that write to a sequence.
+//! Operations that write to a sequence, and closing the store.
 
-use super::{Runner, Stop, Stopped, failed};
+use super::{Runner, StepResult, Stop, failed};
 use crate::sim::case::SLOTS;
 use crate::sim::content::Token;
 use stratakv::{Durability, Error, ErrorKind};
 
-/// Whether a commit that failed like this may take effect.
+/// Returns whether a commit that failed with this error may still take effect.
 pub(super) fn is_doubtful(e: &Error) -> bool {
     e.is_queued() || matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned)
 }
 
 impl Runner<'_> {
-    pub(super) fn append(&mut self, slot: usize, tokens: usize, layers: u8) -> Stopped {
+    pub(super) fn append(&mut self, slot: usize, tokens: usize, layers: u8) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         for layer in (0..self.shape.layers).filter(|layer| layers >> layer & 1 == 1) {
             let added: Vec<Token> = (0..tokens).map(|_| Token::new(self.salts.next_u64())).collect();
@@ -35,7 +35,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn push_ids(&mut self, slot: usize, count: usize) -> Stopped {
+    pub(super) fn push_ids(&mut self, slot: usize, count: usize) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let ids: Vec<u32> = (0..count).map(|_| self.salts.next_u64() as u32).collect();
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
@@ -46,7 +46,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn commit(&mut self, slot: usize, durability: Durability, state: Option<usize>) -> Stopped {
+    pub(super) fn commit(&mut self, slot: usize, durability: Durability, state: Option<usize>) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let state: Option<Vec<u8>> = state.map(|len| (0..len).map(|_| self.salts.next_u64() as u8).collect());
         self.mark_commits();
@@ -64,7 +64,7 @@ impl Runner<'_> {
             life.now.state = state;
         }
         let version = life.committed(self.shape.group);
-        // One that found no room for a checkpoint waits for the next commit, with its state.
+        // A commit without space for a checkpoint is queued, with its state, and the next commit writes it.
         let made = committed.as_ref().err().is_none_or(Error::is_queued);
         if !made {
             life.now.state = before;
@@ -89,13 +89,13 @@ impl Runner<'_> {
                 self.model.commit(id, version);
             }
             if durability == Durability::Sync && handed_over {
-                self.model.attempted(committed.is_ok());
+                self.model.sync_attempted(committed.is_ok());
             }
         }
         committed.or_else(|e| self.fault("commit", &e))
     }
 
-    pub(super) fn truncate(&mut self, slot: usize, back: usize) -> Stopped {
+    pub(super) fn truncate(&mut self, slot: usize, back: usize) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
         let tokens = (sequence.len() as usize).saturating_sub(back);
@@ -114,31 +114,31 @@ impl Runner<'_> {
         cut.or_else(|e| self.fault("truncate", &e))
     }
 
-    pub(super) fn delete(&mut self, slot: usize, durability: Durability) -> Stopped {
+    pub(super) fn delete(&mut self, slot: usize, durability: Durability) -> StepResult {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let Some((_, sequence)) = self.handles[slot].take() else { return Ok(()) };
         let deleted = sequence.delete(durability);
-        self.model.let_go(id);
+        self.model.handle_dropped(id);
         if !self.model.is_committed(id) {
             self.model.lives.remove(&id);
         } else if deleted.is_ok() || durability == Durability::Sync {
             self.model.delete(id);
             if durability == Durability::Sync {
-                self.model.attempted(deleted.is_ok());
+                self.model.sync_attempted(deleted.is_ok());
             }
         }
         deleted.or_else(|e| self.fault("delete", &e))
     }
 
-    pub(super) fn close(&mut self, slot: usize) -> Stopped {
+    pub(super) fn close(&mut self, slot: usize) -> StepResult {
         let Some((id, sequence)) = self.handles[slot].take() else { return Ok(()) };
         self.mark_commits();
-        // Until it is closed it has its handle.
+        // The sequence has a handle until it is closed.
         self.closing = Some(id);
         let closed = sequence.close();
         let noted = self.by_itself(0, closed.is_ok());
         self.closing = None;
-        self.model.let_go(id);
+        self.model.handle_dropped(id);
         noted?;
         if let Some(life) = self.model.lives.get_mut(&id)
             && let Some((tokens, ids)) = life.owed.take()
@@ -163,7 +163,7 @@ impl Runner<'_> {
         closed.or_else(|e| self.fault("close of a sequence", &e))
     }
 
-    pub(super) fn close_store(&mut self) -> Stopped {
+    pub(super) fn close_store(&mut self) -> StepResult {
         for slot in 0..SLOTS {
             self.close(slot)?;
         }
@@ -171,10 +171,10 @@ impl Runner<'_> {
         self.note_given_up();
         let Some(store) = self.store.take() else { return Ok(()) };
         let closed = store.close();
-        self.model.attempted(closed.is_ok());
+        self.model.sync_attempted(closed.is_ok());
         if let Err(e) = closed {
             self.fault("close of the store", &e)?;
-            // Not closed, so it goes down as it is.
+            // The store is not closed, so the round ends with a crash.
             return Err(Stop::Broken);
         }
         Ok(())
