@@ -37,7 +37,7 @@ mod world;
 pub use crate::io::coverage::{CoverageMark as Event, events, take_events};
 pub use crate::io::planted::{Mutant, set_mutant};
 pub use random::Rng;
-pub use world::Faults;
+pub use world::{Faults, OPERATIONS_MAX};
 
 use crate::error::Result;
 use crate::io::coverage;
@@ -186,6 +186,12 @@ impl Simulation {
     #[must_use]
     pub fn operations(&self) -> u64 {
         lock(&self.world).operations
+    }
+
+    /// Returns true if the power failed because the store did [`OPERATIONS_MAX`] operations.
+    #[must_use]
+    pub fn is_endless(&self) -> bool {
+        self.operations() >= OPERATIONS_MAX
     }
 
     /// Returns the number of operations so far that changed something: writes, syncs, names and lengths of files.

@@ -188,7 +188,8 @@ fn simulate(cases: u64, seed: u64, failures_max: usize, jobs: usize, json: bool)
             "cases_per_minute": per_minute, "cases_per_minute_of_one_core": per_core, "jobs": jobs,
             "failed_seeds": failures.iter().map(|failure| failure.seed).collect::<Vec<_>>(),
             "operations": coverage.operations, "crashes": coverage.crashes,
-            "trace": format!("{:016x}", coverage.traces), "seen": coverage.seen, "never_seen": missing,
+            "trace": format!("{:016x}", coverage.traces), "longest": coverage.longest,
+            "seen": coverage.seen, "never_seen": missing,
         });
         println!("{report}");
     } else {

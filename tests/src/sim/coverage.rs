@@ -50,6 +50,8 @@ pub struct Coverage {
     pub operations: u64,
     /// The wrapping sum of the trace hashes of all cases, which does not depend on their order.
     pub traces: u64,
+    /// The number of operations of the simulated devices in the case with the most of them.
+    pub longest: u64,
     /// The count of each event by its name.
     pub seen: BTreeMap<&'static str, u64>,
 }
@@ -77,6 +79,7 @@ impl Coverage {
         self.crashes += other.crashes;
         self.operations += other.operations;
         self.traces = self.traces.wrapping_add(other.traces);
+        self.longest = self.longest.max(other.longest);
         for (what, count) in other.seen {
             *self.seen.entry(what).or_default() += count;
         }
@@ -171,6 +174,7 @@ impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cases, {} operations, {} crashes", self.cases, self.operations, self.crashes)?;
         write!(f, "\n  trace hash of all cases: {:016x}", self.traces)?;
+        write!(f, "\n  device operations of the longest case: {}", self.longest)?;
         self.seen.iter().try_for_each(|(what, count)| write!(f, "\n  {what}: {count}"))
     }
 }

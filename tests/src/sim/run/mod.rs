@@ -29,7 +29,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use stratakv::sim::{Event, Rng, Simulation, events};
+use stratakv::sim::{Event, OPERATIONS_MAX, Rng, Simulation, events};
 use stratakv::{ByteSize, Error, ErrorKind, Evicted, Sequence, SequenceReader, Store, StoreOptions};
 
 /// The end of a case that did not fail.
@@ -182,6 +182,8 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
         failed(format!("panic: {}", text.unwrap_or_default()))
     });
+    let endless = runner.simulation.is_endless();
+    runner.coverage.longest = runner.coverage.longest.max(runner.simulation.operations());
     runner.coverage.add_events();
     runner.coverage.add_many(coverage::ASTRAY, runner.simulation.astray_hit());
     runner.coverage.add_many(coverage::FLIPPED, runner.simulation.flips_hit());
@@ -190,6 +192,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
     let trace = runner.simulation.trace();
     runner.coverage.traces = runner.coverage.traces.wrapping_add(trace);
     let outcome = match outcome {
+        _ if endless => Err(format!("endless: more than {OPERATIONS_MAX} operations of the devices")),
         Ok(()) => Ok(Verdict::Passed),
         Err(Stop::Reported) => Ok(Verdict::Reported),
         Err(Stop::Down) => Err("the power is off although the case did not cut it".into()),
