@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectOptions, Store, StoredSummary,
+    Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Store, StoredSummary,
     TensorView, attend,
 };
 
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for layer in 0..LAYERS {
             let token = TensorView::token_major(&data[step * KV_HEADS * DIM..], 1, KV_HEADS, DIM);
             sequence.append(layer, token, token)?;
-            let view = sequence.select(layer, &query, SelectOptions::new(Budget::tokens(1024)))?;
+            let view = sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(1024)))?;
             let batch = store.read(&[&view])?.wait()?;
             attend(&query, &view, batch.get(0)?, &mut out)?;
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use stratakv::retrieval::{KeyGroup, KeyShape, LayerSummary, ScoreRequest, Selector, SummarySpec, summary_as};
-use stratakv::{Budget, CreateOptions, Durability, KvLayout, Result, Store, TensorView};
+use stratakv::{Budget, CreateOptions, Durability, KvLayout, Result, SelectRequest, Store, TensorView};
 
 /// The strongest key `[kv_heads * key_dim]` of every group of a layer.
 struct StrongestKeys(Vec<Vec<f32>>, usize);
@@ -71,7 +71,8 @@ fn main() -> Result<()> {
     sequence.append(0, view, view)?;
     sequence.commit(Durability::Sync)?;
     let selector = sequence.attach(Arc::new(StrongestKey))?;
-    let selection = sequence.select_with(selector, 0, &[0.5; 4 * 64], Budget::tokens(32))?;
+    let selection =
+        sequence.select(0, SelectRequest::query(&[0.5; 4 * 64]).budget(Budget::tokens(32)).selector(selector))?;
     let groups: Vec<u64> = selection.groups().collect();
     println!("selected groups {groups:?} from {} bytes of summaries", sequence.selector_bytes(selector)?);
     assert!(groups.len() == 4 && groups.contains(&50));

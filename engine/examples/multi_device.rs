@@ -4,7 +4,8 @@
 
 use std::path::{Path, PathBuf};
 use stratakv::{
-    Budget, CreateOptions, Durability, KvLayout, OpenSequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+    Budget, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Store, StoreOptions, StoredSummary,
+    TensorView, attend,
 };
 
 const HEADS: usize = 4;
@@ -15,7 +16,7 @@ const TOKENS: usize = 8192;
 fn step(store: &Store) -> stratakv::Result<Vec<f32>> {
     let sequence = store.open_sequence("shared", OpenSequence::new())?;
     let (query, mut out) = (vec![0.1; 16 * DIM], vec![0.0; 16 * DIM]);
-    let selection = sequence.select(0, &query, Budget::tokens(512))?;
+    let selection = sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(512)))?;
     let batch = store.read(&[&selection])?.wait()?;
     attend(&query, &selection, batch.get(0)?, &mut out)?;
     Ok(out)

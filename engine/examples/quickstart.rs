@@ -6,8 +6,8 @@
 //! 128 of 4096 tokens gives nearly the output of attention to all.
 
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, StoredSummary, TensorView,
-    attend,
+    Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Sequence, Store, StoredSummary,
+    TensorView, attend,
 };
 
 const LAYERS: usize = 2;
@@ -26,7 +26,7 @@ fn random(tokens: usize, seed: u32) -> Vec<f32> {
 /// Attends under a budget. Returns the output `[Q_HEADS, DIM]` and the bytes of the groups read.
 fn step(store: &Store, sequence: &Sequence, query: &[f32], budget: Budget) -> stratakv::Result<(Vec<f32>, u64)> {
     let mut out = vec![0.0; Q_HEADS * DIM];
-    let selection = sequence.select(0, query, budget)?;
+    let selection = sequence.select(0, SelectRequest::query(query).options(budget))?;
     let ticket = store.read(&[&selection])?;
     let bytes = ticket.selected_bytes();
     let batch = ticket.wait()?;

@@ -6,7 +6,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use stratakv::{CreateOptions, Durability, KvLayout, ReadRegion, Store, TensorView};
+use stratakv::{CreateOptions, Durability, KvLayout, ReadRegion, SelectRequest, Store, TensorView};
 
 const HEADS: usize = 2;
 const DIM: usize = 64;
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     sequence.commit(Durability::Sync)?;
 
     let groups = [3, 40, 41, 90];
-    let selection = sequence.select_groups(0, &groups)?;
+    let selection = sequence.select(0, SelectRequest::groups(&groups))?;
     let batch = store.read_into(&[&selection], &region)?.wait()?;
     for (nth, group) in groups.iter().enumerate() {
         // The K plane is `[HEADS, GROUP, DIM]` in f16, and a device wrote it straight into the region.

@@ -6,7 +6,8 @@
 //!
 //! ```
 //! use stratakv::{
-//!     Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, OpenSequence, Store, StoredSummary, TensorView, attend,
+//!     Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, OpenSequence, SelectRequest, Store, StoredSummary,
+//!     TensorView, attend,
 //! };
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +37,7 @@
 //!     for layer in 0..2 {
 //!         let token = TensorView::token_major(&kv[..8 * 128], 1, 8, 128);
 //!         sequence.append(layer, token, token)?;
-//!         let selection = sequence.select(layer, &query, Budget::tokens(128))?;
+//!         let selection = sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(128)))?;
 //!         let batch = store.read(&[&selection])?.wait()?;
 //!         attend(&query, &selection, batch.get(0)?, &mut out)?;
 //!     }
@@ -98,7 +99,7 @@ pub use options::{
     BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, CreateOptions, DriverChoice,
     Durability, StoreOptions, StoredSummary, SummaryResidency,
 };
-pub use plan::{PlaneSet, SelectOptions, Selection};
+pub use plan::{PlaneSet, SelectOptions, SelectRequest, Selection};
 pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, SelectionBlocks, attend, attend_with};
 pub use sequence::{OpenSequence, Sequence, SequenceReader, SequenceRef};
 pub use store::{

@@ -2,7 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
-use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
 
 struct Counting;
 
@@ -45,7 +45,7 @@ fn allocations_do_not_grow_with_requests() {
         // One part, no two so close that they are read as one: as many requests as groups.
         let per_batch = |count: u64| {
             let groups: Vec<u64> = (0..count).map(|at| at * 80).collect();
-            let view = sequence.select_groups(0, &groups).unwrap();
+            let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
             let read = || match now {
                 true => drop(store.read_now(&[&view]).unwrap()),
                 false => {

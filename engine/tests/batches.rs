@@ -7,8 +7,8 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use stratakv::{
-    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadBatch, Sequence, Store, StoreOptions,
-    TensorView,
+    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadBatch, SelectRequest, Sequence, Store,
+    StoreOptions, TensorView,
 };
 
 const HEADS: usize = 2;
@@ -64,7 +64,7 @@ fn an_event_loop_learns_of_a_read_by_eventfd() {
     let waker = Waker::from(std::sync::Arc::clone(&events));
     for round in 0..100 {
         let chosen = [round, round + 500, round + 1000];
-        let view = sequence.select_groups(0, &chosen).unwrap();
+        let view = sequence.select(0, SelectRequest::groups(&chosen)).unwrap();
         let mut ticket = pin!(store.read(&[&view]).unwrap());
         let batch = loop {
             match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -103,7 +103,7 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
     let mut seen = [0; 5];
     for _ in 0..batches {
         let chosen = random.groups();
-        let view = sequence.select_groups(0, &chosen).unwrap();
+        let view = sequence.select(0, SelectRequest::groups(&chosen)).unwrap();
         let way = random.below(5);
         seen[way as usize] += 1;
         let batch = match way {
@@ -231,7 +231,7 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: 
 /// Buffers are all back: a read of nearly all memory fits, and is right.
 fn check_all(store: &Store, sequence: &Sequence) {
     let all: Vec<u64> = (0..GROUPS).collect();
-    let view = sequence.select_groups(0, &all).unwrap();
+    let view = sequence.select(0, SelectRequest::groups(&all)).unwrap();
     let batch = store.read(&[&view]).unwrap().wait_deadline(Some(Instant::now() + Duration::from_secs(20))).unwrap();
     check(&batch, &all);
 }
@@ -340,7 +340,7 @@ fn waiting_at_a_device_is_measured() {
     let before = store.status().devices[0].counters;
     assert!(before.other_batches > 0, "writes are batches too");
     for round in 0..20 {
-        let view = sequence.select_groups(0, &[round, round + 700]).unwrap();
+        let view = sequence.select(0, SelectRequest::groups(&[round, round + 700])).unwrap();
         store.read(&[&view]).unwrap().wait().unwrap();
     }
     let after = store.status().devices[0].counters;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::path::Path;
 use stratakv::{
     ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, OpenSequence,
-    Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -84,8 +84,8 @@ proptest! {
                 }
             }
             let groups: Vec<u64> = groups.into_iter().collect();
-            let (with, read) = attended(&store, &cached.select_groups(layer, &groups).unwrap());
-            let (without, all) = attended(&store, &plain.select_groups(layer, &groups).unwrap());
+            let (with, read) = attended(&store, &cached.select(layer, SelectRequest::groups(&groups)).unwrap());
+            let (without, all) = attended(&store, &plain.select(layer, SelectRequest::groups(&groups)).unwrap());
             prop_assert_eq!(with, without);
             prop_assert!(read <= all);
         }
@@ -109,8 +109,8 @@ fn what_was_read_is_not_read_again() {
         drop(sequence);
         let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
         let groups: Vec<u64> = (0..100).step_by(3).collect();
-        let first = attended(&store, &sequence.select_groups(1, &groups).unwrap());
-        let second = attended(&store, &sequence.select_groups(1, &groups).unwrap());
+        let first = attended(&store, &sequence.select(1, SelectRequest::groups(&groups)).unwrap());
+        let second = attended(&store, &sequence.select(1, SelectRequest::groups(&groups)).unwrap());
         assert!(first.1 >= 34 * 4096);
         assert_eq!((second.1, second.0), (0, first.0), "{policy:?}");
         let status = store.status().cache.unwrap();
@@ -118,7 +118,7 @@ fn what_was_read_is_not_read_again() {
         assert!((status.hit_rate() - 0.5).abs() < 1e-12);
         assert_eq!(Some(status), sequence.cache_status());
         // The other layer has the same groups in other blocks.
-        assert!(attended(&store, &sequence.select_groups(0, &groups).unwrap()).1 >= 34 * 4096);
+        assert!(attended(&store, &sequence.select(0, SelectRequest::groups(&groups)).unwrap()).1 >= 34 * 4096);
     }
 }
 
@@ -133,13 +133,13 @@ fn a_new_sequence_in_recycled_space_hits_nothing_of_the_old() {
         drop(sequence);
         let mut sequence = store.open_sequence("k", OpenSequence::new()).unwrap();
         let groups: Vec<u64> = (0..300).step_by(5).collect();
-        let view = sequence.select_groups(0, &groups).unwrap();
+        let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
         let (with, _) = attended(&store, &view);
         let (again, read) = attended(&store, &view);
         assert_eq!(read, 0);
         drop(view);
         sequence.set_cache(None).unwrap();
-        let (without, _) = attended(&store, &sequence.select_groups(0, &groups).unwrap());
+        let (without, _) = attended(&store, &sequence.select(0, SelectRequest::groups(&groups)).unwrap());
         assert_eq!((&with, &again), (&without, &without), "round {round}");
         sequence.delete(Durability::Sync).unwrap();
     }
@@ -184,7 +184,7 @@ fn blocks_of_several_sizes_share_a_cache() {
     for round in 0..30_u64 {
         for sequence in &sequences {
             let groups: Vec<u64> = (0..40).filter(|group| (group + round) % 3 == 0).collect();
-            let view = sequence.select_groups((round % 2) as usize, &groups).unwrap();
+            let view = sequence.select((round % 2) as usize, SelectRequest::groups(&groups)).unwrap();
             attended(&store, &view);
         }
         let status = store.status().cache.unwrap();
@@ -209,14 +209,14 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
     let (own, others): (Vec<u64>, Vec<u64>) = ((0..200).collect(), (200..400).collect());
     for step in 0..6 {
         append(&mut writer, 1, step);
-        attended(&store, &writer.select_groups(0, &own).unwrap());
-        attended(&store, &reader.select_groups(0, &others).unwrap());
+        attended(&store, &writer.select(0, SelectRequest::groups(&own)).unwrap());
+        attended(&store, &reader.select(0, SelectRequest::groups(&others)).unwrap());
     }
     let before = store.status().cache.unwrap();
     assert_eq!((before.admitted, before.evicted), (400, 0));
     // What was asked for in every step does not go for what is asked for once, by somebody who has just come.
     let late = writer.reader().unwrap();
-    attended(&store, &late.select_groups(0, &(400..500).collect::<Vec<u64>>()).unwrap());
+    attended(&store, &late.select(0, SelectRequest::groups(&(400..500).collect::<Vec<u64>>())).unwrap());
     let after = store.status().cache.unwrap();
     assert_eq!(after.evicted, 0, "{after:?}");
     assert!(after.refused > 0, "{after:?}");
@@ -249,7 +249,7 @@ fn dense_first_layers_stay_where_they_fit() {
             let token = TensorView::token_major(&token, 1, HEADS, DIM);
             sequence.append(layer, token, token).unwrap();
             let view = if layer == 0 {
-                sequence.select_all(layer).unwrap()
+                sequence.select(layer, SelectRequest::all()).unwrap()
             } else {
                 let groups: std::collections::BTreeSet<u64> = (0..100)
                     .map(|_| {
@@ -257,7 +257,7 @@ fn dense_first_layers_stay_where_they_fit() {
                         (random >> 33) % GROUPS
                     })
                     .collect();
-                sequence.select_groups(layer, &groups.into_iter().collect::<Vec<_>>()).unwrap()
+                sequence.select(layer, SelectRequest::groups(&groups.into_iter().collect::<Vec<_>>())).unwrap()
             };
             let ticket = store.read(&[&view]).unwrap();
             if layer == 0 {

@@ -4,8 +4,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 use stratakv::{
-    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store, StoreOptions,
-    StoredSummary, TensorView,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
+    StoreOptions, StoredSummary, TensorView,
 };
 
 /// Each test on one device, and on three that one thread serves.
@@ -114,7 +114,7 @@ fn idle_buffers_make_room_for_sequences(devices: usize) {
     let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     // 5 MB of buffers stay with the arena as idle slabs.
     drop(store.read(&[&view]).unwrap().wait().unwrap());
     assert!(store.status().memory.used_bytes > 6 << 20, "{:?}", store.status().memory);
@@ -131,14 +131,14 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usiz
     let mut sequence = store.create_sequence(&layout(1), CreateOptions::new()).unwrap();
     append(&mut sequence, 0, 80_000);
     sequence.commit(Durability::Sync).unwrap();
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     // 10.2 MB: less than memory_limit, more than what the tails of another sequence leave.
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
     let _other = store.create_sequence(&wide, CreateOptions::new()).unwrap();
     let read = || store.read(&[&view]).and_then(|ticket| ticket.wait());
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
     // Buffers that somebody holds and gives back later would not be enough.
-    let few = sequence.select_groups(0, &[1, 2, 3]).unwrap();
+    let few = sequence.select(0, SelectRequest::groups(&[1, 2, 3])).unwrap();
     let held = store.read(&[&few]).unwrap().wait().unwrap();
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
     drop(held);
@@ -152,8 +152,8 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
     sequence.commit(Durability::Sync).unwrap();
     append(&mut sequence, 0, 10);
     let groups: Vec<u64> = (0..100).collect();
-    let view = sequence.select_groups(0, &groups).unwrap();
-    let one = sequence.select_groups(0, &groups[..1]).unwrap();
+    let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
+    let one = sequence.select(0, SelectRequest::groups(&groups[..1])).unwrap();
     let mut held = Vec::new();
     for view in [&view, &one] {
         // One that is late may have met a busy disk: several say that there is no memory left.
@@ -178,7 +178,7 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
     let sequence = store.open_sequence("k", OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), 40_010);
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     assert!((0..view.groups().len()).all(|nth| batch.get(0).unwrap().group(nth).is_ok()));
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 use stratakv::pipeline::Pipeline;
 use stratakv::{
     AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, KvLayout, OpenSequence, ReadBatch,
-    Selection, Sequence, Store, StoreOptions, TensorView,
+    SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView,
 };
 
 const HEADS: usize = 2;
@@ -63,7 +63,8 @@ fn a_block_of_several_views_is_read_once() {
     let family = family(&store);
     let groups =
         |member: usize| -> Vec<u64> { (0..60).map(|at| at * 3 + u64::from(at % 10 == member as u64)).collect() };
-    let views: Vec<Selection> = (0..4).map(|at| family[at].select_groups(0, &groups(at)).unwrap()).collect();
+    let views: Vec<Selection> =
+        (0..4).map(|at| family[at].select(0, SelectRequest::groups(&groups(at))).unwrap()).collect();
     let refs: Vec<&Selection> = views.iter().collect();
     let mut different: Vec<u64> = (0..4).flat_map(groups).collect();
     different.sort_unstable();
@@ -113,7 +114,7 @@ fn a_cache_is_asked_once_for_a_block_of_several_views() {
     let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
     let family = family(&store);
     let groups: Vec<u64> = (0..50).map(|at| at * 4).collect();
-    let views: Vec<Selection> = family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect();
+    let views: Vec<Selection> = family.iter().map(|s| s.select(0, SelectRequest::groups(&groups)).unwrap()).collect();
     let refs: Vec<&Selection> = views.iter().collect();
     for round in 0..3 {
         let ticket = store.read(&refs).unwrap();
@@ -134,7 +135,7 @@ fn a_pipeline_reads_a_block_of_several_sequences_once() {
     let family = family(&store);
     let views = |first: u64| -> Vec<Selection> {
         let groups: Vec<u64> = (0..40).map(|at| at * 4 + first).collect();
-        family.iter().map(|s| s.select_groups(0, &groups).unwrap()).collect()
+        family.iter().map(|s| s.select(0, SelectRequest::groups(&groups)).unwrap()).collect()
     };
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let queries = [[0.01_f32; HEADS * DIM]; 4];
@@ -175,9 +176,9 @@ fn what_is_wrong_in_one_view_is_not_in_the_others() {
     let store = options(dir.path()).open().unwrap();
     let mut first = store.open_sequence("s", OpenSequence::new()).unwrap();
     let fork = first.fork().unwrap();
-    let damaged = first.select_groups(0, &[5, 7, 9]).unwrap();
-    let good = fork.select_groups(0, &[4, 9]).unwrap();
-    let bad_too = fork.select_groups(0, &[7, 9]).unwrap();
+    let damaged = first.select(0, SelectRequest::groups(&[5, 7, 9])).unwrap();
+    let good = fork.select(0, SelectRequest::groups(&[4, 9])).unwrap();
+    let bad_too = fork.select(0, SelectRequest::groups(&[7, 9])).unwrap();
     let views = [&damaged, &good, &bad_too];
     let checked = |batch: &ReadBatch| {
         assert_eq!(batch.get(0).map(|_| ()).unwrap_err().corruption().unwrap().code, "payload-checksum");

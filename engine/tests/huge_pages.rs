@@ -2,7 +2,7 @@
 //! test says so.
 
 use std::os::unix::fs::DirBuilderExt;
-use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
+use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
 
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
 /// Slabs of the store, and some for whoever else wants them meanwhile.
@@ -61,7 +61,7 @@ fn reserved_huge_pages_are_used() {
         sequence.append(0, view, view).unwrap();
     }
     sequence.commit(Durability::Sync).unwrap();
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let blocks = batch.get(0).unwrap();
     for (nth, group) in view.groups().enumerate() {

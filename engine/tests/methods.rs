@@ -9,7 +9,8 @@ use stratakv::retrieval::{
     Adapter, HeadAggregation, KvSwap, LeoAm, LowRankAdapter, Oracle, Quest, SelectorId, aggregate,
 };
 use stratakv::{
-    Budget, ByteSize, CreateOptions, ErrorKind, KvLayout, SelectOptions, Sequence, Store, StoreOptions, TensorView,
+    Budget, ByteSize, CreateOptions, ErrorKind, KvLayout, SelectOptions, SelectRequest, Sequence, Store, StoreOptions,
+    TensorView,
 };
 
 const DIM: usize = 16;
@@ -39,7 +40,7 @@ fn summaries(store: &Store) -> usize {
 }
 
 fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u64> {
-    let view = sequence.select_with(id, 0, &[1.0; DIM], options).unwrap();
+    let view = sequence.select(0, SelectRequest::query(&[1.0; DIM]).options(options).selector(id)).unwrap();
     view.groups().collect()
 }
 
@@ -79,7 +80,8 @@ fn a_scale_that_is_none_is_refused() {
     for scale in [-1.0, 0.0, f32::NAN, f32::INFINITY] {
         for budget in [Budget::tokens(20), Budget::All] {
             let options = SelectOptions::new(budget).aggregation(HeadAggregation::Softmax).scale(scale);
-            let error = sequence.select_with(id, 0, &[1.0; DIM], options).unwrap_err();
+            let error =
+                sequence.select(0, SelectRequest::query(&[1.0; DIM]).options(options).selector(id)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{scale}");
         }
     }
@@ -98,14 +100,14 @@ fn a_selector_of_another_sequence_is_refused() {
     let quest = one.attach(Arc::new(Quest)).unwrap();
     let oracle = other.attach(Arc::new(Oracle)).unwrap();
     let wrong = [
-        other.select_with(quest, 0, &[1.0; DIM], Budget::tokens(20)).map(drop),
+        other.select(0, SelectRequest::query(&[1.0; DIM]).budget(Budget::tokens(20)).selector(quest)).map(drop),
         other.selector_bytes(quest).map(drop),
         other.selector_summaries(quest, 0).map(drop),
     ];
     for outcome in wrong {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
-    other.select_with(oracle, 0, &[1.0; DIM], Budget::tokens(20)).unwrap();
+    other.select(0, SelectRequest::query(&[1.0; DIM]).budget(Budget::tokens(20)).selector(oracle)).unwrap();
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, TensorView};
+use stratakv::{
+    ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Sequence, Store, TensorView,
+};
 
 const HEADS: usize = 2;
 const GROUPS: u64 = 600;
@@ -67,7 +69,7 @@ proptest! {
             // Some scattered, some side by side.
             groups.extend(first..(first + run).min(ON_DEVICES));
             let groups: Vec<u64> = groups.into_iter().collect();
-            let view = sequence.select_groups(0, &groups).unwrap();
+            let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
             let before = read_so_far(&store);
             let ticket = store.read(&[&view]).unwrap();
             let (requests, bytes, selected) = (ticket.requests() as u64, ticket.device_bytes(), ticket.selected_bytes());
@@ -91,7 +93,7 @@ proptest! {
             }
         }
         // Neighbours are read together: no more requests than parts (256 KiB at most) and frames explain.
-        let all = sequence.select_all(0).unwrap();
+        let all = sequence.select(0, SelectRequest::all()).unwrap();
         let ticket = store.read(&[&all]).unwrap();
         let requests = ticket.requests() as u64;
         ticket.wait().unwrap();

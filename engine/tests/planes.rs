@@ -3,7 +3,7 @@
 use std::path::Path;
 use stratakv::{
     Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet,
-    SelectOptions, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+    SelectOptions, SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -63,8 +63,8 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
         let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
         let groups = [0, 1, 2, 7, 11, 12, 24];
         for layer in 0..2 {
-            let whole = sequence.select_groups(layer, &groups).unwrap();
-            let values = sequence.select_planes(layer, &groups, PlaneSet::ValuesOnly).unwrap();
+            let whole = sequence.select(layer, SelectRequest::groups(&groups)).unwrap();
+            let values = sequence.select(layer, SelectRequest::groups(&groups).planes(PlaneSet::ValuesOnly)).unwrap();
             let before = read_bytes(&store);
             let ticket = store.read(&[&whole]).unwrap();
             assert_eq!(ticket.device_bytes(), (2 * PLANE * groups.len()) as u64);
@@ -97,10 +97,10 @@ fn what_is_still_in_memory_gives_values_alone_too() {
     append(&mut sequence, 0..43, DIM, DIM);
     let query = noise(1, 2 * HEADS * DIM);
     let select = SelectOptions::new(Budget::tokens(30)).planes(PlaneSet::ValuesOnly);
-    let view = sequence.select(1, &query, select).unwrap();
+    let view = sequence.select(1, SelectRequest::query(&query).options(select)).unwrap();
     let groups: Vec<u64> = view.groups().collect();
     assert_eq!(groups.len(), 3, "and a tail of three tokens");
-    let whole = sequence.select_groups(1, &groups).unwrap();
+    let whole = sequence.select(1, SelectRequest::groups(&groups)).unwrap();
     let batch = store.read(&[&view, &whole]).unwrap().wait().unwrap();
     for nth in 0..groups.len() {
         let (k, v) = batch.get(0).unwrap().group(nth).unwrap();
@@ -115,7 +115,7 @@ fn damaged_keys_do_not_matter_to_values() {
     let mut sequence = store.create_sequence(&layout(false), CreateOptions::new().key("a")).unwrap();
     append(&mut sequence, 0..64, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
-    let whole = sequence.select_groups(0, &[3]).unwrap();
+    let whole = sequence.select(0, SelectRequest::groups(&[3])).unwrap();
     let batch = store.read(&[&whole]).unwrap().wait().unwrap();
     let planes = batch.get(0).unwrap().group(0).map(|(k, v)| [k.to_vec(), v.to_vec()]).unwrap();
     drop((batch, whole, sequence));
@@ -133,8 +133,8 @@ fn damaged_keys_do_not_matter_to_values() {
         std::fs::write(&path, &bytes).unwrap();
         let store = options(dir.path()).open().unwrap();
         let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
-        let whole = sequence.select_groups(0, &[3]).unwrap();
-        let values = sequence.select_planes(0, &[3], PlaneSet::ValuesOnly).unwrap();
+        let whole = sequence.select(0, SelectRequest::groups(&[3])).unwrap();
+        let values = sequence.select(0, SelectRequest::groups(&[3]).planes(PlaneSet::ValuesOnly)).unwrap();
         let batch = store.read(&[&whole, &values]).unwrap().wait().unwrap();
         let bad = batch.get(0).map(|_| ()).unwrap_err();
         let place = bad.corruption().unwrap();
@@ -161,8 +161,8 @@ fn resident_values_and_resident_blocks_are_told_apart() {
     append(&mut sequence, 0..160, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
     let groups = [1, 2, 9, 14];
-    let whole = sequence.select_groups(0, &groups).unwrap();
-    let values = sequence.select_planes(0, &groups, PlaneSet::ValuesOnly).unwrap();
+    let whole = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
+    let values = sequence.select(0, SelectRequest::groups(&groups).planes(PlaneSet::ValuesOnly)).unwrap();
     let mut seen = Vec::new();
     for (view, expected) in [(&values, 1), (&whole, 2), (&values, 0), (&whole, 0)] {
         let ticket = store.read(&[view]).unwrap();
@@ -186,11 +186,11 @@ fn layers_without_a_v_plane_refuse() {
         let keys = noise(layer, 20 * HEADS * DIM);
         sequence.append(layer, TensorView::token_major(&keys, 20, HEADS, DIM), TensorView::empty(20)).unwrap();
     }
-    let refused = sequence.select_planes(0, &[1], PlaneSet::ValuesOnly).unwrap_err();
+    let refused = sequence.select(0, SelectRequest::groups(&[1]).planes(PlaneSet::ValuesOnly)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     assert!(refused.to_string().contains("no V plane"), "{refused}");
     let select = SelectOptions::new(Budget::All).planes(PlaneSet::ValuesOnly);
-    assert!(sequence.select(0, &noise(2, 2 * HEADS * DIM), select).is_err());
+    assert!(sequence.select(0, SelectRequest::query(&noise(2, 2 * HEADS * DIM)).options(select)).is_err());
 }
 
 #[test]
@@ -203,8 +203,8 @@ fn values_of_other_dims_and_small_blocks() {
     append(&mut sequence, 0..90, 24, 40);
     sequence.commit(Durability::Sync).unwrap();
     let groups: Vec<u64> = (0..22).step_by(3).collect();
-    let whole = sequence.select_groups(1, &groups).unwrap();
-    let values = sequence.select_planes(1, &groups, PlaneSet::ValuesOnly).unwrap();
+    let whole = sequence.select(1, SelectRequest::groups(&groups)).unwrap();
+    let values = sequence.select(1, SelectRequest::groups(&groups).planes(PlaneSet::ValuesOnly)).unwrap();
     let ticket = store.read(&[&values, &whole]).unwrap();
     assert_eq!(ticket.selected_bytes(), groups.len() as u64 * (640 + 1024));
     let batch = ticket.wait().unwrap();

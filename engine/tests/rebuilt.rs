@@ -7,8 +7,8 @@ use std::sync::Arc;
 use stratakv::retrieval::{HeadAggregation, ReconstructOptions, ShadowKv};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, LayerSpec,
-    OpenSequence, PlaneSet, Rope, RopeScaling, SelectOptions, Selection, Sequence, Store, StoreOptions, TensorView,
-    attend,
+    OpenSequence, PlaneSet, Rope, RopeScaling, SelectOptions, SelectRequest, Selection, Sequence, Store, StoreOptions,
+    TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -117,9 +117,9 @@ fn differs(a: &[f32], b: &[f32]) -> f32 {
 /// Everything of a layer with rebuilt keys, and how far attention is from that over all stored keys.
 fn error_of_all(store: &Store, sequence: &Sequence, layer: usize) -> (Selection, f32) {
     let query = query(layer);
-    let full = attended(store, &sequence.select_all(layer).unwrap(), &query);
+    let full = attended(store, &sequence.select(layer, SelectRequest::all()).unwrap(), &query);
     let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
-    let view = sequence.select(layer, &query, select).unwrap();
+    let view = sequence.select(layer, SelectRequest::query(&query).options(select)).unwrap();
     let out = attended(store, &view, &query);
     (view, differs(&full, &out))
 }
@@ -165,8 +165,13 @@ fn values_are_read_and_nothing_of_outliers() {
     for layer in 0..2 {
         let query = query(layer);
         let select = SelectOptions::new(Budget::tokens(200)).aggregation(HeadAggregation::Softmax);
-        let whole = sequence.select_with(method, layer, &query, select).unwrap();
-        let view = sequence.select_with(method, layer, &query, select.planes(PlaneSet::ReconstructedKeys)).unwrap();
+        let whole = sequence.select(layer, SelectRequest::query(&query).options(select).selector(method)).unwrap();
+        let view = sequence
+            .select(
+                layer,
+                SelectRequest::query(&query).options(select.planes(PlaneSet::ReconstructedKeys)).selector(method),
+            )
+            .unwrap();
         assert!(whole.groups().eq(view.groups()));
         let [whole_bytes, bytes] = [&whole, &view].map(|view| {
             let ticket = store.read(&[view]).unwrap();
@@ -201,8 +206,8 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
     append(&mut sequence, 400..560);
     sequence.commit(Durability::Sync).unwrap();
     let exact = |sequence: &Sequence, groups: &[u64]| {
-        let rebuilt = sequence.select_planes(0, groups, PlaneSet::ReconstructedKeys).unwrap();
-        let whole = sequence.select_groups(0, groups).unwrap();
+        let rebuilt = sequence.select(0, SelectRequest::groups(groups).planes(PlaneSet::ReconstructedKeys)).unwrap();
+        let whole = sequence.select(0, SelectRequest::groups(groups)).unwrap();
         let bytes = store.read(&[&rebuilt]).unwrap().selected_bytes();
         (differs(&attended(&store, &rebuilt, &query(0)), &attended(&store, &whole, &query(0))), bytes)
     };
@@ -234,7 +239,7 @@ fn a_view_outlives_what_it_was_made_from() {
     let mut sequence = committed(&store, 300);
     sequence.reconstruct_keys(&ReconstructOptions::default().rank(TRUE_RANK)).unwrap();
     let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
-    let view = sequence.select(0, &query(0), select).unwrap();
+    let view = sequence.select(0, SelectRequest::query(&query(0)).options(select)).unwrap();
     let out = attended(&store, &view, &query(0));
     let held = store.status().memory.used_bytes;
     sequence.truncate(17).unwrap();
@@ -259,19 +264,23 @@ fn it_is_made_anew_after_the_store_was_opened() {
         };
         let mut sequence =
             if opened == 0 { committed(&store, 333) } else { store.open_sequence("a", OpenSequence::new()).unwrap() };
-        let refused = sequence.select(1, &query(1), select).unwrap_err();
+        let refused = sequence.select(1, SelectRequest::query(&query(1)).options(select)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert!(refused.to_string().contains("reconstruct_keys"), "{refused}");
         sequence.reconstruct_keys(&rebuild).unwrap();
         // Twice: from the device, then from what is resident.
         for _ in 0..2 {
-            let view = sequence.select(1, &query(1), select).unwrap();
+            let view = sequence.select(1, SelectRequest::query(&query(1)).options(select)).unwrap();
             seen.push(attended(&store, &view, &query(1)));
         }
         let mut fork = sequence.fork().unwrap();
-        assert!(fork.select(1, &query(1), select).is_err(), "forks start without");
+        assert!(fork.select(1, SelectRequest::query(&query(1)).options(select)).is_err(), "forks start without");
         fork.reconstruct_keys(&rebuild).unwrap();
-        seen.push(attended(&store, &fork.select(1, &query(1), select).unwrap(), &query(1)));
+        seen.push(attended(
+            &store,
+            &fork.select(1, SelectRequest::query(&query(1)).options(select)).unwrap(),
+            &query(1),
+        ));
         drop((fork, sequence));
         store.close().unwrap();
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use stratakv::{
-    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadRegion, Selection, Sequence, Store,
-    TensorView,
+    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadRegion, SelectRequest, Selection,
+    Sequence, Store, TensorView,
 };
 
 const HEADS: usize = 2;
@@ -77,7 +77,7 @@ fn some(sequence: &Sequence, seed: usize, count: usize) -> Selection {
     let mut groups: Vec<u64> = (0..count).map(|i| ((i * 37 + seed * 101) % GROUPS) as u64).collect();
     groups.sort_unstable();
     groups.dedup();
-    sequence.select_groups(0, &groups).unwrap()
+    sequence.select(0, SelectRequest::groups(&groups)).unwrap()
 }
 
 fn blocks_lie_in_the_region(driver: DriverChoice) {
@@ -132,7 +132,7 @@ fn a_region_that_is_full_is_waited_for_and_one_that_is_too_small_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), DriverChoice::Auto);
     let (region, _memory) = region(1);
-    let large = sequence.select_all(0).unwrap();
+    let large = sequence.select(0, SelectRequest::all()).unwrap();
     let refused = store.read_into(&[&large], &region).map(|_| ()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::MemoryLimit);
     assert!(refused.to_string().contains("the region"), "{refused}");

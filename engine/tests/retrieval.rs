@@ -9,8 +9,8 @@ use stratakv::retrieval::{
     Oracle, Quest, ScoreRequest, Selector, ShadowKv, SignBits, SummarySpec, summary_as,
 };
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Result, SelectOptions, Sequence,
-    Store, StoreOptions, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Result, SelectOptions,
+    SelectRequest, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -90,7 +90,15 @@ fn all() -> Vec<Arc<dyn Selector>> {
 fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, aggregation: HeadAggregation) -> Vec<Vec<u64>> {
     let query = noise(99, Q_HEADS * DIM);
     let options = SelectOptions::new(Budget::tokens(60)).aggregation(aggregation);
-    (0..2).map(|layer| sequence.select_with(method, layer, &query, options).unwrap().groups().collect()).collect()
+    (0..2)
+        .map(|layer| {
+            sequence
+                .select(layer, SelectRequest::query(&query).options(options).selector(method))
+                .unwrap()
+                .groups()
+                .collect()
+        })
+        .collect()
 }
 
 #[test]
@@ -103,7 +111,7 @@ fn selecting_everything_is_full_attention_by_every_method() {
     let query = noise(3, Q_HEADS * DIM);
     let mut outs = vec![];
     for layer in 0..2 {
-        let view = sequence.select_all(layer).unwrap();
+        let view = sequence.select(layer, SelectRequest::all()).unwrap();
         let batch = store.read(&[&view]).unwrap().wait().unwrap();
         let mut out = vec![0.0; Q_HEADS * DIM];
         attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
@@ -112,7 +120,7 @@ fn selecting_everything_is_full_attention_by_every_method() {
     for method in all() {
         let id = sequence.attach(method).unwrap();
         for (layer, full) in outs.iter().enumerate() {
-            let view = sequence.select_with(id, layer, &query, Budget::All).unwrap();
+            let view = sequence.select(layer, SelectRequest::query(&query).budget(Budget::All).selector(id)).unwrap();
             let batch = store.read(&[&view]).unwrap().wait().unwrap();
             let mut out = vec![0.0; Q_HEADS * DIM];
             attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();

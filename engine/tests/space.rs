@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stratakv::{
     Budget, ByteSize, CreateOptions, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, OpenSequence,
-    SelectOptions, Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -82,7 +82,7 @@ fn check_view(store: &Store, view: &Selection, seed: u64, tokens: usize) {
 fn check(store: &Store, name: impl ToString, seed: u64, tokens: usize) {
     let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), tokens as u64);
-    check_view(store, &sequence.select_all(0).unwrap(), seed, tokens);
+    check_view(store, &sequence.select(0, SelectRequest::all()).unwrap(), seed, tokens);
 }
 
 /// Bytes that the files below a directory take on disk, and their lengths.
@@ -161,7 +161,7 @@ fn half_is_deleted_and_cleaned_and_the_rest_stays() {
     }
     // An open sequence and a view of another stay as they are through it all.
     let mut open = store.open_sequence("1", OpenSequence::new()).unwrap();
-    let pinned = store.open_sequence("3", OpenSequence::new()).unwrap().select_all(0).unwrap();
+    let pinned = store.open_sequence("3", OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap();
     for i in (0..60).step_by(2) {
         store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
@@ -172,10 +172,10 @@ fn half_is_deleted_and_cleaned_and_the_rest_stays() {
     assert_eq!(after.live_bytes, before.live_bytes);
     assert!(after.dead_bytes < before.dead_bytes / 2, "{before:?} {after:?}");
     check_view(&store, &pinned, 3, tokens(3));
-    check_view(&store, &open.select_all(0).unwrap(), 1, tokens(1));
+    check_view(&store, &open.select(0, SelectRequest::all()).unwrap(), 1, tokens(1));
     append(&mut open, 1, tokens(1)..tokens(1) + 100).unwrap();
     open.commit(Durability::Sync).unwrap();
-    check_view(&store, &open.select_all(0).unwrap(), 1, tokens(1) + 100);
+    check_view(&store, &open.select(0, SelectRequest::all()).unwrap(), 1, tokens(1) + 100);
     drop((open, pinned));
     for i in (5..60).step_by(2) {
         check(&store, i, i, tokens(i));
@@ -405,7 +405,9 @@ fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
     for i in 0..12_u64 {
         let options = key(i).evictable(1);
         write(&store, options, i, 3000).unwrap();
-        views.push(store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().select_all(0).unwrap());
+        views.push(
+            store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap(),
+        );
     }
     // Whatever is cleaned and evicted, the segments stay with the views: no round makes a file less.
     assert_eq!(store.set_capacity(Some(segments(2))).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -467,7 +469,7 @@ fn closing_with_a_read_alive_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     write(&store, key("a"), 1, 100).unwrap();
-    let view = store.open_sequence("a", OpenSequence::new()).unwrap().select_all(0).unwrap();
+    let view = store.open_sequence("a", OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap();
     let ticket = store.read(&[&view]).unwrap();
     let error = store.close().unwrap_err();
     assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("is closed, but 1 reads"), "{error}");
@@ -485,12 +487,12 @@ fn a_selection_survives_the_move_of_its_groups() {
     }
     let sequence = store.open_sequence("21", OpenSequence::new()).unwrap();
     let query = vec![0.5; HEADS * DIM];
-    let before = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();
+    let before = sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64))).unwrap();
     for i in (0..40_u64).filter(|i| i % 5 != 1) {
         store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     assert!(store.clean().unwrap().frames > 0);
-    let after = sequence.select(0, &query, SelectOptions::new(Budget::tokens(64))).unwrap();
+    let after = sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64))).unwrap();
     let attended = |view: &Selection| {
         let batch = store.read(&[view]).unwrap().wait().unwrap();
         let mut out = vec![0.0_f32; HEADS * DIM];

@@ -5,7 +5,7 @@ use std::path::Path;
 use stratakv::attention::MAX_Q_HEADS;
 use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, LayerSpec, OpenSequence, SelectOptions,
-    Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+    SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;
@@ -71,7 +71,7 @@ fn query(q_heads: usize) -> Vec<f32> {
 
 fn check(store: &Store, sequence: &Sequence, layer: usize, options: SelectOptions) {
     let query = query(4);
-    let view = sequence.select(layer, &query, options).unwrap();
+    let view = sequence.select(layer, SelectRequest::query(&query).options(options)).unwrap();
     let positions: Vec<u64> = view.positions().collect();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let mut out = vec![0.0; query.len()];
@@ -96,7 +96,7 @@ fn attention_through_the_store_is_attention() {
             check(&store, &sequence, layer, SelectOptions::new(Budget::tokens(100)).sinks(4).recent(16));
         }
     }
-    let all = sequence.select(1, &query(4), Budget::All).unwrap();
+    let all = sequence.select(1, SelectRequest::query(&query(4)).budget(Budget::All)).unwrap();
     assert_eq!(all.positions().collect::<Vec<_>>(), (0..1020).collect::<Vec<_>>());
     check(&store, &sequence, 1, SelectOptions::new(Budget::All));
     sequence.commit(Durability::Sync).unwrap();
@@ -163,14 +163,17 @@ fn dtypes_layers_and_windows() {
             append(&mut sequence, layer, 0..203);
         }
         sequence.commit(Durability::Sync).unwrap();
-        let window = sequence.select(2, &query(2), Budget::All).unwrap();
+        let window = sequence.select(2, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap();
         assert_eq!(window.positions().collect::<Vec<_>>(), (166..203).collect::<Vec<_>>());
         for layer in [0, 2] {
             // values() are exact in f16 and in bf16.
             check(&store, &sequence, layer, SelectOptions::new(Budget::All));
             check(&store, &sequence, layer, SelectOptions::new(Budget::share(0.5)));
         }
-        assert_eq!(sequence.select(1, &query(2), Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(
+            sequence.select(1, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap_err().kind(),
+            ErrorKind::InvalidArgument
+        );
     }
 }
 
@@ -180,10 +183,10 @@ fn a_view_keeps_what_it_saw() {
     let store = options(&[dir.path()]).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1, 4), CreateOptions::new()).unwrap();
     append(&mut sequence, 0, 0..11);
-    let before = sequence.select(0, &query(2), Budget::All).unwrap();
+    let before = sequence.select(0, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap();
     append(&mut sequence, 0, 11..3000);
     sequence.commit(Durability::Sync).unwrap();
-    let after = sequence.select(0, &query(2), Budget::All).unwrap();
+    let after = sequence.select(0, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap();
     let batch = store.read(&[&before, &after]).unwrap().wait().unwrap();
     for (index, (view, tokens)) in [(&before, 11), (&after, 3000)].into_iter().enumerate() {
         let mut out = vec![0.0; 2 * DIM];
@@ -215,10 +218,19 @@ fn bad_arguments_change_nothing() {
     let wrong = TensorView::token_major(&good, 1, 1, DIM);
     assert_eq!(sequence.append(0, wrong, view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(sequence.append(1, view(&good), view(&good)).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(sequence.select(0, &[0.0; 5], Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        sequence.select(0, SelectRequest::query(&[0.0; 5]).budget(Budget::All)).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
     let many = vec![0.5; (MAX_Q_HEADS + KV_HEADS) * DIM];
-    assert_eq!(sequence.select(0, &many, Budget::All).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(sequence.select(0, &query(2), Budget::tokens(0)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        sequence.select(0, SelectRequest::query(&many).budget(Budget::All)).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(
+        sequence.select(0, SelectRequest::query(&query(2)).budget(Budget::tokens(0))).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
     let options = CreateOptions::new().key("a");
     assert_eq!(store.create_sequence(&layout(1, 4), options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(store.open_sequence("nobody", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
@@ -267,7 +279,7 @@ fn f16_input_is_kept_as_it_is() {
     let keys = TensorView::head_major(&data, 8, KV_HEADS, DIM);
     sequence.append(0, keys, keys).unwrap();
     sequence.commit(Durability::Sync).unwrap();
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     for group in 0..2 {
         let (k, v) = batch.get(0).unwrap().group(group).unwrap();
@@ -306,7 +318,7 @@ fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
     }
     for layer in 0..2 {
         let query = query(2);
-        let view = sequence.select_all(layer).unwrap();
+        let view = sequence.select(layer, SelectRequest::all()).unwrap();
         let batch = store.read(&[&view]).unwrap().wait().unwrap();
         let group = sequence.layout().group_tokens();
         for (nth, at) in view.groups().enumerate() {
@@ -333,7 +345,9 @@ fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
         }
         // Summaries belong to the keys that are there: with half of them chosen, the error is bounded by the softmax
         // mass.
-        let half = sequence.select(layer, &query, Budget::tokens(model.len().div_ceil(2))).unwrap();
+        let half = sequence
+            .select(layer, SelectRequest::query(&query).budget(Budget::tokens(model.len().div_ceil(2))))
+            .unwrap();
         assert!(half.tokens() <= model.len().div_ceil(2).max(group));
     }
 }
@@ -389,7 +403,8 @@ fn truncating_to_any_token_and_growing_again() {
                         0 => random(model.len() + 1),
                         _ => model.len() - random(model.len().min(9) + 1),
                     };
-                    let before = (!model.is_empty()).then(|| (sequence.select_all(1).unwrap(), model.clone()));
+                    let before =
+                        (!model.is_empty()).then(|| (sequence.select(1, SelectRequest::all()).unwrap(), model.clone()));
                     sequence.truncate(keep as u64).unwrap();
                     model.truncate(keep);
                     assert!(sequence.truncate(keep as u64 + 1).is_err());
@@ -485,7 +500,7 @@ fn space_that_a_view_held_comes_back() {
         sequence.append(0, view(&keys), view(&vals)).and_then(|()| sequence.commit(Durability::Sync)).map(|()| sequence)
     };
     let first = fill("first", 14_000).unwrap();
-    let view = first.select_all(0).unwrap();
+    let view = first.select(0, SelectRequest::all()).unwrap();
     first.delete(Durability::Sync).unwrap();
     assert_eq!(fill("second", 14_000).unwrap_err().kind(), ErrorKind::NoSpace);
     assert!(store.read(&[&view]).unwrap().wait().unwrap().get(0).is_ok());

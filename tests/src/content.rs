@@ -11,8 +11,8 @@ use crate::rng::mix;
 use half::{bf16, f16};
 use std::ops::Range;
 use stratakv::{
-    AttendOptions, DType, ErrorKind, KvLayout, LayerSpec, Result, Selection, SelectionBlocks, Sequence, Store,
-    TensorView, attend_with,
+    AttendOptions, DType, ErrorKind, KvLayout, LayerSpec, Result, SelectRequest, Selection, SelectionBlocks, Sequence,
+    Store, TensorView, attend_with,
 };
 
 /// The geometry of one layer.
@@ -273,7 +273,8 @@ impl SequenceShape {
     /// A comparison fails.
     pub fn check_all(&self, store: &Store, sequence: &Sequence, seeds: impl Fn(usize) -> Vec<u64>) {
         let layers: Vec<usize> = self.kv_layers().collect();
-        let views: Vec<_> = layers.iter().filter_map(|layer| sequence.select_all(*layer).ok()).collect();
+        let views: Vec<_> =
+            layers.iter().filter_map(|layer| sequence.select(*layer, SelectRequest::all()).ok()).collect();
         if views.is_empty() {
             assert!(sequence.is_empty());
             return;
@@ -309,7 +310,7 @@ pub fn damaged_groups(
         let first = shape.layers[layer].window.map_or(0, |w| seeds.len().saturating_sub(w as usize)) / shape.group;
         let sealed = seeds.len() / shape.group;
         let views: Vec<_> = (first.min(sealed)..sealed)
-            .map(|group| sequence.select_groups(layer, &[group as u64]).expect("a group that is there"))
+            .map(|group| sequence.select(layer, SelectRequest::groups(&[group as u64])).expect("a group that is there"))
             .collect();
         let batch = store.read(&views.iter().collect::<Vec<_>>()).and_then(|t| t.wait()).expect("a read");
         for (at, view) in views.iter().enumerate() {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoreOptions,
-    StoredSummary, TensorView,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectRequest, Sequence, Store,
+    StoreOptions, StoredSummary, TensorView,
 };
 use stratakv_format::features::Features;
 use stratakv_format::superblock::{SLOTS, Slot};
@@ -108,10 +108,13 @@ fn tensors_that_do_not_fit() {
     }
     assert_eq!(sequence.append(2, good, good).expect_err("no such layer").kind(), ErrorKind::InvalidArgument);
     for query in [vec![0.0; 63], vec![f32::NAN; 64], Vec::new()] {
-        assert_eq!(sequence.select(0, &query, Budget::All).expect_err("a query").kind(), ErrorKind::InvalidArgument);
+        assert_eq!(
+            sequence.select(0, SelectRequest::query(&query).budget(Budget::All)).expect_err("a query").kind(),
+            ErrorKind::InvalidArgument
+        );
     }
     for budget in [Budget::tokens(0), Budget::share(0.0), Budget::share(-1.0), Budget::share(f64::NAN)] {
-        let outcome = sequence.select(0, &[0.0; 64], budget);
+        let outcome = sequence.select(0, SelectRequest::query(&[0.0; 64]).options(budget));
         assert_eq!(outcome.expect_err("a budget").kind(), ErrorKind::InvalidArgument);
     }
     let state = vec![0; (64 << 10) + 1];
@@ -376,7 +379,7 @@ fn reads_and_the_memory_limit() {
     let mut sequence = create(&store, "big");
     grow(&mut sequence, 1, tokens).expect("an append");
     sequence.commit(Durability::Sync).expect("a commit");
-    let all = sequence.select_all(0).expect("a view");
+    let all = sequence.select(0, SelectRequest::all()).expect("a view");
     let started = Instant::now();
     let error = store.read(&[&all, &all]).map(|_| ()).expect_err("more than there ever is");
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error:?}");
@@ -385,7 +388,7 @@ fn reads_and_the_memory_limit() {
     // Half of what is there, twice.
     let part = |from: usize, groups: usize| {
         let list: Vec<u64> = (from as u64..(from + groups) as u64).collect();
-        sequence.select_groups(0, &list).expect("a view")
+        sequence.select(0, SelectRequest::groups(&list)).expect("a view")
     };
     let (one, two) = (part(0, 2500), part(2500, 2500));
     let check = |view, batch: &stratakv::ReadBatch| {

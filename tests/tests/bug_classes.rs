@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Result, Sequence, Store,
-    StoreOptions, TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Result, SelectRequest, Sequence,
+    Store, StoreOptions, TensorView,
 };
 use stratakv_tests::damage::ManifestLog;
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, skipped, small_options};
@@ -56,7 +56,7 @@ fn create(store: &Store, key: &str) -> Sequence {
 
 /// Every whole group of the sequence holds what was appended under this name.
 fn check(store: &Store, sequence: &Sequence, name: u64) -> Result<()> {
-    let view = sequence.select_all(0)?;
+    let view = sequence.select(0, SelectRequest::all())?;
     let batch = store.read(&[&view])?.wait()?;
     let blocks = batch.get(0)?;
     for (nth, group) in view.groups().enumerate() {
@@ -114,7 +114,7 @@ fn uninitialised_buffer_returned_as_a_hit() {
     let mut sequence = create(&store, "a");
     append(&mut sequence, 1, 40).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
     simulation.set_faults(Faults { read: Some(0), read_stays: true, ..Faults::default() });
-    let view = sequence.select_all(0).expect("a view");
+    let view = sequence.select(0, SelectRequest::all()).expect("a view");
     let batch = store.read(&[&view]).and_then(stratakv::ReadTicket::wait).expect("a batch");
     assert_eq!(batch.get(0).err().map(|e| e.kind()), Some(ErrorKind::Io));
 }
@@ -406,7 +406,7 @@ fn panic_in_drop() {
     let store = simulation.open(options()).expect("a store");
     let mut sequence = create(&store, "a");
     append(&mut sequence, 1, 50).expect("an append");
-    let view = sequence.select_all(0).expect("a view");
+    let view = sequence.select(0, SelectRequest::all()).expect("a view");
     let ticket = store.read(&[&view]).expect("a read");
     simulation.crash();
     // In an order in which nothing is closed before what it needs.
@@ -472,7 +472,7 @@ fn buffer_freed_when_a_future_is_dropped() {
     let mut sequence = create(&store, "a");
     append(&mut sequence, 1, 2000).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
     for _ in 0..50 {
-        let view = sequence.select_all(0).expect("a view");
+        let view = sequence.select(0, SelectRequest::all()).expect("a view");
         // Dropped with its reads under way; the buffers must not serve anybody else before those end.
         drop(store.read(&[&view]).expect("a read"));
         check(&store, &sequence, 1).expect("the right bytes");

@@ -10,7 +10,7 @@ use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RANGE_CHANNELS, decode
 use stratakv::retrieval::{LeoAm, Quest, ReconstructOptions, Selector, ShadowKv};
 use stratakv::{
     ByteSize, CacheOptions, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec,
-    OpenSequence, PlaneCodec, PlaneSet, Sequence, Store, StoredSummary, TensorView, attend,
+    OpenSequence, PlaneCodec, PlaneSet, SelectRequest, Sequence, Store, StoredSummary, TensorView, attend,
 };
 use stratakv_tests::count_from_env;
 use stratakv_tests::damage::{Image, seal};
@@ -186,7 +186,7 @@ impl Model {
         assert_eq!(sequence.len() as usize, self.len());
         for layer in self.shape.kv_layers().into_iter().filter(|_| self.len() > 0) {
             let own = self.shape.layers[layer];
-            let view = sequence.select_all(layer).expect("a view");
+            let view = sequence.select(layer, SelectRequest::all()).expect("a view");
             let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
             let blocks = batch.get(0).expect("blocks");
             for (nth, group) in view.groups().enumerate() {
@@ -205,7 +205,9 @@ impl Model {
             }
             if own.value_dim > 0 {
                 let values = view.groups().collect::<Vec<_>>();
-                let alone = sequence.select_planes(layer, &values, PlaneSet::ValuesOnly).expect("a view");
+                let alone = sequence
+                    .select(layer, SelectRequest::groups(&values).planes(PlaneSet::ValuesOnly))
+                    .expect("a view");
                 let batch = store.read(&[&alone]).and_then(|ticket| ticket.wait()).expect("read");
                 for (nth, group) in values.iter().enumerate() {
                     let (keys, values) = batch.get(0).and_then(|blocks| blocks.group(nth)).expect("a group");
@@ -411,7 +413,7 @@ fn blocks_are_smaller_and_elements_within_their_bound() {
         let layout = sequence.layout().clone();
         let share = layout.stored_token_bytes() / layout.token_bytes() as f64;
         assert!(share < most && share > most - 0.02, "{share}");
-        let view = sequence.select_all(0).expect("a view");
+        let view = sequence.select(0, SelectRequest::all()).expect("a view");
         let ticket = store.read(&[&view]).expect("a read");
         let useful = layout.stored_token_bytes() / 2.0 * 512.0;
         assert!((ticket.selected_bytes() as f64 - useful).abs() < 1.0, "{} {useful}", ticket.selected_bytes());
@@ -512,9 +514,9 @@ fn values_alone_under_a_codec_beside_rebuilt_keys() {
     sequence.reconstruct_keys(&ReconstructOptions::default().rank(128).outlier_share(0.1)).expect("rebuilt");
     let selector = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
     let query: Vec<f32> = (0..4 * 64).map(|i| element(5, 1, 1, 1 + 28 * i)).collect();
-    let whole = sequence.select_all(0).expect("a view");
+    let whole = sequence.select(0, SelectRequest::all()).expect("a view");
     let options = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
-    let rebuilt = sequence.select_with(selector, 0, &query, options).expect("a view");
+    let rebuilt = sequence.select(0, SelectRequest::query(&query).options(options).selector(selector)).expect("a view");
     let batch = store.read(&[&whole, &rebuilt]).and_then(|ticket| ticket.wait()).expect("read");
     let [mut all, mut out] = [vec![0.0; 256], vec![0.0; 256]];
     attend(&query, &whole, batch.get(0).expect("blocks"), &mut all).expect("attention");
@@ -685,7 +687,7 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
 
         let store = open(&broken, plane == 0);
         let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("nothing of its groups is read");
-        let view = sequence.select_all(0).expect("a view");
+        let view = sequence.select(0, SelectRequest::all()).expect("a view");
         let failed = store.read(&[&view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
         let error = failed.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
@@ -696,7 +698,7 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
         assert!(cut.kind() == ErrorKind::Corruption && cut.corruption().is_some(), "{cut}");
         assert_eq!(sequence.export(&mut Vec::new()).unwrap_err().kind(), ErrorKind::Corruption);
         // Groups beside it are well.
-        let good = sequence.select_groups(0, &[1, 2, 4, 5]).expect("a view");
+        let good = sequence.select(0, SelectRequest::groups(&[1, 2, 4, 5])).expect("a view");
         let batch = store.read(&[&good]).and_then(|ticket| ticket.wait()).expect("read");
         for (nth, group) in [1, 2, 4, 5].into_iter().enumerate() {
             assert!(batch.get(0).and_then(|b| b.group(nth)).expect("a group").0 == model.block(0, group, 0));

@@ -5,7 +5,8 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoreOptions, StoredSummary,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectRequest, Sequence, Store, StoreOptions,
+    StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, device_dirs, skipped, small_options};
@@ -271,7 +272,7 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
     let views: Vec<_> = (0..SEQUENCES)
         .map(|name| {
             let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).expect("a sequence");
-            (sequence.select_all(0).expect("a view"), sequence)
+            (sequence.select(0, SelectRequest::all()).expect("a view"), sequence)
         })
         .collect();
     let image = fs::OpenOptions::new().write(true).open(small.image()).expect("the image");
@@ -308,7 +309,10 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
 /// Whether all layers can be read.
 fn readable(store: &Store, sequence: &Sequence) -> bool {
     (0..2).all(|layer| {
-        let read = sequence.select_all(layer).and_then(|view| store.read(&[&view])).and_then(|ticket| ticket.wait());
+        let read = sequence
+            .select(layer, SelectRequest::all())
+            .and_then(|view| store.read(&[&view]))
+            .and_then(|ticket| ticket.wait());
         read.is_ok_and(|batch| batch.get(0).is_ok())
     })
 }

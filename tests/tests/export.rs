@@ -6,8 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, OpenSequence, Sequence, Store,
-    StoredSummary,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, OpenSequence, SelectRequest,
+    Sequence, Store, StoredSummary,
 };
 use stratakv_format::export::{ExportEnd, PIECE_END, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
@@ -436,7 +436,9 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
     }
     for layer in shape.kv_layers() {
         for first in (0..seeds.len() / 8 - 64).step_by(64) {
-            let view = imported.select_groups(layer, &(first as u64..first as u64 + 64).collect::<Vec<_>>()).unwrap();
+            let view = imported
+                .select(layer, SelectRequest::groups(&(first as u64..first as u64 + 64).collect::<Vec<_>>()))
+                .unwrap();
             let batch = target.read(&[&view]).unwrap().wait().unwrap();
             let mut seen = seeds.clone();
             seen.truncate(view.length() as usize);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stratakv::retrieval::{
     CodeSpec, KeyGroup, KeyShape, LayerAdapter, LowRankSpec, Selector, ShadowKv, SignBits, SummarySpec,
 };
-use stratakv::{Budget, ByteSize, OpenSequence, SelectOptions, Store};
+use stratakv::{Budget, ByteSize, OpenSequence, SelectRequest, Store};
 use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, files};
 
 fn golden(name: &str, root: &Path) -> Vec<PathBuf> {
@@ -55,7 +55,7 @@ fn stores_of_the_first_version() {
                 let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence");
                 assert_eq!((sequence.len(), sequence.token_ids().len()), (tokens, tokens as usize), "{name} {key}");
                 let query = vec![0.5; 64];
-                let view = sequence.select(0, &query, SelectOptions::new(Budget::All)).expect("a view");
+                let view = sequence.select(0, SelectRequest::query(&query).budget(Budget::All)).expect("a view");
                 assert_eq!(view.positions().count() as u64, tokens);
                 store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
             }
@@ -133,7 +133,7 @@ fn the_store_with_copies() {
             let sequence = store.open_sequence("golden", OpenSequence::new()).expect("a sequence");
             assert_eq!(sequence.len(), 10);
             for layer in [0, 2] {
-                let view = sequence.select_all(layer).expect("a view");
+                let view = sequence.select(layer, SelectRequest::all()).expect("a view");
                 let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
                 let blocks = batch.get(0).expect("blocks");
                 for (group, bits) in [0x3c00_u16, 0xb800].into_iter().enumerate() {
@@ -171,7 +171,8 @@ fn the_store_with_planes_apart_and_rotations() {
             store.open_sequence("golden", OpenSequence::new().layout(&layout)).expect("a sequence of this layout");
         assert_eq!(sequence.len(), 8);
         for layer in [0, 2, 3] {
-            let view = sequence.select_planes(layer, &[0, 1], PlaneSet::ValuesOnly).expect("a view");
+            let view =
+                sequence.select(layer, SelectRequest::groups(&[0, 1]).planes(PlaneSet::ValuesOnly)).expect("a view");
             let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
             for group in 0..2_u8 {
                 let (keys, values) = batch.get(0).and_then(|b| b.group(group.into())).expect("a group");
@@ -206,7 +207,7 @@ fn the_store_with_codecs() {
             store.open_sequence("golden", OpenSequence::new().layout(&layout)).expect("a sequence of this layout");
         assert_eq!(sequence.len(), 19);
         for (layer, dim, levels) in [(0, 40, 256), (2, 33, 16), (3, 64, 256)] {
-            let view = sequence.select_all(layer).expect("a view");
+            let view = sequence.select(layer, SelectRequest::all()).expect("a view");
             let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
             for group in 0..2 {
                 let (keys, values) = batch.get(0).and_then(|b| b.group(group)).expect("a group");

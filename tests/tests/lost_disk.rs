@@ -7,7 +7,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use stratakv::{
-    ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, Sequence, Store, StoreOptions, TensorView,
+    ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Sequence, Store, StoreOptions,
+    TensorView,
 };
 use stratakv_tests::disk::skipped;
 
@@ -108,7 +109,7 @@ fn filled(store: &Store) -> Sequence {
 
 /// Reads some groups and compares every byte. How long it took.
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
-    let view = sequence.select_groups(0, groups).unwrap();
+    let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let took = start.elapsed();

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, OpenSequence, Sequence, Store, StoreOptions, StoredSummary,
+    Budget, ByteSize, CreateOptions, DType, Durability, OpenSequence, SelectRequest, Sequence, Store, StoreOptions,
+    StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
@@ -151,8 +152,12 @@ fn summaries_of_groups_in_memory_are_those_of_groups_on_disk() {
     let (whole, single) = (open("whole"), open("single"));
     for query in 0..20 {
         let query = shape.query(0, query);
-        let groups =
-            |s: &Sequence| s.select(0, &query, Budget::tokens(40)).expect("a view").groups().collect::<Vec<_>>();
+        let groups = |s: &Sequence| {
+            s.select(0, SelectRequest::query(&query).budget(Budget::tokens(40)))
+                .expect("a view")
+                .groups()
+                .collect::<Vec<_>>()
+        };
         assert_eq!(groups(&whole), groups(&single));
     }
 }

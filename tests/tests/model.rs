@@ -6,8 +6,8 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use stratakv::{
-    Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectOptions, Selection,
-    Sequence, Store, StoredSummary,
+    Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectOptions, SelectRequest,
+    Selection, Sequence, Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
@@ -290,7 +290,10 @@ impl World {
         let layer = shape.kv_layers().nth(layer % shape.kv_layers().count()).expect("a layer");
         let handle = slot.handle.as_ref().expect("a handle");
         if slot.now.layers[layer].is_empty() {
-            assert_eq!(handle.select_all(layer).map(|_| ()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+            assert_eq!(
+                handle.select(layer, SelectRequest::all()).map(|_| ()).unwrap_err().kind(),
+                ErrorKind::InvalidArgument
+            );
             return;
         }
         let Some(view) = choose(handle, layer, shape) else { return };
@@ -318,7 +321,7 @@ impl World {
             };
             let options = options.sinks(sinks).recent(recent);
             let query = shape.query(layer, budget as u64);
-            let view = match handle.select(layer, &query, options) {
+            let view = match handle.select(layer, SelectRequest::query(&query).options(options)) {
                 Ok(view) => view,
                 Err(e) if !summary && e.kind() == ErrorKind::InvalidArgument => return None,
                 Err(e) => panic!("select: {e:?}"),
@@ -348,9 +351,9 @@ impl World {
             if groups.is_empty() && length.is_multiple_of(shape.group) {
                 return None;
             }
-            let past = handle.select_groups(layer, &[sealed as u64]).map(|_| ()).unwrap_err();
+            let past = handle.select(layer, SelectRequest::groups(&[sealed as u64])).map(|_| ()).unwrap_err();
             assert_eq!(past.kind(), ErrorKind::InvalidArgument);
-            let view = handle.select_groups(layer, &groups).expect("groups that are there");
+            let view = handle.select(layer, SelectRequest::groups(&groups)).expect("groups that are there");
             assert!(view.groups().eq(groups));
             Some(view)
         });

@@ -8,7 +8,7 @@ use stratakv::retrieval::ReconstructOptions;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind,
-    KvLayout, LayerSpec, OpenSequence, PlaneSet, Result, Rope, SelectOptions, Selection, Sequence, Store, StoreOptions,
+    KvLayout, LayerSpec, OpenSequence, PlaneSet, Result, Rope, SelectRequest, Selection, Sequence, Store, StoreOptions,
     StoredSummary, TensorView, attend,
 };
 
@@ -113,8 +113,11 @@ const BUDGET: Budget = Budget::tokens(60);
 fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
     for layer in KV_LAYERS {
         let queries = model.project(layer, sequences)?;
-        let views: Vec<Selection> =
-            sequences.iter().zip(&queries).map(|(s, q)| s.select(layer, q, BUDGET)).collect::<Result<_>>()?;
+        let views: Vec<Selection> = sequences
+            .iter()
+            .zip(&queries)
+            .map(|(s, q)| s.select(layer, SelectRequest::query(q).budget(BUDGET)))
+            .collect::<Result<_>>()?;
         let batch = store.read(&views.iter().collect::<Vec<_>>())?.wait()?;
         let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
         for (index, out) in outs.iter_mut().enumerate() {
@@ -209,14 +212,14 @@ fn plain_trusting_step(store: &Store, sequences: &mut [&mut Sequence], model: &m
         let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
         for (index, sequence) in sequences.iter().enumerate() {
             let view = match &trusted {
-                None => sequence.select(layer, &queries[index], BUDGET)?,
+                None => sequence.select(layer, SelectRequest::query(&queries[index]).budget(BUDGET))?,
                 Some(groups) => {
                     let mut groups = groups[index].clone();
                     let tokens = sequence.layer_len(layer)?;
                     if tokens % GROUP == 0 {
                         groups.push(tokens / GROUP - 1);
                     }
-                    sequence.select_groups(layer, &groups)?
+                    sequence.select(layer, SelectRequest::groups(&groups))?
                 }
             };
             let batch = store.read(&[&view])?.wait()?;
@@ -224,7 +227,9 @@ fn plain_trusting_step(store: &Store, sequences: &mut [&mut Sequence], model: &m
         }
         trusted = KV_LAYERS.get(nth + 1).map(|&next| {
             let predicted = model.queries(next);
-            let of = |(s, q): (&&mut Sequence, &Vec<f32>)| s.select(next, q, BUDGET).unwrap().groups().collect();
+            let of = |(s, q): (&&mut Sequence, &Vec<f32>)| {
+                s.select(next, SelectRequest::query(q).budget(BUDGET)).unwrap().groups().collect()
+            };
             sequences.iter().zip(&predicted).map(of).collect()
         });
         model.finish(layer, &outs)?;
@@ -289,11 +294,11 @@ impl DecodeModel for Pairs {
         Ok(())
     }
 
-    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<Selection> {
+    fn select(&self, sequence: &Sequence, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
         if layer == 0 {
-            return sequence.select(layer, query, options);
+            return sequence.select(layer, request);
         }
-        let view = sequence.select(layer, query, options.planes(self.planes))?;
+        let view = sequence.select(layer, request.planes(self.planes))?;
         *self.predicted.borrow_mut() = view.groups().collect();
         Ok(view)
     }
@@ -339,7 +344,7 @@ fn trusted_in_pairs(planes: PlaneSet) {
         let tokens = sequence.layer_len(1).unwrap();
         let sealed = (tokens - 2) / 8..tokens / 8;
         let groups: Vec<u64> = model.predicted.borrow().iter().copied().chain(sealed).collect();
-        let view = sequence.select_planes(1, &groups, planes).unwrap();
+        let view = sequence.select(1, SelectRequest::groups(&groups).planes(planes)).unwrap();
         let mut out = vec![0.0; Q_HEADS * DIM];
         let batch = store.read(&[&view]).unwrap().wait().unwrap();
         attend(&model.query(), &view, batch.get(0).unwrap(), &mut out).unwrap();
@@ -382,7 +387,7 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
     let mut model = Model::new(Predictions::Wrong);
     let mut pipeline = Pipeline::new(&store, BUDGET);
     let views = |sequences: &[Sequence], layer, query: &[f32]| -> Vec<Selection> {
-        sequences.iter().map(|s| s.select(layer, query, BUDGET).unwrap()).collect()
+        sequences.iter().map(|s| s.select(layer, SelectRequest::query(query).budget(BUDGET)).unwrap()).collect()
     };
     let query = vec![0.3; Q_HEADS * DIM];
     // A read of the prediction fails, once.
@@ -433,14 +438,14 @@ fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
     for round in 0..20 {
         // 1.5 MiB ahead for one layer, 1.5 MiB now for the other, never the same groups.
         let groups = |first: u64| (first..64).step_by(2).map(|g| g.min(63)).take(48).collect::<Vec<u64>>();
-        let ahead = sequence.select_groups(1, &groups(0)).unwrap();
+        let ahead = sequence.select(1, SelectRequest::groups(&groups(0))).unwrap();
         let all: Vec<u64> = (0..48).collect();
-        let now = sequence.select_groups(0, &all).unwrap();
+        let now = sequence.select(0, SelectRequest::groups(&all)).unwrap();
         pipeline.predict(1, std::slice::from_ref(&ahead)).unwrap();
         pipeline.read(0, std::slice::from_ref(&now)).unwrap();
         let mut out = vec![0.0; 512];
         pipeline.attend(0, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
-        let other = sequence.select_groups(1, &groups(1)).unwrap();
+        let other = sequence.select(1, SelectRequest::groups(&groups(1))).unwrap();
         pipeline.read(1, std::slice::from_ref(&other)).unwrap();
         pipeline.attend(1, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
         assert!(out.iter().all(|x| x.is_finite()), "round {round}");
@@ -463,7 +468,8 @@ fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
     let sequence = store.open_sequence("wide", OpenSequence::new()).unwrap();
-    let first = |layer, groups: u64| sequence.select_groups(layer, &(0..groups).collect::<Vec<u64>>()).unwrap();
+    let first =
+        |layer, groups: u64| sequence.select(layer, SelectRequest::groups(&(0..groups).collect::<Vec<u64>>())).unwrap();
     let (now, next, other) = (first(0, 128), first(1, 40), first(1, 64));
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let (query, mut out) = (vec![0.1; 512], vec![0.0; 512]);
@@ -516,7 +522,7 @@ fn wrong_calls_are_errors() {
     let mut pipeline = Pipeline::new(&store, BUDGET);
     let query = vec![0.1; Q_HEADS * DIM];
     let (mut out, options) = (vec![0.0; Q_HEADS * DIM], AttendOptions::default());
-    let view = sequences[0].select(0, &query, BUDGET).unwrap();
+    let view = sequences[0].select(0, SelectRequest::query(&query).budget(BUDGET)).unwrap();
     let kind = |outcome: Result<()>| outcome.unwrap_err().kind();
     assert_eq!(kind(pipeline.attend(0, &[&query], &options, &mut [&mut out])), ErrorKind::InvalidArgument);
     pipeline.read(0, std::slice::from_ref(&view)).unwrap();

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use stratakv::retrieval::{Quest, Selector, SelectorId, ShadowKv, SignBits};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Selection, Sequence, SequenceReader,
-    Store, StoredSummary,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectRequest, Selection, Sequence,
+    SequenceReader, Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
@@ -31,7 +31,8 @@ fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &
     assert_eq!(reader.len(), seeds.len() as u64);
     assert_eq!(reader.state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
     let layers: Vec<usize> = shape.kv_layers().collect();
-    let views: Vec<Selection> = layers.iter().filter_map(|layer| reader.select_all(*layer).ok()).collect();
+    let views: Vec<Selection> =
+        layers.iter().filter_map(|layer| reader.select(*layer, SelectRequest::all()).ok()).collect();
     assert_eq!(views.len(), if seeds.is_empty() { 0 } else { layers.len() });
     let batch = store.read(&views.iter().collect::<Vec<_>>()).unwrap().wait().unwrap();
     for (at, view) in views.iter().enumerate() {
@@ -39,7 +40,8 @@ fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &
         shape.check_blocks(layers[at], seeds, view, batch.get(at).unwrap());
     }
     if seeds.len() > 12 {
-        let view = reader.select(0, &shape.query(0, 3), stratakv::Budget::tokens(8)).unwrap();
+        let view =
+            reader.select(0, SelectRequest::query(&shape.query(0, 3)).options(stratakv::Budget::tokens(8))).unwrap();
         let batch = store.read(&[&view]).unwrap().wait().unwrap();
         shape.check_blocks(0, seeds, &view, batch.get(0).unwrap());
     }
@@ -223,11 +225,19 @@ fn readers_choose_by_selectors_of_their_own() {
     let budget = Budget::tokens(24);
     let groups = |view: Selection| view.groups().collect::<Vec<u64>>();
     let wanted = own.map(|id| {
-        asked.map(|(layer, seed)| groups(writer.select_with(id, layer, &shape.query(layer, seed), budget).unwrap()))
+        asked.map(|(layer, seed)| {
+            groups(
+                writer
+                    .select(layer, SelectRequest::query(&shape.query(layer, seed)).options(budget).selector(id))
+                    .unwrap(),
+            )
+        })
     });
 
     // Those of the writer are not the reader's.
-    let refused = reader.select_with(own[0], 0, &shape.query(0, 1), budget).expect_err("the writer's");
+    let refused = reader
+        .select(0, SelectRequest::query(&shape.query(0, 1)).options(budget).selector(own[0]))
+        .expect_err("the writer's");
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     writer.truncate(50).unwrap();
     append(&shape, &mut writer, &mut seeds.clone(), 300, &mut rng);
@@ -239,7 +249,9 @@ fn readers_choose_by_selectors_of_their_own() {
     let choose = |reader: &SequenceReader, ids: &[SelectorId; 3]| {
         for (id, wanted) in ids.iter().zip(&wanted) {
             for ((layer, seed), wanted) in asked.iter().zip(wanted) {
-                let view = reader.select_with(*id, *layer, &shape.query(*layer, *seed), budget).unwrap();
+                let view = reader
+                    .select(*layer, SelectRequest::query(&shape.query(*layer, *seed)).options(budget).selector(*id))
+                    .unwrap();
                 let batch = store.read(&[&view]).unwrap().wait().unwrap();
                 shape.check_blocks(*layer, &seeds, &view, batch.get(0).unwrap());
                 assert_eq!(&groups(view), wanted, "layer {layer}");
@@ -331,7 +343,7 @@ fn closing_under_a_read_says_so() {
     let mut writer = sequence(&store, &shape, "s");
     append(&shape, &mut writer, &mut Vec::new(), 300, &mut Rng(3));
     writer.commit(Durability::Sync).unwrap();
-    let view = writer.select_all(0).unwrap();
+    let view = writer.select(0, SelectRequest::all()).unwrap();
     let ticket = store.read(&[&view]).unwrap();
     assert_eq!(store.clone().close().unwrap_err().kind(), ErrorKind::InUse);
     drop(writer);

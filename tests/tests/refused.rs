@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Store, StoreOptions, TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Store, StoreOptions,
+    TensorView,
 };
 use stratakv_format::manifest::{self as m, Kind, Record, encode_record};
 use stratakv_tests::damage::ManifestLog;
@@ -186,7 +187,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     let store = open();
     let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), 10);
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let mut out = [0.0; 8];
     stratakv::attend(&[0.0; 8], &view, batch.get(0).unwrap(), &mut out).unwrap();

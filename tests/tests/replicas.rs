@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use stratakv::{
-    BalancePolicy, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store,
-    StoreOptions, TensorView,
+    BalancePolicy, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence,
+    Store, StoreOptions, TensorView,
 };
 use stratakv_format::manifest;
 use stratakv_format::superblock::newest;
@@ -121,7 +121,7 @@ fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
 /// Reads everything and compares every byte.
 fn check(store: &Store, sequence: &Sequence, tokens: usize) -> stratakv::Result<()> {
     for layer in 0..LAYERS {
-        let view = sequence.select_all(layer)?;
+        let view = sequence.select(layer, SelectRequest::all())?;
         assert_eq!(view.tokens(), tokens);
         let batch = store.read(&[&view])?.wait()?;
         let blocks = batch.get(0)?;
@@ -256,7 +256,7 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let sequence = create(&store, 1, 4000);
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     // Views taken before keep what they saw, from where they saw it.
     assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::Busy);
     store.read(&[&view]).unwrap().wait().unwrap().get(0).unwrap();
@@ -580,7 +580,7 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
     let store = place.options().open().unwrap();
     let sequence = store.open_sequence("small", OpenSequence::new()).unwrap();
     for _ in 0..4 {
-        let view = sequence.select_all(0).unwrap();
+        let view = sequence.select(0, SelectRequest::all()).unwrap();
         let batch = store.read(&[&view]).unwrap().wait().unwrap();
         for group in 1..=GROUPS {
             let (keys, values) = batch.get(0).unwrap().group(usize::from(group) - 1).unwrap();

@@ -13,7 +13,8 @@ use stratakv::retrieval::{
 };
 use stratakv::{
     AttendOptions, Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout,
-    OpenSequence, SelectOptions, Selection, Sequence, Store, StoredSummary, SummaryResidency, TensorView, attend,
+    OpenSequence, SelectOptions, SelectRequest, Selection, Sequence, Store, StoredSummary, SummaryResidency,
+    TensorView, attend,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
@@ -171,17 +172,34 @@ impl World {
             let query = shape.query(layer, seed);
             for share in [0.1, 0.5] {
                 let budget = SelectOptions::new(Budget::share(share));
-                chosen.push(groups(sequence.select(layer, &query, budget).expect("selected")));
-                assert_eq!(chosen.last(), Some(&groups(reader.select(layer, &query, budget).expect("selected"))));
+                chosen.push(groups(
+                    sequence.select(layer, SelectRequest::query(&query).options(budget)).expect("selected"),
+                ));
+                assert_eq!(
+                    chosen.last(),
+                    Some(&groups(
+                        reader.select(layer, SelectRequest::query(&query).options(budget)).expect("selected")
+                    ))
+                );
                 for selector in &selectors {
                     for form in [HeadAggregation::Sum, HeadAggregation::Softmax, HeadAggregation::GroupSoftmax] {
                         let options = budget.aggregation(form).recent(3);
-                        let view = sequence.select_with(*selector, layer, &query, options);
+                        let view =
+                            sequence.select(layer, SelectRequest::query(&query).options(options).selector(*selector));
                         chosen.push(groups(view.expect("selected")));
                     }
                 }
-                let own = sequence.select_with(selectors[3], layer, &query, budget).map(groups).expect("selected");
-                assert_eq!(reader.select_with(of_reader, layer, &query, budget).map(groups).expect("selected"), own);
+                let own = sequence
+                    .select(layer, SelectRequest::query(&query).options(budget).selector(selectors[3]))
+                    .map(groups)
+                    .expect("selected");
+                assert_eq!(
+                    reader
+                        .select(layer, SelectRequest::query(&query).options(budget).selector(of_reader))
+                        .map(groups)
+                        .expect("selected"),
+                    own
+                );
             }
         }
         chosen
@@ -283,7 +301,8 @@ fn a_step_transfers_its_share_and_the_records() {
         let chosen = TOKENS / 10 / group * group;
         let budget = Budget::tokens(chosen);
         for layer in 0..2 {
-            let view = sequence.select_with(leoam, layer, &query, budget).expect("selected");
+            let view =
+                sequence.select(layer, SelectRequest::query(&query).options(budget).selector(leoam)).expect("selected");
             assert_eq!(view.groups().count() * group, chosen);
             let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
             batch.get(0).expect("blocks");
@@ -312,7 +331,13 @@ fn memory_is_that_of_one_layer_at_a_time() {
     assert!(resident.summary_bytes() >= layer * LAYERS as u64);
     assert!(summaries(&store).expect("a category") as u64 >= layer * LAYERS as u64);
     let wanted: Vec<Vec<u64>> = (0..LAYERS)
-        .map(|layer| resident.select(layer, &query, Budget::tokens(400)).expect("selected").groups().collect())
+        .map(|layer| {
+            resident
+                .select(layer, SelectRequest::query(&query).budget(Budget::tokens(400)))
+                .expect("selected")
+                .groups()
+                .collect()
+        })
         .collect();
     drop(resident);
     store.close().expect("closed");
@@ -325,9 +350,11 @@ fn memory_is_that_of_one_layer_at_a_time() {
     let opened = summaries(&store).expect("a category");
     let leoam = sequence.attach(Arc::new(LeoAm::default())).expect("attached");
     for (layer, wanted) in wanted.iter().enumerate() {
-        let view = sequence.select(layer, &query, Budget::tokens(400)).expect("selected");
+        let view = sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(400))).expect("selected");
         assert_eq!(view.groups().collect::<Vec<_>>(), *wanted);
-        sequence.select_with(leoam, layer, &query, Budget::tokens(400)).expect("selected");
+        sequence
+            .select(layer, SelectRequest::query(&query).budget(Budget::tokens(400)).selector(leoam))
+            .expect("selected");
         assert_eq!(summaries(&store).expect("a category"), opened, "records are given back");
     }
     assert!(store.status().memory.peak_bytes as u64 <= limit.0);
@@ -342,7 +369,9 @@ fn reads_ahead_are_used_once_and_given_back() {
     let store = roomy(&dirs).open().expect("a store");
     let sequence = streamed(&store);
     let query = numbers(5, 2 * HEADS * DIM);
-    let select = |layer: usize| sequence.select(layer, &query, Budget::tokens(64)).expect("selected");
+    let select = |layer: usize| {
+        sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(64))).expect("selected")
+    };
     let alone = |layer: usize| {
         let before = read_bytes(&store);
         select(layer);
@@ -391,7 +420,11 @@ fn records_longer_than_a_buffer_are_read_as_well() {
     sequence.commit(Durability::Sync).expect("committed");
     let query = numbers(5, 2 * HEADS * DIM);
     let chosen = |sequence: &Sequence| -> Vec<u64> {
-        sequence.select(0, &query, Budget::tokens(100)).expect("selected").groups().collect()
+        sequence
+            .select(0, SelectRequest::query(&query).budget(Budget::tokens(100)))
+            .expect("selected")
+            .groups()
+            .collect()
     };
     let expected = chosen(&sequence);
     drop(sequence);
@@ -425,7 +458,11 @@ fn what_is_exported_with_streamed_records_is_imported() {
     assert!(imported.summary_bytes() > 0);
     let query = numbers(5, 2 * HEADS * DIM);
     let chosen = |sequence: &Sequence| -> Vec<u64> {
-        sequence.select(1, &query, Budget::tokens(100)).expect("selected").groups().collect()
+        sequence
+            .select(1, SelectRequest::query(&query).budget(Budget::tokens(100)))
+            .expect("selected")
+            .groups()
+            .collect()
     };
     assert_eq!(chosen(&imported), chosen(&sequence));
 }
@@ -457,17 +494,9 @@ impl DecodeModel for Model {
         Ok(())
     }
 
-    fn select(
-        &self,
-        sequence: &Sequence,
-        layer: usize,
-        query: &[f32],
-        options: SelectOptions,
-    ) -> stratakv::Result<Selection> {
-        match self.leoam[usize::from(sequence.key() == "1")] {
-            Some(leoam) => sequence.select_with(leoam, layer, query, options),
-            None => sequence.select(layer, query, options),
-        }
+    fn select(&self, sequence: &Sequence, layer: usize, request: SelectRequest<'_>) -> stratakv::Result<Selection> {
+        let leoam = self.leoam[usize::from(sequence.key() == "1")];
+        sequence.select(layer, leoam.map_or(request, |leoam| request.selector(leoam)))
     }
 }
 
@@ -539,7 +568,8 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         }
         sequence.commit(Durability::Sync).expect("committed");
         let chosen = |sequence: &Sequence| -> stratakv::Result<Vec<Vec<u64>>> {
-            let one = |layer| sequence.select(layer, &small.query(layer, 3), Budget::tokens(40));
+            let one =
+                |layer| sequence.select(layer, SelectRequest::query(&small.query(layer, 3)).budget(Budget::tokens(40)));
             (0..3).map(|layer| Ok(one(layer)?.groups().collect())).collect()
         };
         let expected = chosen(&sequence).expect("selected");
@@ -591,8 +621,13 @@ fn what_has_no_records_says_so() {
     refused(sequence.attach(Arc::new(LeoAm::default())).expect_err("no records"));
     small.append(&mut sequence, 0, &(0..40).collect::<Vec<_>>(), Order::TokenMajor).expect("appended");
     let query = small.query(0, 1);
-    refused(sequence.select(0, &query, Budget::tokens(8)).map(drop).expect_err("no records"));
-    assert_eq!(sequence.select(0, &query, Budget::All).expect("selected").groups().count(), 10);
+    refused(
+        sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(8))).map(drop).expect_err("no records"),
+    );
+    assert_eq!(
+        sequence.select(0, SelectRequest::query(&query).budget(Budget::All)).expect("selected").groups().count(),
+        10
+    );
     Pipeline::new(&store, Budget::All).stream(0, &[&sequence]).expect("nothing to read");
 
     let options = CreateOptions::new()
@@ -601,7 +636,12 @@ fn what_has_no_records_says_so() {
         .summary_residency(SummaryResidency::Streamed);
     let mut empty = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
     let leoam = empty.attach(Arc::new(LeoAm::default())).expect("attached");
-    refused(empty.select_with(leoam, 0, &query, Budget::tokens(8)).map(drop).expect_err("no tokens"));
+    refused(
+        empty
+            .select(0, SelectRequest::query(&query).budget(Budget::tokens(8)).selector(leoam))
+            .map(drop)
+            .expect_err("no tokens"),
+    );
     Pipeline::new(&store, Budget::All).stream(0, &[&empty]).expect("nothing to read");
     empty.commit(Durability::Sync).expect("committed");
     drop(empty);

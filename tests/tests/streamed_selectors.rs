@@ -7,8 +7,8 @@ use stratakv::metrics::Category;
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{Selector, ShadowKv, SignBits};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store,
-    StoreOptions, SummaryResidency, TensorView,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence,
+    Store, StoreOptions, SummaryResidency, TensorView,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{copy_devices, device_dirs, fast_scratch, files, small_options};
@@ -72,7 +72,11 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     let query = numbers(77, 2 * HEADS * DIM);
     let chosen = |sequence: &mut Sequence| -> Vec<Vec<u64>> {
         let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
-        let one = |layer| sequence.select_with(signs, layer, &query, Budget::tokens(400)).expect("selected");
+        let one = |layer| {
+            sequence
+                .select(layer, SelectRequest::query(&query).budget(Budget::tokens(400)).selector(signs))
+                .expect("selected")
+        };
         (0..LAYERS).map(|layer| one(layer).groups().collect()).collect()
     };
     let dirs = device_dirs(root.path(), 1);
@@ -91,7 +95,11 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
     assert_eq!(sequence.selector_bytes(signs).expect("its own"), 0);
     assert_eq!((read_bytes(&store), summaries(&store)), (read, opened));
-    let select = |layer| sequence.select_with(signs, layer, &query, Budget::tokens(400)).expect("selected");
+    let select = |layer| {
+        sequence
+            .select(layer, SelectRequest::query(&query).budget(Budget::tokens(400)).selector(signs))
+            .expect("selected")
+    };
     for (layer, expected) in streamed.iter().enumerate() {
         let before = read_bytes(&store);
         assert_eq!(select(layer).groups().collect::<Vec<_>>(), *expected);
@@ -142,7 +150,7 @@ fn only_what_stands_on_no_device_is_kept() {
     assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 16, "nothing behind a commit");
     // Taken away, nothing of it is read ahead.
     let query = numbers(5, 2 * HEADS * DIM);
-    sequence.select_with(signs, 0, &query, Budget::tokens(64)).expect("selected");
+    sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64)).selector(signs)).expect("selected");
     let ahead = |sequence: &Sequence| {
         let mut pipeline = Pipeline::new(&store, Budget::tokens(64));
         pipeline.stream(1, &[sequence]).expect("read ahead");
@@ -179,7 +187,10 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
             for selector in methods() {
                 let selector = sequence.attach(selector)?;
                 for layer in 0..3 {
-                    let view = sequence.select_with(selector, layer, &small.query(layer, 3), Budget::tokens(40))?;
+                    let view = sequence.select(
+                        layer,
+                        SelectRequest::query(&small.query(layer, 3)).budget(Budget::tokens(40)).selector(selector),
+                    )?;
                     chosen.push(view.groups().collect());
                 }
             }

@@ -24,8 +24,8 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, KvLayout, OpenSequence, Selection, Sequence, Store,
-    StoreOptions,
+    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, KvLayout, OpenSequence, SelectRequest, Selection,
+    Sequence, Store, StoreOptions,
 };
 
 /// Steps before the measured ones, which fill the caches.
@@ -316,5 +316,5 @@ impl Prediction<'_> {
 /// Selects groups in one layer, for each sequence its own.
 fn select_groups(sequences: &[Sequence], layer: usize, groups: &[Vec<u64>]) -> Result<Vec<Selection>> {
     let each = sequences.iter().zip(groups);
-    Ok(each.map(|(sequence, own)| sequence.select_groups(layer, own)).collect::<Result<_, _>>()?)
+    Ok(each.map(|(sequence, own)| sequence.select(layer, SelectRequest::groups(own))).collect::<Result<_, _>>()?)
 }

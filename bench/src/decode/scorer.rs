@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow, bail};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stratakv::retrieval::{HeadAggregation, SelectorId};
-use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, Store};
+use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, SelectRequest, Sequence, Store};
 use tempfile::TempDir;
 
 /// Layers that have summaries.
@@ -71,7 +71,10 @@ impl Scorer {
             let start = Instant::now();
             for member in (thread..self.batch).step_by(threads) {
                 let at = (layer * self.batch + member) % usize::from(LAYERS);
-                black_box(self.sequence.select_with(self.selector, at, &self.query, self.options)?);
+                black_box(
+                    self.sequence
+                        .select(at, SelectRequest::query(&self.query).options(self.options).selector(self.selector))?,
+                );
             }
             Ok(start.elapsed())
         };

@@ -10,7 +10,7 @@ use anyhow::Result;
 use std::collections::{BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stratakv::{CreateOptions, Durability, ReadTicket, Sequence, Store};
+use stratakv::{CreateOptions, Durability, ReadTicket, SelectRequest, Sequence, Store};
 
 /// The key of the sequence that is read.
 pub(crate) const KEY: &str = "read";
@@ -110,7 +110,7 @@ pub(crate) fn engine_turn(
         check_interrupt()?;
         let Some(chosen) = selections.next() else { break };
         let begun = Instant::now();
-        let view = sequence.select_groups(0, chosen)?;
+        let view = sequence.select(0, SelectRequest::groups(chosen))?;
         if pattern.path() == "read_now" {
             let batch = store.read_now(&[&view])?;
             black_box(batch.get(0)?);

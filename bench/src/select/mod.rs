@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::time::Instant;
 use stratakv::retrieval::{HeadAggregation, SelectorId};
-use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, Sequence, StoredSummary};
+use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, SelectRequest, Sequence, StoredSummary};
 
 const GROUP: u16 = 8;
 /// Tokens of one append.
@@ -244,8 +244,10 @@ fn measure_rounds(
                 let options = SelectOptions::new(Budget::tokens(args.budget as usize)).aggregation(own.form);
                 let start = Instant::now();
                 black_box(match own.selector {
-                    Some(selector) => sequence.select_with(selector, layer, &query, options)?,
-                    None => sequence.select(layer, &query, options)?,
+                    Some(selector) => {
+                        sequence.select(layer, SelectRequest::query(&query).options(options).selector(selector))?
+                    }
+                    None => sequence.select(layer, SelectRequest::query(&query).options(options))?,
                 });
                 // The first round faults pages in.
                 if round > 0 {

@@ -27,7 +27,7 @@ use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{HeadAggregation, MethodSpec, Selector, SelectorId};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, OpenSequence,
-    SelectOptions, Selection, Sequence, Store, StoreOptions, StoredSummary, SummaryResidency,
+    SelectOptions, SelectRequest, Selection, Sequence, Store, StoreOptions, StoredSummary, SummaryResidency,
 };
 
 /// Tokens of one append while the sequence is written.
@@ -350,8 +350,10 @@ impl Decoding {
 
     fn select(&self, layer: usize, query: &[f32]) -> Result<Selection> {
         Ok(match self.selector {
-            Some(selector) => self.sequence.select_with(selector, layer, query, self.options)?,
-            None => self.sequence.select(layer, query, self.options)?,
+            Some(selector) => {
+                self.sequence.select(layer, SelectRequest::query(query).options(self.options).selector(selector))?
+            }
+            None => self.sequence.select(layer, SelectRequest::query(query).options(self.options))?,
         })
     }
 

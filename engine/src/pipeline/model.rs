@@ -2,7 +2,7 @@
 
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{SelectOptions, Selection};
+use crate::plan::{SelectRequest, Selection};
 use crate::read::AttendOptions;
 use crate::sequence::Sequence;
 
@@ -29,12 +29,13 @@ pub trait DecodeModel {
     /// Those of the model. They end the step.
     fn finish(&mut self, layer: usize, attended: &[Vec<f32>]) -> Result<()>;
 
-    /// Selects what a sequence attends to in `layer`. Override it to use another selector.
+    /// Selects what a sequence attends to in `layer`. Override it to use another
+    /// [selector](SelectRequest::selector).
     ///
     /// # Errors
     /// Those of [`Sequence::select`].
-    fn select(&self, sequence: &Sequence, layer: usize, query: &[f32], options: SelectOptions) -> Result<Selection> {
-        sequence.select(layer, query, options)
+    fn select(&self, sequence: &Sequence, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
+        sequence.select(layer, request)
     }
 
     /// Returns the options of attention in `layer`.
@@ -115,7 +116,8 @@ impl Pipeline {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let pairs = sequences.iter().zip(queries);
-        pairs.map(|(sequence, query)| model.select(sequence, layer, query, self.select_options())).collect()
+        let request = |query| SelectRequest::query(query).options(self.select_options());
+        pairs.map(|(sequence, query)| model.select(sequence, layer, request(query))).collect()
     }
 }
 
@@ -126,7 +128,7 @@ fn with_newest(sequences: &[&mut Sequence], layer: usize, predicted: &[Selection
         let group = sequence.layout().group_tokens() as u64;
         let sealed = predicted.length() / group..sequence.layer_len(layer)? / group;
         let groups: Vec<u64> = predicted.groups().chain(sealed).collect();
-        sequence.select_planes(layer, &groups, predicted.inner.planes)
+        sequence.select(layer, SelectRequest::groups(&groups).planes(predicted.inner.planes))
     };
     sequences.iter().zip(predicted).map(one).collect()
 }

@@ -7,7 +7,7 @@ use crate::io::driver::posix::{
 };
 use crate::metrics::lock;
 use crate::options::Budget;
-use crate::plan::Selection;
+use crate::plan::{SelectRequest, Selection};
 use crate::read::AttendOptions;
 use crate::store::tests::{ALONE, DIM, filled};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn decoded(compute: Duration) -> (PipelineReport, Duration) {
     let (store, sequence) = filled(dir.path(), 1);
     let view = |layer: u64| -> Vec<Selection> {
         let groups: Vec<u64> = (0..READS).map(|at| at * 20 + layer).collect();
-        vec![sequence.select_groups(0, &groups).unwrap()]
+        vec![sequence.select(0, SelectRequest::groups(&groups)).unwrap()]
     };
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let trouble = trouble::set(dir.path(), &[("stratakv-0-", Trouble::Late(READ))]);

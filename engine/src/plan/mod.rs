@@ -11,6 +11,7 @@
 mod balance;
 mod parts;
 mod section;
+mod select_request;
 mod selection;
 mod share;
 mod summary_sections;
@@ -18,8 +19,10 @@ mod summary_sections;
 pub(crate) use balance::Pieces;
 pub(crate) use parts::{DeviceLoads, PlannedRead, ReadPart, ReadPriority};
 pub(crate) use section::{Section, SectionAt};
+pub(crate) use select_request::Choice;
+pub use select_request::{PlaneSet, SelectOptions, SelectRequest};
+pub use selection::Selection;
 pub(crate) use selection::{GroupSource, KeySource, SelectedGroup, SelectedTail, SelectionInner};
-pub use selection::{PlaneSet, SelectOptions, Selection};
 pub(crate) use summary_sections::plan_records;
 
 use crate::catalog::FrameBody;

@@ -1,89 +1,14 @@
 //! A selection: what one layer attends to, as of one moment, and where its blocks are.
 
+use super::select_request::PlaneSet;
 use crate::attention::{HeadMask, TokenMask};
 use crate::cache::{BlockCache, BlockKey};
 use crate::catalog::{FrameBody, GroupBuffer};
 use crate::layout::KvLayout;
-use crate::options::Budget;
-use crate::retrieval::{HeadAggregation, ReconstructedKeys};
+use crate::retrieval::ReconstructedKeys;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
-
-/// Options of a selection.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SelectOptions {
-    /// The tokens of a layer that a step attends to, with the tail and forced groups.
-    pub budget: Budget,
-    /// The newest tokens that are always attended: the tail, and whole groups before it until at least this many. The
-    /// newest group is always attended if the tail is empty, so that a token attends to itself.
-    pub recent_tokens: usize,
-    /// The first tokens of the sequence (attention sinks) that are always attended, in whole groups.
-    pub sink_tokens: usize,
-    /// How a [selector](crate::retrieval::Selector) aggregates query heads. Selection by the sequence's own min/max
-    /// records always sums raw scores.
-    pub aggregation: HeadAggregation,
-    /// The factor of `q . k` in a softmax aggregation. `None`: `1 / sqrt(key_dim)`.
-    pub scale: Option<f32>,
-    /// The planes of the selected groups that are read.
-    pub planes: PlaneSet,
-}
-
-impl SelectOptions {
-    /// Returns options with this budget. Only the tail is forced, or the newest group if the tail is empty.
-    #[must_use]
-    pub const fn new(budget: Budget) -> Self {
-        Self {
-            budget,
-            recent_tokens: 1,
-            sink_tokens: 0,
-            aggregation: HeadAggregation::Sum,
-            scale: None,
-            planes: PlaneSet::KeysAndValues,
-        }
-    }
-
-    /// Forces at least the newest `tokens` tokens.
-    #[must_use]
-    pub const fn recent(mut self, tokens: usize) -> Self {
-        self.recent_tokens = tokens;
-        self
-    }
-
-    /// Forces the first `tokens` tokens.
-    #[must_use]
-    pub const fn sinks(mut self, tokens: usize) -> Self {
-        self.sink_tokens = tokens;
-        self
-    }
-
-    /// Sets the aggregation of query heads.
-    #[must_use]
-    pub const fn aggregation(mut self, aggregation: HeadAggregation) -> Self {
-        self.aggregation = aggregation;
-        self
-    }
-
-    /// Sets the factor of `q . k` in a softmax aggregation.
-    #[must_use]
-    pub const fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
-        self
-    }
-
-    /// Sets the planes that are read.
-    #[must_use]
-    pub const fn planes(mut self, planes: PlaneSet) -> Self {
-        self.planes = planes;
-        self
-    }
-}
-
-impl From<Budget> for SelectOptions {
-    fn from(budget: Budget) -> Self {
-        Self::new(budget)
-    }
-}
 
 /// Where the block of a selected group is.
 pub(crate) enum GroupSource {
@@ -93,20 +18,6 @@ pub(crate) enum GroupSource {
     Copied(Arc<[u8]>),
     /// On a device: the byte offset in the segment file, and the first checksum in the frame's table.
     Disk { frame: Arc<FrameBody>, offset: u64, checksum: usize },
-}
-
-/// The planes of selected groups that are read from devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum PlaneSet {
-    /// Keys and values.
-    #[default]
-    KeysAndValues,
-    /// Values only, for callers with keys of their own. [`attend`](crate::attend) refuses such a selection.
-    ValuesOnly,
-    /// Values only, for groups whose keys [`Sequence::reconstruct_keys`](crate::Sequence::reconstruct_keys) keeps.
-    /// Attention reconstructs these keys while the values are in flight. Outliers need no read, and other groups are
-    /// read whole.
-    ReconstructedKeys,
 }
 
 /// Where the keys of a selected group come from.

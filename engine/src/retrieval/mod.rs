@@ -2,7 +2,7 @@
 //!
 //! One folder per method. A method of an embedder is one implementation of [`Selector`], over a summary of this crate
 //! or of the embedder. [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date, and
-//! [`Sequence::select_with`](crate::Sequence::select_with) chooses by it.
+//! [`SelectRequest::selector`](crate::SelectRequest::selector) chooses by it.
 
 mod adapter;
 mod block_mean;

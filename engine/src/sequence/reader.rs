@@ -6,7 +6,7 @@ use super::selector_set::SelectorSet;
 use crate::error::Result;
 use crate::layout::KvLayout;
 use crate::metrics::{Category, Reservation};
-use crate::plan::{SelectOptions, Selection};
+use crate::plan::{SelectRequest, Selection};
 use crate::retrieval::MinMax;
 use crate::retrieval::Selector;
 use crate::retrieval::SelectorId;
@@ -22,7 +22,7 @@ use stratakv_format::SequenceId;
 /// Its selections are read with [`Store::read`](crate::Store::read) and attended to like selections of the sequence.
 ///
 /// ```
-/// use stratakv::{ByteSize, Durability, KvLayout, CreateOptions, Store, TensorView};
+/// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
@@ -39,7 +39,7 @@ use stratakv_format::SequenceId;
 /// sequence.truncate(3)?;
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| {
-///         let selection = reader.select_all(0).expect("a selection");
+///         let selection = reader.select(0, SelectRequest::all()).expect("a selection");
 ///         let batch = store.read(&[&selection]).and_then(|ticket| ticket.wait()).expect("a read");
 ///         assert_eq!((selection.length(), batch.get(0).is_ok()), (20, true));
 ///     });
@@ -145,12 +145,13 @@ impl SequenceReader {
         self.inner.token_ids()
     }
 
-    /// Selects by query, as [`Sequence::select`]: `query` is `[q_heads, key_dim]`.
+    /// Selects what a step attends to in `layer`, as [`Sequence::select`]. A selector of the request was attached to
+    /// this reader.
     ///
     /// # Errors
     /// As [`Sequence::select`].
-    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<Selection> {
-        self.inner.select(layer, query, options)
+    pub fn select(&self, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
+        self.inner.select(layer, request)
     }
 
     /// Attaches a selector to this reader, as [`Sequence::attach`]. The reader has its own summaries, from stored
@@ -176,36 +177,6 @@ impl SequenceReader {
     /// As [`Sequence::selector_bytes`].
     pub fn selector_bytes(&self, selector: SelectorId) -> Result<u64> {
         self.inner.selector_bytes(selector)
-    }
-
-    /// Selects by a selector that was attached to this reader, as [`Sequence::select_with`].
-    ///
-    /// # Errors
-    /// As [`Sequence::select_with`].
-    pub fn select_with(
-        &self,
-        selector: SelectorId,
-        layer: usize,
-        query: &[f32],
-        options: impl Into<SelectOptions>,
-    ) -> Result<Selection> {
-        self.inner.select_with(selector, layer, query, options)
-    }
-
-    /// Selects everything that a layer attends to, as [`Sequence::select_all`].
-    ///
-    /// # Errors
-    /// As [`Sequence::select_all`].
-    pub fn select_all(&self, layer: usize) -> Result<Selection> {
-        self.inner.select_all(layer)
-    }
-
-    /// Selects these groups, as [`Sequence::select_groups`].
-    ///
-    /// # Errors
-    /// As [`Sequence::select_groups`].
-    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<Selection> {
-        self.inner.select_groups(layer, groups)
     }
 
     /// Returns the sequence that this reader sees, for parts of the engine that take one.

@@ -18,7 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::dot_fn;
 use crate::log::Tail;
 use crate::plan::{
-    GroupSource, KeySource, PlaneSet, SelectOptions, SelectedGroup, SelectedTail, Selection, SelectionInner,
+    Choice, GroupSource, KeySource, PlaneSet, SelectOptions, SelectRequest, SelectedGroup, SelectedTail, Selection,
+    SelectionInner,
 };
 use crate::retrieval::choose;
 use crate::retrieval::{KeptOutliers, MinMax, upper_bounds};
@@ -27,15 +28,18 @@ use std::sync::Arc;
 use stratakv_format::DType;
 
 impl Sequence {
-    /// Selects the groups of `layer` that `query` `[q_heads, key_dim]` attends to under a budget in tokens.
+    /// Selects what a step attends to in `layer`: the groups that a query chooses, given groups, or everything.
     ///
-    /// It ranks groups by the upper bound of their scores, summed over the query heads (min/max summaries; Quest). The
-    /// tail is always selected and counts against the budget; without a tail the newest group is. If the budget is
-    /// smaller than that, exactly that is selected. A layer with a sliding window selects inside the window. A budget
-    /// of everything needs no summary.
+    /// A query `[q_heads, key_dim]` ranks groups by the upper bound of their scores, summed over the query heads
+    /// (min/max summaries; Quest), or by the [selector](SelectRequest::selector) of the request. The tail is always
+    /// selected and counts against the budget; without a tail the newest group is. If the budget is smaller than that,
+    /// exactly that is selected. A layer with a sliding window selects inside the window. A budget of everything needs
+    /// no summary.
     ///
     /// ```
-    /// use stratakv::{Budget, ByteSize, CreateOptions, Durability, KvLayout, Store, StoredSummary, TensorView};
+    /// use stratakv::{
+    ///     Budget, ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, StoredSummary, TensorView,
+    /// };
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
@@ -49,26 +53,52 @@ impl Sequence {
     /// sequence.commit(Durability::Sync)?;
     ///
     /// let query = [1.0_f32; 8];
-    /// let selection = sequence.select(0, &query, Budget::tokens(64))?;
+    /// let selection = sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64)))?;
     /// assert_eq!(selection.groups().count(), 4);
+    /// assert_eq!(sequence.select(0, SelectRequest::groups(&[0, 7]))?.tokens(), 32);
+    /// assert_eq!(sequence.select(0, SelectRequest::all())?.tokens(), 160);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: a query of the wrong shape, of more than [`MAX_Q_HEADS`] heads, or not finite.
-    /// Also a budget of zero, a scale that is not finite and above 0, or a layer without tokens. Also a sequence
-    /// without min/max summaries, or a [`PlaneSet`] that the layer does not have.
+    /// [`ErrorKind::InvalidArgument`]: no such layer, a layer without tokens, or a [`PlaneSet`] that the layer does not
+    /// have.
+    ///
+    /// Queries: [`ErrorKind::InvalidArgument`]: a query of the wrong shape, of more than [`MAX_Q_HEADS`] heads, or not
+    /// finite. Also a budget of zero, or a scale that is not finite and above 0. Also a sequence without min/max
+    /// summaries, or a selector of another sequence. [`ErrorKind::MemoryLimit`]: no memory for the scores. Errors of
+    /// the selector.
+    ///
+    /// Groups: [`ErrorKind::InvalidArgument`]: groups out of order, or outside of the layer's window.
     ///
     /// If summaries are [streamed](crate::SummaryResidency::Streamed): [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]:
     /// no memory for the records of the layer within ten seconds. If records are damaged, errors of reading the keys.
-    pub fn select(&self, layer: usize, query: &[f32], options: impl Into<SelectOptions>) -> Result<Selection> {
-        let options = options.into();
+    pub fn select(&self, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
+        let planes = request.options.planes;
+        match (request.choice, request.selector) {
+            (Choice::Query(query), Some(selector)) => self.select_by(selector, layer, query, &request.options),
+            (Choice::Query(query), None) => self.select_by_min_max(layer, query, &request.options),
+            (_, Some(_)) => {
+                let text = "select: a selector needs a query to score; give it one, or select without a selector";
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+            (Choice::Groups(groups), None) => self.select_groups(layer, groups, planes),
+            (Choice::All, None) => {
+                let state = self.layer(layer)?;
+                let span = Span::of(state, self.identity.layout.group_tokens());
+                let chosen: Vec<u64> = span.groups.clone().collect();
+                self.selection(state, &span, &chosen, planes)
+            }
+        }
+    }
+
+    fn select_by_min_max(&self, layer: usize, query: &[f32], options: &SelectOptions) -> Result<Selection> {
         let state = self.layer(layer)?;
         let place = |e: Error| e.during(format!("select in layer {layer}"));
         check_query(state, query).map_err(place)?;
         let span = Span::of(state, self.identity.layout.group_tokens());
-        let count = span.count(&options).map_err(place)?;
-        let forced = span.forced(&options);
+        let count = span.count(options).map_err(place)?;
+        let forced = span.forced(options);
         let mut scores = Vec::new();
         if count < span.len() && span.needs_scores(count, &forced) {
             scores.reserve_exact(span.len());
@@ -96,17 +126,6 @@ impl Sequence {
         self.selection(state, &span, &chosen, options.planes)
     }
 
-    /// Selects everything that a layer attends to.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: no such layer, or no tokens in it.
-    pub fn select_all(&self, layer: usize) -> Result<Selection> {
-        let state = self.layer(layer)?;
-        let span = Span::of(state, self.identity.layout.group_tokens());
-        let chosen: Vec<u64> = span.groups.clone().collect();
-        self.selection(state, &span, &chosen, PlaneSet::KeysAndValues)
-    }
-
     /// Returns the indices of the devices with a copy of a group, in the order of the copies; none for a group in
     /// memory only.
     ///
@@ -124,21 +143,7 @@ impl Sequence {
         Ok(place.map(copies).unwrap_or_default())
     }
 
-    /// Selects these `groups`, in rising order, and the tail.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: groups out of order, or outside of the layer's window.
-    pub fn select_groups(&self, layer: usize, groups: &[u64]) -> Result<Selection> {
-        self.select_planes(layer, groups, PlaneSet::KeysAndValues)
-    }
-
-    /// Selects these groups, as [`Self::select_groups`], of which only `planes` are read. With [`PlaneSet::ValuesOnly`]
-    /// a read covers the V planes, rounded out to the units of the device. It never includes a K plane if the layout
-    /// has [planes on separate pages](crate::KvLayoutBuilder::separate_planes).
-    ///
-    /// # Errors
-    /// As [`Self::select_groups`]; [`ErrorKind::InvalidArgument`]: the layer has no V plane.
-    pub fn select_planes(&self, layer: usize, groups: &[u64], planes: PlaneSet) -> Result<Selection> {
+    fn select_groups(&self, layer: usize, groups: &[u64], planes: PlaneSet) -> Result<Selection> {
         let state = self.layer(layer)?;
         let span = Span::of(state, self.identity.layout.group_tokens());
         let rising = groups.windows(2).all(|pair| pair[0] < pair[1]);
@@ -152,7 +157,7 @@ impl Sequence {
     /// Selects groups without the tail, whatever the layer's window is.
     ///
     /// # Errors
-    /// As [`Self::select_all`].
+    /// As [`Self::select`].
     pub(crate) fn stored_groups(&self, layer: usize, groups: Range<u64>) -> Result<Selection> {
         let state = self.layer(layer)?;
         let span = Span::all(state.tokens(), self.identity.layout.group_tokens());

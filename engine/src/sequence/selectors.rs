@@ -34,7 +34,7 @@ impl Sequence {
     /// ```
     /// use std::sync::Arc;
     /// use stratakv::retrieval::Quest;
-    /// use stratakv::{Budget, ByteSize, CreateOptions, KvLayout, Store, TensorView};
+    /// use stratakv::{Budget, ByteSize, CreateOptions, KvLayout, SelectRequest, Store, TensorView};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
@@ -46,7 +46,7 @@ impl Sequence {
     /// sequence.append(0, tensor, tensor)?;
     ///
     /// let quest = sequence.attach(Arc::new(Quest))?;
-    /// let selection = sequence.select_with(quest, 0, &[1.0; 8], Budget::tokens(64))?;
+    /// let selection = sequence.select(0, SelectRequest::query(&[1.0; 8]).budget(Budget::tokens(64)).selector(quest))?;
     /// assert_eq!(selection.groups().count(), 4);
     /// sequence.detach(quest)?;
     /// # Ok(()) }
@@ -156,27 +156,21 @@ impl Sequence {
         Ok(own.map(AttachedSummary::in_memory).collect())
     }
 
-    /// Selects the groups of `layer` that `query` `[q_heads, key_dim]` attends to, by an attached selector instead of
-    /// the min/max records.
-    ///
-    /// # Errors
-    /// As [`Self::select`]. [`ErrorKind::InvalidArgument`]: a selector of another sequence. [`ErrorKind::MemoryLimit`]:
-    /// no memory for the scores. Errors of the selector.
-    pub fn select_with(
+    /// Selects groups of `layer` by an attached selector, as [`Self::select`] does.
+    pub(super) fn select_by(
         &self,
         selector: SelectorId,
         layer: usize,
         query: &[f32],
-        options: impl Into<SelectOptions>,
+        options: &SelectOptions,
     ) -> Result<Selection> {
-        let options = options.into();
         let attached = self.selectors.get(selector)?;
         let place = |e: Error| e.during(format!("select by {} in layer {layer}", attached.selector().name()));
         let state = self.layer(layer)?;
         check_query(state, query).map_err(place)?;
         let span = Span::of(state, self.identity.layout.group_tokens());
-        let count = span.count(&options).map_err(place)?;
-        let forced = span.forced(&options);
+        let count = span.count(options).map_err(place)?;
+        let forced = span.forced(options);
         let mut scores = vec![0.0; span.len()];
         if count < span.len() && span.needs_scores(count, &forced) {
             let shape = state.shape();

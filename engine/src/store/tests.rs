@@ -11,7 +11,7 @@ use crate::io::driver::posix::trouble::{self, Trouble};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::lock;
 use crate::options::{ByteSize, CreateOptions, DriverChoice, Durability, StoreOptions};
-use crate::plan::{DeviceLoads, ReadPriority, plan};
+use crate::plan::{DeviceLoads, ReadPriority, SelectRequest, plan};
 use crate::read::{AttendOptions, ReadBatch};
 use crate::sequence::Sequence;
 
@@ -62,7 +62,7 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
 
 /// Reads some groups, every byte compared. How long it took.
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
-    let view = sequence.select_groups(0, groups).unwrap();
+    let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let took = start.elapsed();
@@ -160,7 +160,7 @@ fn late_or_failed(threads: Option<usize>) {
         }
         // What another copy gave stays given, whoever asks for it again, while the late one is still on its way.
         let groups = [3, 77, 150, 222, 301, 402];
-        let view = sequence.select_groups(0, &groups).unwrap();
+        let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
         let mut ticket = store.read(&[&view]).unwrap();
         let (query, options, mut outs) = ([0.5; DIM], AttendOptions::default(), [[0.0; DIM]; 2]);
         for out in &mut outs {
@@ -235,7 +235,7 @@ fn what_no_device_gave_says_nothing_of_what_is_late() {
     let row = vec![1.0; 4 * GROUP * DIM];
     let tokens = TensorView::token_major(&row, 4 * GROUP, 1, DIM);
     sequence.append(0, tokens, tokens).unwrap();
-    let view = sequence.select_all(0).unwrap();
+    let view = sequence.select(0, SelectRequest::all()).unwrap();
     for _ in 0..2 * ROUNDS {
         let ticket = store.read(&[&view]).unwrap();
         assert_eq!(ticket.requests(), 0);
@@ -261,7 +261,7 @@ fn gaps_make_no_part_longer_than_a_slab() {
     let sequence = store.open_sequence("small", OpenSequence::new()).unwrap();
     for step in [2, 5, 8, 9] {
         let groups: Vec<u64> = (0..256).map(|nth| nth * step).collect();
-        let view = sequence.select_groups(0, &groups).unwrap();
+        let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
         let mut spread = DeviceLoads::of(&store.inner.devices);
         spread.gaps = vec![8 << 10];
         let parts = plan(&[Arc::clone(&view.inner)], ReadPriority::Demand(None), &spread);
@@ -279,7 +279,7 @@ fn gaps_make_no_part_longer_than_a_slab() {
 fn a_buffer_that_a_broken_driver_may_still_write_is_an_error_of_its_view() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 2);
-    let view = sequence.select_groups(0, &[5, 50]).unwrap();
+    let view = sequence.select(0, SelectRequest::groups(&[5, 50])).unwrap();
     let mut ticket = store.read(&[&view]).unwrap();
     let under_way = ticket.never_ends().expect("a buffer");
     let batch = ticket.wait().unwrap();

@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use stratakv::sim::Simulation;
 use stratakv::{
-    CreateOptions, Durability, Error, ErrorKind, KvLayout, OpenSequence, Sequence, SequenceId, Store, TensorView,
-    attend,
+    CreateOptions, Durability, Error, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, SequenceId, Store,
+    TensorView, attend,
 };
 
 /// The content of a store by sequence id: key, tokens, and a hash of everything that can be read.
@@ -39,7 +39,7 @@ fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
         if sequence.layer_len(layer).unwrap_or(0) == 0 {
             continue;
         }
-        let view = sequence.select_all(layer)?;
+        let view = sequence.select(layer, SelectRequest::all())?;
         let batch = store.read(&[&view])?.wait()?;
         let blocks = batch.get(0)?;
         for nth in 0..view.groups().len() {

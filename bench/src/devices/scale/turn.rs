@@ -9,7 +9,7 @@ use crate::support::store::device_sum;
 use anyhow::{Context, Result};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
-use stratakv::{ReadTicket, Sequence, Store};
+use stratakv::{ReadTicket, SelectRequest, Sequence, Store};
 
 /// The length of the warm-up over the length of a turn. Fresh limits let a burst through, device profiles follow what
 /// they measure, and the engine registers rings, files and buffers.
@@ -120,7 +120,7 @@ pub(super) fn turn(
     while start.elapsed() < length {
         check_interrupt()?;
         let chosen = choose(case, &mut random, groups, args.batch as usize);
-        let view = sequence.select_groups(0, &chosen)?;
+        let view = sequence.select(0, SelectRequest::groups(&chosen))?;
         let submitted = Instant::now();
         let ticket = store.read(&[&view])?;
         progress.requested_bytes += ticket.device_bytes();

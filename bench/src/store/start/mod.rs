@@ -20,7 +20,7 @@ use geometry::{FRAMES_PER_SEQUENCE, SEGMENT_BYTES};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::{ByteSize, OpenSequence, SequenceId, Store};
+use stratakv::{ByteSize, OpenSequence, SelectRequest, SequenceId, Store};
 use stratakv_format::superblock::{STATE_CLOSED, STATE_OPEN};
 use synthetic_store::SyntheticStore;
 
@@ -143,7 +143,7 @@ impl StartSamples {
         let start = Instant::now();
         let mut sequence = store.open_sequence(SequenceId(id), OpenSequence::new())?;
         self.sequence.push(start.elapsed().as_secs_f64() * 1e3);
-        let view = sequence.reader()?.select_all(0)?;
+        let view = sequence.reader()?.select(0, SelectRequest::all())?;
         store.read_now(&[&view])?.get(0)?;
         Ok(())
     }

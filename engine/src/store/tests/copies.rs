@@ -7,6 +7,7 @@ use crate::error::ErrorKind;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
 use crate::metrics::lock;
 use crate::options::ByteSize;
+use crate::plan::SelectRequest;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use stratakv_format::{DeviceIndex, FrameId, segment};
@@ -65,7 +66,7 @@ fn what_cannot_be_copied_is_tried_once() {
         file.write_all_at(&[0xee; 4096], location.offset() + location.bytes() / 8192 * 4096).unwrap();
         file.sync_all().unwrap();
     }
-    let all = sequence.select_groups(0, &(0..GROUPS).collect::<Vec<_>>()).unwrap();
+    let all = sequence.select(0, SelectRequest::groups(&(0..GROUPS).collect::<Vec<_>>())).unwrap();
     let batch = store.read(&[&all]).unwrap().wait();
     let error = batch.and_then(|batch| (0..GROUPS as usize).try_for_each(|nth| batch.get(0)?.group(nth).map(drop)));
     assert_eq!(error.err().map(|e| e.kind()), Some(ErrorKind::Corruption));

@@ -5,7 +5,9 @@ use super::{Runner, StepResult, failed, key};
 use crate::sim::coverage;
 use crate::sim::model::{ModelSequence, Version};
 use std::time::Duration;
-use stratakv::{CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, StoredSummary, SummaryResidency};
+use stratakv::{
+    CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, SelectRequest, StoredSummary, SummaryResidency,
+};
 
 /// The largest number of readers at a time.
 const READERS_MAX: usize = 3;
@@ -118,7 +120,7 @@ impl Runner<'_> {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         for layer in 0..self.shape.layers {
             let (Some((_, sequence)), Some(life)) = (&self.handles[slot], self.model.lives.get(&id)) else { break };
-            let select = |layer| sequence.select_all(layer);
+            let select = |layer| sequence.select(layer, SelectRequest::all());
             match self.shape.check(self.store()?, select, layer, &life.now.layers[layer]) {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => self.fault("read", &e)?,
@@ -157,7 +159,12 @@ impl Runner<'_> {
             let deleted = !self.model.visible().contains_key(&reader.id().0);
             for layer in 0..self.shape.layers {
                 let (reader, version) = &self.readers[nth];
-                match self.shape.check(self.store()?, |layer| reader.select_all(layer), layer, &version.layers[layer]) {
+                match self.shape.check(
+                    self.store()?,
+                    |layer| reader.select(layer, SelectRequest::all()),
+                    layer,
+                    &version.layers[layer],
+                ) {
                     Ok(Ok(())) => {}
                     Ok(Err(e)) => self.fault("read of a reader", &e)?,
                     Err(e) => return failed(format!("reader of sequence {}: {e}", reader.id())),

@@ -15,7 +15,7 @@ use crate::sim::coverage;
 use crate::sim::model::{Candidate, FoundSequence};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use stratakv::{Error, ErrorKind, OpenSequence, Sequence, Store, StoreOptions};
+use stratakv::{Error, ErrorKind, OpenSequence, SelectRequest, Sequence, Store, StoreOptions};
 
 /// kvfsck checks the crash images of one case in this many, of those in which a disk left or joined. They are rare.
 const CHECK_EVERY_CHANGED: u64 = 4;
@@ -246,12 +246,13 @@ impl Runner<'_> {
         let mut all = Vec::new();
         for (sequence, version) in sequences.iter().zip(&candidate.versions) {
             for (layer, tokens) in version.layers.iter().enumerate() {
-                let read = match self.shape.read(store, |layer| sequence.select_all(layer), layer, tokens) {
-                    Ok(Ok(contents)) if self.shape.is_encoded(layer) => Ok(contents),
-                    Ok(Ok(contents)) => self.shape.compare_tail(layer, &contents, tokens).map(|()| contents),
-                    Ok(Err(e)) => return Err(self.unreadable("read after recovery", &e)),
-                    Err(e) => Err(e),
-                };
+                let read =
+                    match self.shape.read(store, |layer| sequence.select(layer, SelectRequest::all()), layer, tokens) {
+                        Ok(Ok(contents)) if self.shape.is_encoded(layer) => Ok(contents),
+                        Ok(Ok(contents)) => self.shape.compare_tail(layer, &contents, tokens).map(|()| contents),
+                        Ok(Err(e)) => return Err(self.unreadable("read after recovery", &e)),
+                        Err(e) => Err(e),
+                    };
                 match read {
                     Ok(contents) => all.push(contents),
                     Err(e) => return Ok(Err(format!("sequence {}: {e}", sequence.id()))),

@@ -3,11 +3,11 @@
 use super::{Runner, StepResult, Stop, failed};
 use crate::sim::coverage;
 use std::sync::Arc;
-use stratakv::Budget;
 use stratakv::retrieval::{
     BoundsSpec, HeadAggregation, KeyGroup, KeyShape, LayerSummary, Quest, ScoreRequest, Selector, ShadowKv, SignBits,
     SummarySpec,
 };
+use stratakv::{Budget, SelectRequest};
 
 impl Runner<'_> {
     /// Attaches a selector that needs no calibration to the sequence of a slot, and compares its summaries with those
@@ -36,10 +36,11 @@ impl Runner<'_> {
             if self.case.streamed {
                 // A streamed selector keeps only its suffix in memory, so its selection is checked instead.
                 if let Some((query, budget)) = asked(keys, layer, tokens.len()) {
-                    let chosen: Vec<u64> = match sequence.select_with(attached, layer, &query, budget) {
-                        Ok(view) => view.groups().collect(),
-                        Err(e) => return self.fault("select", &e),
-                    };
+                    let chosen: Vec<u64> =
+                        match sequence.select(layer, SelectRequest::query(&query).options(budget).selector(attached)) {
+                            Ok(view) => view.groups().collect(),
+                            Err(e) => return self.fault("select", &e),
+                        };
                     best_are_chosen(selector.as_ref(), own.as_ref(), (&query, keys, tokens.len()), &chosen)
                         .or_else(|e| failed(format!("sequence {id}, layer {layer}: {e}")))?;
                 }
@@ -66,7 +67,7 @@ impl Runner<'_> {
         for (layer, tokens) in life.now.layers.iter().enumerate().filter(|(layer, _)| exact(layer)) {
             let Some((_, sequence)) = &self.handles[slot] else { return Ok(()) };
             let Some((query, budget)) = asked(keys, layer, tokens.len()) else { continue };
-            let chosen: Vec<u64> = match sequence.select(layer, &query, budget) {
+            let chosen: Vec<u64> = match sequence.select(layer, SelectRequest::query(&query).options(budget)) {
                 Ok(view) => view.groups().collect(),
                 Err(e) => return self.fault("select", &e),
             };
