@@ -1,8 +1,12 @@
 //! stratakv: an embeddable, log-structured storage engine for the KV cache of language models.
 //!
-//! Keys and values of attention live on SSD. At each decode step and layer the engine scores small key summaries,
-//! chooses what matters, reads just that in one batch, and attention consumes it as it arrives. `docs/start.md` has the
-//! steps for a runtime, `docs/internals` the map of the engine, and `format-spec/SPEC.md` the bytes on disk.
+//! Keys and values of attention are stored on SSD. At each decode step, for each layer:
+//! 1. The engine scores small summaries of the keys and chooses the groups that matter.
+//! 2. It reads these groups in one batch.
+//! 3. Attention consumes them as they arrive.
+//!
+//! `docs/start.md` has the steps for a runtime, `docs/internals` the map of the engine, and `format-spec/SPEC.md` the
+//! bytes on disk.
 //!
 //! ```
 //! use stratakv::{

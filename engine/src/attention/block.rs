@@ -39,7 +39,8 @@ impl KvBlock<'_> {
         let slots = self.group_tokens;
         if slots == 0 || slots > MAX_GROUP_TOKENS || self.tokens > slots {
             return invalid(format!(
-                "block of {} tokens in {slots} slots: it needs 1 to {MAX_GROUP_TOKENS} slots and at most as many tokens",
+                "block of {} tokens in {slots} slots: it needs 1 to {MAX_GROUP_TOKENS} slots and at most as many \
+                 tokens",
                 self.tokens
             ));
         }

@@ -123,7 +123,7 @@ macro_rules! mask {
             }
         }
 
-        /// Collects indices. Those from `CAPACITY` on are dropped.
+        /// Collects indices. Drops indices from `CAPACITY` on.
         impl FromIterator<usize> for $name {
             fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> Self {
                 indices.into_iter().fold(Self::EMPTY, |set, index| set.union(Self::one(index)))

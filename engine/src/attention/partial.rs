@@ -291,7 +291,8 @@ impl Partial {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
                     format!(
-                        "attention output of query head {head}, index {index} is {}: stored values are not finite or too large",
+                        "attention output of query head {head}, index {index} is {}: stored values are not finite or \
+                         too large",
                         out[index]
                     ),
                 ));

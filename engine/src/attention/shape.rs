@@ -40,7 +40,8 @@ impl AttentionShape {
         }
         if q_heads == 0 || q_heads > MAX_Q_HEADS || !q_heads.is_multiple_of(kv_heads) {
             return invalid(format!(
-                "attention with {q_heads} query heads: it needs a multiple of its {kv_heads} KV heads, at most {MAX_Q_HEADS}"
+                "attention with {q_heads} query heads: it needs a multiple of its {kv_heads} KV heads, at most \
+                 {MAX_Q_HEADS}"
             ));
         }
         if dk == 0 || dk > MAX_HEAD_DIM || dv > MAX_HEAD_DIM {

@@ -229,7 +229,7 @@ pub(crate) struct GroupBuffer {
     pub(crate) groups: usize,
     pub(crate) geometry: BlockGeometry,
     pub(crate) buffer: Arc<Lease>,
-    /// Whether the buffer holds later groups that must not be written.
+    /// True if the buffer holds later groups that must not be written.
     pub(crate) cut: bool,
 }
 

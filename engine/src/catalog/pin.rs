@@ -115,8 +115,10 @@ mod loom_tests {
         free
     }
 
-    /// Runs two readers beside a move. It fails in three cases: `reclaim` checks for holders before it replaces the
-    /// place, `read` drops the place before it reads, or `reclaim` checks whether the place is current instead of held.
+    /// Two readers run at the same time as a move. The test fails if one of these is changed:
+    /// - `reclaim` replaces the place before it checks for holders.
+    /// - `read` holds the place until it has read.
+    /// - `reclaim` checks whether the place is held, not whether it is current.
     #[test]
     fn loom_a_segment_is_reused_only_after_its_readers() {
         loom::model(|| {

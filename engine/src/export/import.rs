@@ -72,8 +72,9 @@ impl Store {
     /// Imports a sequence that [`Sequence::export`] wrote, for a model of this layout, and commits it durably.
     ///
     /// Nothing of it is visible before the commit. A damaged or truncated file leaves nothing, and neither does a
-    /// crash. Everything is verified, and summaries are compared with the keys. Time to live and eviction priority are
-    /// those of the exported sequence, unless `options` set them. The time to live begins with the import.
+    /// crash. Everything is verified, and summaries are compared with the keys. The
+    /// sequence keeps the time to live and the eviction priority of the exported one, unless `options` set them. The
+    /// time to live begins with the import.
     ///
     /// ```
     /// use stratakv::{ByteSize, CreateOptions, Durability, ImportOptions, KvLayout, Store, TensorView};
@@ -100,7 +101,7 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::LayoutMismatch`]: a sequence of another model, geometry or dtype. [`ErrorKind::Corruption`]: not an
     /// export, or a damaged one. The error names the byte. [`ErrorKind::Unsupported`]: an export of another version.
-    /// [`ErrorKind::AlreadyExists`]: the key is taken. Those of [`Sequence::append`] and [`Sequence::commit`].
+    /// [`ErrorKind::AlreadyExists`]: the key is taken. The errors of [`Sequence::append`] and [`Sequence::commit`].
     pub fn import(&self, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
         import(self, reader, layout, options).map_err(|e| e.during("import"))
     }
@@ -118,7 +119,7 @@ struct In<R> {
     memory: Reservation,
 }
 
-/// What the next piece must be.
+/// The properties that the next piece must have.
 #[derive(Clone, Copy, Default)]
 struct Expected {
     kind: u16,

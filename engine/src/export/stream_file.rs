@@ -24,7 +24,7 @@ impl Sequence {
     /// Exports to a new file of mode 0600, which is durable when this returns. A failed export leaves no file.
     ///
     /// # Errors
-    /// Those of [`Sequence::export`]. [`ErrorKind::AlreadyExists`]: `path` exists.
+    /// The errors of [`Sequence::export`]. [`ErrorKind::AlreadyExists`]: `path` exists.
     pub fn export_file(&mut self, path: impl AsRef<Path>) -> Result<Exported> {
         self.reader()?.export_file(path)
     }
@@ -34,7 +34,7 @@ impl SequenceReader {
     /// Exports what this reader sees, as [`Sequence::export_file`] does.
     ///
     /// # Errors
-    /// Those of [`Sequence::export_file`].
+    /// The errors of [`Sequence::export_file`].
     pub fn export_file(&self, path: impl AsRef<Path>) -> Result<Exported> {
         let path = path.as_ref();
         let flags = OFlags::NOFOLLOW.bits() as i32;
@@ -63,8 +63,8 @@ impl Store {
     /// Imports from a file.
     ///
     /// # Errors
-    /// Those of [`Store::import`]. [`ErrorKind::NotFound`]: there is no file. [`ErrorKind::InvalidArgument`]: it is not
-    /// a regular file.
+    /// The errors of [`Store::import`]. [`ErrorKind::NotFound`]: there is no file. [`ErrorKind::InvalidArgument`]: it
+    /// is not a regular file.
     pub fn import_file(&self, path: impl AsRef<Path>, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
         let path = path.as_ref();
         // Non-blocking, so that a pipe without a writer does not hang the open.

@@ -66,8 +66,8 @@ impl Sequence {
     /// the size of a piece. [`Store::import`](crate::Store::import) reads the file.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], [`ErrorKind::NoSpace`]: those of the writer. [`ErrorKind::Corruption`]: a block of the
-    /// sequence is damaged. Import refuses the incomplete file. Those of [`Sequence::reader`].
+    /// [`ErrorKind::Io`], [`ErrorKind::NoSpace`]: the writer failed. [`ErrorKind::Corruption`]: a block of the
+    /// sequence is damaged. Import refuses the incomplete file. The errors of [`Sequence::reader`].
     pub fn export(&mut self, writer: impl Write) -> Result<Exported> {
         self.reader()?.export(writer)
     }
@@ -77,7 +77,7 @@ impl SequenceReader {
     /// Exports what this reader sees, as [`Sequence::export`] does. The writer of the sequence may continue meanwhile.
     ///
     /// # Errors
-    /// Those of [`Sequence::export`].
+    /// The errors of [`Sequence::export`].
     pub fn export(&self, writer: impl Write) -> Result<Exported> {
         export(self.sequence(), writer).map_err(|e| e.during(format!("export of sequence {}", self.id())))
     }

@@ -11,8 +11,8 @@
 use super::plane::Plane;
 use super::vector::Vector;
 
-/// Bytes by which prefetches are ahead of the work. It is a multiple of DRAM latency times the bandwidth of a core,
-/// because a pass reads the rows of a head in tiles, not in the order of the prefetches. Measured on Zen 4.
+/// Bytes by which prefetches are ahead of the work. It is several times the product of DRAM latency and the bandwidth
+/// of a core, because a pass reads rows in tiles and not in the order of the prefetches. Measured on Zen 4.
 const DISTANCE: isize = 16384;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
@@ -152,7 +152,7 @@ mod tests {
         let wanted: Vec<(usize, usize)> = k_rows.chain(v_rows).chain(v_rows).collect();
         assert_eq!(at(prefetcher.next_ranges(1)), wanted);
         assert!(prefetcher.next_ranges(1 << 20).is_empty());
-        // The rows of the next run were returned before. Those of the run after it were not.
+        // The rows of the next run were returned before. The rows of the run after it were not.
         cursor.next_run();
         let mut prefetcher = Prefetcher { cursor: &mut cursor, planes: [none, v, none, v] };
         assert_eq!(at(prefetcher.next_ranges(1)), v_rows);

@@ -40,7 +40,7 @@ pub(super) struct RecordRun<'a> {
     pub(super) dtype: DType,
     /// Columns of a row of scores.
     pub(super) columns: usize,
-    /// Whether the query is `[dim, columns]`, for one head. Else it is `[heads * per_head, stride]`.
+    /// True if the query is `[dim, columns]`, for one head. Otherwise it is `[heads * per_head, stride]`.
     pub(super) transposed: bool,
 }
 
@@ -97,7 +97,7 @@ unsafe fn blocks<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *const
     let ahead = run.prefetch_distance();
     // Heads that share a cache line.
     let together = (LINE / (2 * run.dim)).max(1);
-    // Whether records hold nothing but one vector per head, and scores nothing but one column per head.
+    // Records hold exactly one vector per head, and scores exactly one column per head.
     let alone = S::WIDE && group == 1 && run.columns == run.heads && run.record == run.heads * run.dim;
     let mut done = match (run.heads, run.dim / S::LANES, run.dim % S::LANES) {
         // SAFETY: the caller keeps the contract of this function.

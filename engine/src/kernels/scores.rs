@@ -150,8 +150,8 @@ pub(super) unsafe fn dot_group<S: Vector, E: StoredElement>(
 /// Writes a register block of `Q` query heads by `T` rows. Each row is loaded and widened once.
 ///
 /// # Safety
-/// `dims` elements can be read at each row, and `dims` rounded up to whole vectors at each query head (its padding is
-/// zero). `Q` columns of `T` rows of `out` can be written. The processor has the instruction set of `S`.
+/// `dims` elements can be read at each row. At each query head, `dims` rounded up to whole vectors can be read, and the
+/// padding is zero. `Q` columns of `T` rows of `out` can be written. The processor has the instruction set of `S`.
 #[inline(always)]
 unsafe fn dots<S: Vector, E: StoredElement, const Q: usize, const T: usize>(
     query: *const f32,

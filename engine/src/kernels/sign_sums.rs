@@ -197,7 +197,8 @@ mod x86 {
     ) -> [[__m512i; 4]; N] {
         let zero = _mm512_setzero_si512();
         let low = _mm512_set1_epi8(15);
-        // `odd` holds the sums of odd bytes. `both` holds the sums of even bytes plus 256 times those of odd bytes.
+        // `odd` holds the sums of odd bytes. `both` holds the sums of even bytes plus 256 times the sums of odd
+        // bytes.
         let (mut odd, mut both) = ([zero; N], [zero; N]);
         for (at, (pair, signs)) in bytes.as_chunks::<2>().0.iter().zip(signs.as_chunks::<2>().0).enumerate() {
             for signs in signs {

@@ -15,7 +15,8 @@ pub(super) unsafe trait Vector: Copy {
     type V: Copy;
     /// Lanes of a register.
     const LANES: usize;
-    /// Whether the processor has 32 vector registers (else 16). Blocks then have 16 accumulators, not 8.
+    /// True if the processor has 32 vector registers. Blocks then have 16 accumulators. Otherwise it has 16 registers,
+    /// and blocks have 8 accumulators.
     const WIDE: bool;
 
     /// Returns `x` in every lane.

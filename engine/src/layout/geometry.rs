@@ -1,7 +1,9 @@
 //! The shapes of a model's keys and values per layer, and the block geometry that follows from them.
 //!
-//! [`KvLayoutBuilder`] collects the settings. [`KvLayoutBuilder::build`] applies RoPE and codecs to the layers, drops
-//! codecs that would not save 5 %, checks every limit, and computes the geometry of stored and decoded blocks once.
+//! [`KvLayoutBuilder`] collects the settings. [`KvLayoutBuilder::build`] makes a layout of them:
+//! 1. Apply RoPE and codecs to the layers. A codec that would not save 5 % is dropped.
+//! 2. Check every limit.
+//! 3. Compute the geometry of stored and of decoded blocks, once.
 //!
 //! Invariant: sequences are compatible exactly if their layouts are equal.
 

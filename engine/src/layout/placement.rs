@@ -13,7 +13,7 @@
 pub(crate) struct Candidate {
     /// The device's share of the data, relative to the others.
     pub(crate) weight: f64,
-    /// Whether the device takes this frame.
+    /// True if the device takes this frame.
     pub(crate) open: bool,
 }
 

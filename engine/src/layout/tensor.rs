@@ -113,8 +113,8 @@ impl<'a> TensorView<'a> {
             Some(end) if end <= len => {}
             _ => {
                 return wrong(format!(
-                    "shape [{tokens}, {heads}, {dim}] with strides {token_stride} and {head_stride} does not fit in {len} \
-                     elements"
+                    "shape [{tokens}, {heads}, {dim}] with strides {token_stride} and {head_stride} does not fit in \
+                     {len} elements"
                 ));
             }
         }

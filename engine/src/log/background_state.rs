@@ -1,4 +1,4 @@
-//! What the store knows of its background threads: the threads, when they stop, how fast they work.
+//! The state of a store's background threads: the threads, whether they stop, and how fast they work.
 
 use super::rate_limiter::{RateLimiter, UrgentGuard};
 use crate::error::Result;
@@ -38,7 +38,7 @@ impl Background {
     /// Starts the maintenance thread that `spawn` makes.
     ///
     /// # Errors
-    /// Those of `spawn`.
+    /// The errors of `spawn`.
     pub(crate) fn start(&self, spawn: impl FnOnce() -> Result<JoinHandle<()>>) -> Result<()> {
         self.stopping.store(false, Ordering::Relaxed);
         *lock(&self.maintenance_thread) = Some(spawn()?);

@@ -1,4 +1,4 @@
-//! One device of an open store: its directory, its queue, its superblock and what the manifest says of it.
+//! One device of an open store: its directory, its queue, its superblock and its member record.
 
 use crate::error::Result;
 use crate::io::file::directory::{Access, Directory};
@@ -23,7 +23,7 @@ pub(crate) struct Device {
     /// The superblock slot that was written last.
     pub(crate) slot: Mutex<Slot>,
     pub(crate) profile: Arc<Profile>,
-    /// What the manifest says of it.
+    /// Its member record in the manifest.
     pub(crate) member: Mutex<Member>,
     /// Bytes of its file system.
     pub(crate) total_bytes: u64,

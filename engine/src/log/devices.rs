@@ -32,7 +32,7 @@ pub(crate) const CONTROL_BYTES: usize = 1 << 20;
 /// How long to wait for a slab that is being freed.
 const TRIM_WAIT: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// What never changes while a store is open.
+/// The properties of a store that never change while it is open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreIdentity {
     pub(crate) store_id: [u8; 16],
@@ -188,7 +188,8 @@ impl Devices {
                 Err(Exhausted::Now) => {
                     if !self.arena.returned().wait_past(seen, Some(deadline)) {
                         let text = format!(
-                            "no buffer of {bytes} bytes within memory_limit: reads or selections hold it all; drop some or raise memory_limit"
+                            "no buffer of {bytes} bytes within memory_limit: reads or selections hold it all; drop \
+                             some or raise memory_limit"
                         );
                         return Err(Error::new(ErrorKind::Busy, text));
                     }
@@ -244,7 +245,8 @@ impl Devices {
         self.run_each(ops)
     }
 
-    /// Runs operations and waits: those of the first device on this thread, the others on the devices' threads.
+    /// Runs operations and waits for them. Operations of the first device run on this thread, all others on the
+    /// devices' threads.
     fn run_each(&self, ops: Vec<(DeviceIndex, Op)>) -> Failures {
         let mut failures = Failures::new();
         let Some(first) = ops.first().map(|(device, _)| *device) else { return failures };

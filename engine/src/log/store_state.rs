@@ -1,4 +1,4 @@
-//! What all handles of an open store share: devices, space, catalog, committer, ids, background.
+//! The state that all handles of an open store share: devices, space, catalog, committer, ids, background.
 
 use super::background_state::Background;
 use super::commit::{CommitRequest, Committer};
@@ -24,7 +24,7 @@ use zerocopy::little_endian::U64;
 /// Frames of a sequence in flight per device, at most. Fewer leave the device idle at times, and more write no faster.
 pub(crate) const FRAMES_IN_FLIGHT: usize = 12;
 
-/// What all handles of an open store share.
+/// The state that all handles of an open store share.
 ///
 /// Lock order, from the outside: one of `locks`, the catalog, the space, the open handles. The manifest's lock in the
 /// committer is taken before the catalog.
@@ -83,7 +83,7 @@ pub(crate) struct MaintenanceLocks {
     pub(crate) removals: Mutex<Vec<(SegmentKey, u64)>>,
 }
 
-/// What a store counts and tells of its own activity.
+/// The counters of a store, and the observers of its evictions.
 #[derive(Default)]
 pub(crate) struct StoreActivity {
     pub(crate) counters: StoreCounters,

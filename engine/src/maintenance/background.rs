@@ -287,8 +287,8 @@ fn remove_free(inner: &StoreInner) -> Result<()> {
 /// 2. Return the segments that the catalog still names to the allocator.
 /// 3. Remove the other files.
 ///
-/// `leaving` holds the segments whose files still exist. Those whose commit fails, or whose file cannot be removed now,
-/// stay in it for a later call.
+/// `leaving` holds the segments whose files still exist. A segment stays in it for a
+/// later call if its commit fails or its file cannot be removed now.
 fn remove(inner: &StoreInner, leaving: &mut Vec<(SegmentKey, u64)>, doomed: Vec<(SegmentKey, u64)>) -> Result<()> {
     leaving.extend_from_slice(&doomed);
     // This commit also records everything that was queued before it.

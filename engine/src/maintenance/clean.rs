@@ -67,8 +67,9 @@ type Move = (SegmentKey, Vec<(FrameId, FrameMeta)>);
 
 /// Chooses the best victims whose frames fill `wanted` fewer segments than they leave, or as many fewer as there are.
 ///
-/// Returns none if not even one whole segment would be gained. Dead pages alone do not tell, because a frame does not
-/// span segments: frames of 6 pages leave 4 pages unused in each segment of 10, before and after they move.
+/// Returns none if not even one whole segment would be gained. The number of dead pages does not decide, because a
+/// frame does not span segments. For example, frames of 6 pages leave 4 pages of each segment of 10 unused, before and
+/// after they move.
 fn choose(catalog: &Catalog, victims: &[Victim], usable: u32, wanted: u64) -> Vec<Move> {
     let dead: u64 = victims.iter().map(|victim| u64::from(usable).saturating_sub(victim.live_pages)).sum();
     if dead < u64::from(usable) {

@@ -387,7 +387,7 @@ impl CopyJob<'_> {
         Err(failed.unwrap_or_else(|| self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into())))
     }
 
-    /// Returns those of `blocks` whose checksums do not match. The buffer starts with block `first`.
+    /// Returns the blocks among `blocks` whose checksums do not match. The buffer starts with block `first`.
     fn bad_blocks(
         &self,
         view: &FrameView<'_>,

@@ -16,7 +16,7 @@ pub trait DecodeModel {
     /// key_dim]`.
     ///
     /// # Errors
-    /// Those of the model. They end the step, and appended tokens stay.
+    /// The errors of the model. They end the step, and appended tokens stay.
     fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>>;
 
     /// Returns the predicted queries of layer `next`: its norm, Wq and RoPE applied to the input of the current layer.
@@ -26,14 +26,14 @@ pub trait DecodeModel {
     /// Takes the attention outputs of `layer`, each `[q_heads, value_dim]`, and computes the rest of the layer.
     ///
     /// # Errors
-    /// Those of the model. They end the step.
+    /// The errors of the model. They end the step.
     fn finish(&mut self, layer: usize, attended: &[Vec<f32>]) -> Result<()>;
 
     /// Selects what a sequence attends to in `layer`. Override it to use another
     /// [selector](SelectRequest::selector).
     ///
     /// # Errors
-    /// Those of [`Sequence::select`].
+    /// The errors of [`Sequence::select`].
     fn select(&self, sequence: &Sequence, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
         sequence.select(layer, request)
     }
@@ -48,9 +48,9 @@ impl Pipeline {
     /// Runs one decode step: the newest token of every sequence, through all layers. The sequences share a layout.
     ///
     /// # Errors
-    /// Those of the model, of selection, reading and attention. [`ErrorKind::InvalidArgument`]: the sequences differ in
-    /// their layers, or the model returns another number of queries. To repeat the step, cut the sequences back with
-    /// [`Sequence::truncate`] first.
+    /// The errors of the model, of selection, of reading and of attention. [`ErrorKind::InvalidArgument`]: the
+    /// sequences differ in their layers, or the model returns another number of queries. To repeat the step, cut the
+    /// sequences back with [`Sequence::truncate`] first.
     pub fn decode<M: DecodeModel>(&mut self, sequences: &mut [&mut Sequence], model: &mut M) -> Result<()> {
         let Some(first) = sequences.first() else { return Ok(()) };
         let layout = first.layout().clone();

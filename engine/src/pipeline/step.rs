@@ -158,7 +158,7 @@ impl Pipeline {
     /// next.
     ///
     /// # Errors
-    /// Those of [`Store::read`].
+    /// The errors of [`Store::read`].
     pub fn read(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
         self.current = None;
         // The layer's selections are made, so its records are not needed any more.
@@ -186,7 +186,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: `layer` is not the last one read, or the numbers of queries, outputs and
-    /// selections differ. Those of [`attend`](crate::attend).
+    /// selections differ. The errors of [`attend`](crate::attend).
     pub fn attend(
         &mut self,
         layer: usize,

@@ -1,4 +1,4 @@
-//! What planning returns: parts of selections with their reads, and what it needs to know of devices.
+//! The result of planning: parts of selections with their reads. And its input: the devices with their loads.
 
 use super::balance::Load;
 use super::section::SectionAt;
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Why blocks are read.
+/// The urgency of a read.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadPriority<'a> {
     /// A step waits for them. The named blocks are brought by a prefetch.

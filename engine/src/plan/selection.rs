@@ -1,4 +1,15 @@
 //! A selection: what one layer attends to, as of one moment, and where its blocks are.
+//!
+//! How a selection is used:
+//! 1. `Sequence::select` scores the summaries, chooses groups as its request says, and takes the tail.
+//! 2. It finds a [`GroupSource`] for each group: a buffer in memory, or a place on a device.
+//! 3. A read plans the groups on devices and reads their blocks.
+//! 4. Attention takes the groups, with the [`HeadMask`] and [`TokenMask`] of each, and the tail.
+//!
+//! Invariants:
+//! - The groups are in rising order.
+//! - A selection never changes. Tokens that are appended later are not in it.
+//! - Its blocks stay readable until it is dropped, because a source refers to the buffer or the frame.
 
 use super::select_request::PlaneSet;
 use crate::attention::{HeadMask, TokenMask};
@@ -10,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::layout::BlockGeometry;
 
-/// Where the block of a selected group is.
+/// The place of a selected group's block.
 pub(crate) enum GroupSource {
     /// In a buffer whose write is in flight or done.
     Run { run: Arc<GroupBuffer>, index: usize },
@@ -77,7 +88,7 @@ impl SelectedGroup {
 }
 
 impl GroupSource {
-    /// Returns the cache key of what is read of a block on a device.
+    /// Returns the cache key of the bytes that are read of a block on a device.
     pub(crate) fn key(&self, layer: usize) -> Option<BlockKey> {
         let Self::Disk { frame, checksum, .. } = self else { return None };
         Some(BlockKey {
@@ -105,7 +116,7 @@ pub(crate) struct SelectionInner {
     pub(crate) tail: Option<SelectedTail>,
     /// Low-rank keys, if groups need them.
     pub(crate) rebuilt: Option<Arc<ReconstructedKeys>>,
-    /// The opening of the store that it is of.
+    /// The opening of the store that it belongs to.
     pub(crate) instance: u64,
     /// The handle that selected it: a sequence or a reader.
     pub(crate) handle: u64,
@@ -121,7 +132,7 @@ impl SelectionInner {
     }
 }
 
-/// What one layer of a sequence attends to: selected groups and the tail, as of
+/// The selected groups and the tail that one layer of a sequence attends to, as of
 /// [`Sequence::select`](crate::Sequence::select).
 ///
 /// Tokens appended later are not in it. Its groups stay readable until it is dropped, also if the sequence is cut or

@@ -39,7 +39,7 @@ pub fn attend(query: &[f32], view: &Selection, blocks: SelectionBlocks<'_>, out:
 /// Attends as [`attend`] does, with another scale or with values that are a prefix of the keys.
 ///
 /// # Errors
-/// Those of [`attend`].
+/// The errors of [`attend`].
 pub fn attend_with(
     query: &[f32],
     view: &Selection,

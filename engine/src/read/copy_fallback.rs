@@ -160,7 +160,7 @@ impl Sink for PerRequestSink {
 
 /// Reads a block again until it is good: once from its own copy, then from the others. Returns whether it is good.
 ///
-/// `range` of the buffer is read, and `block` of it is kept. The rest stays as it was, because it may be verified
+/// `range` of the buffer is read, and `block` of it is kept. The rest is unchanged, because it may be verified
 /// already.
 ///
 /// # Errors

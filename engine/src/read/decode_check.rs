@@ -8,7 +8,8 @@ use crate::log::Devices;
 use crate::plan::ReadPart;
 use crate::plan::{GroupSource, SelectionInner};
 
-/// Checks that the verified blocks of a part can be decoded. Another copy would hold the same bytes, so none is tried.
+/// Checks that the verified blocks of a part can be decoded. Another copy would hold the same bytes, so no other
+/// copy is tried.
 pub(super) fn part(devices: &Devices, view: &SelectionInner, part: &ReadPart, buffer: &Lease) -> Result<()> {
     let Some(coder) = BlockCoder::of(&view.layout, view.layer) else { return Ok(()) };
     let bytes = buffer.bytes().unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Reading selections: many selections in one call, submitted together, verified part by part, attended in a fixed
 //! order.
 //!
-//! `ticket` drives a read. `progress` counts completions. `verify` checks blocks, `copy_fallback` and `hedge` try other
-//! copies, `shared_blocks` and `prefetch` hand blocks from one read to another, `attend` consumes them.
+//! `ticket` drives a read. `progress` counts completions. `verify` checks blocks. `copy_fallback` and `hedge` try other
+//! copies. `shared_blocks` and `prefetch` hand blocks from one read to another. `attend` consumes them.
 
 mod attend;
 mod batch;

@@ -343,7 +343,7 @@ impl ReadTicket {
     /// Waits as [`Self::wait`] does, until `deadline` at the latest.
     ///
     /// # Errors
-    /// Those of [`Self::wait`]. [`ErrorKind::Deadline`]: the deadline passed, and the read is cancelled.
+    /// The errors of [`Self::wait`]. [`ErrorKind::Deadline`]: the deadline passed, and the read is cancelled.
     pub fn wait_deadline(mut self, deadline: Option<Instant>) -> Result<ReadBatch> {
         self.submit_by(deadline)?;
         for part in 0..self.parts.len() {
@@ -470,12 +470,12 @@ impl ReadTicket {
     }
 
     /// Attends with `query` `[q_heads, key_dim]` to selection `index` of the read, which must be `view`, part by part
-    /// as blocks arrive. Writes `out` `[q_heads, value_dim]`. The bits equal those of [`attend`](crate::attend) over
-    /// the whole batch.
+    /// as blocks arrive. Writes `out` `[q_heads, value_dim]`. The bits equal the result of [`attend`](crate::attend)
+    /// over the whole batch.
     ///
     /// # Errors
-    /// Those of [`attend`](crate::attend). [`ErrorKind::Corruption`], [`ErrorKind::Io`]: the selection could not be
-    /// read.
+    /// The errors of [`attend`](crate::attend). [`ErrorKind::Corruption`], [`ErrorKind::Io`]: the selection could not
+    /// be read.
     pub fn attend(
         &mut self,
         index: usize,

@@ -1,5 +1,6 @@
 //! Recovery: reads superblocks and manifest when a store is opened. Creating a store starts on the same path.
 //!
+//! How a store is opened:
 //! 1. `probe` opens and locks the directories, reads the superblocks, and checks that they belong to one store.
 //! 2. `replay` reads the manifest generation that the newest superblock names and builds the catalog from it.
 //! 3. The caller then finishes what a crash interrupted ([`crate::maintenance`]).

@@ -47,9 +47,9 @@ pub(crate) struct Replayed {
     pub(crate) catalog: Catalog,
     pub(crate) place: ManifestPlace,
     pub(crate) epoch: u64,
-    /// Whether a new generation must start: bytes were cut, a copy is damaged, or a checkpoint is unfinished.
+    /// True if a new generation must start: bytes were cut, a copy is damaged, or a checkpoint is unfinished.
     pub(crate) dirty: bool,
-    /// Whether this build knows every feature that a writer of this generation must know.
+    /// True if this build knows every feature that a writer of this generation must know.
     pub(crate) writable: bool,
     /// The number of damaged copies of the manifest, by device.
     pub(crate) damaged: BTreeMap<DeviceIndex, u64>,
@@ -202,7 +202,7 @@ struct GenerationReplay<'a> {
     /// The batches of a run that takes effect together, until its last one is read.
     pending: Vec<Batch<'a>>,
     checkpoint_done: bool,
-    /// Whether a new generation must start.
+    /// True if a new generation must start.
     dirty: bool,
 }
 

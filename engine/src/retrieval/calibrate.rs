@@ -1,27 +1,43 @@
-//! Fitting adapters and codebooks to the keys and queries of a model: second moments, eigenvectors, quantiser levels.
+//! Calibration: it fits adapters and codebooks to the keys and queries of a model.
+//!
+//! 1. [`Calibrator::keys`] and [`Calibrator::queries`] add up second moments per layer, in one pass, and keep a random
+//!    sample of the keys.
+//! 2. [`Calibrator::low_rank`] and [`Calibrator::per_head`] take the strongest eigenvectors of the keys' moments.
+//! 3. [`Calibrator::codes`] fits a codebook in five steps:
+//!    1. Weight the keys' covariance by the square root of the queries' moments, so that errors count as they change
+//!       `q . k`, and take its eigenvectors as the transform.
+//!    2. Give bits one by one to the dimension where a bit saves most error.
+//!    3. Pack the dimensions into bytes.
+//!    4. Fit the quantiser levels of each dimension to the sample.
+//!    5. Measure the mean squared error over the sample.
+//!
+//! Invariant: equal inputs give equal adapters, because the sample's random numbers have a fixed seed.
+//!
+//! Sources: KVSwap for the low-rank adapter, Max (1960) and Lloyd (1982) for the quantiser.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
 use crate::retrieval::transform_coded::codebook::Codebook;
 use nalgebra::{DMatrix, DVector, SymmetricEigen};
 
-/// Keys of a layer that are kept to fit quantiser levels.
+/// The most keys of a layer in the sample.
 const SAMPLE: usize = 8192;
-/// Mean squared error of the Lloyd-Max quantiser of a unit Gaussian by bits (Max 1960; beyond 5 bits by 2.73 / 4^b).
+/// Mean squared error of the Lloyd-Max quantiser of a unit Gaussian, by bits (Max 1960). Beyond 5 bits it is estimated
+/// by 2.73 / 4^b.
 const DISTORTION: [f64; 9] = [1.0, 0.3634, 0.1175, 0.03454, 0.009_497, 0.002_499, 6.67e-4, 1.67e-4, 4.2e-5];
 
-/// How transform-coded keys are fitted.
+/// Options of fitting transform-coded keys.
 #[derive(Clone, Copy, Debug)]
 pub struct CodeOptions {
     /// Bits per token and layer, a multiple of 8 from 8 to 2048.
     pub bits: usize,
     /// The most bits of a dimension, 1 to 8.
     pub dimension_bits_max: u32,
-    /// Weigh by the queries of decode steps alone, not by those of prompts as well.
+    /// True if only the queries of decode steps weight the keys. Otherwise queries of prompts weight them as well.
     pub decode_only: bool,
 }
 
-/// Collects moments of keys and queries of every layer, in one pass.
+/// The moments of keys and queries of every layer.
 pub struct Calibrator {
     layers: Vec<Moments>,
 }
@@ -33,14 +49,14 @@ struct Moments {
     sum: Vec<f64>,
     /// `[width, width]`, uncentred.
     second: Vec<f64>,
-    /// Of prompts, of decode steps: `[kv_heads, key_dim, key_dim]`.
+    /// The moments of queries, of prompts and of decode steps, each `[kv_heads, key_dim, key_dim]`.
     queries: [Vec<f64>; 2],
     sample: Vec<f32>,
     random: u64,
 }
 
 impl Calibrator {
-    /// For layers of `(kv_heads, key_dim)`.
+    /// Returns a calibrator for layers of `(kv_heads, key_dim)`.
     #[must_use]
     pub fn new(layers: &[(usize, usize)]) -> Self {
         let layers = layers.iter().map(|&(heads, dim)| Moments {
@@ -56,8 +72,8 @@ impl Calibrator {
         Self { layers: layers.collect() }
     }
 
-    /// Keys `[tokens, kv_heads, key_dim]` of a layer as they will be stored, after RoPE. What is not a whole token is
-    /// left.
+    /// Adds keys `[tokens, kv_heads, key_dim]` of a layer as they will be stored, after RoPE. Ignores the rest after
+    /// the last whole token.
     pub fn keys(&mut self, layer: usize, keys: &[f32]) {
         let Some(moments) = self.layers.get_mut(layer) else { return };
         let width = moments.width();
@@ -68,7 +84,7 @@ impl Calibrator {
             moments.tokens += 1;
             moments.sum.iter_mut().zip(key).for_each(|(sum, k)| *sum += f64::from(*k));
             outer(&mut moments.second, key);
-            // A reservoir: every key has the same chance.
+            // Reservoir sampling: every key has the same chance to be in the sample.
             moments.random ^= moments.random << 13;
             moments.random ^= moments.random >> 7;
             moments.random ^= moments.random << 17;
@@ -80,8 +96,8 @@ impl Calibrator {
         }
     }
 
-    /// Queries `[tokens, q_heads, key_dim]` of a layer, of decode steps or of a prompt. Of a layer without keys, or
-    /// without query heads, there are none.
+    /// Adds queries `[tokens, q_heads, key_dim]` of a layer, of decode steps or of a prompt. Ignores them if the layer
+    /// has no keys or `q_heads` is 0.
     pub fn queries(&mut self, layer: usize, queries: &[f32], q_heads: usize, decode: bool) {
         let Some(moments) = self.layers.get_mut(layer).filter(|moments| moments.width() > 0 && q_heads > 0) else {
             return;
@@ -95,10 +111,10 @@ impl Calibrator {
         }
     }
 
-    /// KVSwap's adapter: the `rank` strongest right singular vectors of the joint keys.
+    /// Fits KVSwap's adapter: the `rank` strongest right singular vectors of the joint keys.
     ///
     /// # Errors
-    /// No keys yet, a rank of 0 or above the joint dimensions.
+    /// [`ErrorKind::InvalidArgument`]: there are no keys yet, or the rank is 0 or above the joint dimensions.
     pub fn low_rank(&self, name: &str, version: u32, rank: usize) -> Result<Adapter> {
         self.adapter(name, version, |moments| {
             let width = moments.width();
@@ -110,10 +126,11 @@ impl Calibrator {
         })
     }
 
-    /// The same per KV head: `rank` columns in all, equally many for each head.
+    /// Fits an adapter per KV head: `rank` columns in all, equally many for each head.
     ///
     /// # Errors
-    /// No keys yet, a rank that is not a multiple of the KV heads or above the joint dimensions.
+    /// [`ErrorKind::InvalidArgument`]: there are no keys yet, or the rank is above the joint dimensions or not a
+    /// multiple of the KV heads.
     pub fn per_head(&self, name: &str, version: u32, rank: usize) -> Result<Adapter> {
         self.adapter(name, version, |moments| {
             let (heads, dim, width) = (moments.heads, moments.dim, moments.width());
@@ -133,11 +150,11 @@ impl Calibrator {
         })
     }
 
-    /// Transform-coded keys: the transform that concentrates the error of `q . k`, bits where they save most of it,
-    /// Lloyd-Max levels fitted to the keys seen.
+    /// Fits transform-coded keys: the transform that concentrates the error of `q . k`, the bits of each dimension, and
+    /// Lloyd-Max levels.
     ///
     /// # Errors
-    /// No keys or queries yet, bits out of range.
+    /// [`ErrorKind::InvalidArgument`]: there are no keys or no queries yet, or `options` has bits out of range.
     pub fn codes(&self, name: &str, version: u32, options: CodeOptions) -> Result<Adapter> {
         self.adapter(name, version, |moments| {
             let bits = options.bits;
@@ -165,11 +182,12 @@ impl Moments {
         if right && self.tokens > 0 {
             return Ok(());
         }
-        let text = if self.tokens == 0 { "no keys were seen".into() } else { format!("{what} out of range") };
+        let text =
+            if self.tokens == 0 { "calibrate: no keys were added".into() } else { format!("{what} out of range") };
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// Square root and inverse square root of the query moments, block diagonal over KV heads.
+    /// Returns the square root and the inverse square root of the query moments, block diagonal over KV heads.
     fn weights(&self, decode_only: bool) -> Result<(DMatrix<f64>, DMatrix<f64>)> {
         let (dim, width) = (self.dim, self.width());
         let (mut root, mut inverse) = (DMatrix::zeros(width, width), DMatrix::zeros(width, width));
@@ -178,7 +196,7 @@ impl Moments {
             for kind in if decode_only { 1..2 } else { 0..2 } {
                 let part = &self.queries[kind][head * dim * dim..(head + 1) * dim * dim];
                 let part = DMatrix::from_row_slice(dim, dim, part);
-                // Equal traces: prompts have many more queries.
+                // Both parts get the same trace, because prompts have many more queries.
                 if part.trace() > 0.0 {
                     moment += &part / part.trace();
                 }
@@ -205,7 +223,7 @@ impl Moments {
         let (values, vectors) = eigen(&(&root * covariance * &root));
         let bits = allocate(values.as_slice(), options);
         let packing = pack(&bits, options.bits / 8);
-        // Only what was packed counts, in packing order.
+        // Only dimensions that were packed count, in packing order.
         let mut dims = Vec::new();
         let mut numbered = Vec::new();
         for byte in &packing {
@@ -244,7 +262,8 @@ fn outer(sums: &mut [f64], x: &[f32]) {
     }
 }
 
-/// Eigenvalues from the largest, and their vectors as columns, each with its largest element positive.
+/// Returns the eigenvalues from the largest on, and their vectors as columns. The largest element of each vector is
+/// positive.
 fn eigen(matrix: &DMatrix<f64>) -> (DVector<f64>, DMatrix<f64>) {
     let n = matrix.nrows();
     let found = SymmetricEigen::new((matrix + matrix.transpose()) * 0.5);
@@ -260,7 +279,7 @@ fn eigen(matrix: &DMatrix<f64>) -> (DVector<f64>, DMatrix<f64>) {
     (values, vectors)
 }
 
-/// Bits per dimension, one by one to where they save most.
+/// Returns the bits of each dimension. Each bit is given to the dimension where it saves most error.
 fn allocate(values: &[f64], options: CodeOptions) -> Vec<u32> {
     let mut bits = vec![0_u32; values.len()];
     let saved = |value: f64, bits: u32| value.max(0.0) * (DISTORTION[bits as usize] - DISTORTION[bits as usize + 1]);
@@ -273,8 +292,10 @@ fn allocate(values: &[f64], options: CodeOptions) -> Vec<u32> {
     bits
 }
 
-/// Dimensions with their bits, in bytes: none is cut by a byte's end. The largest first; one that fits nowhere takes
-/// the room there is.
+/// Packs dimensions, with their bits, into bytes. A dimension does not cross the end of a byte.
+///
+/// The dimensions with the most bits are packed first. A dimension that fits in no byte gets the bits that are left in
+/// the emptiest one.
 fn pack(bits: &[u32], bytes: usize) -> Vec<Vec<(usize, u32)>> {
     let mut order: Vec<usize> = (0..bits.len()).filter(|i| bits[*i] > 0).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(bits[*i]), *i));
@@ -294,7 +315,7 @@ fn pack(bits: &[u32], bytes: usize) -> Vec<Vec<(usize, u32)>> {
     packed
 }
 
-/// Rising levels of least squared error for these values (Lloyd 1982), from quantiles.
+/// Returns rising levels of least squared error for these values (Lloyd 1982). The iteration starts from quantiles.
 fn lloyd_max(values: &mut [f32], count: usize) -> Vec<f32> {
     values.sort_by(f32::total_cmp);
     let n = values.len();
@@ -319,8 +340,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_quantiser_of_a_gaussian_is_that_of_the_table() {
-        // Twelve uniform numbers make a Gaussian.
+    fn the_quantiser_of_a_gaussian_has_the_error_of_the_table() {
+        // The sum of twelve uniform numbers is nearly a Gaussian.
         let mut state = 1_u64;
         let mut uniform = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -346,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_seen_is_an_error() {
+    fn a_calibrator_without_keys_is_an_error() {
         let calibrator = Calibrator::new(&[(2, 4)]);
         assert_eq!(calibrator.low_rank("a", 1, 2).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }

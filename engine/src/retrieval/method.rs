@@ -1,4 +1,4 @@
-//! What a retrieval method says of itself, so that tools can name it, parse its parameter and make its selector.
+//! The description of a retrieval method, by which tools name it, parse its parameter and make its selector.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
@@ -19,8 +19,8 @@ pub struct Method {
     pub parameter: MethodParameter,
     /// The adapter that its selector needs.
     pub adapter: AdapterFit,
-    /// Whether it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys), by the rank that is
-    /// its parameter.
+    /// True if it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys). Its parameter is then
+    /// the rank.
     pub reconstructs_keys: bool,
     /// Makes its selector with an adapter.
     pub(crate) make: MakeSelector,
@@ -29,7 +29,7 @@ pub struct Method {
 /// Makes the selector of a method with the adapter it needs, if any.
 type MakeSelector = fn(Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>;
 
-/// Whether a method takes a number.
+/// The parameter of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MethodParameter {
     /// It takes none.

@@ -1,8 +1,8 @@
 //! Retrieval methods: selectors, the summaries they score, and what calibration fits for them. Pure: no I/O.
 //!
 //! One folder per method. A method of an embedder is one implementation of [`Selector`], over a summary of this crate
-//! or of the embedder. [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date, and
-//! [`SelectRequest::selector`](crate::SelectRequest::selector) chooses by it.
+//! or of the embedder. [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date.
+//! [`SelectRequest::selector`](crate::SelectRequest::selector) chooses groups by it.
 
 mod adapter;
 mod block_mean;

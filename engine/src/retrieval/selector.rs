@@ -47,7 +47,7 @@ pub enum HeadAggregation {
     GroupSoftmax,
 }
 
-/// What a selector scores.
+/// The request to score groups for one query.
 #[derive(Clone, Debug)]
 pub struct ScoreRequest<'a> {
     /// The query `[q_heads, key_dim]`, finite. `q_heads` is a multiple of the KV heads.
@@ -90,7 +90,7 @@ pub trait Selector: Send + Sync {
     /// `summaries` are in the order of [`Self::summaries`] and know all these groups.
     ///
     /// # Errors
-    /// Those of the method.
+    /// The errors of the method.
     fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()>;
 }
 

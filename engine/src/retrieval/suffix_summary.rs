@@ -30,7 +30,7 @@ impl Newest {
     /// summaries without records on devices.
     ///
     /// # Errors
-    /// Those of [`SummarySpec::layer`].
+    /// The errors of [`SummarySpec::layer`].
     pub(crate) fn new(
         kind: Arc<dyn SummarySpec>,
         layer: usize,
@@ -63,12 +63,12 @@ impl Newest {
     /// Returns a summary of the same kind without groups.
     ///
     /// # Errors
-    /// Those of [`SummarySpec::layer`].
+    /// The errors of [`SummarySpec::layer`].
     pub(crate) fn empty(&self) -> Result<Box<dyn LayerSummary>> {
         self.kind.layer(self.layer, self.shape)
     }
 
-    /// Returns whether so many groups are in memory that some may be on devices by now.
+    /// Returns whether enough groups are in memory to check which of them are on devices by now.
     pub(crate) fn is_due(&self) -> bool {
         self.kept.groups() >= self.look_at
     }
@@ -76,7 +76,7 @@ impl Newest {
     /// Drops the groups before `groups`, whose records are on devices.
     ///
     /// # Errors
-    /// Those of [`SummarySpec::layer`]. Nothing changes then.
+    /// The errors of [`SummarySpec::layer`]. Nothing changes then.
     pub(crate) fn leave(&mut self, groups: usize) -> Result<()> {
         let left = groups.saturating_sub(self.before).min(self.kept.groups());
         if left > 0 {
@@ -154,9 +154,9 @@ mod tests {
         summary.push(&KeyGroup::new(SHAPE, &plane, index).unwrap());
     }
 
-    /// A low-rank row of keys so large that infinities meet is restored as it was.
+    /// A low-rank row is restored bit by bit, even if its keys are so large that sums are infinite.
     #[test]
-    fn what_is_kept_can_be_put_back() {
+    fn a_kept_summary_can_be_restored() {
         let matrix = (0..16 * 2).map(|i| if i % 4 < 2 { 2.0 } else { -2.0 }).collect();
         let adapter = Adapter::new("low", 1, vec![LowRankAdapter::new(16, 2, matrix).unwrap().into()]).unwrap();
         let kinds: [Arc<dyn SummarySpec>; 3] =

@@ -1,4 +1,18 @@
-//! What a summary is made of: the keys of one group, and the interface that every kind of summary has.
+//! Summaries: the interface that every kind of summary has, and the keys of a group that it is built from.
+//!
+//! How a summary is kept:
+//! 1. [`SummarySpec::layer`] returns the empty [`LayerSummary`] of a layer.
+//! 2. [`LayerSummary::push`] adds each sealed group, while a prompt streams in and while decode appends.
+//! 3. [`LayerSummary::encode`] gives the records that a commit stores with the groups.
+//! 4. [`LayerSummary::restore`] takes these records back when a sequence is opened.
+//! 5. [`LayerSummary::truncate`] cuts it back with the sequence.
+//!
+//! Invariants:
+//! - Groups are pushed in order, without gaps.
+//! - Specs with the same id make the same summaries, so selectors share them.
+//! - A summary takes at most [`LayerSummary::bytes_for`] bytes, which the engine accounts before it pushes groups.
+//!
+//! The callers are sequences. Selectors read the summaries.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::huge_pages::{HUGE_PAGE_BYTES, make_huge};
@@ -20,38 +34,38 @@ pub struct KeyGroup<'a> {
 }
 
 impl<'a> KeyGroup<'a> {
-    /// Group `index` with its K plane, `[kv_heads, group_tokens, key_dim]`, little-endian.
+    /// Returns group `index` with its K plane, `[kv_heads, group_tokens, key_dim]`, little-endian.
     ///
     /// # Errors
-    /// A plane of another length.
+    /// [`ErrorKind::InvalidArgument`]: the plane has another length.
     pub fn new(shape: KeyShape, plane: &'a [u8], index: u64) -> Result<Self> {
         let expected = shape.width() * shape.group_tokens * shape.dtype.bytes();
         if plane.len() != expected || expected == 0 {
-            let text = format!("K plane of {} bytes, {expected} expected", plane.len());
+            let text = format!("group of keys: the K plane has {} bytes, and its shape needs {expected}", plane.len());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         Ok(Self { shape, plane, index })
     }
 
-    /// Their shape.
+    /// Returns the shape of the keys.
     #[must_use]
     pub fn shape(&self) -> &KeyShape {
         &self.shape
     }
 
-    /// The group's index within its layer.
+    /// Returns the group's index within its layer.
     #[must_use]
     pub fn index(&self) -> u64 {
         self.index
     }
 
-    /// The K plane, `[kv_heads, group_tokens, key_dim]` in the layout's element type.
+    /// Returns the K plane, `[kv_heads, group_tokens, key_dim]` in the layout's element type.
     #[must_use]
     pub fn plane(&self) -> &'a [u8] {
         self.plane
     }
 
-    /// The keys token by token, `[group_tokens, kv_heads, key_dim]`.
+    /// Returns the keys token by token, `[group_tokens, kv_heads, key_dim]`.
     #[must_use]
     pub fn tokens(&self) -> Vec<f32> {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
@@ -67,10 +81,9 @@ impl<'a> KeyGroup<'a> {
     }
 }
 
-/// What is kept in memory about the groups of one layer. Built group by group, while a prompt streams in and while
-/// decode appends; cut back when a sequence is truncated.
+/// The summary of the groups of one layer, in memory.
 pub trait LayerSummary: Any + Send + Sync {
-    /// Groups it knows.
+    /// Returns the number of groups that it holds.
     fn groups(&self) -> usize;
 
     /// Adds the next group. Groups come in order.
@@ -79,41 +92,43 @@ pub trait LayerSummary: Any + Send + Sync {
     /// Forgets the groups from `groups` on.
     fn truncate(&mut self, groups: usize);
 
-    /// Bytes in memory now, less those of its kind's adapter.
+    /// Returns the bytes that it takes in memory now, without the adapter of its kind.
     fn bytes(&self) -> usize;
 
-    /// The most bytes in memory once `groups` more were added.
+    /// Returns the most bytes that it takes in memory after `groups` more groups.
     fn bytes_for(&self, groups: usize) -> usize;
 
-    /// What its records are on a device; none where it is kept in memory only, as that of an embedder's own kind.
+    /// Returns the identity of its records on a device. Returns none for summaries that are kept in memory only, such
+    /// as an embedder's own kind.
     fn stored_as(&self) -> Option<SummaryRecordId> {
         None
     }
 
-    /// Appends the records of these groups, each of the same number of bytes, as they stand on a device.
+    /// Appends the records of these groups as they are stored on a device. All records have the same number of bytes.
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
         let _ = (groups, out);
     }
 
-    /// Adds the next groups from whole records, checked against their checksum but from a device: any bytes are taken,
-    /// or `false` is given and nothing changes.
+    /// Adds the next groups from whole records of a device. Returns `false`, and changes nothing, if it refuses them.
+    ///
+    /// The checksum of the records matched, but they may still hold any bytes.
     fn restore(&mut self, records: &[u8]) -> bool {
         let _ = records;
         false
     }
 
     /// Returns whether the engine can compute the summary from the min/max records of the groups alone. A sequence that
-    /// streams its summaries then keeps nothing of it.
+    /// streams its summaries then keeps no such summary in memory.
     fn streams_from_min_max(&self) -> bool {
         false
     }
 
-    /// Keeps nothing from now on: selections compute the summary with [`Self::over_min_max`]. Called only if
-    /// [`Self::streams_from_min_max`].
+    /// Drops all groups and keeps none from now on. Selections then compute the summary with [`Self::over_min_max`].
+    /// The engine calls it only if [`Self::streams_from_min_max`] returns true.
     #[doc(hidden)]
     fn stream(&mut self) {}
 
-    /// Returns the summary over min/max records that were read for one selection; none if there is no memory for it.
+    /// Returns the summary over min/max records that were read for one selection, or none if there is no memory for it.
     #[doc(hidden)]
     fn over_min_max(&self, records: LoadedMinMax<'_>) -> Option<Box<dyn LayerSummary>> {
         let _ = records;
@@ -121,20 +136,20 @@ pub trait LayerSummary: Any + Send + Sync {
     }
 }
 
-/// A kind of summary. Selectors that ask for the same [`id`](Self::id) share what is kept.
+/// The specification of a summary. Selectors with the same [`id`](Self::id) share the summary.
 pub trait SummarySpec: Send + Sync {
-    /// Tells kinds apart: the name with everything that changes what is kept, such as an adapter's version.
+    /// Returns the name of the kind with everything that changes the summary, such as an adapter's version.
     fn id(&self) -> String;
 
-    /// The adapter that it is made by, if any: its memory is the sequences' to account for, once for all that share it.
+    /// Returns the adapter that makes the summary, if any. Sequences account its memory once for all that share it.
     fn adapter(&self) -> Option<&Arc<Adapter>> {
         None
     }
 
-    /// The summary of a layer without groups.
+    /// Returns the summary of a layer without groups.
     ///
     /// # Errors
-    /// Keys of a shape that it cannot summarise, such as one that its adapter was not fitted for.
+    /// It cannot summarise keys of this shape, for example because its adapter was fitted for another one.
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>>;
 }
 
@@ -152,7 +167,7 @@ impl<K: SummarySpec + ?Sized> SummarySpec for Arc<K> {
     }
 }
 
-/// Records of equal length, one per token or group, in steps of growth that the memory account can promise.
+/// Records of equal length, one per token or group. They grow in steps that [`Self::bytes_for`] can predict.
 #[derive(Clone, Debug)]
 pub(crate) struct Records<T> {
     data: Vec<T>,
@@ -160,7 +175,7 @@ pub(crate) struct Records<T> {
 }
 
 impl<T: Copy + Default> Records<T> {
-    /// Records of `len` elements, which is not 0.
+    /// Returns an empty list of records of `len` elements, which is not 0.
     pub(crate) fn new(len: usize) -> Self {
         Self { data: Vec::new(), len: len.max(1) }
     }
@@ -169,7 +184,7 @@ impl<T: Copy + Default> Records<T> {
         self.data.len() / self.len
     }
 
-    /// Makes room for exactly so many.
+    /// Reserves memory for exactly `records` more records.
     pub(crate) fn reserve(&mut self, records: usize) {
         self.data.reserve_exact(records * self.len);
     }
@@ -181,7 +196,7 @@ impl<T: Copy + Default> Records<T> {
             self.data.reserve_exact(self.len.max(start / 4));
         }
         self.data.resize(start + self.len, T::default());
-        // Growth may have moved them to small pages.
+        // Growth may have moved the records to small pages.
         if start * size_of::<T>() / HUGE_PAGE_BYTES < size_of_val(self.data.as_slice()) / HUGE_PAGE_BYTES {
             make_huge(&self.data);
         }
@@ -206,12 +221,12 @@ impl<T: Copy + Default> Records<T> {
         }
     }
 
-    /// Bytes of a record.
+    /// Returns the bytes of a record.
     pub(crate) fn record_bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// Keeps the first records; gives memory back where less than half of it is used.
+    /// Keeps the first `count` records. Returns memory if less than half of it is used.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.data.truncate(count * self.len);
         if self.data.len() < self.data.capacity() / 2 {
@@ -227,7 +242,7 @@ impl<T: Copy + Default> Records<T> {
         self.data.capacity() * size_of::<T>()
     }
 
-    /// The most [`Self::bytes`] after `more` records.
+    /// Returns the most [`Self::bytes`] after `more` records.
     pub(crate) fn bytes_for(&self, more: usize) -> usize {
         let needed = self.data.len() + more * self.len;
         if needed <= self.data.capacity() {
@@ -237,11 +252,11 @@ impl<T: Copy + Default> Records<T> {
     }
 }
 
-/// Elements of records, little-endian.
+/// An element of records, little-endian.
 pub(crate) trait ToBytes: Copy {
     fn put(self, out: &mut Vec<u8>);
 
-    /// From exactly its bytes.
+    /// Returns the element with exactly these bytes.
     fn get(bytes: &[u8]) -> Self;
 }
 

@@ -85,7 +85,10 @@ mod tests {
             start in 0_u64..5, count in 0_usize..70, sinks in 0_u64..4, recent in 0_u64..4,
         ) {
             let range = start..start + scores.len() as u64;
-            let forced = [range.start..(range.start + sinks).min(range.end), range.end.saturating_sub(recent).max(range.start)..range.end];
+            let forced = [
+                range.start..(range.start + sinks).min(range.end),
+                range.end.saturating_sub(recent).max(range.start)..range.end,
+            ];
             let chosen = choose(range.clone(), count, &forced, &scores);
             prop_assert_eq!(chosen.len(), count.min(scores.len()));
             prop_assert!(chosen.windows(2).all(|w| w[0] < w[1]) && chosen.iter().all(|g| range.contains(g)));

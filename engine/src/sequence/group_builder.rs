@@ -63,7 +63,7 @@ impl GroupBuilder {
         self.buffer.bytes_mut().filter(|_| self.groups < self.capacity)?.get_mut(slot)
     }
 
-    /// Returns the index of the next group, and its K plane as it was written to the slot.
+    /// Returns the index of the next group, and its K plane in the bytes of the slot.
     pub(super) fn slot_keys(&self) -> Option<(u64, &[u8])> {
         let start = self.block.block_offset(self.groups);
         let keys = self.buffer.bytes()?.get(start..start + self.block.key_bytes)?;

@@ -7,9 +7,9 @@ use crate::error::Result;
 use crate::metrics::Reservation;
 use crate::retrieval::{KeptKeys, KeyGroup, KeyShape, MinMax};
 
-/// What a layer keeps in memory about the keys of its sealed groups.
+/// The summaries and keys of sealed groups that a layer keeps in memory.
 pub(super) struct LayerSummaries {
-    /// Min/max records; none if the sequence stores none, or streams them.
+    /// Min/max records, or none if the sequence stores none, or streams them.
     min_max: Option<MinMax>,
     /// Summaries of the selectors of the sequence, by slot.
     attached: Vec<AttachedSummary>,

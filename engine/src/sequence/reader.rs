@@ -16,8 +16,8 @@ use stratakv_format::SequenceId;
 /// A snapshot of a sequence, made by [`Sequence::reader`].
 ///
 /// It has the same tokens, token ids and state for as long as it lives, whatever the writer appends, commits, cuts or
-/// deletes. A sequence may have many readers, on any threads. What a reader sees is kept until it is dropped: its
-/// segments are not used again, and groups that were in memory stay there.
+/// deletes. A sequence may have many readers, on any threads. Until a reader is dropped, its segments are not used
+/// again and its groups in memory stay there.
 ///
 /// Its selections are read with [`Store::read`](crate::Store::read) and attended to like selections of the sequence.
 ///

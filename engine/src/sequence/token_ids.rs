@@ -81,8 +81,8 @@ impl TokenIds {
         self.written = self.written.min(self.durable);
     }
 
-    /// Keeps the ids of the first `tokens` tokens and returns how many are left. Frames keep those of whole groups
-    /// only, because a frame with ids of the tail may be released.
+    /// Keeps the ids of the first `tokens` tokens and returns how many are left. Frames keep the ids of
+    /// whole groups only, because a frame with ids of the tail may be released.
     pub(super) fn cut(&mut self, tokens: u64, group_tokens: usize) -> usize {
         let ids = usize::try_from(tokens).unwrap_or(usize::MAX).min(self.ids.len());
         self.ids.truncate(ids);

@@ -1,6 +1,6 @@
 //! The simulator: a machine with disks in memory that lose, tear and reorder what was not synced, and fail on demand.
 //!
-//! The store runs unchanged on it. The simulator implements the seams of [`crate::io::seams`] and is given to a store
+//! The store runs unchanged on it. The simulator implements the seams of `io::seams` and is given to a store
 //! when the store is opened; no other room knows it. A seed decides everything, and all of it runs on the calling
 //! thread, so equal seeds give equal histories.
 //!

@@ -37,17 +37,17 @@ pub struct AdapterInfo {
 }
 
 impl Store {
-    /// Stores an adapter for sequences of this layout, durably, and gives its id. It stays until
-    /// [`Self::delete_adapter`], whatever becomes of sequences. An adapter that is there already, with the same
-    /// numbers, is not stored again.
+    /// Stores an adapter for sequences of this layout, durably, and returns its id.
     ///
-    /// `replicas`: copies on distinct devices, as of a sequence ([`CreateOptions::replicas`](crate::CreateOptions)).
+    /// The adapter stays until [`Self::delete_adapter`], also if all sequences are deleted. An adapter that is stored
+    /// already, with the same numbers, is not stored again. `replicas` is the number of copies on distinct devices, as
+    /// in [`CreateOptions::replicas`](crate::CreateOptions).
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout.
     /// [`ErrorKind::LayoutMismatch`]: it has another number of layers than the layout, or another width in one.
-    /// [`ErrorKind::InvalidArgument`]: it has nothing for any layer, or is too large. [`ErrorKind::Corruption`]: what
-    /// is there already is damaged. Those of [`Sequence::commit`](crate::Sequence::commit).
+    /// [`ErrorKind::InvalidArgument`]: it has nothing for any layer, or is too large. [`ErrorKind::Corruption`]:
+    /// the stored adapter of this name is damaged. The errors of [`Sequence::commit`](crate::Sequence::commit).
     pub fn put_adapter(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
         self.put(layout, adapter, replicas).map_err(|e| e.during(format!("put adapter {}", adapter.id())))
     }
@@ -118,7 +118,7 @@ impl Store {
         Ok(id.0)
     }
 
-    /// An adapter by its name, read and checked; without a version the one of the highest.
+    /// Reads an adapter by its name and checks it. Without a version, returns the one with the highest.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: there is none for this layout. [`ErrorKind::Corruption`]: its frames are damaged.
@@ -146,7 +146,7 @@ impl Store {
         Adapter::new(name.clone(), about.version, layers)
     }
 
-    /// Adapters that the store holds, by layout, name and version.
+    /// Returns the adapters that the store holds, by layout, name and version.
     #[must_use]
     pub fn adapters(&self) -> Vec<AdapterInfo> {
         let catalog = lock(&self.inner.catalog);
@@ -170,11 +170,11 @@ impl Store {
         catalog.adapters.iter().filter_map(info).collect()
     }
 
-    /// Deletes an adapter, durably. Summaries that were made with it stay with their sequences and are not used any
-    /// more, unless the same adapter comes from elsewhere.
+    /// Deletes an adapter, durably. Summaries that were made with it stay with their sequences. They are not used any
+    /// more, unless the caller attaches the same adapter from elsewhere.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; the commit of the deletion failed.
+    /// [`ErrorKind::NotFound`]: there is no such adapter. Or the commit of the deletion failed.
     pub fn delete_adapter(&self, layout: &KvLayout, name: &str, version: u32) -> Result<()> {
         let inner = &self.inner;
         let _one = lock(&inner.locks.adapters);

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Puts the store together and starts its threads.
 ///
 /// # Errors
-/// No memory for the catalog or the cache, or a thread cannot be started.
+/// There is no memory for the catalog or the cache, or a thread cannot be started.
 pub(super) fn start(
     options: &StoreOptions,
     devices: Devices,

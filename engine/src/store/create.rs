@@ -24,7 +24,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// Creates a store in these directories.
 ///
 /// # Errors
-/// [`ErrorKind::Configuration`]: segments of an impossible size. Those of writing.
+/// [`ErrorKind::Configuration`]: the options ask for segments of an impossible size. Or a write fails.
 pub(super) fn create(
     options: &StoreOptions,
     environment: Environment,
@@ -143,7 +143,7 @@ pub(super) fn prepare(directory: &dyn Directory) -> Result<()> {
     directory.sync_dir(".")
 }
 
-/// Removes files that a creation cut short left behind.
+/// Removes the files of a creation that was interrupted.
 fn clear(directory: &dyn Directory) -> Result<()> {
     for parent in [m::DIRECTORY, segment::DIRECTORY] {
         for entry in directory.list(parent)? {

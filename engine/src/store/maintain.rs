@@ -1,4 +1,4 @@
-//! Keeping a store in shape: capacity, cleaning, eviction, and how it is.
+//! Maintenance of a store by its caller: capacity, cleaning, eviction, health and closing.
 
 use super::Store;
 use crate::error::{Error, ErrorKind, Result};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::sync::Arc;
 use stratakv_format::manifest::MEMBER_LOST;
 
-/// What cleaning did.
+/// The result of cleaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CleanReport {
     /// Segments that were emptied.
@@ -26,25 +26,25 @@ impl From<maintenance::Cleaned> for CleanReport {
     }
 }
 
-/// How a store is: every kind of fault it met since it was opened, and whether it still takes writes.
+/// The health of a store: the faults since it was opened, and whether it still takes writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Health {
-    /// Why nothing can be committed until the store is opened again; none when all is well.
+    /// The reason why nothing can be committed until the store is opened again, or none if commits work.
     pub read_only: Option<String>,
     /// Devices that take no more writes, because a sync failed: index and cause.
     pub poisoned: Vec<(u16, String)>,
-    /// By device: errors, short completions, retries, and what it did.
+    /// The counters of each device: errors, short completions, retries, and its work.
     pub devices: Vec<DeviceSnapshot>,
     /// Blocks and frames that did not match their checksum when they were read, each counted once per reading.
     pub checksum_failures: u64,
     /// Appends that found no space at first.
     pub no_space: u64,
-    /// Sequences evicted for want of space.
+    /// Sequences that were evicted for space.
     pub evictions: u64,
-    /// Sequences whose time to live was over.
+    /// Sequences that expired.
     pub expirations: u64,
-    /// Events of sequences that went before anybody observed, and were forgotten.
+    /// Evictions and expirations before an observer was set that were forgotten.
     pub events_lost: u64,
     /// Segments that cleaning emptied.
     pub cleaned_segments: u64,
@@ -56,17 +56,17 @@ pub struct Health {
     pub queued_commits: u64,
     /// Devices that were declared lost, by index, and still owe copies to others.
     pub lost: Vec<u16>,
-    /// Devices whose reads fail, by index: other copies are read first.
+    /// Devices whose reads fail, by index. Copies on other devices are read first.
     pub avoided: Vec<u16>,
-    /// Copies that failed a read and were not looked at yet, or were found damaged and could not be helped.
+    /// Copies that failed a read and were not checked yet, or that are damaged and could not be repaired.
     pub suspect_copies: u64,
-    /// Copies of the manifest that there should be and for which devices have no room. They are made as soon as there
-    /// is.
+    /// Copies of the manifest that are missing because devices have no space. They are written as soon as there is
+    /// space.
     pub owed_manifests: u64,
 }
 
 impl Health {
-    /// True if nothing was ever amiss: no fault, no refusal.
+    /// Returns whether the store met no fault since it was opened.
     #[must_use]
     pub fn is_well(&self) -> bool {
         let faults = |device: &DeviceSnapshot| device.errors + device.checksum_failures + device.damaged_metadata;
@@ -80,7 +80,7 @@ impl Health {
 }
 
 impl Store {
-    /// How the store is.
+    /// Returns the health of the store.
     #[must_use]
     pub fn health(&self) -> Health {
         let inner = &self.inner;
@@ -90,7 +90,7 @@ impl Store {
         };
         let devices: Vec<DeviceSnapshot> = list.iter().map(|device| device.counters.snapshot()).collect();
         let own = &inner.activity.counters;
-        // One lock at a time: what is locked in the fields below would stay so until the last of them.
+        // One lock at a time. A lock taken in a field below would be held until the last field.
         let stuck_segments = lock(&inner.space).stuck_segments();
         let lost = {
             let catalog = lock(&inner.catalog);
@@ -121,15 +121,18 @@ impl Store {
         }
     }
 
-    /// Who is told of sequences that are evicted or expire, from now on and of those that went since the store was
-    /// opened. It is called on the thread that met the need, holding no lock of the store: it may use the store, and
+    /// Sets the observer of evictions and expirations. It also hears those since the store was opened.
+    ///
+    /// The thread that evicts calls it, and holds no lock of the store meanwhile. The observer may use the store and
     /// should be quick.
     pub fn on_eviction(&self, observer: impl Fn(&Evicted) + Send + Sync + 'static) {
         self.inner.activity.observers.set(Arc::new(observer));
     }
 
-    /// Does what is due now, instead of the background: sequences expire, evictable ones go when what lives is above
-    /// the high watermark, and segments are cleaned when few are free.
+    /// Does the maintenance that is due now, in place of the background:
+    /// 1. Deletes sequences that have expired.
+    /// 2. Evicts sequences if live data is above the high watermark.
+    /// 3. Cleans segments if few are free.
     ///
     /// # Errors
     /// A commit failed.
@@ -137,7 +140,7 @@ impl Store {
         maintenance::run_due(&self.inner, false).map(CleanReport::from)
     }
 
-    /// Cleans all that is dead, as far as that frees whole segments. Reads go first.
+    /// Cleans dead data as far as that frees whole segments. Reads have priority.
     ///
     /// # Errors
     /// A commit failed.
@@ -145,22 +148,24 @@ impl Store {
         maintenance::clean_all(&self.inner).map(CleanReport::from)
     }
 
-    /// The most bytes of all files from now on; none: what the devices take. A smaller one is reached at once by
-    /// removing free files, cleaning, and evicting what may go. It holds for this opening of the store.
+    /// Sets the most bytes of all files, or none for all that the devices hold. It is valid until the store is closed.
+    ///
+    /// A smaller capacity is reached at once: the store removes free files, cleans, and evicts evictable sequences.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: what stays takes more. Nothing grows until it is reached. Or a commit failed.
+    /// [`ErrorKind::NoSpace`]: the data that must stay takes more. No file grows until the capacity is reached. Or a
+    /// commit failed.
     pub fn set_capacity(&self, capacity: Option<ByteSize>) -> Result<()> {
         lock(&self.inner.space).set_capacity(capacity.map(ByteSize::bytes));
         maintenance::shrink(&self.inner)
     }
 
-    /// Closes the store: commits what is queued, and marks it closed. Sequences that are still open keep it open.
+    /// Closes the store: commits what is queued, and marks it closed.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and it stays open; or only reads under way
-    /// are: then it is closed and durable, but its directories stay locked until their tickets are dropped. Otherwise
-    /// what the last commit brought.
+    /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and the store stays open. Or only reads are
+    /// in flight: the store is then closed and durable, but its directories stay locked until the tickets are dropped.
+    /// Or the error of the last commit.
     pub fn close(self) -> Result<()> {
         self.inner.background.stop(&self.inner.devices.tend);
         match Arc::try_unwrap(self.inner) {
@@ -172,7 +177,7 @@ impl Store {
                     0 => Ok(()),
                     reads => {
                         let text = format!(
-                            "the store is closed, but {reads} reads hold its directories until they are dropped"
+                            "close: the store is closed, but {reads} reads hold its directories until they are dropped"
                         );
                         Err(Error::new(ErrorKind::InUse, text))
                     }
@@ -180,7 +185,10 @@ impl Store {
             }
             Err(inner) => {
                 super::components::start_maintenance(&inner)?;
-                Err(Error::new(ErrorKind::InUse, "the store is still in use by clones, sequences or readers"))
+                Err(Error::new(
+                    ErrorKind::InUse,
+                    "close: the store is still in use by clones, sequences or readers; drop them first",
+                ))
             }
         }
     }

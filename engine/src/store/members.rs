@@ -16,24 +16,27 @@ use stratakv_format::superblock::{self, DEVICES_MAX, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// How long the removal of a device waits for views and reads under way that hold places on it, and how often it looks.
+/// How long the removal of a device waits for selections and reads in flight that hold places on it.
 const HOLDERS_WAIT: Duration = Duration::from_secs(1);
+/// The pause between two checks during that wait.
 const HOLDERS_LOOK: Duration = Duration::from_millis(10);
-/// Devices that have a copy of the manifest, if there are as many.
+/// Devices that have a copy of the manifest, if the store has as many.
 const MANIFESTS: usize = 3;
 
 impl Store {
-    /// Adds a device to the store: an empty directory, or one that left this store. What the latter has the only copy
-    /// of is saved first; then all that it holds is removed. Gives the index of the device, which is always a new one.
-    /// New frames go to it from now on; frames with fewer copies than their sequences ask for get the others there by
-    /// and by ([`Store::repair`] waits for it). What lies on other devices stays where it is.
+    /// Adds a device to the store: an empty directory, or one that left this store. Returns its index, which is always
+    /// a new one.
+    ///
+    /// If the directory left this store, frames that have their only copy on it are saved first. Then all its content
+    /// is removed. New frames are written to the device from now on. Frames with fewer copies than their sequences ask
+    /// for get copies there in the background ([`Store::repair`] waits for them). Frames on other devices stay there.
     ///
     /// # Errors
-    /// [`ErrorKind::Configuration`]: the directory belongs to another store, holds something else, or does not fit as
-    /// in [`crate::StoreOptions::open`]. [`ErrorKind::InUse`]: somebody has it open, this store included, which may
-    /// have been opened with it before it was lost. [`ErrorKind::InvalidArgument`]: it is a device of this store, or
-    /// there have been as many as a store can have. [`ErrorKind::NoSpace`]: the other devices have no room for what
-    /// only it has. Or a commit failed.
+    /// [`ErrorKind::Configuration`]: the directory belongs to another store, holds something else, or cannot be opened
+    /// (see [`crate::StoreOptions::open`]). [`ErrorKind::InUse`]: a store has it open, perhaps this one, from before
+    /// the device was lost. [`ErrorKind::InvalidArgument`]: it is a device of this store, or the store has had as many
+    /// devices as it can. [`ErrorKind::NoSpace`]: the other devices have no space for frames that only it holds. Or a
+    /// commit failed.
     pub fn add_device(&self, path: impl AsRef<Path>) -> Result<u16> {
         self.inner.committer.check()?;
         let path = path.as_ref();
@@ -79,7 +82,7 @@ impl Store {
             reserved: 0,
         };
         write_first_superblock(&*directory, &mut slot)?;
-        // As one that takes nothing, until the manifest knows it.
+        // The device is a lost member, which takes no frames, until the manifest names it.
         let member = Member {
             epoch: slot.epoch,
             device_id: slot.device_id,
@@ -105,8 +108,9 @@ impl Store {
         Ok(index as u16)
     }
 
-    /// Sees that a directory with a superblock may become another device, and saves what it has the only copy of.
-    /// Nothing else on it is believed: what the manifest names and what its checksums prove.
+    /// Checks that a directory with a superblock may become another device, and saves frames whose only copy is on it.
+    ///
+    /// Only frames that the manifest names and whose checksums match are saved.
     fn rescue(&self, directory: &Arc<dyn Directory>, slot: &Slot, repair: &Repair<'_>) -> Result<()> {
         let inner = &self.inner;
         if slot.store_id != inner.devices.identity.store_id {
@@ -130,22 +134,26 @@ impl Store {
             return Ok(());
         }
         let text = format!(
-            "it was device {device}, and {} frames have no copy elsewhere: no room, or nobody lets go of them",
+            "it was device {device}, and {} frames have no copy elsewhere: the other devices have no space, or open \
+             sequences and readers hold them",
             done.left
         );
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 
-    /// Takes a device out of the store: nothing new goes to it, what it holds moves to the others, then it is no member
-    /// any more. Its directory may be given up once this returns.
+    /// Removes a device from the store. Its directory may be deleted once this returns.
+    ///
+    /// 1. The device takes no new frames.
+    /// 2. Its frames move to the other devices.
+    /// 3. The manifest removes the member.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: no such device, or the only one. [`ErrorKind::NoSpace`]: the others have no room
-    /// for what it holds. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it that no commit names, or
-    /// views and reads under way were taken when frames still lay on it. In both cases it stays a member, takes nothing
-    /// new, and goes when there is room and nobody holds it any more, or the call is repeated.
+    /// [`ErrorKind::InvalidArgument`]: there is no such device, or it is the only one. [`ErrorKind::NoSpace`]: the
+    /// other devices have no space for its frames. [`ErrorKind::Busy`]: sequences, forks or readers hold frames on it
+    /// that no commit names, or selections and reads in flight hold places on it. After `NoSpace` and `Busy` it stays a
+    /// member that takes no new frames. It is removed when there is space and nothing holds it, or by another call.
     pub fn remove_device(&self, device: u16) -> Result<RepairReport> {
-        // Held throughout, so that what moves is told here and not to the background.
+        // The repair is locked throughout, so that this report counts the moved frames, not the background.
         let repair = Repair::new(&self.inner);
         let member = self.member(device)?;
         if member.state == MEMBER_ACTIVE {
@@ -155,7 +163,7 @@ impl Store {
             self.inner.change_member(Member { state: MEMBER_DRAINING, ..member })?;
         }
         let mut done = repair.all()?;
-        // Those who took a place on it, as views do, are not held up and soon done.
+        // Selections and reads that hold a place on the device are not blocked, so they end soon.
         let deadline = Instant::now() + HOLDERS_WAIT;
         let devices = &self.inner.devices;
         let there = || devices.environment.has_threads() && devices.list.get(usize::from(device)).is_some();
@@ -167,22 +175,26 @@ impl Store {
             0 if self.inner.devices.list.get(usize::from(device)).is_none() => Ok(done),
             0 => {
                 let text = format!(
-                    "device {device} is still held by frames that no commit names, or by views: commit or drop forks, readers, sequences and views"
+                    "device {device} is still held by frames that no commit names, or by selections: commit or drop \
+                     forks, readers, sequences and selections"
                 );
                 Err(Error::new(ErrorKind::Busy, text))
             }
             left => {
-                let text = format!("{left} frames of device {device} found no room on the other devices");
+                let text = format!(
+                    "the other devices have no space for {left} frames of device {device}; add a device or delete \
+                     sequences"
+                );
                 Err(Error::new(ErrorKind::NoSpace, text))
             }
         }
     }
 
-    /// Declares a device lost: it is not written to or read from any more where there is another copy, and what had a
-    /// copy on it gets another one elsewhere by [`Store::repair`].
+    /// Declares a device lost. The store does not write to it any more, and reads from it only frames that have no
+    /// other copy. [`Store::repair`] writes new copies of its frames to other devices.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: no such device, or the only one.
+    /// [`ErrorKind::InvalidArgument`]: there is no such device, or it is the only one.
     pub fn declare_lost(&self, device: u16) -> Result<()> {
         let member = self.member(device)?;
         if member.state == MEMBER_LOST {

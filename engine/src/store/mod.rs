@@ -52,7 +52,7 @@ impl Store {
     /// Opens or creates a store.
     ///
     /// # Errors
-    /// Those of [`StoreOptions::open`].
+    /// The errors of [`StoreOptions::open`].
     pub fn open(options: StoreOptions) -> Result<Self> {
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
         if memory < 2 * SLAB_BYTES {

@@ -27,13 +27,13 @@ use stratakv_format::superblock::{SLOTS, STATE_CLOSED, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 use zerocopy::little_endian::U64;
 
-/// Frame and sequence ids that are passed over after a crash, because some may have been given out and not recorded.
+/// Frame and sequence ids that are skipped after a crash, because some may have been used and not recorded.
 const IDS_SKIPPED: u64 = 1 << 20;
 
 /// Opens the store in these directories.
 ///
 /// # Errors
-/// Those of [`StoreOptions::open`](crate::StoreOptions::open).
+/// The errors of [`StoreOptions::open`](crate::StoreOptions::open).
 pub(super) fn open_existing(
     options: &StoreOptions,
     environment: Environment,
@@ -75,7 +75,7 @@ pub(super) fn open_existing(
     let account = replayed.catalog.memory_bytes();
     if options.read_only {
         check_account(account, memory)?;
-        // What recovery would write is kept in memory only. Every opening finds it again.
+        // The changes of recovery are kept in memory only. Every opening makes them again.
         let manifest = ManifestLog::read_only(replayed.place, replayed.epoch, devices.environment.sizes().batch_bytes);
         return start(options, devices, replayed.catalog, manifest);
     }
@@ -118,7 +118,7 @@ fn match_members(found: Vec<ProbedDirectory>, slots: &[Slot], catalog: &Catalog)
 /// Declares members that are not given lost, in the catalog. Returns the newest epoch, and whether a member changed.
 ///
 /// # Errors
-/// Those of [`missing_members`].
+/// The errors of [`missing_members`].
 fn declare_missing(
     options: &StoreOptions,
     replayed: &mut Replayed,

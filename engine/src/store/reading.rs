@@ -39,7 +39,7 @@ impl Store {
     /// blocks stay in the store's memory.
     ///
     /// # Errors
-    /// Those of [`Self::read`]. [`ErrorKind::MemoryLimit`]: it can never fit in the region.
+    /// The errors of [`Self::read`]. [`ErrorKind::MemoryLimit`]: it can never fit in the region.
     pub fn read_into(&self, views: &[&Selection], region: &ReadRegion) -> Result<ReadTicket> {
         ReadTicket::read_into(Arc::clone(&self.inner.devices), self.own_views(views)?, region)
     }
@@ -59,7 +59,7 @@ impl Store {
     /// No other thread is woken, which makes small batches faster. Use [`Self::read`] to compute while blocks arrive.
     ///
     /// # Errors
-    /// Those of [`Self::read`] and [`ReadTicket::wait`].
+    /// The errors of [`Self::read`] and [`ReadTicket::wait`].
     pub fn read_now(&self, views: &[&Selection]) -> Result<ReadBatch> {
         ReadTicket::read_now(Arc::clone(&self.inner.devices), self.own_views(views)?)
     }

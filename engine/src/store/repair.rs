@@ -5,9 +5,12 @@ use crate::error::Result;
 use crate::maintenance::{Repair, RepairReport};
 
 impl Store {
-    /// Makes good what is known to be wrong with copies: those that failed a read are looked at and made anew, frames
-    /// with fewer copies than their sequences ask for get the others, and frames leave devices that are to go. The
-    /// background does this by itself; call it to wait until it is done, or in a simulation.
+    /// Repairs copies of frames:
+    /// 1. Checks copies that failed a read, and writes the damaged ones again.
+    /// 2. Writes copies of frames that have fewer than their sequences ask for.
+    /// 3. Moves frames from devices that are being removed.
+    ///
+    /// The background does this by itself. Call it to wait until it is done, or in a simulation.
     ///
     /// # Errors
     /// [`Indeterminate`](crate::ErrorKind::Indeterminate), [`Poisoned`](crate::ErrorKind::Poisoned): a commit failed.

@@ -21,11 +21,11 @@ use stratakv_format::DeviceIndex;
 use stratakv_format::manifest::Member;
 use stratakv_format::superblock::Slot;
 
-/// Bytes that are written and read to see how fast a device is.
+/// Bytes that are written and read to measure the speed of a device.
 const PROBE_BYTES: usize = CONTROL_BYTES;
-/// Times that each kind of read is tried; the middle one counts.
+/// Number of times that each kind of read is measured. The median counts.
 const PROBE_TURNS: usize = 3;
-/// A device as it is found: its directory, what its superblock says, what the manifest says.
+/// A device before it is started: its directory, its superblock slot, and its member record.
 pub(super) struct MemberDevice {
     pub(super) directory: Arc<dyn Directory>,
     pub(super) slot: Slot,
@@ -44,7 +44,7 @@ fn driver_kind(options: &StoreOptions) -> DriverKind {
     }
 }
 
-/// Starts the shards of the devices that are there. `slots`: one past the highest index that is or was in use.
+/// Starts the shards of the devices that are present. `slots` is one more than the highest index that is or was in use.
 pub(super) fn start_devices(
     options: &StoreOptions,
     environment: Environment,
@@ -111,7 +111,7 @@ pub(super) fn measure(devices: &Devices) -> Result<()> {
     devices.list.iter().try_for_each(|device| measure_device(devices, device))
 }
 
-/// As [`measure`], one device.
+/// Measures one device: see [`measure`].
 pub(super) fn measure_device(devices: &Devices, device: &Device) -> Result<()> {
     if !devices.environment.measures_time() {
         return Ok(());
@@ -141,7 +141,7 @@ fn probe(devices: &Devices, device: &Device, file: &Arc<DeviceFile>, count: usiz
     let mut requests = Vec::with_capacity(count);
     for at in 0..count {
         let into = buffer.read_target(at * bytes..(at + 1) * bytes)?;
-        // Not in order: no read-ahead of the device helps.
+        // The order is shuffled, so that no read-ahead of the device helps.
         let offset = (at * 37 % count * bytes) as u64;
         requests.push(Request { op: Op::Read { file: Arc::clone(file), offset, into }, tag: 0 });
     }

@@ -1,4 +1,4 @@
-//! What a store tells about itself and its sequences.
+//! The status of a store and of its sequences.
 
 use super::Store;
 use crate::cache::CacheStatus;
@@ -9,12 +9,12 @@ use crate::metrics::{DeviceSnapshot, MemoryUsage, lock};
 use serde::Serialize;
 use stratakv_format::PAGE_BYTES;
 
-/// What is stored about a sequence.
+/// The stored properties of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SequenceInfo {
     /// Id.
     pub id: u64,
-    /// Key, empty when it has none.
+    /// Key, or empty if it has none.
     pub key: String,
     /// Committed tokens.
     pub tokens: u64,
@@ -22,11 +22,11 @@ pub struct SequenceInfo {
     pub disk_bytes: u64,
     /// Frames that it refers to.
     pub frames: usize,
-    /// The sequence it was forked from, which may be gone.
+    /// The sequence that it was forked from, which may be deleted.
     pub parent: Option<u64>,
-    /// When it was created, milliseconds since 1970.
+    /// The time of its creation, in milliseconds since 1970.
     pub created_unix_ms: u64,
-    /// When it was last committed, milliseconds since 1970.
+    /// The time of its last commit, in milliseconds since 1970.
     pub committed_unix_ms: u64,
     /// Milliseconds from its creation until it is deleted, 0 for never.
     pub ttl_ms: u64,
@@ -34,35 +34,35 @@ pub struct SequenceInfo {
     pub evictable: u8,
 }
 
-/// How a device is driven.
+/// The status of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceStatus {
-    /// Its index in the store, which stays the same for as long as it is a member.
+    /// Its index in the store, which stays the same as long as it is a member.
     pub index: u16,
     /// Directory.
     pub path: String,
-    /// `uring` or `posix`; `glommio` or `tokio-uring` with the features of these names.
+    /// `uring` or `posix`. With the features of these names also `glommio` or `tokio-uring`.
     pub driver: String,
-    /// What the driver has to do without, with cause and remedy.
+    /// The features of the system that the driver lacks, each with the cause and what helps.
     pub notes: Vec<String>,
     /// True if I/O bypasses the page cache.
     pub direct: bool,
-    /// Bytes of its file system that are free; none when it cannot be told.
+    /// Bytes of its file system that are free, or none if the system does not report them.
     pub available_bytes: Option<u64>,
-    /// What it did since the store was opened.
+    /// Its counters since the store was opened.
     pub counters: DeviceSnapshot,
-    /// How fast it is.
+    /// Its profile: the expected time of reads.
     pub profile: ProfileStatus,
 }
 
-/// How a store runs.
+/// The status of a store.
 #[derive(Clone, Debug, Serialize)]
 pub struct StoreStatus {
     /// Devices, by index.
     pub devices: Vec<DeviceStatus>,
     /// Memory, against `memory_limit`.
     pub memory: MemoryUsage,
-    /// Pages behind the I/O buffers: `explicit`, `transparent` or `plain`; none before the first buffer.
+    /// The pages of the I/O buffers: `explicit`, `transparent` or `plain`. None before the first buffer.
     pub pages: Option<String>,
     /// Bytes of all files.
     pub file_bytes: u64,

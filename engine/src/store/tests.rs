@@ -27,10 +27,10 @@ const GROUP: usize = 8;
 const GROUPS: u64 = 512;
 /// Parts that must have been read before any counts as late.
 const ROUNDS: u64 = 300;
-/// What the late device takes longer, beyond any pause of a busy machine.
+/// The delay of the late device, which is longer than any pause of a busy machine.
 const DELAY: Duration = Duration::from_secs(2);
 
-/// Tests that measure how late devices are: one at a time in a process.
+/// Held by tests that measure how late devices are, so that one runs at a time.
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
 /// Devices with a copy of everything each; every element of a group is its number.
@@ -38,7 +38,7 @@ pub(crate) fn filled(dir: &std::path::Path, devices: u8) -> (Store, Sequence) {
     filled_on(dir, devices, None)
 }
 
-/// The same with so many threads for the devices.
+/// Returns the same store with this number of threads for the devices.
 fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Store, Sequence) {
     let options = (0..devices).fold(Store::options().driver(DriverChoice::Posix), |options, device| {
         let device = dir.join(device.to_string());
@@ -60,7 +60,7 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
     (store, sequence)
 }
 
-/// Reads some groups, every byte compared. How long it took.
+/// Reads some groups and compares every byte. Returns the duration of the read.
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
     let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
@@ -79,7 +79,7 @@ fn check(batch: &ReadBatch, groups: &[u64]) {
     }
 }
 
-/// Reads enough for late parts to be told from others, and everything.
+/// Reads enough parts that the store can tell late ones, and then every group.
 fn warm_up(store: &Store, sequence: &Sequence) {
     for round in 0..ROUNDS {
         read(store, sequence, &[round % GROUPS, (round + 200) % GROUPS]);
@@ -91,8 +91,8 @@ fn sum(status: &StoreStatus, of: impl Fn(&crate::metrics::DeviceSnapshot) -> u64
     status.devices.iter().map(|device| of(&device.counters)).sum()
 }
 
-/// What must be the same before and after: descriptors of the store's files, by file, and slabs that can be had.
-/// Descriptors of others of this process are their business.
+/// Returns the number of open descriptors of each file of the store, and the number of slabs that can be leased. Both
+/// must be the same before and after a test.
 fn resources(store: &Store, dir: &Path) -> (BTreeMap<PathBuf, usize>, usize) {
     let arena = &store.inner.devices.arena;
     let slabs: Vec<_> = std::iter::from_fn(|| arena.lease(SLAB_BYTES).ok()).collect();
@@ -104,11 +104,11 @@ fn resources(store: &Store, dir: &Path) -> (BTreeMap<PathBuf, usize>, usize) {
     (files, slabs.len())
 }
 
-/// What is late may still land, in buffers that nobody reads; then they are free.
+/// Waits until all resources are free. Late reads may still complete, in buffers that no read uses.
 fn nothing_is_held(store: &Store, dir: &Path, before: &(BTreeMap<PathBuf, usize>, usize)) {
     let deadline = Instant::now() + 10 * DELAY;
     let count = |of: &BTreeMap<PathBuf, usize>, file: &PathBuf| of.get(file).copied().unwrap_or(0);
-    // A segment that was not open before may be now, or the other way round; once.
+    // A segment file may have been opened or closed meanwhile, once.
     let same = |now: &BTreeMap<PathBuf, usize>, file: &PathBuf| match (count(&before.0, file), count(now, file)) {
         (before, now) if before == now => true,
         (before, now) => before + now == 1 && file.to_string_lossy().contains("/segments/"),
@@ -123,7 +123,7 @@ fn nothing_is_held(store: &Store, dir: &Path, before: &(BTreeMap<PathBuf, usize>
     }
 }
 
-/// As if every segment had been read from every device: its file is open, and stays open.
+/// Opens the file of every segment on every device, as reads of all segments would.
 fn open_every_file(store: &Store) {
     let inner = &store.inner;
     let catalog = lock(&inner.catalog);
@@ -158,7 +158,7 @@ fn late_or_failed(threads: Option<usize>) {
             let took = read(&store, &sequence, &[round * 7, round * 7 + 1, round * 7 + 300]);
             assert!(took < DELAY, "{slow} is late, and {took:?} were waited for it");
         }
-        // What another copy gave stays given, whoever asks for it again, while the late one is still on its way.
+        // A block that another copy gave is used again, although the late read is still in flight.
         let groups = [3, 77, 150, 222, 301, 402];
         let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
         let mut ticket = store.read(&[&view]).unwrap();
@@ -170,7 +170,7 @@ fn late_or_failed(threads: Option<usize>) {
         assert_eq!(outs[0], outs[1]);
         check(&ticket.wait().unwrap(), &groups);
         drop(trouble);
-        // Its threads are late until what they have begun has ended.
+        // Its threads are late until the operations that they have begun have ended.
         std::thread::sleep(DELAY);
         nothing_is_held(&store, dir.path(), &held);
     }
@@ -186,7 +186,7 @@ fn late_or_failed(threads: Option<usize>) {
         }
         drop(trouble);
         nothing_is_held(&store, dir.path(), &held);
-        // Copies that the background found bad meanwhile are made anew before the other device fails.
+        // Copies that the background found damaged are written again before the other device fails.
         assert_eq!(store.repair().unwrap().left, 0);
     }
     let failed = store.status();

@@ -1,4 +1,4 @@
-//! Where the bytes of a store are.
+//! The usage of space: what the bytes of a store are used for.
 
 use super::Store;
 use crate::catalog::Catalog;
@@ -8,18 +8,18 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
 use stratakv_format::LayoutId;
 
-/// Where the bytes of a store are. Always `live + dead + free + reserved + metadata + in_flight == capacity`.
+/// The bytes of a store by use. Always `live + dead + free + reserved + metadata + in_flight == capacity`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// The capacity that was set; without one, the bytes of all files and what the file systems have free.
+    /// The capacity that was set. Without one, the bytes of all files plus the free bytes of the file systems.
     pub capacity_bytes: u64,
     /// True if a capacity was set.
     pub limited: bool,
     /// Frames that sequences refer to.
     pub live_bytes: u64,
-    /// Frames that nobody refers to any more, and what is left of sealed segments: cleaning brings it back.
+    /// Frames that nothing refers to any more, and unused pages of sealed segments. Cleaning makes them free.
     pub dead_bytes: u64,
-    /// What appends may take: room in open segments, free segments, and files that are not there yet.
+    /// Bytes for appends: unused pages of open segments, free segments, and segments that are not created yet.
     pub free_bytes: u64,
     /// Free segments that only cleaning takes, and the files of the next manifest generation.
     pub reserved_bytes: u64,
@@ -29,11 +29,11 @@ pub struct Usage {
     pub in_flight_bytes: u64,
     /// Bytes of all files.
     pub file_bytes: u64,
-    /// True if all segment files made since the store was opened have their blocks reserved. Where the file system
-    /// cannot do that (`false`), they take space only as they are written, and a device may be full although
-    /// `free_bytes` says it is not.
+    /// True if all segment files that were created since the store was opened have their blocks reserved. If the file
+    /// system cannot do that (`false`), they take space as they are written. A device may then be full although
+    /// `free_bytes` is above 0.
     pub preallocated: bool,
-    /// Bytes written to the devices since the store was created: data, metadata, moves.
+    /// Bytes written to the devices since the store was created: data, metadata and moved data.
     pub lifetime_bytes: u64,
     /// By device.
     pub devices: Vec<DeviceUsage>,
@@ -51,7 +51,7 @@ pub struct DeviceUsage {
     pub live_bytes: u64,
     /// As in [`Usage`].
     pub dead_bytes: u64,
-    /// As in [`Usage`], files that are not there yet left out.
+    /// As in [`Usage`], without segments that are not created yet.
     pub free_bytes: u64,
     /// Free segments that only cleaning takes.
     pub reserved_bytes: u64,
@@ -61,7 +61,7 @@ pub struct DeviceUsage {
     pub metadata_bytes: u64,
     /// Bytes of its segment files.
     pub segment_bytes: u64,
-    /// Bytes of its file system that are free; none when it cannot be told.
+    /// Bytes of its file system that are free, or none if the system does not report them.
     pub available_bytes: Option<u64>,
 }
 
@@ -74,18 +74,18 @@ pub struct NamespaceUsage {
     pub fingerprint: String,
     /// Sequences.
     pub sequences: u64,
-    /// Committed tokens; a token that forks share counts once per fork.
+    /// Committed tokens. A token that forks share counts once per fork.
     pub tokens: u64,
-    /// Bytes of their frames, all copies; a frame that forks share counts once.
+    /// Bytes of their frames, all copies. A frame that forks share counts once.
     pub live_bytes: u64,
     /// Adapters.
     pub adapters: u64,
-    /// Bytes of their frames, not among `live_bytes`.
+    /// Bytes of their frames, which `live_bytes` does not include.
     pub adapter_bytes: u64,
 }
 
 impl Usage {
-    /// What the parts add up to: [`Usage::capacity_bytes`].
+    /// Returns the sum of the parts, which equals [`Usage::capacity_bytes`].
     #[must_use]
     pub fn sum_bytes(&self) -> u64 {
         let used = self.live_bytes + self.dead_bytes + self.in_flight_bytes;
@@ -94,10 +94,10 @@ impl Usage {
 }
 
 impl Store {
-    /// Where the bytes are, as of now.
+    /// Returns the usage of space now.
     ///
     /// # Errors
-    /// The free space of a file system cannot be told, and no capacity was set.
+    /// A file system does not report its free space, and no capacity was set.
     pub fn usage(&self) -> Result<Usage> {
         let inner = &self.inner;
         let devices = &inner.devices;
@@ -121,7 +121,7 @@ impl Store {
         for (index, own) in &bytes.devices {
             let directory = &devices.get(*index)?.directory;
             let space = directory.space();
-            // Directories on one file system share what it has.
+            // Directories on one file system share its free space.
             let open = devices.get(*index)?.takes_frames();
             if usage.limited || open && seen.insert(directory.identity().device) {
                 available += match (&space, usage.limited) {
@@ -148,7 +148,8 @@ impl Store {
                 available_bytes: space.ok().map(|space| space.available),
             });
         }
-        // A capacity below what there is already is what there is until cleaning has given it back.
+        // If the files already exceed the capacity, their bytes count as the capacity until cleaning has freed the
+        // rest.
         usage.capacity_bytes = bytes.capacity.map_or(file_bytes + available, |capacity| capacity.max(file_bytes));
         let room = usage.capacity_bytes - file_bytes;
         let owed = if usage.limited { bytes.owed_manifest.min(room) } else { 0 };

@@ -406,7 +406,7 @@ impl Catalog {
             return Err(format!("sequence {sequence} does not exist"));
         };
         let at = sequence.refs.partition_point(|(other, _)| frames.get(other).is_some_and(|f| f.lsn < lsn));
-        // The references are in order of LSN, so a duplicate can only be among those of the same LSN.
+        // The references are in order of LSN, so a duplicate has the same LSN.
         let equals =
             sequence.refs[at..].iter().take_while(|(other, _)| frames.get(other).is_some_and(|f| f.lsn == lsn));
         if equals.into_iter().any(|(other, _)| *other == id) {

@@ -83,7 +83,8 @@ fn read_parameters<E: StoredElement>(least: &[E::Word], steps: &[E::Word]) -> Op
     finite.then_some(found)
 }
 
-/// Writes the elements of a run from its row. `of` has the parameters of the run at `nth`, or those of each element.
+/// Writes the elements of a run from its row. `of` has the parameters of the run at `nth`, or the
+/// parameters of each element.
 #[inline(always)]
 fn dequantise_run<E: StoredElement, const BITS: u32>(
     row: &[u8],

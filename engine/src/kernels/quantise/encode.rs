@@ -14,8 +14,8 @@ use stratakv_format::DType;
 multiversion! {
     /// Quantises a plane to eight bits per element.
     ///
-    /// `out` has `heads * head_bytes` bytes. Returns false, and leaves `out` unspecified, if an element is not
-    /// finite, or if a range is too large for the dtype or too small for a division in f32.
+    /// `out` has `heads * head_bytes` bytes. Returns false if an element is not finite. Also if a range is too
+    /// large for the dtype or too small for a division in f32. `out` is unspecified then.
     pub(crate) fn quantise_8(shape: &QuantisedShape, plane: &[u8], out: &mut [u8]) -> bool = quantise::<8>;
 }
 

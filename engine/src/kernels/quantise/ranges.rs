@@ -9,7 +9,8 @@ pub(super) const RUN: usize = VALUE_RANGE_CHANNELS;
 /// The shape of a plane `[heads, tokens, dims]` and of its quantised form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuantisedShape {
-    /// Whether each channel has a range over all tokens (keys). Else each run of channels of a token has one (values).
+    /// True if each channel has a range over all tokens (keys). Otherwise each run of channels of a token has one
+    /// (values).
     pub(crate) per_channel: bool,
     /// KV heads.
     pub(crate) heads: usize,

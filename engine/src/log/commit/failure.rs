@@ -6,7 +6,7 @@ use crate::error::Error;
 pub(super) enum CommitFailure {
     /// There is no space for a checkpoint. Nothing was recorded, and the group waits for the next commit.
     Stalled(Error),
-    /// A write or sync failed midway. What is durable is known only after the store is opened again.
+    /// A write or sync failed midway. Only the next opening of the store finds out what is durable.
     Broken(Error),
 }
 

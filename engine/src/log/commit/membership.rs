@@ -1,6 +1,7 @@
-//! Devices in a commit: those that join, those that leave, and those that failed and are given up.
+//! Devices in a commit: devices that join, devices that leave, and devices that failed and are declared lost.
 //!
-//! A device is given up only if everything that was committed, is being committed or is open has a copy elsewhere.
+//! A device is declared lost only if every frame that was committed, is being committed or is open has a copy
+//! elsewhere.
 
 use super::failure::CommitFailure;
 use super::generation::NewGeneration;
@@ -27,7 +28,7 @@ impl Committer {
         if failures.is_empty() {
             return Ok(());
         }
-        // The other devices have the records. Those that failed are recorded as lost before anything is acknowledged.
+        // The other devices have the records. Failed devices are recorded as lost before anything is acknowledged.
         let lost = self.lost_to(failures, &[])?;
         let members = self.members_of(&[], &lost);
         let mut records = RecordBuffer::default();

@@ -173,7 +173,7 @@ impl Committer {
     /// Commits durably, together with everything that is queued.
     ///
     /// # Errors
-    /// [`ErrorKind::Indeterminate`]: a sync or write failed. Whether the commit is durable is known after reopening.
+    /// [`ErrorKind::Indeterminate`]: a sync or write failed. The next opening finds out whether the commit is durable.
     /// [`ErrorKind::NoSpace`]: there is no space for a checkpoint. The commit [stays queued](Error::is_queued).
     pub(crate) fn commit(&self, request: CommitRequest) -> Result<()> {
         self.check()?;
@@ -185,7 +185,7 @@ impl Committer {
         self.queue.join(request, |all| self.lead(all), panicked)
     }
 
-    /// Commits what is queued and waits for a commit under way. What was queued before the call has then taken effect.
+    /// Commits what is queued and waits for a commit in flight. Requests queued before the call have then taken effect.
     pub(crate) fn flush(&self) -> Result<()> {
         if self.is_idle() { Ok(()) } else { self.commit(CommitRequest::default()) }
     }

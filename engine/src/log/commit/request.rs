@@ -1,4 +1,4 @@
-//! What one commit makes durable.
+//! The request of one commit: the changes that it makes durable together.
 
 use crate::catalog::{Flight, RecordBuffer, SegmentHandle, SegmentKey};
 use crate::error::Error;
@@ -8,19 +8,19 @@ use std::sync::Arc;
 use stratakv_format::LayoutId;
 use stratakv_format::manifest as m;
 
-/// What one commit makes durable. The default one makes nothing durable by itself, but takes what is queued along.
+/// The changes that one commit makes durable. The default request has none, but its commit includes queued requests.
 #[derive(Default)]
 pub(crate) struct CommitRequest {
-    /// Layouts of the sequences that it creates. Those that the store does not know yet are recorded in front.
+    /// Layouts of the sequences that it creates. A layout that the store does not know yet is recorded first.
     pub(crate) layouts: Vec<(LayoutId, KvLayout)>,
     /// Its records, which take effect together.
     pub(crate) records: RecordBuffer,
     /// The segments that its frames were written to.
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
-    /// New places of copies of frames. A change of a frame that has changed since is passed over.
+    /// New places of copies of frames. A change of a frame that has changed since is skipped.
     pub(crate) copies: Vec<CopyChange>,
     /// Free segments whose files are removed, with the generation that ended. A segment that the catalog has in another
-    /// state or generation is passed over.
+    /// state or generation is skipped.
     pub(crate) removed: Vec<(SegmentKey, u64)>,
     /// Members as they are from now on, except for their epoch.
     pub(crate) members: Vec<m::Member>,
@@ -31,7 +31,7 @@ pub(crate) struct CommitRequest {
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
     /// True if its frames have fewer copies than they should have.
     pub(crate) owes_copies: bool,
-    /// Why its members are not changed, if the rest of it succeeds.
+    /// The reason why its members are not changed, if the rest of it succeeds.
     pub(crate) refused: Option<Error>,
 }
 

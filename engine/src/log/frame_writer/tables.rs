@@ -1,4 +1,18 @@
 //! The tables of a frame that is being built: descriptors, checksums, and the small pieces behind the header.
+//!
+//! The writer fills them in this order:
+//! 1. [`FrameTables::put_front`] adds the small pieces: summaries, token ids, caller state, adapters, tails.
+//! 2. [`FrameTables::put_groups`] adds the groups. Runs of a layer that continue each other become one extent.
+//! 3. [`FrameTables::place`] adds the lengths of header and front to the offsets, once the header's length is known.
+//! 4. [`fill_front`] copies the small pieces into the buffers that are written.
+//!
+//! Invariants:
+//! - A piece has one descriptor, and its checksums are adjacent in the table.
+//! - The checksum of a plane covers the identity of the plane and its bytes.
+//! - The descriptors of summaries are the first ones.
+//! - Small pieces begin at multiples of 8 bytes, and the bytes between them are zero.
+//!
+//! Source: SPEC.md, the chapter about frames. The caller is `write_frame`.
 
 use super::written::PlacedRun;
 use crate::catalog::{GroupBuffer, SummaryPlace, min_max_records};
@@ -56,7 +70,7 @@ pub(super) fn fill_front(pieces: &[(usize, &[u8])], base: usize, out: &mut [u8])
     out[at..].fill(0);
 }
 
-/// What one descriptor describes.
+/// A piece of a frame, which one descriptor describes.
 pub(super) struct FramePiece {
     pub(super) kind: u16,
     pub(super) layer: usize,
@@ -76,7 +90,7 @@ struct OpenExtent {
 }
 
 impl FramePiece {
-    /// A piece without layer and summary.
+    /// Returns a piece without layer and summary.
     pub(super) fn small(kind: u16, first_token: u64, tokens: u32) -> Self {
         Self { kind, layer: 0, first_token, tokens, pieces: 1, summary: None }
     }
@@ -90,7 +104,7 @@ impl<'a> FrameTables<'a> {
     /// Adds everything of the builder that precedes the groups: summaries, token ids, caller state, adapters, tails.
     ///
     /// # Errors
-    /// Those of [`TailRows::rows`].
+    /// The errors of [`TailRows::rows`].
     pub(super) fn put_front(&mut self, builder: &'a FrameBuilder, tails: &'a dyn TailRows) -> Result<()> {
         let group = u64::from(self.identity.layout.raw().group_tokens);
         for part in &builder.summaries {
@@ -134,7 +148,7 @@ impl<'a> FrameTables<'a> {
     /// Returns the runs with their pages, counted from the first run, and the pages of all runs.
     ///
     /// # Errors
-    /// A run whose buffer is gone, or a layer without KV.
+    /// The buffer of a run is gone, or a layer has no KV.
     pub(super) fn put_groups(&mut self, runs: &[Arc<GroupBuffer>]) -> Result<(Vec<PlacedRun>, u32)> {
         let group = u64::from(self.identity.layout.raw().group_tokens);
         let group_checksums = self.checksums.len();

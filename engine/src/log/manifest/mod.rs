@@ -105,7 +105,7 @@ impl ManifestLog {
     /// Opens a manifest that was replayed up to `place` for appending.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`]: no device has a file of it. Those of opening the files.
+    /// [`ErrorKind::Corruption`]: no device has a file of it. Or a file cannot be opened.
     pub(crate) fn resume(devices: &Devices, place: ManifestPlace, epoch: u64) -> Result<Self> {
         let mut log = Self::read_only(place, epoch, devices.environment.sizes().batch_bytes);
         log.file_pages = u64::MAX;
@@ -159,7 +159,7 @@ impl ManifestLog {
     /// space.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: the devices or the capacity have too little space. Those of writing.
+    /// [`ErrorKind::NoSpace`]: the devices or the capacity have too little space. Or a write fails.
     pub(crate) fn create(devices: &Devices, start: &GenerationStart, state: &RecordBuffer) -> Result<Self> {
         let all = copies(devices, &start.gone);
         let (_, least) = start.sizes(state, &devices.environment.sizes());
@@ -357,7 +357,7 @@ impl ManifestLog {
         self.spare_bytes
     }
 
-    /// Keeps spare files for the next generation, as large as those of this one, within `allowed` bytes.
+    /// Keeps spare files for the next generation, as large as the files of this one, within `allowed` bytes.
     ///
     /// A device that is too full keeps what it has.
     pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {

@@ -1,15 +1,13 @@
-//! Taking pages for a frame.
+//! Allocation: it takes pages for a frame from the first of these places that has them:
 //!
-//! In this order:
+//! 1. The open segment of the frame's stream.
+//! 2. A partial segment with enough free pages.
+//! 3. A free segment beyond the reserve.
+//! 4. A new segment, if the capacity allows it.
+//! 5. The segment that another thread is opening, after waiting for it.
+//! 6. Any open segment with enough free pages.
 //!
-//! 1. the open segment of the frame's stream;
-//! 2. a partial segment with enough free pages;
-//! 3. a free segment beyond the reserve;
-//! 4. a new segment, if the capacity allows it;
-//! 5. the segment that another thread is opening, after waiting for it;
-//! 6. any open segment with enough free pages.
-//!
-//! Files are created and written without the allocator's lock.
+//! Lock order: files are created and written without the allocator's lock.
 
 use super::{DeviceSpace, OWN_MAX, OpenSegment, SegmentAllocator, SegmentLifetime, WriteStream, reserve};
 use crate::catalog::{Flight, Pin, SegmentHandle, SegmentMeta, SegmentState, free_record, open_record};
@@ -33,7 +31,7 @@ const SKIPS_MAX: usize = 16;
 /// Free segments that [`open_ahead`] leaves to the writers that need them.
 const AHEAD_LEAVES: u64 = 2;
 
-/// What an allocation does next.
+/// The next step of an allocation.
 enum AllocationStep {
     /// It has its pages.
     Took(Location, Flight),
@@ -301,7 +299,8 @@ impl SegmentAllocator {
         let bytes = u64::from(self.segment_pages) * PAGE_BYTES as u64;
         let (total, capacity) = (self.file_bytes(devices), self.capacity.unwrap_or(u64::MAX));
         let text = format!(
-            "allocate: capacity is {capacity} bytes and files take {total}; no space for a segment of {bytes} on device {device}"
+            "allocate: capacity is {capacity} bytes and files take {total}; no space for a segment of {bytes} on \
+             device {device}"
         );
         Error::new(ErrorKind::NoSpace, text)
     }

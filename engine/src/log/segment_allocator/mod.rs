@@ -153,7 +153,7 @@ fn reserve(used: u64) -> u64 {
     }
 }
 
-/// What a sequence that is being written has written so far.
+/// The writes of one sequence so far, while it is being written.
 #[derive(Default)]
 struct WriteHistory {
     class: u8,
@@ -355,7 +355,7 @@ impl SegmentAllocator {
         let opening = own.is_some_and(|own| own.opening > 0);
         let written = own.into_iter().flat_map(|own| own.streams.values().chain(&own.partial)).map(|own| &own.handle);
         let written: Vec<&Arc<SegmentHandle>> = written.chain(&self.opened).collect();
-        // A reader holds a reference beyond those of the writers and of this iteration.
+        // The writers and this iteration hold references. A further reference is a reader's.
         let read = |handle: &Arc<SegmentHandle>| {
             let own = written.iter().filter(|other| Arc::ptr_eq(other, handle)).count();
             Arc::strong_count(handle) > own + 1

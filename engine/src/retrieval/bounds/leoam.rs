@@ -22,8 +22,8 @@ use std::sync::Arc;
 /// Levels of chunks. The longest chunk has 64 groups.
 const LEVELS: usize = 7;
 
-/// Levels that a split descends at once. Eight parts are adjacent, and their bounds cost less than those of successive
-/// halves.
+/// Levels that a split descends at once. The eight parts are adjacent, and their bounds cost less than the bounds of
+/// successive halves.
 const SPLIT: usize = 3;
 
 /// Splitting stops after `groups / SPLIT_LIMIT` bounds, because by then pruning saves less than it costs.
@@ -367,8 +367,9 @@ mod tests {
         fn chooses_what_bounds_of_all_groups_choose(
             (kv_heads, ratio, key_dim, group_tokens) in (1_usize..3, 1_usize..4, 1_usize..20, 1_usize..4),
             groups in prop_oneof![1_usize..80, 200_usize..900], (start, end) in (0_usize..20, 0_usize..20),
-            (sinks, recent) in (0_usize..4, 0_usize..6), places in 0.0_f64..0.5, density in prop::option::of(0.0_f64..1.0),
-            run in prop::sample::select(vec![1_usize, 8, 50, 300]), spread in prop::sample::select(vec![0.0_f32, 0.05, 1.0]),
+            (sinks, recent) in (0_usize..4, 0_usize..6), places in 0.0_f64..0.5,
+            density in prop::option::of(0.0_f64..1.0), run in prop::sample::select(vec![1_usize, 8, 50, 300]),
+            spread in prop::sample::select(vec![0.0_f32, 0.05, 1.0]),
             steps in prop::sample::select(vec![2.0_f32, 1000.0]), seed in any::<u64>(),
         ) {
             let mut state = seed | 1;
@@ -382,11 +383,15 @@ mod tests {
             let [flat, tree] = summaries(shape, groups, (run, spread, steps), &mut random);
             let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| 4.0 * random()).collect();
             let range = start.min(groups - 1)..groups.saturating_sub(end).max(start.min(groups - 1) + 1);
-            let forced = [range.start..(range.start + sinks).min(range.end), range.end.saturating_sub(recent).max(range.start)..range.end];
+            let forced = [
+                range.start..(range.start + sinks).min(range.end),
+                range.end.saturating_sub(recent).max(range.start)..range.end,
+            ];
             let all_forced = range.clone().filter(|group| forced.iter().any(|forced| forced.contains(group))).count();
             let count = (places * range.len() as f64) as usize + all_forced;
             let mut ask = ScoreRequest {
-                query: &query, shape, scale: 0.5, aggregation: HeadAggregation::Sum, groups: range.clone(), forced: forced.clone(),
+                query: &query, shape, scale: 0.5, aggregation: HeadAggregation::Sum, groups: range.clone(),
+                forced: forced.clone(),
                 count: count - all_forced,
             };
             let leoam = LeoAm { density };
@@ -408,7 +413,8 @@ mod tests {
             scorer.add((0, range.clone()), &mut all);
             let chosen = chosen(&scores);
             let free = |chunk: &&TreeChunk| !ask.is_forced(chunk.run);
-            let (taken, left): (Vec<&TreeChunk>, Vec<&TreeChunk>) = all.iter().filter(free).partition(|chunk| chosen.contains(&(chunk.run as u64)));
+            let is_chosen = |chunk: &&TreeChunk| chosen.contains(&(chunk.run as u64));
+            let (taken, left): (Vec<&TreeChunk>, Vec<&TreeChunk>) = all.iter().filter(free).partition(is_chosen);
             let lowest = taken.iter().map(|chunk| chunk.upper).fold(f32::INFINITY, f32::min);
             let highest = left.iter().map(|chunk| chunk.upper).fold(0.0, f32::max);
             prop_assert!(highest <= lowest * (1.0 + 1e-4), "{highest} is left, {lowest} taken");

@@ -63,8 +63,8 @@ impl BoundQuery {
         }
     }
 
-    /// Writes lower bounds of one run. They are rounded as upper bounds are, so that none is above an upper bound
-    /// within the run.
+    /// Writes lower bounds of one run. They are rounded like upper bounds, so that no lower bound is above an upper
+    /// bound within the run.
     pub(crate) fn put_lower(&mut self, bounds: &Bounds, level: usize, run: usize, out: &mut [f32]) {
         self.swapped.clear();
         for record in bounds.records(level, run..run + 1) {
@@ -133,7 +133,8 @@ mod tests {
             let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| random()).collect();
             let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
             let (aggregation, forced) = (HeadAggregation::Sum, [0..0, groups..groups]);
-            let ask = ScoreRequest { query: &query, shape, scale: 1.0, aggregation, groups: 0..groups, forced, count: groups };
+            let (scale, count) = (1.0, groups);
+            let ask = ScoreRequest { query: &query, shape, scale, aggregation, groups: 0..groups, forced, count };
             let (mut bounded, mut joint, heads) = (BoundQuery::heads(&ask), BoundQuery::summed(&ask), kv_heads * ratio);
             for level in 0..4 {
                 prop_assert_eq!(bounds.runs(level), groups >> level);
@@ -148,7 +149,8 @@ mod tests {
                     for (bounds, sum) in [(&upper, summed[run]), (&lower, least[run])] {
                         let bounds = &bounds[run * heads..][..heads];
                         let scale: f32 = bounds.iter().map(|bound| bound.abs()).sum();
-                        prop_assert!((sum - bounds.iter().sum::<f32>()).abs() <= 1e-4 * scale.max(1e-3), "{sum} {bounds:?}");
+                        let error = (sum - bounds.iter().sum::<f32>()).abs();
+                        prop_assert!(error <= 1e-4 * scale.max(1e-3), "{sum} {bounds:?}");
                     }
                     // To the bit: no part of a run is above its upper bound or below its lower bound.
                     if level > 0 {

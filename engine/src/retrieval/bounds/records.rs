@@ -2,8 +2,8 @@
 //!
 //! Invariant: for every token of a group and every query, `sum_j max(q_j * max_j, q_j * min_j)` is at least `q . k`.
 //!
-//! Records have 16-bit elements. Those of f16 and bf16 keys are exact. Those of f32 keys are bf16, with minima rounded
-//! down and maxima rounded up, so that the invariant holds.
+//! Records have 16-bit elements. Records of f16 and bf16 keys are exact. Records of f32 keys are bf16, with minima
+//! rounded down and maxima rounded up, so that the invariant holds.
 
 use crate::kernels::extremes;
 use crate::metrics::Reservation;
@@ -324,7 +324,10 @@ mod tests {
             prop_assert!(summary.room(1, &mut plenty()));
             summary.push(&bytes, heads, tokens, dtype);
             let mut scores = Vec::new();
-            let widen = |bits| if dtype == DType::F16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
+            let widen = |bits| match dtype {
+                DType::F16 => f16::from_bits(bits).to_f32(),
+                _ => bf16::from_bits(bits).to_f32(),
+            };
             let dot = |weights: &[f32], record: &[u16]| weights.iter().zip(record).map(|(w, &r)| w * widen(r)).sum();
             upper_bounds(&query, heads, summary.record(), summary.pieces(0..1), dot, &mut scores);
             // The sum over heads of upper bounds is an upper bound of the sum over heads of each best token.
@@ -403,7 +406,8 @@ mod tests {
                 prop_assert_eq!(bytes, model[middle].iter().flat_map(|v| record(*v)).collect::<Vec<_>>());
                 let mut scores = Vec::new();
                 let dot = |_: &[f32], record: &[u16]| f32::from(record[0]);
-                upper_bounds(&vec![1.0; elements], 1, summary.record(), summary.pieces(0..model.len()), dot, &mut scores);
+                let (query, pieces) = (vec![1.0; elements], summary.pieces(0..model.len()));
+                upper_bounds(&query, 1, summary.record(), pieces, dot, &mut scores);
                 prop_assert_eq!(scores, model.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
             }
             prop_assert_eq!(budget.used(), 0, "all dropped");

@@ -34,8 +34,8 @@ impl SummarySpec for BoundsSpec {
     }
 }
 
-/// The bounds of a layer. Its records are those of min/max: minima `[kv_heads, key_dim]`, then maxima, in 16 bits,
-/// rounded outward.
+/// The bounds of a layer. A min/max record holds minima `[kv_heads, key_dim]` and then maxima, in 16 bits and rounded
+/// outward.
 pub(crate) struct Bounds {
     shape: KeyShape,
     element: DType,

@@ -27,7 +27,8 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    /// What gives the raw scores of all tokens of groups, `[tokens, columns]`; the columns.
+    /// Returns the number of columns, and a function that writes the raw scores of all tokens of groups, `[tokens,
+    /// columns]`.
     pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
         let (padded, width) = (batch.padded(), self.shape.width());

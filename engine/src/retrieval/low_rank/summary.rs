@@ -51,7 +51,7 @@ impl SummarySpec for LowRankSpec {
 pub(crate) struct LowRank {
     shape: KeyShape,
     matrix: Arc<LowRankAdapter>,
-    /// Of the adapter.
+    /// The checksum of the adapter.
     checksum: u64,
     rows: Records<u16>,
 }

@@ -1,5 +1,19 @@
-//! Keys at a low rank (ShadowKV): those of a sequence's layer before rotation, as few numbers per token times a common
-//! basis. Kept in memory in place of being read; built in two passes over the stored keys.
+//! Keys at a low rank (ShadowKV): the keys of a layer before rotation, as a few numbers per token times a common basis.
+//! They are kept in memory, so that selections need not read them.
+//!
+//! They are built in two passes over the stored keys:
+//! 1. [`FirstPass`] turns the keys back to before rotation and adds up their second moment. It also finds how unlike
+//!    its mean each group is.
+//! 2. [`FirstPass::finish`] takes the strongest directions of the moment as the basis, and the groups least like their
+//!    means as outliers.
+//! 3. [`SecondPass`] projects each key to the basis and keeps the blocks of the outliers.
+//! 4. [`ReconstructedKeys::rebuild`] multiplies rows by the basis and rotates the result to the tokens' positions.
+//!
+//! Invariants:
+//! - [`ReconstructedKeys`] never change, so selections share them.
+//! - Groups sealed after the passes are kept exact in [`KeptKeys`], without gaps and up to a limit.
+//!
+//! Source: ShadowKV. `Sequence::reconstruct_keys` runs the passes.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::{
@@ -12,21 +26,21 @@ use crate::retrieval::summary::{KeyGroup, KeyShape};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Tokens that are added to the second moment, or brought to low rank, at once.
+/// Tokens that are added to the second moment, or projected, at once.
 const BATCH: usize = 64;
-/// Norm of the longest key after scaling, so that small parts of others are still normal numbers of f16.
+/// Norm of the longest key after scaling. Small elements of other keys are then still normal numbers of f16.
 const LONGEST: f32 = 4096.0;
 
-/// How keys are kept at a low rank.
+/// Options of keys at a low rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReconstructOptions {
     /// Numbers per token and layer. `None`: 160 per 1024 elements of the joint keys of all KV heads, as in the paper.
     pub rank: Option<usize>,
-    /// Share of the groups whose keys and values are kept as they are: those with tokens least like their mean
-    /// (outliers). Default 0.003.
+    /// The share of groups whose keys and values are kept exact (outliers). They are the groups whose tokens are least
+    /// like their mean. Default 0.003.
     pub outlier_share: f64,
-    /// The newest tokens, appended since, whose keys are kept as they are until the next rebuild: so many per layer at
-    /// most. Default 1024. Keys of what is appended beyond them are read from devices.
+    /// The most tokens per layer, appended after a rebuild, whose keys are kept exact in memory. Default 1024. Keys of
+    /// tokens beyond them are read from devices until the next rebuild.
     pub exact_tokens: usize,
 }
 
@@ -37,39 +51,39 @@ impl Default for ReconstructOptions {
 }
 
 impl ReconstructOptions {
-    /// This rank.
+    /// Sets the rank.
     #[must_use]
     pub const fn rank(mut self, rank: usize) -> Self {
         self.rank = Some(rank);
         self
     }
 
-    /// This share of outliers, 0 to 1.
+    /// Sets the share of outliers, 0 to 1.
     #[must_use]
     pub const fn outlier_share(mut self, share: f64) -> Self {
         self.outlier_share = share;
         self
     }
 
-    /// So many new tokens whose keys stay exact.
+    /// Sets the number of new tokens whose keys stay exact.
     #[must_use]
     pub const fn exact_tokens(mut self, tokens: usize) -> Self {
         self.exact_tokens = tokens;
         self
     }
 
-    /// The rank for joint keys of `width` elements.
+    /// Returns the rank for joint keys of `width` elements.
     pub(crate) fn rank_of(&self, width: usize) -> usize {
         self.rank.unwrap_or_else(|| (width * 160).div_ceil(1024))
     }
 
-    /// Outliers of so many groups.
+    /// Returns the number of outliers among `groups` groups.
     pub(crate) fn outliers_of(&self, groups: usize) -> usize {
         ((groups as f64 * self.outlier_share.clamp(0.0, 1.0)).ceil() as usize).min(groups)
     }
 }
 
-/// Keys of the first groups of a layer. Never changed: views share it.
+/// The keys of the first groups of a layer, at a low rank.
 pub(crate) struct ReconstructedKeys {
     shape: KeyShape,
     rotation: Rotation,
@@ -85,19 +99,20 @@ pub(crate) struct ReconstructedKeys {
 }
 
 impl ReconstructedKeys {
-    /// Bytes of `groups` at a rank with so many outliers of `block_bytes`.
+    /// Returns the bytes of `groups` groups at a rank, with `outliers` blocks of `block_bytes`.
     pub(crate) fn bytes_of(shape: &KeyShape, groups: usize, rank: usize, outliers: usize, block_bytes: usize) -> usize {
         let (tokens, width) = (groups * shape.group_tokens, shape.width());
         tokens * rank * size_of::<u16>() + rank * width * size_of::<f32>() + outliers * (block_bytes + 64)
     }
 
-    /// Bytes that it holds.
+    /// Returns the bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
         self._account.bytes()
     }
 
-    /// The K plane of groups, one behind the other, each `[kv_heads, G, key_dim]` in the layout's element type: their
-    /// rows times the basis, turned to their positions.
+    /// Writes the K planes of groups, one behind the other, each `[kv_heads, G, key_dim]` in the layout's element type.
+    ///
+    /// The keys are the rows times the basis, rotated to their positions.
     pub(crate) fn rebuild(&self, groups: &[u64], out: &mut Vec<u8>) {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
         let (width, rank) = (self.shape.width(), self.rank);
@@ -127,12 +142,11 @@ impl ReconstructedKeys {
     }
 }
 
-/// The first pass over the keys of a layer: their second moment before rotation, the longest, and which groups are
-/// outliers.
+/// The first pass over the keys of a layer: their second moment before rotation, the longest key, and the outliers.
 pub(crate) struct FirstPass {
     shape: KeyShape,
     rotation: Rotation,
-    /// `[width, width]`, of which only what is on and above the diagonal counts.
+    /// `[width, width]`. Only the diagonal and the elements above it count.
     moment: Vec<f32>,
     longest: f32,
     cosines: Vec<f32>,
@@ -142,10 +156,10 @@ pub(crate) struct FirstPass {
 }
 
 impl FirstPass {
-    /// Bytes that it takes.
+    /// Returns the bytes that the passes take.
     pub(crate) fn bytes_of(shape: &KeyShape, groups: usize) -> usize {
         let (width, batch) = (shape.width(), BATCH.next_multiple_of(shape.group_tokens));
-        // The moment, later the basis twice over; keys of a batch three times over.
+        // The moment, then the basis twice, and the keys of a batch three times.
         (3 * width * width + 4 * batch * width + groups) * size_of::<f32>()
     }
 
@@ -179,17 +193,21 @@ impl FirstPass {
         self.batch.clear();
     }
 
-    /// The second pass at this rank, which is the width at most; `account` holds what it will keep.
+    /// Returns the second pass at this rank, which is at most the width. `account` holds the bytes that the keys will
+    /// take.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: keys so long that their squares have no sum in f32.
+    /// [`ErrorKind::InvalidArgument`]: a key is so long that the sum of its squares is infinite in f32.
     pub(crate) fn finish(mut self, rank: usize, outliers: usize, account: Reservation) -> Result<SecondPass> {
         self.flush();
         let width = self.shape.width();
-        // What the iteration adds up is not above the trace but for rounding and the order of the terms.
+        // The sums of the iteration exceed the trace by rounding only.
         let trace = self.moment.iter().step_by(width + 1).sum::<f32>();
         if !self.longest.is_finite() || !(trace * width as f32).is_finite() {
-            let text = format!("keys as long as {:e} have no directions in f32", self.longest);
+            let text = format!(
+                "reconstruct keys: the longest key has norm {:e}, whose square does not fit in f32",
+                self.longest
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         for i in 0..width {
@@ -221,7 +239,7 @@ impl FirstPass {
     }
 }
 
-/// The second pass: each key as its part of the basis; outliers as they are.
+/// The second pass: it projects each key to the basis and keeps the blocks of outliers.
 pub(crate) struct SecondPass {
     keys: ReconstructedKeys,
     /// `[width, rank]`: the basis transposed.
@@ -232,12 +250,12 @@ pub(crate) struct SecondPass {
 }
 
 impl SecondPass {
-    /// Groups that are kept as they are.
+    /// Returns the groups whose blocks are kept exact.
     pub(crate) fn outliers(&self) -> &[u64] {
         &self.outliers
     }
 
-    /// The next group, with its whole block where it is an outlier.
+    /// Adds the next group. `block` is its whole block, which is kept if the group is an outlier.
     pub(crate) fn add(&mut self, group: &KeyGroup<'_>, block: &[u8]) {
         let (shape, width) = (self.keys.shape, self.keys.shape.width());
         let mut keys = group.tokens();
@@ -266,7 +284,7 @@ impl SecondPass {
     }
 }
 
-/// Keys of a group `[G, kv_heads, key_dim]` as they were before rotation.
+/// Turns the keys of a group, `[G, kv_heads, key_dim]`, back to before rotation.
 fn turn_back(rotation: &Rotation, shape: &KeyShape, group: u64, keys: &mut [f32], angles: &mut Angles) {
     for (token, key) in keys.chunks_exact_mut(shape.width()).enumerate() {
         rotation.angles(group * shape.group_tokens as u64 + token as u64, angles);
@@ -274,11 +292,11 @@ fn turn_back(rotation: &Rotation, shape: &KeyShape, group: u64, keys: &mut [f32]
     }
 }
 
-/// What a layer has of its keys in memory: at a low rank up to the last rebuild, exact from there on as far as there is
-/// room.
+/// The keys of a layer in memory: at a low rank up to the last rebuild, and exact for the groups behind it, up to a
+/// limit.
 pub(crate) struct KeptKeys {
     rebuilt: Arc<ReconstructedKeys>,
-    /// Of the rebuilt groups, those that were not cut off since.
+    /// The rebuilt groups that were not cut off since.
     groups: u64,
     /// K planes of the groups behind them.
     fresh: Vec<Arc<[u8]>>,
@@ -286,7 +304,7 @@ pub(crate) struct KeptKeys {
     plane_bytes: usize,
 }
 
-/// The keys of a group that is not read, or not all of it.
+/// The part of a group that is in memory, so that a read skips it.
 pub(crate) enum KeptOutliers {
     /// Its whole block.
     Block(Arc<[u8]>),
@@ -305,7 +323,7 @@ impl KeptKeys {
         &self.rebuilt
     }
 
-    /// What there is of a group.
+    /// Returns the part of a group that is in memory, or none.
     pub(crate) fn find(&self, group: u64) -> Option<KeptOutliers> {
         if group >= self.groups {
             return self.fresh.get((group - self.groups) as usize).map(|plane| KeptOutliers::Plane(Arc::clone(plane)));
@@ -314,9 +332,9 @@ impl KeptKeys {
         Some(outlier.map_or(KeptOutliers::Reconstructed, |block| KeptOutliers::Block(Arc::clone(block))))
     }
 
-    /// A group was sealed.
+    /// Keeps the K plane of a group that was sealed, if there is space and no gap before it.
     pub(crate) fn push(&mut self, group: u64, plane: &[u8]) {
-        // A gap stays one: what lies behind it would have another place.
+        // A group behind a gap is not kept, because its index would not match its position.
         if group == self.groups + self.fresh.len() as u64 && self.fresh.len() < self.fresh_max {
             self.fresh.push(plane.into());
         }
@@ -327,7 +345,7 @@ impl KeptKeys {
         self.groups = self.groups.min(groups);
     }
 
-    /// Bytes beside those of the rebuilt keys, which have an account of their own, once `more` groups were added.
+    /// Returns the bytes of exact keys after `more` groups. The rebuilt keys have an account of their own.
     pub(crate) fn bytes_for(&self, more: usize) -> usize {
         (self.fresh.len() + more).min(self.fresh_max.max(self.fresh.len())) * (self.plane_bytes + 64)
     }

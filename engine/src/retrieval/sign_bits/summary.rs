@@ -38,7 +38,8 @@ pub(crate) struct Signs {
 }
 
 impl Signs {
-    /// What gives the estimated scores of all tokens of groups, `[tokens, columns]`; the columns.
+    /// Returns the number of columns, and a function that writes the estimated scores of all tokens of groups,
+    /// `[tokens, columns]`.
     pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
         let columns = if batch.count() == 1 { 1 } else { batch.padded() };
         let heads = self.weights(batch);
@@ -152,7 +153,7 @@ impl Nibbles {
         let mut sums = [[0.0; 16]; TOKENS / 4];
         out.fill(0.0);
         for (tile, out) in out.chunks_mut(TOKENS * columns).enumerate() {
-            // Of the first head.
+            // The rows of the first head.
             let places: [usize; TOKENS / 4] = std::array::from_fn(|i| {
                 let quad = tile * (TOKENS / 4) + i;
                 quad / quads * heads * quads + quad % quads
@@ -299,13 +300,18 @@ mod tests {
                 signs.push(&KeyGroup::new(shape, &plane, index as u64).unwrap());
             }
             let query: Vec<f32> = (0..kv_heads * per_head * key_dim).map(|_| random()).collect();
-            let batch = if joint { QueryBatch::joint(&query, kv_heads, key_dim) } else { QueryBatch::query_heads(&query, kv_heads, key_dim) };
+            let batch = match joint {
+                true => QueryBatch::joint(&query, kv_heads, key_dim),
+                false => QueryBatch::query_heads(&query, kv_heads, key_dim),
+            };
             let columns = if batch.count() == 1 { 1 } else { batch.padded() };
             let (heads, groups) = (signs.weights(&batch), count / 3..count);
             let mut expected = vec![0.0; groups.len() * group * columns];
             // By tables of four bits: half a step for each of 32, a step being a 31st of the largest entry.
             let mut errors = vec![1e-3; expected.len()];
-            let largest = |weights: &[f32]| weights.chunks(4).map(|w| w.iter().map(|w| w.abs()).sum()).fold(0.0, f32::max);
+            let largest = |weights: &[f32]| {
+                weights.chunks(4).map(|w| w.iter().map(|w| w.abs()).sum()).fold(0.0, f32::max)
+            };
             let each = expected.chunks_exact_mut(group * columns).zip(errors.chunks_exact_mut(group * columns));
             for (index, (out, errors)) in groups.clone().zip(each) {
                 let (bits, lengths) = (signs.signs.slice(index..index + 1), signs.lengths.slice(index..index + 1));
@@ -332,7 +338,10 @@ mod tests {
             for (way, found) in found.iter().enumerate() {
                 for (at, ((x, y), error)) in found.iter().zip(&expected).zip(&errors).enumerate() {
                     let error = if way == 0 { 1e-3 } else { *error };
-                    prop_assert!((x - y).abs() <= error, "way {way}, number {at} of {columns} columns: {x}, expected {y}");
+                    prop_assert!(
+                        (x - y).abs() <= error,
+                        "way {way}, number {at} of {columns} columns: {x}, expected {y}"
+                    );
                 }
             }
         }

@@ -34,7 +34,7 @@ pub struct Codebook {
 impl Codebook {
     /// Makes a codebook from its parts.
     ///
-    /// `mean` is `[width]`, `forward` and `query` are `[width, dims]`, `packing` has the dimensions of each code byte,
+    /// `mean` is `[width]`. `forward` and `query` are `[width, dims]`. `packing` has the dimensions of each code byte,
     /// and `levels` has 2, 4, ... 256 rising levels per dimension. `error` is the mean squared error per token in the
     /// transformed space, as calibration measured it.
     ///
@@ -272,7 +272,12 @@ mod tests {
         #[test]
         fn tables_are_sums_of_weighted_levels(seed in any::<u64>(), bits in prop::collection::vec(1_u32..5, 1..9)) {
             let mut rng = seed | 1;
-            let mut random = || { rng ^= rng << 13; rng ^= rng >> 7; rng ^= rng << 17; (rng >> 40) as f32 / 8388608.0 - 1.0 };
+            let mut random = || {
+                rng ^= rng << 13;
+                rng ^= rng >> 7;
+                rng ^= rng << 17;
+                (rng >> 40) as f32 / 8388608.0 - 1.0
+            };
             let mut packing: Vec<Vec<u32>> = vec![vec![]];
             let mut used = 0;
             let mut levels = Vec::new();
@@ -287,7 +292,8 @@ mod tests {
             let (dims, width) = (bits.len(), bits.len());
             let mut identity = vec![0.0; width * dims];
             (0..dims).for_each(|i| identity[i * dims + i] = 1.0);
-            let book = Codebook::new(vec![0.0; width], identity.clone(), identity, packing, levels.clone(), 0.0).unwrap();
+            let mean = vec![0.0; width];
+            let book = Codebook::new(mean, identity.clone(), identity, packing, levels.clone(), 0.0).unwrap();
             let key: Vec<f32> = (0..width).map(|_| random()).collect();
             let mut code = vec![0; book.code_bytes()];
             let error = book.encode(&key, &mut Vec::new(), &mut code);

@@ -56,7 +56,7 @@ pub struct Codes {
 }
 
 impl Codes {
-    /// Returns how far keys are from those of calibration: their mean squared error over the calibrated one. About 1
+    /// Returns how far the keys are from the calibrated keys: their mean squared error over the calibrated one. About 1
     /// means alike.
     ///
     /// Returns none before the first key. Keys whose codes were read from a device do not count.

@@ -1,4 +1,4 @@
-//! What is made good, and what others learn, when somebody else commits what was queued.
+//! Commits of queued requests by another thread: copies that are repaired, and readers that learn of new places.
 
 use super::*;
 use crate::log::{CommitRequest, CopyChange, places};
@@ -30,7 +30,7 @@ fn not_written_and_made(cannot_be_made: bool) {
     }
     let errors = || sum(&store.status(), |device| device.errors);
     let deadline = Instant::now() + Duration::from_secs(60);
-    // Frames are on their way by themselves.
+    // The background writes frames by itself.
     while errors() == sum(&before, |device| device.errors) {
         assert!(Instant::now() < deadline, "every copy was written");
         std::thread::sleep(Duration::from_millis(1));

@@ -30,7 +30,7 @@ fn two_changes_of_a_frame_in_one_commit() {
     assert_eq!(seen.len(), 2, "a copy on each device");
     let mut wanted = Vec::new();
     for _ in 0..2 {
-        // The second copy anew, on its own device. Nobody reads it before it is replaced again.
+        // The second copy is written again on its own device. It is not read before it is replaced.
         let device: DeviceIndex = seen[1].0.device;
         let pages = meta.location.pages;
         let (location, flight) = allocate(&inner.devices, &inner.space, device, Writer::Cleaning, pages).unwrap();
@@ -52,8 +52,7 @@ fn two_changes_of_a_frame_in_one_commit() {
     assert_eq!(store.open_sequence("s", OpenSequence::new()).unwrap().len(), GROUPS * GROUP as u64);
 }
 
-/// A frame that is damaged in the same place of every copy is not copied over and over; whoever asks for a repair has
-/// it tried again.
+/// A frame that is damaged in the same place of every copy is copied once. A call of `repair` tries it again.
 #[test]
 fn what_cannot_be_copied_is_tried_once() {
     let dir = tempfile::tempdir().unwrap();

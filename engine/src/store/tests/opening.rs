@@ -1,4 +1,4 @@
-//! What an open may take.
+//! The limits of an open.
 
 use super::*;
 use crate::io::file::directory::Access;
