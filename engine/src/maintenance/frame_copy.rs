@@ -20,6 +20,7 @@ use crate::io::scheduler::{Priority, Request};
 use crate::layout::KvLayout;
 use crate::log::{Devices, SegmentAllocator, Writer, allocate};
 use crate::metrics::{Category, Reservation};
+use crate::read::BlockReader;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use stratakv_format::checksum::crc_with_hole;
@@ -151,9 +152,8 @@ impl CopyJob<'_> {
 
     /// Reads `len` bytes from an offset of the frame to the start of the buffer.
     fn read(&mut self, from: &CopySource, offset: u64, len: usize) -> Result<()> {
-        let into = self.buffer.read_target(0..len)?;
-        let op = Op::Read { file: from.segment.file()?, offset: from.meta.location.offset() + offset, into };
-        self.devices.get(from.segment.key.0)?.shard.run(vec![Request { op, tag: 0 }], Priority::Clean)
+        let offset = from.meta.location.offset() + offset;
+        BlockReader::cleaning(self.devices).read_into(&from.segment, offset, (&mut self.buffer, 0..len))
     }
 
     /// Reads the header and the small sections behind it, and verifies their checksums.

@@ -2,17 +2,14 @@
 //!
 //! Copies are tried one after the other: the own one first, then those on sound devices with the shortest queues.
 
-use crate::catalog::{FrameBody, SegmentHandle};
+use super::block_reader::{BlockReader, read_request};
+use crate::catalog::FrameBody;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::lease::Lease;
-use crate::io::driver::interface::Op;
-use crate::io::scheduler::{Batch, Priority, Request, Sink, Waiter};
 use crate::log::Devices;
 use crate::plan::{PlannedRead, ReadPart};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Reads the failed reads of a part again, from one other copy after the other.
@@ -89,73 +86,11 @@ fn read_copies(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<Vec<Result<()>>> {
-    let waiters: Vec<Arc<Waiter>> = reads.iter().map(|_| Waiter::new(1)).collect();
-    let mut batches: BTreeMap<_, Vec<Request>> = BTreeMap::new();
-    for (tag, CopyRetry { read, copies, .. }) in reads.iter().enumerate() {
+    let requests = reads.iter().map(|CopyRetry { read, copies, .. }| {
         let (segment, offset) = read.of_copy(copies[turn]);
-        let file = match segment.file().and_then(|file| devices.get(segment.key.0).map(|_| file)) {
-            Ok(file) => file,
-            Err(e) => {
-                waiters[tag].complete(0, Err(e));
-                continue;
-            }
-        };
-        let into = buffer.read_target(read.to..read.to + read.bytes)?;
-        let op = Op::Read { file, offset, into };
-        batches.entry(segment.key.0).or_default().push(Request { op, tag: tag as u64 });
-    }
-    let sink: Arc<dyn Sink> = Arc::new(PerRequestSink(waiters.clone()));
-    let cancel = Arc::<AtomicBool>::default();
-    for (device, requests) in batches {
-        let (sink, cancel) = (Arc::clone(&sink), Some(Arc::clone(&cancel)));
-        devices.get(device)?.shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel });
-    }
-    waiters.iter().map(|waiter| in_time(waiter.wait_until(deadline), &cancel)).collect()
-}
-
-/// Returns the outcome. If the deadline passed, reads that were not submitted yet are cancelled.
-fn in_time(outcome: Result<()>, cancel: &AtomicBool) -> Result<Result<()>> {
-    match outcome {
-        Err(e) if e.kind() == ErrorKind::Deadline => {
-            cancel.store(true, Ordering::Relaxed);
-            Err(e)
-        }
-        outcome => Ok(outcome),
-    }
-}
-
-/// Reads a range of a segment again. The outer error is a deadline that passed.
-fn read_again(
-    devices: &Devices,
-    segment: &SegmentHandle,
-    offset: u64,
-    buffer: &mut Lease,
-    range: Range<usize>,
-    deadline: Option<Instant>,
-) -> Result<Result<()>> {
-    let waiter = Waiter::new(1);
-    let cancel = Arc::<AtomicBool>::default();
-    let submitted = buffer.read_target(range).and_then(|into| {
-        let op = Op::Read { file: segment.file()?, offset, into };
-        let (requests, sink) = (vec![Request { op, tag: 0 }], Arc::clone(&waiter) as Arc<dyn Sink>);
-        let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(&cancel)) };
-        devices.get(segment.key.0).map(|device| device.shard.submit_wait(batch))
+        read_request(devices, segment, offset, (&mut *buffer, read.to..read.to + read.bytes))
     });
-    match submitted {
-        Err(e) => Ok(Err(e)),
-        Ok(()) => in_time(waiter.wait_until(deadline), &cancel),
-    }
-}
-
-/// Completes one waiter per request.
-struct PerRequestSink(Vec<Arc<Waiter>>);
-
-impl Sink for PerRequestSink {
-    fn complete(&self, tag: u64, outcome: Result<()>) {
-        if let Some(waiter) = self.0.get(tag as usize) {
-            waiter.complete(0, outcome);
-        }
-    }
+    BlockReader::demand(devices).until(deadline).submit(requests)?.wait_each()
 }
 
 /// Reads a block again until it is good: once from its own copy, then from the others. Returns whether it is good.
@@ -176,13 +111,17 @@ pub(super) fn until_good(
 ) -> Result<bool> {
     let own = usize::from(read.copy);
     let kept = buffer.bytes().and_then(|bytes| bytes.get(range.clone())).unwrap_or_default().to_vec();
+    let reader = BlockReader::demand(devices).until(deadline);
     let mut outcome = Ok(());
     for (turn, copy) in copies_to_try(devices, frame, own).into_iter().enumerate() {
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
         if let Ok(device) = devices.get(segment.key.0) {
             if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
         }
-        outcome = read_again(devices, segment, first, buffer, range.clone(), deadline)?;
+        outcome = reader.read_into(segment, first, (&mut *buffer, range.clone()));
+        if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::Deadline) {
+            break;
+        }
         if outcome.is_ok() && !is_bad(buffer) {
             for beside in [range.start..block.start, block.end..range.end] {
                 let from = kept.get(beside.start - range.start..beside.end - range.start);

@@ -210,11 +210,11 @@ fn submit(devices: &Devices, part: &[ReadPart; 1], buffer: &mut Lease, cancel: &
     let progress = Progress::new(devices, part);
     progress.submitted();
     for (tag, read) in (0..).zip(&part[0].reads) {
-        let submitted = request(devices, read, buffer).and_then(|op| {
+        let submitted = request(devices, read, buffer).and_then(|(device, op)| {
             let sink = Arc::clone(&progress) as Arc<dyn Sink>;
             let requests = vec![Request { op, tag }];
             let batch = Batch { requests, priority: Priority::Demand, sink, cancel: Some(Arc::clone(cancel)) };
-            devices.get(read.segment.key.0).map(|device| device.shard.submit_wait(batch))
+            devices.get(device).map(|device| device.shard.submit_wait(batch))
         });
         if let Err(e) = submitted {
             progress.complete(tag, Err(e));

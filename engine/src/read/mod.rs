@@ -2,10 +2,12 @@
 //! order.
 //!
 //! `ticket` drives a read. `progress` counts completions. `verify` checks blocks. `copy_fallback` and `hedge` try other
-//! copies. `shared_blocks` and `prefetch` hand blocks from one read to another. `attend` consumes them.
+//! copies. `shared_blocks` and `prefetch` hand blocks from one read to another. `attend` consumes them. `block_reader`
+//! reads ranges for callers that wait.
 
 mod attend;
 mod batch;
+mod block_reader;
 mod copy_fallback;
 mod decode_check;
 mod errors;
@@ -23,6 +25,7 @@ mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{PlaneBytes, ReadBatch, SelectionBlocks};
+pub(crate) use block_reader::{BlockReader, SegmentRange};
 pub use event::EventWaker;
 pub(crate) use prefetch::ReadTimes;
 pub(crate) use summary_read::{ReadSection, RecordsTicket};

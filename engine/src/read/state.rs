@@ -1,12 +1,14 @@
 //! State that a ticket and its helpers share: which parts another copy has given, and how a planned read becomes a
 //! request.
 
+use super::block_reader::read_request;
 use crate::error::Result;
 use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::log::Devices;
 use crate::plan::PlannedRead;
 use std::collections::BTreeSet;
+use stratakv_format::DeviceIndex;
 
 /// The parts of a read that another copy has given, because their first read was late or failed.
 #[derive(Default)]
@@ -24,12 +26,10 @@ impl Hedges {
     }
 }
 
-/// Returns the operation of a planned read into its place in the buffer of its part.
+/// Returns the operation of a planned read into its place in the buffer of its part, and its device.
 ///
 /// # Errors
 /// The device is not present, its file cannot be opened, or the buffer is in use.
-pub(super) fn request(devices: &Devices, read: &PlannedRead, buffer: &mut Lease) -> Result<Op> {
-    devices.get(read.segment.key.0)?;
-    let file = read.segment.file()?;
-    Ok(Op::Read { file, offset: read.offset, into: buffer.read_target(read.to..read.to + read.bytes)? })
+pub(super) fn request(devices: &Devices, read: &PlannedRead, buffer: &mut Lease) -> Result<(DeviceIndex, Op)> {
+    read_request(devices, &read.segment, read.offset, (buffer, read.to..read.to + read.bytes))
 }

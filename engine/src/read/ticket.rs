@@ -14,6 +14,7 @@
 
 use super::attend::{AttendOptions, Attending};
 use super::batch::{PartBuffer, ReadBatch};
+use super::block_reader::{DeviceBatches, submit_batches};
 use super::errors::wrong_view;
 use super::progress::Progress;
 use super::state::{Hedges, request};
@@ -29,14 +30,12 @@ use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
 use crate::plan::{DeviceLoads, ReadPart, ReadPriority, plan};
 use crate::plan::{Selection, SelectionInner};
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use stratakv_format::DeviceIndex;
 
 /// How long a read that waits for memory sleeps, at most, before it checks again whether memory can come back.
 const RECHECK: Duration = Duration::from_millis(5);
@@ -217,12 +216,8 @@ impl ReadTicket {
         let batches = self.requests_by_device();
         self.submitted = true;
         self.progress.times.begun();
-        for (device, requests) in batches {
-            let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
-            let cancel = Some(Arc::clone(&self.cancel));
-            let batch = Batch { requests, priority: self.priority, sink, cancel };
-            self.devices.get(device)?.shard.submit_wait(batch);
-        }
+        let sink = Arc::clone(&self.progress) as Arc<dyn Sink>;
+        submit_batches(&self.devices, batches, self.priority, &sink, Some(&self.cancel))?;
         Ok(true)
     }
 
@@ -242,18 +237,18 @@ impl ReadTicket {
     }
 
     /// Returns the requests of all parts by device. A read that cannot be requested counts as failed.
-    fn requests_by_device(&mut self) -> BTreeMap<DeviceIndex, Vec<Request>> {
+    fn requests_by_device(&mut self) -> DeviceBatches {
         let total = self.requests();
         self.progress.submitted();
         self.progress.times.begun();
-        let mut batches: BTreeMap<DeviceIndex, Vec<Request>> = BTreeMap::new();
+        let mut batches = DeviceBatches::new();
         for (index, (part, buffer)) in self.parts.iter().zip(&mut self.buffers).enumerate() {
             let Some(buffer) = buffer.as_mut().and_then(Arc::get_mut) else { continue };
             let tags = self.progress.first_tag(index)..;
             for (read, tag) in part.reads.iter().zip(tags) {
                 match request(&self.devices, read, buffer) {
-                    Ok(op) => {
-                        let batch = batches.entry(read.segment.key.0).or_insert_with(|| Vec::with_capacity(total));
+                    Ok((device, op)) => {
+                        let batch = batches.entry(device).or_insert_with(|| Vec::with_capacity(total));
                         batch.push(Request { op, tag });
                     }
                     Err(e) => self.progress.complete(tag, Err(e)),

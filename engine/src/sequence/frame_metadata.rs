@@ -11,7 +11,6 @@
 //! - A damaged copy is counted on its device and listed for repair.
 //! - Every small piece is checked before it is used ([`Sequence::piece`]), also if the frame has one copy.
 
-use super::blocks::{read, read_each};
 use super::handle::Sequence;
 use crate::catalog::{Catalog, FrameMeta, SegmentHandle, SequenceMeta};
 use crate::error::{Corruption, Error, ErrorKind, Result};
@@ -19,6 +18,7 @@ use crate::io::planted;
 use crate::io::planted::covered;
 use crate::log::{CopyAt, StoreInner, copies_of};
 use crate::metrics::lock;
+use crate::read::{BlockReader, SegmentRange};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
@@ -46,6 +46,12 @@ pub(super) struct FrameReference {
 impl FrameReference {
     pub(super) fn segment(&self) -> &Arc<SegmentHandle> {
         &self.copies[0].at.segment
+    }
+
+    /// Returns a range of the first copy.
+    fn range(&self, range: Range<usize>) -> SegmentRange<'_> {
+        let offset = self.meta.location.offset() + range.start as u64;
+        SegmentRange { segment: self.segment(), offset, bytes: range.len() }
     }
 
     /// Moves the first copy to the end.
@@ -108,22 +114,14 @@ impl Sequence {
     /// cut off if nothing follows them.
     ///
     /// # Errors
-    /// As [`read_each`].
+    /// As [`BlockReader::read_each`].
     pub(super) fn read_fronts(&self, references: &[FrameReference]) -> Result<Vec<Result<Vec<u8>>>> {
-        let devices = &self.store.devices;
-        let place = |reference: &FrameReference, range: Range<usize>| {
-            (Arc::clone(reference.segment()), reference.meta.location.offset() + range.start as u64, range.len())
-        };
-        let read = |places: &[(Arc<SegmentHandle>, u64, usize)]| {
-            let places: Vec<_> =
-                places.iter().map(|(segment, first, bytes)| (segment.as_ref(), *first, *bytes)).collect();
-            read_each(devices, &places)
-        };
+        let reader = BlockReader::demand(&self.store.devices);
         let first = |reference: &FrameReference| match self.streams.is_some() {
             true => 0..(reference.meta.header_pages as usize * PAGE_BYTES).min(front_bytes(reference)),
             false => 0..front_bytes(reference),
         };
-        let mut fronts = read(&references.iter().map(|r| place(r, first(r))).collect::<Vec<_>>())?;
+        let mut fronts = reader.read_each(&references.iter().map(|r| r.range(first(r))).collect::<Vec<_>>())?;
         if self.streams.is_none() {
             return Ok(fronts);
         }
@@ -131,7 +129,8 @@ impl Sequence {
             .filter_map(|(at, (reference, head))| Some((at, self.behind_records(reference, head.as_ref().ok()?))))
             .filter(|(_, rest)| !rest.is_empty())
             .collect();
-        let read = read(&rests.iter().map(|(at, rest)| place(&references[*at], rest.clone())).collect::<Vec<_>>())?;
+        let ranges: Vec<_> = rests.iter().map(|(at, rest)| references[*at].range(rest.clone())).collect();
+        let read = reader.read_each(&ranges)?;
         for ((at, range), rest) in rests.into_iter().zip(read) {
             match (&mut fronts[at], rest) {
                 (Ok(front), Ok(rest)) => {
@@ -182,8 +181,8 @@ impl Sequence {
         for turn in 0..reference.copies.len() {
             if turn > 0 {
                 reference.turn();
-                let place = (reference.segment().as_ref(), reference.meta.location.offset(), front_bytes(reference));
-                let again = read(devices, &[place]).map(|mut fronts| fronts.pop().unwrap_or_default());
+                let again = BlockReader::demand(devices).read_all(&[reference.range(0..front_bytes(reference))]);
+                let again = again.map(|mut fronts| fronts.pop().unwrap_or_default());
                 // The first error is reported.
                 front = match (front, again) {
                     (Err(first), Err(_)) => Err(first),

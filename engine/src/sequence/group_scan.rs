@@ -1,12 +1,12 @@
 //! Scanning the blocks of a layer in order, in memory or on devices. Summaries and low-rank keys are built from them.
 
-use super::blocks::{ScanPart, check_block, read_block, read_each};
+use super::blocks::{ScanPart, check_block, read_block};
 use super::errors::lost_group;
 use super::handle::Sequence;
 use super::layer::LayerState;
 use crate::catalog::Source;
 use crate::error::{ErrorKind, Result};
-use stratakv_format::page::PAGE_BYTES;
+use crate::read::{BlockReader, SegmentRange};
 
 /// The most bytes of blocks that are read at once.
 const READ_BYTES: usize = 1 << 20;
@@ -53,18 +53,13 @@ impl Sequence {
             let part = if whole.contains(&group) { ScanPart::Block } else { ScanPart::Keys };
             places.push((extent.place(group, state.block(), state.geometry().planes()).ok_or_else(lost)?, part));
         }
-        let page = PAGE_BYTES as u64;
-        let pieces: Vec<_> = places
+        let (ranges, skips): (Vec<_>, Vec<_>) = places
             .iter()
-            .map(|(place, part)| {
-                let first = place.offset / page * page;
-                let bytes = ((place.offset - first) as usize + part.bytes(state)).next_multiple_of(PAGE_BYTES);
-                (place.frame.segment.as_ref(), first, bytes)
-            })
-            .collect();
-        let read = places.iter().zip(read_each(&self.store.devices, &pieces)?);
-        for (((place, part), pages), group) in read.zip(group..end) {
-            let skip = (place.offset % page) as usize;
+            .map(|(place, part)| SegmentRange::pages_around(&place.frame.segment, place.offset, part.bytes(state)))
+            .unzip();
+        let read = BlockReader::demand(&self.store.devices).read_each(&ranges)?;
+        let read = places.iter().zip(skips.into_iter().zip(read));
+        for (((place, part), (skip, pages)), group) in read.zip(group..end) {
             let block = match &pages {
                 Ok(pages) => pages.get(skip..skip + part.bytes(state)).unwrap_or_default(),
                 Err(_) => &[],

@@ -1,12 +1,12 @@
 //! Restoring summaries of selectors from the records that are stored with the groups, instead of from the keys.
 
-use super::blocks::read_each;
 use super::handle::Sequence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
 use crate::io::planted::covered;
 use crate::log::Devices;
 use crate::plan::Section;
+use crate::read::{BlockReader, SegmentRange};
 use crate::retrieval::LayerSummary;
 use stratakv_format::frame::KIND_SUMMARY;
 use stratakv_format::{PAGE_BYTES, PlaneIdentity};
@@ -73,28 +73,25 @@ pub(super) fn read_records(devices: &Devices, group_tokens: u64, sections: &[Sec
     for copy in 0..copies {
         let missing: Vec<usize> =
             (0..sections.len()).filter(|at| out[*at].is_none() && copy < sections[*at].frame.copies()).collect();
-        let spans: Vec<_> = missing
+        let (ranges, skips): (Vec<_>, Vec<_>) = missing
             .iter()
             .map(|at| {
                 let Section { frame, place } = &sections[*at];
                 let (segment, page, _) = frame.copy(copy);
                 let start = u64::from(page) * PAGE_BYTES as u64 + place.offset;
-                let first = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-                let skip = (start - first) as usize;
-                (segment.as_ref(), first, (skip + place.bytes as usize).next_multiple_of(PAGE_BYTES), skip)
+                SegmentRange::pages_around(segment, start, place.bytes as usize)
             })
-            .collect();
-        if spans.is_empty() {
+            .unzip();
+        if ranges.is_empty() {
             break;
         }
-        let reads: Vec<_> = spans.iter().map(|(segment, first, bytes, _)| (*segment, *first, *bytes)).collect();
-        let outcomes = match read_each(devices, &reads) {
+        let outcomes = match BlockReader::demand(devices).read_each(&ranges) {
             Ok(outcomes) => outcomes,
             // Without memory for records there is none for the keys either.
             Err(e) if matches!(e.kind(), ErrorKind::MemoryLimit | ErrorKind::Busy) => return Err(e),
             Err(_) => continue,
         };
-        for ((at, (.., skip)), outcome) in missing.iter().zip(&spans).zip(outcomes) {
+        for ((at, skip), outcome) in missing.iter().zip(&skips).zip(outcomes) {
             let read = outcome.is_ok();
             out[*at] = checked(devices, group_tokens, &sections[*at], *skip, outcome);
             if read && out[*at].is_none() {

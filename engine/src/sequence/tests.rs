@@ -1,12 +1,12 @@
 //! Frames of commits that failed, and reads with little memory.
 
-use super::blocks::read_each;
 use super::caller_state::PreviousState;
 use super::handle::Sequence;
 use crate::OpenSequence;
 use crate::io::buffer::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
+use crate::read::{BlockReader, SegmentRange};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -79,8 +79,8 @@ fn a_read_does_not_wait_for_memory_that_it_holds_itself() {
     let mut held: Vec<_> = std::iter::from_fn(|| devices.arena.lease(SLAB_BYTES).ok()).collect();
     held.pop();
     let bytes = 64 << 10;
-    let pieces = vec![(segment.as_ref(), 0, bytes); 5 * SLAB_BYTES / (2 * bytes)];
-    let read: Vec<Vec<u8>> = read_each(&devices, &pieces).unwrap().into_iter().map(Result::unwrap).collect();
+    let pieces = vec![SegmentRange { segment: &segment, offset: 0, bytes }; 5 * SLAB_BYTES / (2 * bytes)];
+    let read = BlockReader::demand(&devices).read_all(&pieces).unwrap();
     assert_eq!(read.len(), pieces.len());
     assert!(read.iter().all(|piece| piece.len() == bytes && *piece == read[0]));
 }
