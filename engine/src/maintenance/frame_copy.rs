@@ -20,7 +20,7 @@ use crate::io::scheduler::{Priority, Request};
 use crate::layout::KvLayout;
 use crate::log::{Devices, SegmentAllocator, Writer, allocate};
 use crate::metrics::{Category, Reservation};
-use crate::read::BlockReader;
+use crate::read::{BlockReader, CopyFault, first_good};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use stratakv_format::checksum::crc_with_hole;
@@ -115,25 +115,26 @@ fn begin<'a>(
     id: FrameId,
     sources: &'a [CopySource],
 ) -> Result<(CopyJob<'a>, Vec<u8>, Reservation)> {
-    let mut failed = None;
-    for from in sources {
+    let Some((first, others)) = sources.split_first() else {
+        return Err(Error::new(ErrorKind::Corruption, format!("copy frame {id}: no copy can be read")));
+    };
+    first_good(first, others, |from, _| {
         let front_bytes = from.meta.front_pages as usize * PAGE_BYTES;
-        let account: Reservation = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
+        let account = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
             let text = format!(
                 "copy frame {id}: its header and sections need {front_bytes} bytes, more than is free; \
                  raise memory_limit"
             );
-            Error::new(ErrorKind::MemoryLimit, text)
+            CopyFault::Stop(Error::new(ErrorKind::MemoryLimit, text))
         })?;
-        let buffer = devices.buffer(CHUNK_BYTES.min(from.meta.location.pages as usize * PAGE_BYTES))?;
-        let mut copy = CopyJob { devices, id, from, sources, buffer };
-        match copy.front(front_bytes) {
-            Ok(front) => return Ok((copy, front, account)),
-            Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
-            Err(e) => failed = failed.or(Some(e)),
+        let buffer = devices.buffer(CHUNK_BYTES.min(from.meta.location.pages as usize * PAGE_BYTES));
+        let mut copy = CopyJob { devices, id, from, sources, buffer: buffer.map_err(CopyFault::Stop)? };
+        match copy.read_front(front_bytes) {
+            Ok(front) => Ok((copy, front, account)),
+            Err(e) if e.kind() == ErrorKind::Closed => Err(CopyFault::Stop(e)),
+            Err(e) => Err(CopyFault::counted(devices, from.segment.key.0, e)),
         }
-    }
-    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, format!("copy frame {id}: no copy can be read"))))
+    })
 }
 
 fn buffer_in_use() -> Error {
@@ -157,18 +158,6 @@ impl CopyJob<'_> {
     }
 
     /// Reads the header and the small sections behind it, and verifies their checksums.
-    fn front(&mut self, bytes: usize) -> Result<Vec<u8>> {
-        let device = self.from.segment.key.0;
-        let count = |devices: &Devices, e: &Error| devices.count_damage(device, e);
-        // A second read excludes an error of the transfer before the front counts as damaged.
-        match self.read_front(bytes).inspect_err(|e| count(self.devices, e)) {
-            Err(e) if e.kind() == ErrorKind::Corruption => {
-                self.read_front(bytes).inspect_err(|e| count(self.devices, e))
-            }
-            other => other,
-        }
-    }
-
     fn read_front(&mut self, bytes: usize) -> Result<Vec<u8>> {
         let mut front = Vec::with_capacity(bytes);
         while front.len() < bytes {
@@ -344,27 +333,24 @@ impl CopyJob<'_> {
         let CopyChunk { blocks, offset, bytes } = chunk.clone();
         let geometry = layout.block(usize::from(descriptor.layer.get()));
         let mut bad: Vec<usize> = blocks.clone().collect();
-        let mut failed = None;
-        // Each source is read twice, because the first read may have failed in transfer.
-        let (first, others) = (self.from, self.sources.iter().filter(|source| !std::ptr::eq(*source, self.from)));
-        for (turn, source) in std::iter::once(first).chain(others).flat_map(|source| [source; 2]).enumerate() {
-            if bad.is_empty() {
-                return Ok(());
-            }
+        let (devices, mut is_first, mut failed) = (self.devices, true, None);
+        let (from, others) = (self.from, self.sources.iter().filter(|source| !std::ptr::eq(*source, self.from)));
+        let good = first_good(from, others, |source, _| {
             // The good blocks so far stay in `kept` while the buffer takes the next read.
-            let kept = (turn > 0).then(|| self.devices.buffer(bytes)).transpose()?;
-            let kept = kept.map(|spare| std::mem::replace(&mut self.buffer, spare));
+            let spare = (!is_first).then(|| devices.buffer(bytes)).transpose().map_err(CopyFault::Stop)?;
+            let kept = spare.map(|spare| std::mem::replace(&mut self.buffer, spare));
+            is_first = false;
             let found = self
                 .read(source, offset, bytes)
                 .and_then(|()| self.bad_blocks(view, layout, descriptor, &bad, blocks.start));
             let still = match found {
                 Ok(still) => {
-                    let device = self.devices.get(source.segment.key.0)?;
+                    let device = devices.get(source.segment.key.0).map_err(CopyFault::Stop)?;
                     device.counters.checksum_failures.add(still.len() as u64);
                     still
                 }
                 Err(e) => {
-                    self.devices.count_damage(source.segment.key.0, &e);
+                    devices.count_damage(source.segment.key.0, &e);
                     failed.get_or_insert(e);
                     bad.clone()
                 }
@@ -380,11 +366,14 @@ impl CopyJob<'_> {
                 }
             }
             bad = still;
-        }
-        if bad.is_empty() {
-            return Ok(());
-        }
-        Err(failed.unwrap_or_else(|| self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into())))
+            if bad.is_empty() {
+                return Ok(());
+            }
+            // An error counts like damage here, because the second read may bring what the first did not.
+            Err(CopyFault::Reread(self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into())))
+        });
+        // A failed read is reported rather than damage, because it may pass.
+        good.map_err(|e| if e.kind() == ErrorKind::Corruption { failed.unwrap_or(e) } else { e })
     }
 
     /// Returns the blocks among `blocks` whose checksums do not match. The buffer starts with block `first`.

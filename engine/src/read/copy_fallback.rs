@@ -2,7 +2,7 @@
 //!
 //! Copies are tried one after the other: the own one first, then those on sound devices with the shortest queues.
 
-use super::block_reader::{BlockReader, read_request};
+use super::block_reader::{BlockReader, CopyFault, first_good, read_request};
 use crate::catalog::FrameBody;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::lease::Lease;
@@ -25,11 +25,11 @@ pub(super) fn recover(
 ) -> Result<()> {
     let retry = |(at, error): (usize, Error)| {
         let read = part.reads.get(at)?;
-        Some(CopyRetry { read, copies: copies_to_try(devices, &read.frame, usize::from(read.copy)), error })
+        Some(CopyRetry { read, others: other_copies(devices, &read.frame, usize::from(read.copy)), error })
     };
     let mut failed: Vec<CopyRetry<'_>> = failed.into_iter().filter_map(retry).collect();
-    for turn in 1..crate::catalog::COPIES_MAX {
-        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|retry| turn < retry.copies.len());
+    for turn in 0..crate::catalog::COPIES_MAX {
+        let (ready, lost): (Vec<_>, Vec<_>) = failed.into_iter().partition(|retry| turn < retry.others.len());
         if let Some(retry) = lost.into_iter().next() {
             return Err(retry.error);
         }
@@ -48,10 +48,10 @@ pub(super) fn recover(
     failed.into_iter().next().map_or(Ok(()), |retry| Err(retry.error))
 }
 
-/// A failed read, and the copies to try, its own first.
+/// A failed read, and the other copies in the order to try.
 struct CopyRetry<'a> {
     read: &'a PlannedRead,
-    copies: Vec<usize>,
+    others: Vec<usize>,
     error: Error,
 }
 
@@ -63,8 +63,8 @@ pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
     }
 }
 
-/// Returns the copies of a frame in the order to try: this one, then those on sound devices with the shortest queues.
-fn copies_to_try(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize> {
+/// Returns the other copies of a frame in the order to try: those on sound devices with the shortest queues first.
+fn other_copies(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize> {
     let load = |copy: usize| {
         let unknown = (true, f64::INFINITY);
         devices.get(frame.copy(copy).0.key.0).map_or(unknown, |device| {
@@ -75,7 +75,7 @@ fn copies_to_try(devices: &Devices, frame: &FrameBody, own: usize) -> Vec<usize>
     let next = |turn: usize| (own + turn) % frame.copies();
     let mut others: Vec<_> = (1..frame.copies()).map(|turn| (load(next(turn)), next(turn))).collect();
     others.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    std::iter::once(own).chain(others.into_iter().map(|(_, copy)| copy)).collect()
+    others.into_iter().map(|(_, copy)| copy).collect()
 }
 
 /// Reads one copy of each read, in one batch per device. Returns the outcomes in the order of the reads.
@@ -86,8 +86,8 @@ fn read_copies(
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<Vec<Result<()>>> {
-    let requests = reads.iter().map(|CopyRetry { read, copies, .. }| {
-        let (segment, offset) = read.of_copy(copies[turn]);
+    let requests = reads.iter().map(|CopyRetry { read, others, .. }| {
+        let (segment, offset) = read.of_copy(others[turn]);
         read_request(devices, segment, offset, (&mut *buffer, read.to..read.to + read.bytes))
     });
     BlockReader::demand(devices).until(deadline).submit(requests)?.wait_each()
@@ -112,28 +112,28 @@ pub(super) fn until_good(
     let own = usize::from(read.copy);
     let kept = buffer.bytes().and_then(|bytes| bytes.get(range.clone())).unwrap_or_default().to_vec();
     let reader = BlockReader::demand(devices).until(deadline);
-    let mut outcome = Ok(());
-    for (turn, copy) in copies_to_try(devices, frame, own).into_iter().enumerate() {
+    let mut last = Ok(false);
+    let good = first_good(own, other_copies(devices, frame, own), |copy, _| {
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
         if let Ok(device) = devices.get(segment.key.0) {
-            if turn == 0 { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
+            if copy == own { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
         }
-        outcome = reader.read_into(segment, first, (&mut *buffer, range.clone()));
-        if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::Deadline) {
-            break;
+        match reader.read_into(segment, first, (&mut *buffer, range.clone())) {
+            Ok(()) if !is_bad(buffer) => return Ok(copy),
+            outcome => last = outcome.map(|()| false),
         }
-        if outcome.is_ok() && !is_bad(buffer) {
-            for beside in [range.start..block.start, block.end..range.end] {
-                let from = kept.get(beside.start - range.start..beside.end - range.start);
-                let into = buffer.bytes_mut().and_then(|bytes| bytes.get_mut(beside));
-                let (Some(from), Some(into)) = (from, into) else { return Ok(false) };
-                into.copy_from_slice(from);
-            }
-            if turn > 0 {
-                devices.suspects.add(frame, own);
-            }
-            return Ok(true);
-        }
+        let is_late = last.as_ref().is_err_and(|e| e.kind() == ErrorKind::Deadline);
+        Err(if is_late { CopyFault::Stop(()) } else { CopyFault::Next(()) })
+    });
+    let Ok(copy) = good else { return last };
+    for beside in [range.start..block.start, block.end..range.end] {
+        let from = kept.get(beside.start - range.start..beside.end - range.start);
+        let into = buffer.bytes_mut().and_then(|bytes| bytes.get_mut(beside));
+        let (Some(from), Some(into)) = (from, into) else { return Ok(false) };
+        into.copy_from_slice(from);
     }
-    outcome.map(|()| false)
+    if copy != own {
+        devices.suspects.add(frame, own);
+    }
+    Ok(true)
 }

@@ -25,7 +25,7 @@ mod verify;
 
 pub use attend::{AttendOptions, attend, attend_with};
 pub use batch::{PlaneBytes, ReadBatch, SelectionBlocks};
-pub(crate) use block_reader::{BlockReader, SegmentRange};
+pub(crate) use block_reader::{BlockReader, CopyFault, SegmentRange, first_good};
 pub use event::EventWaker;
 pub(crate) use prefetch::ReadTimes;
 pub(crate) use summary_read::{ReadSection, RecordsTicket};

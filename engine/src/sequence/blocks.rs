@@ -2,10 +2,10 @@
 
 use super::layer::LayerState;
 use crate::catalog::BlockPlace;
-use crate::error::{Corruption, Error, ErrorKind, Result};
+use crate::error::{Corruption, Error, Result};
 use crate::io::planted::covered;
 use crate::log::Devices;
-use crate::read::{BlockReader, SegmentRange};
+use crate::read::{BlockReader, CopyFault, SegmentRange, first_good};
 use stratakv_format::frame::KIND_GROUPS;
 use stratakv_format::{PlaneIdentity, segment};
 
@@ -47,25 +47,16 @@ pub(super) fn read_block(
     tokens: u64,
     place: &BlockPlace,
 ) -> Result<Vec<u8>> {
-    let mut failed = None;
-    for copy in 0..place.frame.copies() {
-        let device = place.frame.copy(copy).0.key.0;
-        let read = || {
-            let block = read_block_copy(devices, layer, (group, part), tokens, place, copy);
-            block.inspect_err(|e| devices.count_damage(device, e))
-        };
-        let outcome = read().or_else(|e| if e.kind() == ErrorKind::Corruption { read() } else { Err(e) });
-        match outcome {
-            Ok(block) => return Ok(block),
-            Err(e) => {
-                if place.frame.copies() > 1 {
-                    devices.suspects.add(&place.frame, copy);
-                }
-                failed.get_or_insert(e);
+    let copies = place.frame.copies();
+    first_good(0, 1..copies, |copy, again| {
+        read_block_copy(devices, layer, (group, part), tokens, place, copy).map_err(|e| {
+            let fault = CopyFault::counted(devices, place.frame.copy(copy).0.key.0, e);
+            if copies > 1 && (again || !matches!(fault, CopyFault::Reread(_))) {
+                devices.suspects.add(&place.frame, copy);
             }
-        }
-    }
-    Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Corruption, "read: the frame has no copy")))
+            fault
+        })
+    })
 }
 
 fn read_block_copy(

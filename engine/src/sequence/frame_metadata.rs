@@ -18,7 +18,7 @@ use crate::io::planted;
 use crate::io::planted::covered;
 use crate::log::{CopyAt, StoreInner, copies_of};
 use crate::metrics::lock;
-use crate::read::{BlockReader, SegmentRange};
+use crate::read::{BlockReader, CopyFault, SegmentRange, first_good};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
@@ -176,43 +176,39 @@ impl Sequence {
         if reference.copies.len() < 2 {
             return front.inspect_err(|e| devices.count_damage(reference.meta.location.device, e));
         }
-        let mut front = front;
+        let mut first_read = Some(front);
         let mut second_best = None;
-        for turn in 0..reference.copies.len() {
-            if turn > 0 {
-                reference.turn();
-                let again = BlockReader::demand(devices).read_all(&[reference.range(0..front_bytes(reference))]);
-                let again = again.map(|mut fronts| fronts.pop().unwrap_or_default());
-                // The first error is reported.
-                front = match (front, again) {
-                    (Err(first), Err(_)) => Err(first),
-                    (_, again) => again,
-                };
-            }
-            let good = match &front {
-                Ok(bytes) => self.check_front(reference, bytes).and_then(|caches| {
-                    if let Err(e) = caches {
-                        second_best.get_or_insert_with(|| (reference.meta.location, bytes.clone()));
-                        return Err(e);
-                    }
-                    Ok(())
-                }),
-                Err(e) => Err(e.duplicate()),
-            };
-            match good {
-                Ok(()) => return front,
-                Err(e) => {
-                    let device = reference.meta.location.device;
-                    devices.count_damage(device, &e);
-                    devices.suspects.add_at(reference.id, device);
-                    if let Ok(device) = devices.get(device) {
-                        device.counters.other_copies.add(1);
-                    }
-                    front = Err(e);
+        let good = first_good(0, 1..reference.copies.len(), |_, _| {
+            let front = match first_read.take() {
+                Some(front) => front,
+                None => {
+                    reference.turn();
+                    let front = BlockReader::demand(devices).read_all(&[reference.range(0..front_bytes(reference))]);
+                    front.map(|mut fronts| fronts.pop().unwrap_or_default())
                 }
-            }
-        }
-        let Some((place, bytes)) = second_best else { return front };
+            };
+            let good = front.and_then(|bytes| match self.check_front(reference, &bytes)? {
+                Ok(()) => Ok(bytes),
+                Err(e) => {
+                    second_best.get_or_insert((reference.meta.location, bytes));
+                    Err(e)
+                }
+            });
+            good.map_err(|e| {
+                let device = reference.meta.location.device;
+                devices.count_damage(device, &e);
+                devices.suspects.add_at(reference.id, device);
+                if let Ok(device) = devices.get(device) {
+                    device.counters.other_copies.add(1);
+                }
+                CopyFault::Next(e)
+            })
+        });
+        let e = match good {
+            Ok(front) => return Ok(front),
+            Err(e) => e,
+        };
+        let Some((place, bytes)) = second_best else { return Err(e) };
         for _ in 0..reference.copies.len() {
             if reference.meta.location != place {
                 reference.turn();

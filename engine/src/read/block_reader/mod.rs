@@ -6,15 +6,19 @@
 //!
 //! 1. [`read_request`] turns a range and its place in a buffer into an operation.
 //! 2. [`BlockReader::submit`] submits one batch per device, in the order of the devices.
-//! 3. [`PendingReads::wait`] returns the outcome of each read.
+//! 3. [`PendingReads`](submit::PendingReads) returns the outcome of each read.
+//! 4. The caller checks what was read. [`first_good`] tries the copies of what failed.
 //!
 //! Invariants:
+//! - Readers of one range try its copies in the order that the caller gives.
 //! - A read that cannot be requested fails alone. The others of its batch are submitted.
 //! - A thread that waits for a buffer holds none itself, because other readers may wait for it.
 //! - If the deadline passes, reads that were not submitted to the device are cancelled.
 
+mod copies;
 mod submit;
 
+pub(crate) use copies::{CopyFault, first_good};
 pub(super) use submit::{DeviceBatches, read_request, submit_batches};
 
 use crate::catalog::SegmentHandle;
