@@ -10,6 +10,8 @@
 //! - A frame moves only if its places are those that were read. Otherwise the commit leaves it alone.
 //! - A selection taken before a move reads the old place. That segment is not reused until the selection is dropped.
 //! - Every byte is verified against its checksum before it is written (see [`super::frame_copy`]).
+//! - A block that is damaged in the victim is read from another copy of its frame. If no copy has it, the segment is
+//!   marked stuck, because moving its other frames would gain nothing.
 //!
 //! Source of the victim score: Rosenblum and Ousterhout, "The design and implementation of a log-structured file
 //! system" (SOSP 1991), sections 3.4 and 3.5, with a constant added to the age.
@@ -18,7 +20,7 @@ use super::frame_copy::{Copied, CopySource, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
 use crate::error::{ErrorKind, Result};
 use crate::io::coverage;
-use crate::log::{CommitRequest, CopyChange, Device, Devices, SegmentAllocator, StoreInner, places};
+use crate::log::{CommitRequest, CopyAt, CopyChange, Device, Devices, SegmentAllocator, StoreInner, copies_of, places};
 use crate::metrics::lock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,7 +119,7 @@ impl Packing {
 /// Moves nothing if not even one whole segment would be gained.
 ///
 /// # Errors
-/// A commit failed. Damaged frames, and frames that find no space, stay where they are and are no error.
+/// A commit failed. Frames that are damaged in every copy, and frames that find no space, stay where they are and are no error.
 pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _urgent = inner.background.urgent();
     clean_at(inner, share, segments)
@@ -157,6 +159,19 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
     Ok(done)
 }
 
+/// Returns the copies of a frame in the order in which cleaning reads them: the one in segment `key` first.
+///
+/// The others are read only where that one is damaged or unreadable.
+fn sources(copies: Vec<CopyAt>, meta: &FrameMeta, key: SegmentKey) -> Vec<CopySource> {
+    let source = |CopyAt { at, location }: CopyAt| {
+        let meta = FrameMeta { location, header_crc: at.header_crc, ..meta.clone() };
+        CopySource { meta, segment: at.segment }
+    };
+    let mut sources: Vec<CopySource> = copies.into_iter().map(source).collect();
+    sources.sort_by_key(|source| source.segment.key != key);
+    sources
+}
+
 /// Moves the frames of one segment. `before` bytes were moved since `start`; the rate limit counts both.
 ///
 /// Returns `segments == 1` if every frame was moved.
@@ -177,16 +192,18 @@ fn move_frames(
     let mut request = CommitRequest::default();
     let mut whole = true;
     for (id, meta) in frames {
-        // The frame may have been deleted or moved since it was listed.
         let seen = places(meta);
-        if lock(&inner.catalog).frames.get(id).is_none_or(|now| places(now) != seen) {
-            continue;
-        }
+        let sources = {
+            let catalog = lock(&inner.catalog);
+            // The frame may have been deleted or moved since it was listed.
+            if catalog.frames.get(id).is_none_or(|now| places(now) != seen) {
+                continue;
+            }
+            sources(copies_of(&inner.devices, &catalog, &mut lock(&inner.space), meta)?, meta, from.key)
+        };
         // Only the copy in this segment moves.
         let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
-        let meta_there = FrameMeta { location: seen[at].0, header_crc: seen[at].1, ..meta.clone() };
-        let source = CopySource { meta: meta_there, segment: Arc::clone(&from) };
-        match copy(&inner.devices, &inner.space, *id, &[source], key.0) {
+        match copy(&inner.devices, &inner.space, *id, &sources, key.0) {
             Ok(Copied { location, header_crc, flight }) => {
                 done.frames += 1;
                 done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;

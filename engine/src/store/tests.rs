@@ -1,5 +1,6 @@
 //! Reads of copies whose device is late or fails.
 
+mod cleaning;
 mod commits;
 mod copies;
 mod opening;

@@ -396,7 +396,7 @@ impl SegmentAllocator {
         }
     }
 
-    /// Marks a segment that cannot be cleaned because a frame in it is damaged.
+    /// Marks a segment that cannot be cleaned because a frame in it is damaged in every copy.
     pub(crate) fn set_stuck(&mut self, key: SegmentKey) {
         self.stuck.insert(key);
     }
