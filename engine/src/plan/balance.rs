@@ -81,7 +81,7 @@ impl Pieces {
             BalancePolicy::FirstCopy | BalancePolicy::FewestReads => {}
         }
         let counted = policy == BalancePolicy::FewestReads;
-        let mut spread = Choice::new(self, loads, counted);
+        let mut spread = CopyAssignment::new(self, loads, counted);
         for at in order {
             let best = self.usable(&self.list[at as usize], loads);
             let best =
@@ -95,7 +95,7 @@ impl Pieces {
         }
         spread.improve();
         // Choosing piece by piece may end badly. The result is never later than the improved first copies.
-        let mut first = Choice::new(self, loads, false);
+        let mut first = CopyAssignment::new(self, loads, false);
         for (at, piece) in self.list.iter().enumerate() {
             if let Some(copy) = self.usable(piece, loads).next() {
                 first.put(at, copy);
@@ -108,7 +108,7 @@ impl Pieces {
         first.copies
     }
 
-    /// Returns the copies to choose from: those on sound devices, or all if there are none.
+    /// Returns the copies to choose from: copies on sound devices, or all copies if there are none.
     fn usable<'a>(&'a self, piece: &PlannedPiece, loads: &'a [Load]) -> impl Iterator<Item = u8> + 'a {
         let devices = &self.devices[piece.devices.clone()];
         let avoid = devices.iter().any(|&device| !loads[device].avoided);
@@ -118,7 +118,7 @@ impl Pieces {
 }
 
 /// An assignment of copies, and when each device ends with it.
-struct Choice<'a> {
+struct CopyAssignment<'a> {
     pieces: &'a Pieces,
     loads: &'a [Load],
     /// True if every piece costs one, regardless of queues.
@@ -129,7 +129,7 @@ struct Choice<'a> {
     given: Vec<u32>,
 }
 
-impl<'a> Choice<'a> {
+impl<'a> CopyAssignment<'a> {
     fn new(pieces: &'a Pieces, loads: &'a [Load], counted: bool) -> Self {
         let ends = loads.iter().map(|load| if counted { 0.0 } else { load.queued_s }).collect();
         Self { pieces, loads, counted, copies: vec![0; pieces.list.len()], ends, given: vec![0; loads.len()] }

@@ -1,9 +1,9 @@
-//! What a selection is asked for: everything, given groups, or those that a query chooses under a budget.
+//! The request of a selection: everything, given groups, or the groups that a query chooses under a budget.
 
 use crate::options::Budget;
 use crate::retrieval::{HeadAggregation, SelectorId};
 
-/// How the groups of a selection are chosen.
+/// The way in which the groups of a selection are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Choice<'a> {
     /// By the scores of this query, `[q_heads, key_dim]`.
@@ -14,7 +14,7 @@ pub(crate) enum Choice<'a> {
     All,
 }
 
-/// What [`Sequence::select`](crate::Sequence::select) is asked for.
+/// The request of [`Sequence::select`](crate::Sequence::select).
 ///
 /// ```
 /// use stratakv::{Budget, PlaneSet, SelectOptions, SelectRequest};

@@ -151,7 +151,8 @@ impl Store {
             Some(layout) => {
                 let what = layout.difference(sequence.layout().raw());
                 let text = format!(
-                    "open sequence: {:?} was written with another {what}; the model, dtype, group size or codec differs",
+                    "open sequence: {:?} was written with another {what}; the model, dtype, group size or codec \
+                     differs",
                     sequence.key()
                 );
                 Err(Error::new(ErrorKind::LayoutMismatch, text))
@@ -162,7 +163,7 @@ impl Store {
     /// Deletes a sequence without opening it, as [`Sequence::delete`] does. A sequence may be too damaged to be opened.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: there is none. [`ErrorKind::InUse`]: it is open. Those of the commit.
+    /// [`ErrorKind::NotFound`]: there is no such sequence. [`ErrorKind::InUse`]: it is open. Or the commit failed.
     pub fn delete_sequence_id(&self, id: SequenceId, durability: Durability) -> Result<()> {
         let claim = SequenceLock::new(&self.inner, id, "");
         self.inner.flush_others()?;
