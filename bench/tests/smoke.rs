@@ -320,6 +320,40 @@ fn devices_are_made_and_removed() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
 }
 
+/// Reads of 4 KiB through the store keep to the limit of requests, although the host and the limit of bytes allow more.
+#[test]
+#[cfg(target_os = "linux")]
+fn devices_keep_to_a_limit_of_requests() {
+    const LIMIT: f64 = 1000.0;
+    let dir = tempfile::tempdir().expect("a directory");
+    let arguments = ["up", "--count", "1", "--size", "448MiB", "--profile", "pm9a3", "--read-iops", "1000", "--json"];
+    let up = devices(dir.path(), &arguments);
+    let (out, err) = (String::from_utf8_lossy(&up.stdout), String::from_utf8_lossy(&up.stderr));
+    // Without root, or without the blkio controller of cgroup v1.
+    if out.contains("skipped") || err.contains("losetup") || err.contains("blkio") {
+        return println!("skipped: {out}{err}");
+    }
+    assert!(up.status.success(), "{err}");
+    let device: Value = serde_json::from_str(out.lines().next().expect("a device")).expect("JSON");
+    let limits = ["read_bps", "read_iops", "write_bps"].map(|field| device[field].as_u64());
+    assert_eq!(limits, [Some(100_000_000), Some(1000), None], "{device}");
+    let host = device["host_read_iops"].as_f64().expect("the rate of the host");
+    assert_eq!(host < LIMIT, err.contains("this host completes"), "{host}: {err}");
+    let path = std::path::Path::new(device["path"].as_str().expect("a path"));
+    let read = ["read", "--block", "4096", "--batch", "16", "--seconds", "1", "--rounds", "1", "--size", "8MiB"];
+    let output = kvbench(path, &[&read[..], &["--json"]].concat());
+    let measured: Result<Value, _> = serde_json::from_slice(&output.stdout);
+    assert!(devices(dir.path(), &["down"]).status.success());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let iops = measured.expect("JSON")["iops"].as_f64().expect("a rate");
+    println!("{iops} reads per second of 4 KiB; the limit is {LIMIT}, and the host completes {host}");
+    if host < 2.0 * LIMIT {
+        return println!("skipped: the host completes {host} reads per second, too few to see a limit of {LIMIT}");
+    }
+    // A new limit lets a burst through, and a loaded machine reads more slowly.
+    assert!((0.5 * LIMIT..1.3 * LIMIT).contains(&iops), "{iops}");
+}
+
 #[test]
 fn decode_scores_the_whole_context_if_a_method_is_given() {
     let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];

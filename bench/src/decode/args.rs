@@ -1,5 +1,6 @@
 //! Arguments of `kvbench decode`.
 
+use crate::devices::ReadLimitArgs;
 use crate::support::args::{CommonArgs, Switch, between, between_u16, share, size};
 use clap::{Args, ValueEnum};
 use stratakv::{ByteSize, PlaneCodec};
@@ -8,11 +9,12 @@ use stratakv::{ByteSize, PlaneCodec};
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples: kvbench decode --device /nvme0 --read-bps 250M --policy none,lru --pipeline off,on --json
+          kvbench decode --device /nvme0 --profile ufs4 --policy none,lru --json
           kvbench decode --device /nvme0 --policy none --codec int4 --codec-share auto --json
 
 Each context and compute time is measured for every policy with every setting of --pipeline. `speedup` is the step time
-of the first combination over each one's. With --read-bps the store is on a disk of that speed, which kvbench makes of
-a file (root only).
+of the first combination over each one's. With --profile, --read-bps or --read-iops the store is on a disk of that
+speed, which kvbench makes of a file (root only). The limits are set after the store is written.
 
 --codec-share auto chooses how many layers to store under the codec (theta in LeoAM):
 1. kvbench writes the store without a codec, then with every layer under it.
@@ -74,9 +76,8 @@ pub(crate) struct DecodeArgs {
     /// MiB of the cache for all sequences. `auto` is 1.25 times what a step selects.
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = cache_mib)]
     pub(crate) cache_mib: CacheMib,
-    /// Bytes per second that the device may read. Without it the device is not limited.
-    #[arg(long, value_parser = size)]
-    pub(crate) read_bps: Option<ByteSize>,
+    #[command(flatten)]
+    pub(crate) limits: ReadLimitArgs,
     /// Steps that are measured, after those that fill the caches.
     #[arg(long, default_value_t = 8, value_parser = between(1, 10_000))]
     pub(crate) steps: u32,

@@ -16,7 +16,7 @@ mod trace;
 
 pub(crate) use args::DecodeArgs;
 
-use crate::devices::{self, DeviceSet, DeviceSpec};
+use crate::devices::{self, DeviceLimits, DeviceSet, DeviceSpec};
 use crate::support::args::Switch;
 use crate::support::directory::work_directory;
 use crate::support::interrupt::check_interrupt;
@@ -53,18 +53,20 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<()> {
         let bytes = u64::from(args.batch) * u64::from(stored) * TOKEN_LAYER_BYTES * u64::from(args.layers);
         // Frames have headers, and every case appends a few tokens.
         let needed = bytes + bytes / 32 + (512 << 20);
-        let Some(read_bps) = args.read_bps else {
+        let limits = args.limits.limits();
+        if limits == DeviceLimits::NONE {
             let dir = work_directory(&args.common.device, needed)?;
             measure(args, context, stored, dir.path(), None)?;
             continue;
-        };
+        }
         if let Some(why) = devices::unavailable().or_else(devices::limits_unavailable) {
             return print_skipped(args.common.json, &why);
         }
-        let spec = DeviceSpec { count: 1, bytes: needed + needed / 20, read_bps: None, write_bps: None, slow: None };
-        let limited = DeviceSet::up(&args.common.device, &spec)?;
+        let spec = DeviceSpec { count: 1, bytes: needed + needed / 20, limits: DeviceLimits::NONE, slow: None };
+        let mut limited = DeviceSet::up(&args.common.device, &spec)?;
+        limited.measure_host(spec.bytes, &limits)?;
         let path = limited.list[0].path.clone();
-        let outcome = measure(args, context, stored, &path, Some((&limited, read_bps.0)));
+        let outcome = measure(args, context, stored, &path, Some((&limited, limits)));
         let down = limited.down();
         outcome.and(down)?;
     }
@@ -79,26 +81,32 @@ fn stored_tokens(args: &DecodeArgs, context: u32) -> u32 {
     (context.min(most) / group).max(1) * group
 }
 
-/// Measures every combination of settings for one context. `limit` names the device to slow down and its bytes per
-/// second.
-fn measure(args: &DecodeArgs, context: u32, stored: u32, dir: &Path, limit: Option<(&DeviceSet, u64)>) -> Result<()> {
+/// Measures every combination of settings for one context. `limited` names the device to slow down and its
+/// limits.
+fn measure(
+    args: &DecodeArgs,
+    context: u32,
+    stored: u32,
+    dir: &Path,
+    limited: Option<(&DeviceSet, DeviceLimits)>,
+) -> Result<()> {
     let mut prepared = PreparedStore::new(args, stored, dir);
     let share = match args.codec_share {
         CodecShare::Given(share) => share,
         CodecShare::Auto => 0.0,
     };
     prepared.write(share)?;
-    if let Some((devices, bps)) = limit {
-        devices.limit(0, Some(bps), None)?;
+    let limits = limited.map_or(DeviceLimits::NONE, |(_, limits)| limits);
+    if let Some((devices, limits)) = limited {
+        devices.limit(0, &limits)?;
     }
     let reads = match args.codec_share {
         CodecShare::Given(_) => Vec::new(),
         CodecShare::Auto => probe(&mut prepared)?,
     };
-    let read_bps = limit.map(|(_, bps)| bps);
     for method in &args.select {
         let scorer = Scorer::new(args, method, context)?;
-        let contest = Contest { args, context, method, scorer: scorer.as_ref(), read_bps };
+        let contest = Contest { args, context, method, scorer: scorer.as_ref(), limits };
         for &compute_us in &args.layer_compute_us {
             let mut first_ms = None;
             for (at, policy) in args.policy.iter().enumerate() {
@@ -127,7 +135,7 @@ struct Contest<'a> {
     context: u32,
     method: &'a str,
     scorer: Option<&'a Scorer>,
-    read_bps: Option<u64>,
+    limits: DeviceLimits,
 }
 
 impl Contest<'_> {
@@ -195,7 +203,8 @@ impl Contest<'_> {
                 pipeline: case.pipeline,
                 layer_compute_us: case.compute_us,
                 cache_mib: case.cache_mib(),
-                read_bps: self.read_bps,
+                read_bps: self.limits.read_bps,
+                read_iops: self.limits.read_iops,
                 recall: figures.recall,
                 wasted_share: figures.wasted_share,
             },

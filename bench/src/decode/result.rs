@@ -83,7 +83,10 @@ pub(crate) struct PrefetchFigures {
     pub(crate) pipeline: bool,
     pub(crate) layer_compute_us: u64,
     pub(crate) cache_mib: u64,
+    /// Bytes per second that the device may read.
     pub(crate) read_bps: Option<u64>,
+    /// Requests per second that the device may read by.
+    pub(crate) read_iops: Option<u64>,
     /// The share of the selected groups that the predictions named; 0 without pipeline.
     pub(crate) recall: f64,
     /// The share of prefetched bytes that no selection needed.

@@ -1,5 +1,6 @@
 //! Arguments of `kvbench devices up` and `down`.
 
+use crate::devices::limits::{DeviceLimits, ReadLimitArgs, requests};
 use crate::support::args::{between, size};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use stratakv::ByteSize;
 /// Subcommands of `kvbench devices`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum DevicesCommand {
-    /// Makes image files, loop devices, ext4 file systems and limits of bytes per second (cgroup v1).
+    /// Makes image files, loop devices, ext4 file systems, and limits of bytes and requests per second (cgroup v1).
     Up(UpArgs),
     /// Unmounts, detaches and removes the devices, including partly made ones.
     Down(DownArgs),
@@ -17,8 +18,14 @@ pub(crate) enum DevicesCommand {
 /// Arguments of `kvbench devices up`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example: kvbench devices up --dir /nvme0 --count 4 --size 2GiB --read-bps 250M --write-bps 250M \\
-           --slow 3:60M --json"
+    after_help = "Examples: kvbench devices up --dir /nvme0 --count 4 --size 2GiB --read-bps 250M --write-bps 250M \\
+           --slow 3:60M --json
+          kvbench devices up --dir /nvme0 --count 1 --profile pm9a3
+          kvbench devices up --dir /nvme0 --profile ufs4 --read-iops 2000 --write-iops 1000
+
+With a limit of read requests, kvbench first measures for 0.3 s how many direct reads of 4 KiB the host completes. It
+warns if that is fewer than the devices may have together, and prints it as `host_read_iops`. A read counts as one
+request, whatever its length, unless the kernel splits it."
 )]
 pub(crate) struct UpArgs {
     /// Directory for the images and mount points.
@@ -30,18 +37,28 @@ pub(crate) struct UpArgs {
     /// Bytes of each device.
     #[arg(long, default_value = "1GiB", value_parser = size)]
     pub(crate) size: ByteSize,
-    /// Bytes per second that each device may read. Without it reads are not limited.
-    #[arg(long, value_parser = size)]
-    pub(crate) read_bps: Option<ByteSize>,
-    /// Bytes per second that each device may write. Without it writes are not limited.
+    #[command(flatten)]
+    pub(crate) read: ReadLimitArgs,
+    /// Bytes per second that each device may write. Without it they are not limited.
     #[arg(long, value_parser = size)]
     pub(crate) write_bps: Option<ByteSize>,
+    /// Requests per second that each device may write by. Without it they are not limited.
+    #[arg(long, value_name = "N", value_parser = requests())]
+    pub(crate) write_iops: Option<u64>,
     /// One slower device: its number, from 0, and its bytes per second for reads and for writes.
     #[arg(long, value_name = "K:BPS", value_parser = slow)]
     pub(crate) slow: Option<(u32, u64)>,
     /// Print one JSON object per device instead of text.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl UpArgs {
+    /// Returns the limits of each device.
+    pub(super) fn limits(&self) -> DeviceLimits {
+        let write_bps = self.write_bps.map(|bps| bps.0);
+        DeviceLimits { write_bps, write_iops: self.write_iops, ..self.read.limits() }
+    }
 }
 
 /// Arguments of `kvbench devices down`.

@@ -3,6 +3,7 @@
 //! The state is read from the system: images in the directory, loop devices of these images, mounts below the
 //! directory. There is no state file, so [`take_down`] also finds devices that an earlier run left partly made.
 
+use crate::devices::limits::{DeviceLimits, host_read_iops, host_warning};
 use crate::devices::mounts::{attach, detach, format_and_mount, loops_of, mounts_below, unmount};
 use crate::devices::throttle::set_limits;
 use crate::support::directory::make_private;
@@ -23,15 +24,19 @@ pub(crate) struct DeviceSpec {
     pub(crate) count: u32,
     /// Bytes of each device.
     pub(crate) bytes: u64,
-    /// Bytes per second of each device; none for no limit.
-    pub(crate) read_bps: Option<u64>,
-    /// Bytes per second of each device; none for no limit.
-    pub(crate) write_bps: Option<u64>,
-    /// One device and its own limit, for reads and for writes.
+    /// Limits of each device.
+    pub(crate) limits: DeviceLimits,
+    /// One device and its own bytes per second, for reads and for writes.
     pub(crate) slow: Option<(u32, u64)>,
 }
 
 impl DeviceSpec {
+    /// Returns the limits of one device.
+    pub(super) fn limits_of(&self, index: u32) -> DeviceLimits {
+        let own = self.slow.filter(|(slow, _)| *slow == index).map(|(_, bps)| bps);
+        DeviceLimits { read_bps: own.or(self.limits.read_bps), write_bps: own.or(self.limits.write_bps), ..self.limits }
+    }
+
     fn check(&self) -> Result<()> {
         if self.count == 0 || self.count > COUNT_MAX {
             bail!("--count {}: from 1 to {COUNT_MAX}", self.count);
@@ -50,6 +55,8 @@ impl DeviceSpec {
 pub(crate) struct DeviceSet {
     directory: PathBuf,
     pub(crate) list: Vec<TestDevice>,
+    /// Direct reads of 4 KiB per second that the host completes without limits; none if that was not measured.
+    pub(crate) host_read_iops: Option<u64>,
 }
 
 /// One device: a mounted file system.
@@ -80,24 +87,42 @@ impl DeviceSet {
         let directory = set_directory(dir)?;
         let context = || format!("make devices below {}; `kvbench devices down` removes existing ones", dir.display());
         make_private(&directory).with_context(context)?;
-        let mut devices = Self { directory, list: Vec::new() };
+        let mut devices = Self { directory, list: Vec::new(), host_read_iops: None };
         for index in 0..spec.count {
             check_interrupt()?;
             let device = make(&devices.directory, index, spec.bytes).with_context(|| format!("make device {index}"))?;
-            let own = spec.slow.filter(|(slow, _)| *slow == index).map(|(_, bps)| bps);
             devices.list.push(device);
-            devices.limit(index as usize, own.or(spec.read_bps), own.or(spec.write_bps))?;
+        }
+        devices.measure_host(spec.bytes, &spec.limits)?;
+        for index in 0..spec.count {
+            devices.limit(index as usize, &spec.limits_of(index))?;
         }
         check_interrupt()?;
         Ok(devices)
     }
 
-    /// Sets the limits of one device in bytes per second. None removes a limit.
+    /// Measures the reads that the host completes, and warns if they are fewer than `limits` let all devices have. Does
+    /// nothing if read requests are not limited. The devices, of `bytes` bytes each, have no limits yet.
+    ///
+    /// # Errors
+    /// The first device cannot be written or read, or the run was interrupted.
+    pub(crate) fn measure_host(&mut self, bytes: u64, limits: &DeviceLimits) -> Result<()> {
+        if let (Some(read_iops), Some(first)) = (limits.read_iops, self.list.first()) {
+            let host = host_read_iops(&first.path, bytes).context("measure the host's reads")?;
+            self.host_read_iops = Some(host);
+            if let Some(warning) = host_warning(host, read_iops, self.list.len() as u32) {
+                eprintln!("kvbench: {warning}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the limits of one device, and removes those that are none.
     ///
     /// # Errors
     /// The kernel cannot set a limit.
-    pub(crate) fn limit(&self, index: usize, read_bps: Option<u64>, write_bps: Option<u64>) -> Result<()> {
-        set_limits(&self.list[index].block, read_bps, write_bps)
+    pub(crate) fn limit(&self, index: usize, limits: &DeviceLimits) -> Result<()> {
+        set_limits(&self.list[index].block, limits)
     }
 
     /// Leaves the devices in place for later commands.
@@ -170,7 +195,7 @@ pub(crate) fn take_down(directory: &Path) -> Result<()> {
     for image in entries.iter().filter(|path| path.extension().is_some_and(|e| e == "img")) {
         for block in loops_of(image)? {
             // The kernel reuses the device number, so its limits must not stay.
-            keep(set_limits(&block, None, None));
+            keep(set_limits(&block, &DeviceLimits::NONE));
             keep(detach(&block));
         }
         keep(fs::remove_file(image).with_context(|| format!("remove {}", image.display())));

@@ -15,6 +15,7 @@ mod turn;
 
 pub(crate) use args::ScaleArgs;
 
+use crate::devices::limits::DeviceLimits;
 use crate::devices::mounts::unavailable;
 use crate::devices::set::{DeviceSet, DeviceSpec};
 use crate::devices::throttle::limits_unavailable;
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &ScaleArgs) -> Result<()> {
     args.check()?;
     // One device holds at most a copy of everything, for one store at a time.
     let bytes = args.size.0 + args.size.0 / 2 + (256 << 20);
-    let spec = DeviceSpec { count: 4, bytes, read_bps: None, write_bps: None, slow: None };
+    let spec = DeviceSpec { count: 4, bytes, limits: DeviceLimits::NONE, slow: None };
     let mut rig = ScaleRig::new(DeviceSet::up(&args.dir, &spec)?);
     let outcome =
         if args.shard_threads.is_empty() { measure(args, &mut rig) } else { threads::measure(args, &mut rig) };
@@ -163,7 +164,7 @@ fn median_turn(
     }
     for (at, device) in case.devices.iter().enumerate() {
         let limit = limits.and_then(|limits| limits.get(at)).copied();
-        rig.devices.limit(*device as usize, limit, None)?;
+        rig.devices.limit(*device as usize, &limit.map_or(DeviceLimits::NONE, DeviceLimits::read_bps))?;
     }
     turn(args, store, sequence, case, &groups, args.seconds * WARM_UP)?;
     let turns: Vec<ScaleTurn> =

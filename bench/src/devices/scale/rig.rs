@@ -1,5 +1,6 @@
 //! The four devices of the measurements, and stores that are filled on some of them.
 
+use crate::devices::limits::DeviceLimits;
 use crate::devices::scale::args::ScaleArgs;
 use crate::devices::set::DeviceSet;
 use crate::read::append_random;
@@ -59,7 +60,7 @@ impl ScaleRig {
         let mut options = store_options(args, policy);
         let mut paths = Vec::new();
         for device in &case.devices {
-            self.devices.limit(*device as usize, None, None)?;
+            self.devices.limit(*device as usize, &DeviceLimits::NONE)?;
             let path = self.devices.list[*device as usize].path.join(format!("store-{}", self.stores));
             make_private(&path)?;
             options = options.device(&path);

@@ -2,6 +2,7 @@
 //!
 //! The same store is opened with each number of threads in rotation, so that noise of the machine affects all of them.
 
+use crate::devices::limits::DeviceLimits;
 use crate::devices::scale::args::ScaleArgs;
 use crate::devices::scale::rig::{KEY, ScaleCase, ScaleRig, remove, store_options};
 use crate::devices::scale::turn::{ScaleTurn, WARM_UP, first_copies, turn};
@@ -43,8 +44,9 @@ pub(super) fn measure(args: &ScaleArgs, rig: &mut ScaleRig) -> Result<()> {
     let case = ScaleCase { devices: (0..DEVICES).collect(), copies: 1, skew: false };
     let paths = rig.fill(args, &case, BalancePolicy::EarliestFinish)?.close()?;
     for limit in [None, Some(args.bps.0)] {
+        let limits = limit.map_or(DeviceLimits::NONE, DeviceLimits::read_bps);
         for device in &case.devices {
-            rig.devices.limit(*device as usize, limit, None)?;
+            rig.devices.limit(*device as usize, &limits)?;
         }
         compare(args, &case, &paths, limit)?;
     }
