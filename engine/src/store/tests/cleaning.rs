@@ -6,7 +6,7 @@ use crate::layout::{KvLayout, TensorView};
 use crate::log::{CopyPlace, places};
 use crate::metrics::lock;
 use crate::options::{CreateOptions, Durability};
-use crate::sequence::Sequence;
+use crate::sequence::{OpenSequence, Sequence};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn half_dead(dir: &Path) -> (Store, Sequence, FrameId, FrameMeta) {
         small.commit(Durability::Sync).unwrap();
     }
     for i in (0..SMALL).step_by(2) {
-        store.open_sequence(i.to_string().as_str()).unwrap().delete(Durability::Sync).unwrap();
+        store.open_sequence(i.to_string().as_str(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
     let (id, meta) = {
         let catalog = lock(&store.inner.catalog);
